@@ -1,13 +1,12 @@
 """Is the doctor right on a real server? Each scene provokes one cause with the default model, the
 doctor reads the log, its advice is followed, and the effect is measured against its prediction.
 
-    python benchmarks/doctor.py [--only seq-cap,kv-full] [--seconds 40] [--name doctor]
+    python benchmarks/doctor.py [--only seq-cap,kv-full] [--seconds 45] [--name doctor]
 
 A scene starts a server, keeps a number of users busy over HTTP for some time, and asks
 ``setpoint doctor`` about the log. Then the advised flag (or the advised number of users) is applied
-to a new server under the same load. Scenes that need a machine with little memory put the server
-into a memory cgroup, and are skipped with the reason where this process may not make one. With
---name, JSON goes to benchmarks/results/.
+to a new server under the same load. With --logs, the logs are kept; with --name,
+JSON goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from doctor_scenes import SCENES, Load, Scene
 from machine import environment, save, versions
 from serving import PACKAGES
 
-WARM_S = 6.0
-"""At the beginning of a load, not measured."""
-CGROUPS = Path("/sys/fs/cgroup/memory")
+RAMP = 0.4
+"""Share of a load's time, at its beginning, that is not measured: larger pools take longer to
+fill."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """What the clients saw, and what the log counted, after the first WARM_S seconds."""
+    """What the clients saw, and what the log counted, once the load has settled."""
 
     gen_throughput: float
     """Tokens per second."""
@@ -92,37 +91,14 @@ class Outcome:
         return self.predicted[0] <= self.measured <= self.predicted[2]
 
 
-class LimitedServer(HttpServer):
-    """``setpoint serve`` with its log in a file, perhaps with little memory."""
+class LoggedServer(HttpServer):
+    """``setpoint serve`` with its log in a file."""
 
     def __init__(self, scene: Scene, arguments: Sequence[str], log: Path) -> None:
         port = free_port()
         command = [sys.executable, "-m", "setpoint.cli", "serve", "--port", str(port), *arguments]
-        self._group: Path | None = None
-        if scene.memory_mib is not None:
-            self._group = _group(scene.memory_mib)
-            enter = 'echo $$ > "$0"/cgroup.procs && exec "$@"'
-            command = ["bash", "-c", enter, str(self._group), *command]
         redirect = ["bash", "-c", 'exec "$@" > "$0" 2>&1', str(log)]
         super().__init__(scene.name, [*redirect, *command], port=port, environment={})
-
-    def close(self) -> None:
-        super().close()
-        if self._group is not None:
-            self._group.rmdir()
-
-
-def _group(mib: int) -> Path:
-    """A memory cgroup (version 1) below this process's own. Raises StartError."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-        own = next(line.split(":", 2)[2] for line in lines if line.split(":")[1] == "memory")
-        group = CGROUPS / own.strip("/") / f"setpoint-doctor-{os.getpid()}"
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(mib << 20))
-    except (OSError, StopIteration) as error:
-        raise StartError(f"no memory cgroup can be made here ({error!r})") from None
-    return group
 
 
 @dataclass(slots=True)
@@ -173,15 +149,16 @@ class Clients:
             await asyncio.sleep(self.load.think_s)
 
     def measured(self, seconds: float, log: str) -> Measured:
-        window = seconds - WARM_S
-        firsts = [first for first in self.firsts if first[0] > WARM_S]
+        begin = RAMP * seconds
+        window = seconds - begin
+        firsts = [first for first in self.firsts if first[0] > begin]
         running = [
             float(line.split("#running-req: ")[1].split(",")[0])
             for line in log.splitlines()
             if "Decode batch" in line
         ]
         return Measured(
-            sum(at > WARM_S for at in self.chunks_s) / window,
+            sum(at > begin for at in self.chunks_s) / window,
             sum(length for _, _, length in firsts) / window,
             statistics.median([took for _, took, _ in firsts] or [0.0]),
             statistics.median(self.gaps_s or [0.0]),
@@ -190,10 +167,13 @@ class Clients:
         )
 
 
-async def play(scene: Scene, arguments: list[str], users: int, seconds: float) -> Run:
+async def play(
+    scene: Scene, arguments: list[str], users: int, seconds: float, log: Path | None
+) -> Run:
+    """log: where to keep the server's log."""
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "server.log"
-        server = LimitedServer(scene, arguments, log)
+        log = log or Path(folder) / "server.log"
+        server = LoggedServer(scene, arguments, log)
         try:
             await server.ready()
             clients = Clients(server.url, scene.load)
@@ -226,8 +206,11 @@ def advised(scene: Scene, action: Mapping[str, Any], run: Run) -> tuple[list[str
     return [*arguments, flag, str(value)], run.users
 
 
-async def measure(scene: Scene, seconds: float) -> Outcome:
-    before = await play(scene, list(scene.arguments), scene.users, seconds)
+async def measure(scene: Scene, seconds: float, logs: Path | None) -> Outcome:
+    def log(part: str) -> Path | None:
+        return logs and logs / f"{scene.name}-{part}.log"
+
+    before = await play(scene, list(scene.arguments), scene.users, seconds, log("before"))
     outcome = Outcome(scene.name, scene.expected, before)
     findings = before.report["findings"]
     if not findings:
@@ -237,7 +220,7 @@ async def measure(scene: Scene, seconds: float) -> Outcome:
     if isinstance(change, str):
         outcome.why_not = change
         return outcome
-    outcome.after = await play(scene, *change, seconds)
+    outcome.after = await play(scene, *change, seconds, log("after"))
     effect = findings[0].get("effect")
     if effect:
         was = before.measured.figure(effect["figure"])
@@ -277,8 +260,8 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="scenes by name, separated by commas")
-    parser.add_argument("--seconds", type=float, default=40.0, help="how long a load lasts")
-    parser.add_argument("--logs", type=Path, help="folder to keep reports in")
+    parser.add_argument("--seconds", type=float, default=45.0, help="how long a load lasts")
+    parser.add_argument("--logs", type=Path, help="folder to keep the logs of the servers in")
     parser.add_argument("--name", help="keep the figures in benchmarks/results/<date>-<name>.json")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     return parser.parse_args()
@@ -287,6 +270,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     chosen = [scene for scene in SCENES if not args.only or scene.name in args.only.split(",")]
+    if args.logs:
+        args.logs.mkdir(parents=True, exist_ok=True)
     load, outcomes = os.getloadavg()[0], []
     print(environment(*PACKAGES))
     print(
@@ -295,9 +280,9 @@ def main() -> None:
     )
     for scene in chosen:
         try:
-            outcomes.append(asyncio.run(measure(scene, args.seconds)))
+            outcomes.append(asyncio.run(measure(scene, args.seconds, args.logs)))
         except StartError as error:
-            print(f"| {scene.name} | skipped: {error} | | | | | | |")
+            print(f"| {scene.name} | did not start: {error} | | | | | | |")
             continue
         print(row(outcomes[-1]), flush=True)
     if args.name:

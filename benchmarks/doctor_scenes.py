@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from workloads import VOCAB
 
+END = "2"
+"""The default model's token that ends an answer."""
 QUESTIONS = (
     "What is the capital of {}?",
     "Name two rivers in {}.",
@@ -41,19 +43,21 @@ class Load:
     ends_early: bool = False
     """Whether answers may end before the limit. If not, they cannot, although the scheduler is not
     told so (min_new_tokens)."""
-    exact: bool = False
-    """Whether the scheduler knows the length (ignore_eos)."""
+    ends_from: int = 0
+    """Answers end at a length between this and the limit, which nobody is told; 0: see above."""
     think_s: float = 0.0
 
     def body(self, number: int) -> dict[str, Any]:
         sampling: dict[str, Any] = {"max_new_tokens": self.output_tokens, "temperature": 0.7}
-        if self.exact:
-            sampling["ignore_eos"] = True
+        rng = np.random.default_rng([15, number])
+        if self.ends_from:
+            # The end is forbidden until then, and certain afterwards.
+            length = int(rng.integers(self.ends_from, self.output_tokens))
+            sampling |= {"min_new_tokens": length, "logit_bias": {END: 100.0}}
         elif not self.ends_early:
             sampling["min_new_tokens"] = self.output_tokens
         asked: dict[str, Any] = {"sampling_params": sampling, "stream": True}
         if self.prompt_tokens:
-            rng = np.random.default_rng([15, number])
             return asked | {"input_ids": rng.integers(*VOCAB, self.prompt_tokens).tolist()}
         question = QUESTIONS[number % len(QUESTIONS)].format(PLACES[number % len(PLACES)])
         turns = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
@@ -68,9 +72,16 @@ class Scene:
     load: Load
     users: int
     arguments: tuple[str, ...] = ()
-    memory_mib: int | None = None
-    """What the server and its files may use together."""
 
+
+OFTEN = ("--decode-log-interval", "10")
+"""Decode lines also of a slow machine."""
+SMALL_POOL = ("--max-total-tokens", "5000", "--schedule-conservativeness", "0.3", *OFTEN)
+"""It holds about 40 requests of FILLING. The reserve for outputs is small, as the guides want it
+for requests whose outputs end early: what is left keeps nobody out."""
+FILLING = Load(96, 48, ends_from=4)
+"""Requests that hold more than they may still ask for, so that a pool can be full of them: of 96 to
+144 tokens, whose ends are spread from the beginning."""
 
 SCENES = (
     Scene("client-bound", "client-bound", Load(64, 128), users=2),
@@ -89,14 +100,7 @@ SCENES = (
         32,
         ("--max-total-tokens", "6000", "--schedule-conservativeness", "0.1"),
     ),
-    Scene(
-        "kv-full",
-        "kv-full",
-        Load(400, 96, exact=True),
-        48,
-        ("--chunked-prefill-size", "2048"),
-        memory_mib=1300,
-    ),
+    Scene("kv-full", "kv-full", FILLING, 240, SMALL_POOL),
     Scene(
         "prefill-budget",
         "prefill-budget",
@@ -107,16 +111,9 @@ SCENES = (
     Scene(
         "mem-underused",
         "mem-underused",
-        Load(400, 96, exact=True),
-        64,
-        ("--mem-fraction-static", "0.014", "--chunked-prefill-size", "2048"),
+        FILLING,
+        80,
+        ("--mem-fraction-static", "0.009", "--schedule-conservativeness", "0.3", *OFTEN),
     ),
-    Scene(
-        "healthy",
-        "healthy",
-        Load(256, 32, exact=True),
-        64,
-        ("--chunked-prefill-size", "2048"),
-        memory_mib=1500,
-    ),
+    Scene("healthy", "healthy", FILLING, 72, SMALL_POOL),
 )

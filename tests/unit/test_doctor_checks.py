@@ -91,10 +91,18 @@ class TestSeqCap:
         assert 64 < report.findings[0].action.value <= 64 * 0.9 / 0.41
 
     def test_one_change_lets_all_in_that_wait(self) -> None:
-        """... if the pool is as good as empty, so that it says nothing of how many would fit."""
-        report = judge([decode(4, 20, 0.0, tokens=443) for _ in range(30)], max_running_requests=4)
+        """... if the pool is as good as empty, so that it says nothing of how many would fit, and
+        the steps do not take longer with a larger batch."""
+        ramp = [decode(1 + i // 8, 0, 0.0, tokens=100) for i in range(32)]
+        lines = ramp + [decode(4, 20, 0.0, tokens=443) for _ in range(30)]
+        report = judge(lines, max_running_requests=4)
         assert asked(report) == ("--max-running-requests", "increase")
         assert 24 <= report.findings[0].action.value <= 32
+
+    def test_twice_the_cap_where_the_source_does_not_tell_what_a_larger_batch_brings(self) -> None:
+        report = judge([decode(4, 20, 0.0, tokens=443) for _ in range(30)], max_running_requests=4)
+        assert report.findings[0].action.value == 8
+        assert "look again" in report.findings[0].action.text
 
     def test_a_cap_that_no_line_names(self) -> None:
         lines = [decode(50, 300 + i % 7, 0.3) for i in range(30)]

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 INIT_RATIO = 0.7
 """SGLang's SGLANG_INIT_NEW_TOKEN_RATIO: share of the outputs still allowed that is reserved at a
@@ -65,40 +64,6 @@ def rounded(value: float) -> int:
     """To a multiple that people type: of 8 from 32 on, of 64 from 512 on."""
     step = 1 if value < 32 else 8 if value < 512 else 64
     return max(int(value // step * step), 1)
-
-
-@dataclass(slots=True, frozen=True)
-class StepTime:
-    """Time of a decode step as a + b x running: a is what every step costs (reading the weights),
-    b what each request adds."""
-
-    base: float
-    per_request: float
-    num_points: int
-
-    def throughput(self, running: float) -> float:
-        return running / (self.base + self.per_request * running)
-
-    def gain(self, running: float, growth: float) -> float:
-        """Factor of the throughput if ``growth`` times as many requests run."""
-        return self.throughput(running * growth) / self.throughput(running)
-
-
-def fit_step_time(points: Iterable[tuple[float, float]]) -> StepTime | None:
-    """Least squares over (running, seconds of a step). None unless batch sizes differ by a third
-    and there are six points; a negative coefficient counts as 0."""
-    kept = [(x, y) for x, y in points if x > 0 and y > 0]
-    if len(kept) < 6:
-        return None
-    xs, ys = [x for x, _ in kept], [y for _, y in kept]
-    if max(xs) < 1.33 * min(xs):
-        return None
-    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    spread = sum((x - mean_x) ** 2 for x in xs)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in kept) / spread
-    slope = min(max(slope, 0.0), mean_y / mean_x)
-    base = max(mean_y - slope * mean_x, 0.0)
-    return StepTime(base, slope, len(kept))
 
 
 def queue_limit(running: float) -> int:

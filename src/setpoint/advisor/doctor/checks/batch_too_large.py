@@ -5,8 +5,9 @@ from __future__ import annotations
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import confidence, estimate, quote, step_time
-from setpoint.advisor.doctor.equations import StepTime, rounded
+from setpoint.advisor.doctor.equations import rounded
 from setpoint.advisor.doctor.findings import Action, Effect, Finding, RuledOut
+from setpoint.advisor.doctor.step_times import StepTime
 from setpoint.observe.moments import Moment
 
 SLOW_S = 0.1

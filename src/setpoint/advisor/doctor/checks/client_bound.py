@@ -5,6 +5,7 @@ from __future__ import annotations
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import (
+    careful,
     confidence,
     counted,
     during,
@@ -39,7 +40,8 @@ def find(case: Case) -> Finding | None:
     growth = FULL / max(usage, 0.01) if usage is not None else 2.0
     if case.limits.slots:
         growth = min(growth, case.limits.slots / max(running, 1.0))
-    target = max(rounded(min(running * min(growth, 8.0), 4096)), int(running) + 1)
+    growth, again = careful(case, running, min(growth, 8.0))
+    target = max(rounded(min(running * growth, 4096)), int(running) + 1)
     used = "" if usage is None else f", which use {percent(usage)} of the KV pool"
     return Finding(
         cause="client-bound",
@@ -49,7 +51,7 @@ def find(case: Case) -> Finding | None:
         evidence=quote(empty),
         action=Action(
             f"Have the clients keep about {target} requests open at once (now about "
-            f"{running:.0f}). No option of the server will raise output throughput.",
+            f"{running:.0f}). No option of the server will raise output throughput.{again}",
             value=target,
         ),
         effect=throughput_effect(case, max(running, 1.0), target / max(running, 1.0)),
@@ -103,7 +105,9 @@ CHECK = Check(
     "slowly; send faster. The guides call a queue of 50 to 500 (2024) or 100 to 2000 requests "
     "(2025 and later) healthy.",
     equation="requests to keep open = running requests x 0.9 / KV pool usage, but at most the "
-    "limit on running requests, and at most 8 times today's",
+    "limit on running requests, and at most 8 times today's. Where the observed steps do not tell "
+    "what that gains: twice today's, or as many as the device serves while reading the weights "
+    "takes most of a step",
     picture="""\
 clients . . . .        queue             running (limit 256)
   -> request ->  [              ] ->  [###........................]

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from setpoint.advisor.doctor.case import Case
-from setpoint.advisor.doctor.equations import StepTime, fit_step_time
 from setpoint.advisor.doctor.findings import Direction, Effect
 from setpoint.advisor.doctor.load import Load
 from setpoint.advisor.doctor.observations import Event, EventKind, Evidence
+from setpoint.advisor.doctor.phases import LINE_STEPS, MIN_GAP_S
+from setpoint.advisor.doctor.step_times import (
+    FixedShare,
+    Step,
+    StepTime,
+    careful_growth,
+    fit_step_time,
+    fixed_share,
+)
+from setpoint.observe.moments import Moment
 
 HIGHEST = 0.97
 """No check is surer than this of what it reads from a log."""
@@ -69,33 +79,77 @@ def step_time(case: Case) -> StepTime | None:
     )
 
 
+def steps(case: Case) -> list[Step]:
+    """The decode steps of this source, those of ramp and drain too, because their batches have
+    other sizes. A line's throughput is over the time since the line before, whose batch may have
+    been another one, and contains the prefills between."""
+    interval = case.number("decode_log_interval") or LINE_STEPS
+    return [step for rank in case.ranks for step in _steps(rank.moments, interval)]
+
+
+def _steps(moments: Sequence[Moment], interval: float) -> Iterator[Step]:
+    before: Moment | None = None  # the last decode batch without idleness since
+    prompts = 0
+    at = 0.0
+    for moment in moments:
+        if not 0 <= moment.at - at <= MIN_GAP_S:
+            before = None
+        at = moment.at
+        if moment.busy_s is not None:
+            if moment.num_decode and moment.running and moment.busy_s > 0:
+                count = moment.num_decode
+                yield Step(moment.busy_s / count, moment.running, moment.new_tokens / count)
+            continue
+        prompts += moment.new_tokens
+        if not moment.num_decode:
+            continue
+        if before is not None and moment.running and moment.gen_throughput:
+            running = (moment.running + (before.running or 0.0)) / 2
+            num_steps = moment.num_decode * max(interval, 1)
+            yield Step(running / moment.gen_throughput, running, prompts / num_steps)
+        before, prompts = moment, 0
+
+
+def fixed_share_of(case: Case, running: float) -> FixedShare:
+    """How much of a step does not depend on the batch, at this many running requests."""
+    return fixed_share(steps(case), max(running, 1.0), case.facts.device)
+
+
+LOOK_AGAIN = (
+    " Then look again: this source does not tell how much more a still larger batch brings."
+)
+
+
+def careful(case: Case, running: float, growth: float) -> tuple[float, str]:
+    """Growth of the batch to advise, and what to add to the advice: this much if the steps of this
+    source tell what it brings, else no more than one looks at before the next change."""
+    most = careful_growth(running, case.facts.device)
+    if growth <= most or fixed_share_of(case, running).is_known:
+        return growth, ""
+    return most, LOOK_AGAIN
+
+
 def throughput_effect(case: Case, running: float, growth: float) -> Effect:
     """Generated tokens per second if ``growth`` times as many requests run together. While reading
     the weights takes most of a step, throughput grows with the batch; later it saturates. So the
-    factor is between 1 and growth, and noise adds 10 % on each side; this source's own steps say
-    where in it we are, if it has several batch sizes."""
+    factor is between 1 and growth, and noise adds 10 % on each side; where in it, the steps of this
+    source say, of all batch sizes that it has."""
     growth = max(growth, 1.0)
-    batches = f"{running * growth:,.0f} instead of {running:,.0f} requests run together"
-    fitted = step_time(case)
-    if fitted is None:
-        return estimate(
-            "output throughput",
-            1 - NOISE,
-            (1 + growth) / 2,
-            growth + NOISE,
-            f"{batches}, which gives between no gain and {growth:.1f} times as much; this is the "
-            "middle, because no other batch size was observed that would tell how long its steps "
-            "take",
-        )
-    expected = min(max(fitted.gain(running, growth), 1.0), growth)
+    fixed = fixed_share_of(case, running)
+    low, expected, high = fixed.gains(growth)
+    source = (
+        f"estimated from {counted(fixed.num_steps, 'observed step time')}"
+        if fixed.num_steps
+        else "no step times were observed, so this is all that is possible"
+    )
     return estimate(
         "output throughput",
-        1 + 0.5 * (expected - 1) - NOISE,
+        low - NOISE,
         expected,
-        min(growth, 1 + 1.5 * (expected - 1)) + NOISE,
-        f"{batches}; a decode step takes {1000 * fitted.base:.1f} ms plus "
-        f"{1000 * fitted.per_request:.3g} ms for each of them (fitted to {fitted.num_points} "
-        "observed batches)",
+        high + NOISE,
+        f"{running * growth:,.0f} instead of {running:,.0f} requests run together; about "
+        f"{percent(fixed.share)} ({percent(fixed.low)} to {percent(fixed.high)}) of the time of a "
+        f"decode step does not grow with the batch ({source})",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import (
+    careful,
     change,
     confidence,
     during,
@@ -49,7 +50,8 @@ def find(case: Case) -> Finding | None:
         case.facts.max_total_num_tokens,
         tokens / slots if tokens else None,
     )
-    value = max(min(value, rounded(slots + queue + 7)), int(slots) + 1)
+    growth, again = careful(case, slots, value / slots)
+    value = max(min(value, rounded(slots * growth), rounded(slots + queue + 7)), int(slots) + 1)
     used = "" if usage is None else f", while only {percent(usage)} of the KV pool is in use"
     return Finding(
         cause="seq-cap",
@@ -57,7 +59,7 @@ def find(case: Case) -> Finding | None:
         summary=f"The limit on running requests is reached: {during(share)}, {slots:,.0f} run (the "
         f"limit) and about {waiting:,.0f} wait{used}.",
         evidence=_evidence(case) + quote(capped),
-        action=_action(case, value),
+        action=_action(case, value, again),
         effect=throughput_effect(case, slots, value / slots),
         ruled_out=_alternatives(case, usage),
         risk="With more requests at once, each of them gets its tokens more slowly. Decode graphs "
@@ -85,8 +87,8 @@ def _reduced(case: Case) -> bool:
     return bool(events(case, "reduced"))
 
 
-def _action(case: Case, value: int) -> Action:
-    text = change("increase", "--max-running-requests", value, case.limits.slots) + "."
+def _action(case: Case, value: int, again: str) -> Action:
+    text = change("increase", "--max-running-requests", value, case.limits.slots) + "." + again
     if not case.slots_named:
         text += (
             " No line that was read names the limit: check max_running_requests in the server's "
@@ -153,7 +155,8 @@ CHECK = Check(
     "older guides name the option only as a remedy when decode runs out of memory. sglang#30160 "
     "shows that the limit may be lower than the value that was asked for.",
     equation="new limit = limit x 0.9 / KV pool usage, but at most pool size / tokens per request, "
-    "and at most limit + waiting requests",
+    "and at most limit + waiting requests. Where the observed steps do not tell what that gains: "
+    "at most twice the limit, or the batch whose work takes as long as reading the weights",
     picture="""\
 queue               running, limit 64           KV pool
 [########### 310 ]  [############] 64 of 64     [#####.......] 41 %

@@ -1,0 +1,161 @@
+"""How the time of a decode step grows with its batch, and what that means for the throughput."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, frozen=True)
+class StepTime:
+    """Time of a decode step as a + b x running: a is what every step costs (reading the weights),
+    b what each request adds."""
+
+    base: float
+    per_request: float
+    num_points: int
+
+    def throughput(self, running: float) -> float:
+        return running / (self.base + self.per_request * running)
+
+    def gain(self, running: float, growth: float) -> float:
+        """Factor of the throughput if ``growth`` times as many requests run."""
+        return self.throughput(running * growth) / self.throughput(running)
+
+
+def fit_step_time(points: Iterable[tuple[float, float]]) -> StepTime | None:
+    """Least squares over (running, seconds of a step). None unless batch sizes differ by a third
+    and there are six points; a negative coefficient counts as 0."""
+    kept = [(x, y) for x, y in points if x > 0 and y > 0]
+    if len(kept) < 6:
+        return None
+    xs, ys = [x for x, _ in kept], [y for _, y in kept]
+    if max(xs) < 1.33 * min(xs):
+        return None
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in kept) / spread
+    slope = min(max(slope, 0.0), mean_y / mean_x)
+    base = max(mean_y - slope * mean_x, 0.0)
+    return StepTime(base, slope, len(kept))
+
+
+@dataclass(slots=True, frozen=True)
+class Step:
+    """Decode steps of a line or moment, on average."""
+
+    seconds: float
+    """From one to the next, prefills between them included."""
+    running: float
+    prompt_tokens: float
+    """That were computed between two of them."""
+
+
+@dataclass(slots=True, frozen=True)
+class FixedShare:
+    """The share s of a step's time that does not grow with the batch (reading the weights). With f
+    times as many requests a step takes s + f (1 - s) times as long, for f times the tokens."""
+
+    share: float
+    low: float
+    high: float
+    num_steps: int = 0
+    """Observations that it is fitted to; 0: only the device is known."""
+
+    @property
+    def is_known(self) -> bool:
+        return self.high - self.low <= KNOWN
+
+    def gains(self, growth: float) -> tuple[float, float, float]:
+        """Factor of the throughput with ``growth`` times as many requests: least, expected, most.
+        Between 1 (s = 0) and ``growth`` (s = 1), whatever was observed."""
+        shares = (self.low, self.share, self.high)
+        low, expected, high = (growth / (growth - share * (growth - 1)) for share in shares)
+        return low, expected, high
+
+
+KNOWN = 0.6
+"""Width of the interval of s up to which a step's time counts as measured."""
+SPREAD = 0.2
+"""Standard deviation of a share of which only the device is known: the batch below may be three
+times as large or as small."""
+SPREAD_UNKNOWN = 0.29
+"""That of a share of which nothing is known: of a uniform distribution."""
+STEP_NOISE = 0.1
+"""Standard deviation of a step's time that is neither the batch nor the prompts, at least."""
+EVEN_BATCH = {"gpu": 64.0, "cpu": 4.0}
+"""Batch whose own work takes as long as reading the weights. On a GPU: 16 GB of weights and 0.26 GB
+of keys and values for each request, as those of 2000 tokens of a model of 8 billion parameters. On
+a CPU: measured with the built-in model on two cores (docs/notebook.md)."""
+
+
+def even_batch(device: str | None, running: float) -> float:
+    """That of the device; of an unknown one, the present batch."""
+    return EVEN_BATCH.get(device or "", running)
+
+
+def careful_growth(running: float, device: str | None) -> float:
+    """Growth of a batch to advise where step times do not tell what it brings: to twice as many
+    requests, or to where reading the weights no longer takes most of a step on this device."""
+    return max(2.0, even_batch(device, running) / max(running, 1.0))
+
+
+def fixed_share(steps: Sequence[Step], running: float, device: str | None) -> FixedShare:
+    """The share at this many running requests, from steps of other batch sizes.
+
+    A step's time is T (s + d r / r0 + e p / p0) with s + d + e = 1 at the mean step: s is fixed, d
+    grows with the running requests r, e with the prompt tokens p between two steps. Linear
+    regression for s and e, with what the device lets expect as a prior (s = even / (even + r0);
+    a prompt token costs what an output token adds to a step). Steps of one batch size only say how
+    large e is, and s + e <= 1.
+    """
+    even = even_batch(device, running)
+    spread = SPREAD if device in EVEN_BATCH else SPREAD_UNKNOWN
+    expected = even / (even + running)
+    if not steps:
+        return FixedShare(expected, 0.0, 1.0)
+    mean_s = statistics.fmean(step.seconds for step in steps)
+    mean_r = statistics.fmean(step.running for step in steps)
+    mean_p = statistics.fmean(step.prompt_tokens for step in steps)
+    grows = mean_r + mean_p
+    prior_s = even / (even + grows)
+    prior_e = (1 - prior_s) * mean_p / grows
+    rows = []
+    for step in steps:
+        time, batch = step.seconds / mean_s, step.running / mean_r
+        prompts = step.prompt_tokens / mean_p if mean_p else 0.0
+        weight = 1 / max(time, 1.0) ** 2  # noise is in proportion
+        rows.append((1 - batch, prompts - batch if mean_p else 0.0, time - batch, weight))
+    noise = STEP_NOISE
+    for _ in range(2):
+        share, prompts, error, unsure = _posterior(rows, noise, (prior_s, prior_e), spread)
+        squares = sum(w * (t - share * a - prompts * b) ** 2 for a, b, t, w in rows)
+        noise = max(noise, (squares / len(rows)) ** 0.5)
+    share = min(max(share, 0.0), min(max(1 - prompts, 0.0), 1.0))
+    most = min(max(1 - prompts + 2 * unsure, share), 1.0)
+    low, high = max(share - 2 * error, 0.0), min(share + 2 * error, most)
+    # From the mean step to that of ``running`` requests, whose prompts are in proportion.
+    ratio = running / mean_r
+    low, share, high = (each / (each + (1 - each) * ratio) for each in (low, share, high))
+    return FixedShare(share, low, high, len(steps))
+
+
+def _posterior(
+    rows: Sequence[tuple[float, float, float, float]],
+    noise: float,
+    prior: tuple[float, float],
+    spread: float,
+) -> tuple[float, float, float, float]:
+    """Bayesian linear regression with two coefficients, whose prior has these means and this
+    standard deviation: both, and their standard deviations. A row: two inputs, the output, its
+    weight."""
+    sure = 1 / spread**2
+    aa = sum(w * a * a for a, _, _, w in rows) / noise**2 + sure
+    ab = sum(w * a * b for a, b, _, w in rows) / noise**2
+    bb = sum(w * b * b for _, b, _, w in rows) / noise**2 + sure
+    at = sum(w * a * t for a, _, t, w in rows) / noise**2 + sure * prior[0]
+    bt = sum(w * b * t for _, b, t, w in rows) / noise**2 + sure * prior[1]
+    det = aa * bb - ab * ab
+    first, second = (bb * at - ab * bt) / det, (aa * bt - ab * at) / det
+    return first, second, (bb / det) ** 0.5, (aa / det) ** 0.5

@@ -1,0 +1,95 @@
+"""Predicted effects on throughput: as the steps of a source are, and never beyond what can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from doctor_cases import decode, prefill, rank, seen
+from hypothesis import given
+from hypothesis import strategies as st
+
+from setpoint.advisor.doctor.case import examine
+from setpoint.advisor.doctor.checks.common import steps, throughput_effect
+from setpoint.advisor.doctor.findings import Effect
+from setpoint.advisor.doctor.step_times import Step, fixed_share
+from setpoint.observe.moments import Moment
+
+NOISE = 0.1
+SIZES = [2, 4, 8, 12, 16, 16, 16, 16]
+
+
+def lines(fixed_ms: float, ms: float, sizes: list[int], prompt_ms: float = 0.0) -> list[Moment]:
+    """Decode lines of a server whose steps take so long; each stands for 40 steps at one size, and
+    admits a prompt of 200 tokens for each second request."""
+    found = []
+    for size in sizes:
+        # The line before had another size: a line is over the steps since then.
+        for _ in range(3):
+            admitted = size // 2
+            found.append(prefill(admitted, 200 * admitted, 5, size, 0.5))
+            took = fixed_ms + ms * size + prompt_ms * 200 * admitted / 40
+            found.append(decode(size, 5, 0.5, gen_throughput=1000 * size / took))
+    return found
+
+
+def effect(moments: list[Moment], running: float, growth: float, **facts: Any) -> Effect:
+    return throughput_effect(examine(seen(rank(moments), **facts)), running, growth)
+
+
+@pytest.mark.parametrize(("fixed_ms", "ms"), [(50.0, 0.0), (0.0, 5.0), (20.0, 2.0), (5.0, 5.0)])
+@pytest.mark.parametrize("prompt_ms", [0.0, 1.0])
+def test_the_steps_of_other_batch_sizes_tell(fixed_ms: float, ms: float, prompt_ms: float) -> None:
+    found = effect(lines(fixed_ms, ms, SIZES, prompt_ms), 16, 2.0)
+    per_request = ms + prompt_ms * 2.5
+    true = 2 * (fixed_ms + 16 * per_request) / (fixed_ms + 32 * per_request)
+    assert found.expected == pytest.approx(true, rel=0.15)
+    assert found.low <= true <= found.high
+    assert found.high - found.low < 0.9
+
+
+def test_without_step_times_everything_that_is_possible_is() -> None:
+    found = effect([], 8, 2.0)
+    assert (found.low, found.high) == (1 - NOISE, 2 + NOISE)
+    assert 1.2 < found.expected < 1.5
+
+
+def test_a_device_that_is_known_moves_the_middle() -> None:
+    gpu, cpu = (effect([], 16, 2.0, device=device) for device in ("gpu", "cpu"))
+    assert cpu.expected < 1.25 < 1.5 < gpu.expected
+
+
+def test_one_batch_size_tells_little_and_prompts_between_the_steps_something() -> None:
+    same = effect(lines(20.0, 2.0, [16] * 12), 16, 2.0)
+    assert same.high - same.low > 0.7
+    # Half of these lines had nothing but prompts in between, which took most of the time.
+    uneven = []
+    for _ in range(20):
+        uneven += [prefill(1, 1000, 5, 16, 0.5), decode(16, 5, 0.5, gen_throughput=160)]
+        uneven.append(decode(16, 5, 0.5, gen_throughput=800))
+    found = effect(uneven, 16, 2.0)
+    assert found.high < same.high
+
+
+def test_a_moment_that_knows_its_busy_time_is_a_step_whatever_it_waited() -> None:
+    moments = [
+        Moment(at=i, seconds=1.0, num_decode=10, running=4.0, gen_throughput=40.0, busy_s=0.2)
+        for i in range(5)
+    ]
+    found = steps(examine(seen(rank(moments))))
+    assert found == [Step(0.02, 4.0, 0.0)] * 5
+
+
+@given(
+    st.lists(st.tuples(st.floats(1e-4, 1e3), st.floats(1, 1e4), st.floats(0, 1e6)), max_size=30),
+    st.floats(1, 4096),
+    st.floats(1, 1000),
+    st.sampled_from([None, "cpu", "gpu"]),
+)
+def test_no_source_predicts_what_cannot_be(
+    rows: list[tuple[float, float, float]], running: float, growth: float, device: str | None
+) -> None:
+    fixed = fixed_share([Step(*row) for row in rows], running, device)
+    assert 0 <= fixed.low <= fixed.share <= fixed.high <= 1
+    low, expected, high = fixed.gains(growth)
+    assert 1 - 1e-9 <= low <= expected <= high <= growth * (1 + 1e-9)
