@@ -38,7 +38,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 }
 """A cause that stands before others which it brings about, or which say less."""
 
-UNEXPLAINED = "Requests wait, and nothing in the source tells why."
+UNEXPLAINED = "There is not enough evidence: requests wait, and nothing that was read shows why."
 
 
 def diagnose(seen: Observations) -> Report:
@@ -105,8 +105,8 @@ def without_contradictions(findings: list[Finding]) -> list[Finding]:
             kept.append(finding)
             continue
         why = (
-            f"It would ask for the opposite change of {finding.action.flag}; its confidence is "
-            f"{finding.confidence:.2f}. {finding.summary}"
+            f"It would ask for the opposite change of {finding.action.flag}, and is only "
+            f"{100 * finding.confidence:.0f} % sure. {finding.summary}"
         )
         stays = kept[against]
         alternatives = tuple(each for each in stays.ruled_out if each.cause != finding.cause)
@@ -127,9 +127,12 @@ def missing(case: Case) -> tuple[str, ...]:
     """What would make an answer possible."""
     wanted = []
     if not case.has_load:
-        wanted.append("Give a log of at least a minute under the load that matters.")
+        wanted.append("Read a log of at least one minute under the load that matters.")
     if case.facts.max_running_requests is None or case.facts.max_total_num_tokens is None:
-        wanted.append("Keep the start of the log: its ready line shows caps, pool and free memory.")
+        wanted.append(
+            "Keep the start of the log: the ready line (max_total_num_tokens=…) shows the limits, "
+            "the size of the KV pool and the free memory."
+        )
     if case.seen.coverage < 0.8:
-        wanted.append("Give the log as the server wrote it: many batch lines could not be read.")
+        wanted.append("Read the log as the server wrote it: many batch lines were not understood.")
     return tuple(wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import confidence, percent, quote, said
+from setpoint.advisor.doctor.checks.common import change, confidence, during, quote, said
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.advisor.doctor.limits import binding_limit
 
@@ -22,16 +22,16 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="admission-delayed",
         confidence=confidence(case, share, delayed, 0.9),
-        summary=f"An option makes admission wait: in {percent(share)} of the loaded time this is "
-        f"the scheduler's main reason, while about {queue:.0f} requests wait.",
+        summary=f"An option delays admission: {during(share)}, it is the scheduler's main reason "
+        f"not to admit requests, while about {queue:,.0f} wait.",
         evidence=quote(delayed) + said(case, "prefill_decode_interval", "enable_prefill_delayer"),
         action=_action(case),
         ruled_out=(
-            RuledOut("kv-conservative", "The scheduler's own reasons name the delay, not memory."),
+            RuledOut("kv-conservative", "The scheduler names the delay as its reason, not memory."),
         ),
-        risk="More prefills between decode steps make the time between tokens less even.",
-        verify="The time to the first token falls.",
-        falsify="Requests wait as long without the option.",
+        risk="More prefill between decode steps makes the time between tokens less even.",
+        verify="The time to first token falls.",
+        falsify="Requests wait just as long after the change.",
         share=round(share, 3),
     )
 
@@ -45,20 +45,20 @@ def _action(case: Case) -> Action:
         present = case.number(option)
         if present and present > 1:
             value = int(present // 2)
-            text = f"Start the server with {flag} {value} (now {present:.0f})."
+            text = change("decrease", flag, value, present) + "."
             return Action(text, flag, "decrease", value, live=True)
-    return Action("Start the server without --enable-prefill-delayer.")
+    return Action("Remove --enable-prefill-delayer from the command line and restart.")
 
 
 CHECK = Check(
     cause="admission-delayed",
-    title="An option makes admission wait",
+    title="An option delays admission",
     find=find,
     meaning="Some options hold new requests back on purpose: for a fixed number of decode steps "
-    "between prefills, or until several can be admitted together. That keeps the time between "
-    "tokens even, and lengthens the time to the first one.",
-    rule="In at least 40 % of the loaded time the scheduler's main reason for not admitting a "
-    "request is such a delay. Only Setpoint's own records tell.",
-    counter_evidence="Any other reason that is given more often.",
-    guide="The guides do not have it.",
+    "between prefills, or until several requests can be admitted together. That keeps the time "
+    "between tokens even, but makes the time to first token longer.",
+    rule="For at least 40 % of the time under load, such a delay is the scheduler's main reason "
+    "not to admit a request. Only Setpoint's own records contain these reasons.",
+    counter_evidence="It is not reported if the scheduler gives another reason more often.",
+    guide="The guides do not cover it.",
 )

@@ -33,12 +33,12 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="backend-suboptimal",
         confidence=SLOW[name],
-        summary=f"--attention-backend {name} was chosen, which is slower than the kernels made for "
-        f"a device of {total:.0f} GB.",
+        summary=f"A slow attention backend is in use: --attention-backend {name} is slower than "
+        f"{better}, which is made for this kind of device ({total:.0f} GB).",
         evidence=said(case, "attention_backend"),
         action=Action(
-            f"Start the server with --attention-backend {better}, or without the option, which "
-            "chooses the fastest one that the device has.",
+            f"Set --attention-backend to {better}, or remove the option: the server then chooses "
+            "the fastest backend for the device.",
             "--attention-backend",
             "set",
             better,
@@ -48,26 +48,30 @@ def find(case: Case) -> Finding | None:
             1.0,
             1.3 if name == "triton" else 2.0,
             2.0 if name == "triton" else 5.0,
-            "a range of published comparisons: it depends on the length of contexts and the model",
+            "this is the range of published comparisons; it depends on the model and on the length "
+            "of contexts",
         ),
-        ruled_out=(RuledOut("healthy", "No limit binds because of it, but every step is slower."),),
-        risk="Numbers differ in the last bits, so that outputs may differ.",
-        verify="gen throughput rises at the same number of running requests.",
-        falsify="The model has a feature that only this backend supports (the server says so when "
-        "it starts with another).",
+        ruled_out=(
+            RuledOut("healthy", "The backend limits nothing, but it makes every step slower."),
+        ),
+        risk="Results differ in the last bits, so outputs may differ slightly.",
+        verify="Output throughput (gen throughput) rises with the same number of running requests.",
+        falsify="The model needs a feature that only this backend supports. The server then says "
+        "so when it starts with another one.",
     )
 
 
 CHECK = Check(
     cause="backend-suboptimal",
-    title="A slow attention backend was chosen",
+    title="A slow attention backend is in use",
     find=find,
-    meaning="Several libraries compute attention. Those made for one kind of device are much "
-    "faster than those that run everywhere, and the server chooses the fastest unless it is told "
-    "otherwise.",
-    rule="The options name torch_native or triton as the attention backend of a device whose "
-    "memory is that of an NVIDIA GPU of a kind that has faster ones.",
-    counter_evidence="Other makers' devices, models that need the backend, and CPUs.",
-    guide="SGLang's tuning guide of 2026: Hopper: fa3; Blackwell: trtllm_mha or trtllm_mla; Ampere "
-    "and Ada: flashinfer; and: try different backends and measure.",
+    meaning="Attention can be computed by several libraries (backends). Those made for one kind of "
+    "device are much faster than those that run everywhere. The server chooses the fastest one "
+    "unless an option names another.",
+    rule="--attention-backend is torch_native or triton, and the device's memory size is that of "
+    "an NVIDIA GPU for which a faster backend exists.",
+    counter_evidence="It is not reported for devices of other makers or for CPUs. Some models need "
+    "the backend that was chosen.",
+    guide="SGLang's tuning guide of 2026: fa3 on Hopper, trtllm_mha or trtllm_mla on Blackwell, "
+    "flashinfer on Ampere and Ada. It also says: try different backends and measure.",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import confidence, percent, quote
+from setpoint.advisor.doctor.checks.common import confidence, during, quote
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.advisor.doctor.limits import FULL
 
@@ -22,38 +22,39 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="grammar-queue",
         confidence=confidence(case, share, waiting, 0.9),
-        summary=f"Requests wait for their grammars: about {count:.0f} are being prepared in "
-        f"{percent(share)} of the loaded time, while {queue:.0f} wait for the scheduler.",
+        summary=f"Requests wait for their grammars to be compiled: {during(share)}, about "
+        f"{count:,.0f} wait for a grammar and {queue:,.0f} wait in the queue.",
         evidence=quote(waiting),
         action=Action(
-            "Let the clients use few schemas and send each in exactly the same form, so that its "
-            "compiled grammar is found in the cache; send one request with each schema first."
+            "Have the clients use few schemas and send each one in exactly the same form, so that "
+            "its compiled grammar is found in the cache. Send one request with each schema first."
         ),
         ruled_out=(
             RuledOut(
                 "client-bound",
-                f"The queue is short because {count:.0f} requests have not joined it yet.",
+                f"The queue is short because about {count:,.0f} requests have not joined it yet.",
             ),
         ),
-        verify="Fewer requests are being prepared, and more run.",
-        falsify="All requests use one schema: then its compilation is not what they wait for.",
+        verify="Fewer requests wait for a grammar, and more run (#running-req).",
+        falsify="All requests use the same schema. Then they do not wait for its compilation.",
         share=round(share, 3),
     )
 
 
 CHECK = Check(
     cause="grammar-queue",
-    title="Requests wait for their grammars",
+    title="Requests wait for their grammars to be compiled",
     find=find,
-    meaning="A request for structured output (a JSON schema, an expression, a tool call) joins the "
-    "queue when its grammar is compiled. New or large schemas take long; a schema that was seen "
-    "before is found in a cache. Meanwhile the queue is short and the server has room.",
-    rule="In at least half of the loaded time one or more requests are being prepared, at least "
-    "half as many as are in the queue, and usage is below 0.9. Only metrics and Setpoint's own "
-    "records tell their number.",
-    counter_evidence="A full pool with requests in preparation: they would have to wait anyway.",
-    guide="The guides do not have it. It is among the causes of a low usage that look like too "
-    "much caution of the scheduler.",
+    meaning="A request for structured output (a JSON schema, a regular expression, a tool call) "
+    "joins the queue only once its grammar is compiled. New or large schemas take long; a schema "
+    "that was used before is found in a cache. Meanwhile the queue is short and the server has "
+    "room.",
+    rule="For at least half of the time under load, one or more requests wait for a grammar, at "
+    "least half as many as are in the queue, and less than 90 % of the KV pool is in use. Only "
+    "metrics and Setpoint's own records contain their number.",
+    counter_evidence="If the KV pool is full, these requests would have to wait anyway.",
+    guide="The guides do not cover it. It is one of the causes of a half-empty KV pool that can be "
+    "mistaken for a scheduler that is too cautious (kv-conservative).",
     picture="""\
 clients -> [ compiling: 24 ] -> queue [ 0 ] -> running [##      ]""",
 )

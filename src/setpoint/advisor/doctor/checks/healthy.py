@@ -29,23 +29,23 @@ def find(case: Case) -> Finding | None:
     if queue > MOST:
         return None
     if usage is not None and usage >= GOOD:
-        waiting = f"a queue of {queue:.0f}" if queue else "no queue"
+        waiting = f"{queue:,.0f} requests wait in the queue" if queue else "no request waits"
         return _finding(
             case,
             load,
             0.95,
-            f"The KV pool is in good use ({percent(usage)}) with {waiting} and {per_minute(case)}: "
-            "nothing needs a change.",
+            f"The server is healthy: {percent(usage)} of the KV pool is in use, {waiting}, and "
+            f"there are {per_minute(case)}. Nothing needs to change.",
         )
     if queue <= max(FEW * running, 1.0):
         capped = load.share(lambda moment: at_cap(moment, case.limits)) > 0.5
-        why = "all slots are in use and hardly anything waits" if capped else "nothing waits long"
+        why = "the limit on running requests is reached" if capped else "no limit is near"
         return _finding(
             case,
             load,
             0.7,
-            f"The server keeps up with its load: {running:.0f} requests run, a median of "
-            f"{queue:.0f} wait, and {why}.",
+            f"The server is healthy: it keeps up with its load. {running:,.0f} requests run and "
+            f"{queue:,.0f} wait (medians), and {why}. Nothing needs to change.",
         )
     return None
 
@@ -56,27 +56,28 @@ def _finding(case: Case, load: Load, best: float, summary: str) -> Finding:
         confidence=confidence(case, 0.9, load, best),
         summary=summary,
         evidence=quote(load),
-        action=Action("Change nothing."),
-        falsify="Clients see long waits although this source shows none: then look in front of "
-        "the server.",
+        action=Action("Nothing needs to change."),
+        falsify="Clients see long waits although the server shows none. Then look for the cause in "
+        "front of the server.",
     )
 
 
 CHECK = Check(
     cause="healthy",
-    title="The server is in the state that the guides aim at",
+    title="The server is healthy",
     find=find,
-    meaning="The memory for keys and values is well used, some requests wait so that no slot stays "
-    "empty, and running requests are rarely thrown back. Or: the server does all that it is asked "
-    "for, hardly anything waits, and no limit is near.",
-    rule="Nothing else is found; under load the median usage is 0.85 or more, at most 2000 wait, "
-    "and there is at most about one retraction a minute; or at most a fifth as many wait as run.",
-    counter_evidence="An empty queue with an empty pool is client-bound: the server is fine, but "
-    "could do more. A queue that grows without end at a full pool is kv-full.",
-    guide="SGLang's tuning guides: usage above 0.9, a queue of 50 to 500 (2024) or 100 to 2000 "
-    "(2025 and later), about one retraction a minute at most, 5 to 8 GB of memory free when the "
-    "server is ready, and decode graphs in use.",
+    meaning="The server is in the state that the guides aim at: the KV pool is well used, some "
+    "requests wait so that a place never stays empty, and running requests are rarely retracted. "
+    "Or the server keeps up with its load: hardly any request waits, and no limit is near.",
+    rule="No other cause is found. Under load, 85 % or more of the KV pool is in use (median), at "
+    "most 2,000 requests wait, and there is at most about one retraction a minute; or at most a "
+    "fifth as many requests wait as run.",
+    counter_evidence="An empty queue beside an empty KV pool is client-bound: nothing is wrong, "
+    "but the server could do more. A queue that keeps growing beside a full KV pool is kv-full.",
+    guide="SGLang's tuning guides: token usage above 0.9, a queue of 50 to 500 (2024) or 100 to "
+    "2000 requests (2025 and later), at most about one retraction a minute, 5 to 8 GB of memory "
+    "free when the server is ready, and CUDA graphs in use.",
     picture="""\
-usage      [###########.] 0.93      queue  [###    ] 150
-running    [##########  ] 230       retractions: 1 in 5 minutes""",
+KV pool in use     [###########.] 93 %   waiting       [###    ] 150
+running requests   [##########  ] 230    retractions   1 in 5 minutes""",
 )

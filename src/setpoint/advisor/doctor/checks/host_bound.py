@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import confidence, estimate, percent, quote
+from setpoint.advisor.doctor.checks.common import (
+    change,
+    confidence,
+    during,
+    estimate,
+    percent,
+    quote,
+)
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.observe.moments import Moment
 
@@ -28,8 +35,8 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="host-bound",
         confidence=confidence(case, len(at) / len(known), known, 0.9),
-        summary=f"The device waits for the host: {percent(host)} of the loop's busy time are spent "
-        "outside the model.",
+        summary=f"The device waits for the host: while the server is busy, {percent(host)} of the "
+        "time is spent outside the model, on scheduling, sampling and sending.",
         evidence=quote(at),
         action=_action(case),
         effect=estimate(
@@ -37,19 +44,19 @@ def find(case: Case) -> Finding | None:
             1.0,
             0.5 + 0.5 * busy / max(model, 0.5 * busy),
             busy / max(model, 0.01 * busy),
-            f"busy time / time in the model: {busy:.1f} s / {model:.1f} s, if nothing else were "
-            "left",
+            f"the server was busy for {busy:.1f} s, {model:.1f} s of it in the model; at best, "
+            "nothing else would be left",
         ),
         ruled_out=(
             RuledOut(
                 "client-bound",
-                f"The loop is busy in {percent(min(busy / seconds, 1.0))} of the time.",
+                f"The scheduler is busy {during(min(busy / seconds, 1.0))}.",
             ),
         ),
-        risk="Clients get several tokens at once instead of one by one.",
-        verify="The share of the model in the loop's busy time rises.",
-        falsify="The share stays the same with fewer events to clients: then planning or sampling "
-        "on the host is what takes the time.",
+        risk="Clients receive several tokens at once instead of one by one.",
+        verify="Output throughput (gen throughput) rises.",
+        falsify="Output throughput stays the same with fewer messages to clients. Then scheduling "
+        "or sampling on the host is what takes the time.",
         share=min(host, 1.0),
     )
 
@@ -62,12 +69,12 @@ def _action(case: Case) -> Action:
     present = case.number("stream_interval") or 1
     if present >= STREAM_INTERVAL:
         return Action(
-            "See where the loop's time goes (`setpoint bench`, breakdown), and give the process "
-            "cores of its own."
+            "Measure where the time goes (the breakdown of `setpoint bench`), and give the server "
+            "CPU cores of its own."
         )
     return Action(
-        f"Start the server with --stream-interval {STREAM_INTERVAL} (now {present:.0f}): clients "
-        "get fewer and larger pieces, and each step has less to send.",
+        change("increase", "--stream-interval", STREAM_INTERVAL, present)
+        + ": clients then receive fewer, larger pieces, and each step has less to send.",
         "--stream-interval",
         "increase",
         STREAM_INTERVAL,
@@ -78,14 +85,16 @@ CHECK = Check(
     cause="host-bound",
     title="The device waits for the host",
     find=find,
-    meaning="Between two steps of the model the host takes in requests, plans the next step, looks "
-    "at the sampled tokens and sends them. With a small model, a large batch or many streams this "
-    "may take as long as the step itself.",
-    rule="At least 40 % of the loop's busy time are outside the model, and the loop is busy in at "
-    "least 80 % of the loaded time. Only Setpoint's own records tell.",
-    counter_evidence="A loop that waits for requests is not busy: that time does not count.",
-    guide="The guide of 2024 has --enable-overlap-scheduler for it, which is the default today.",
+    meaning="Between two steps of the model, the host (the CPU side of the server) receives "
+    "requests, plans the next step, processes the sampled tokens and sends them. With a small "
+    "model, a large batch or many streams, this can take as long as the step itself.",
+    rule="While the server is busy, at least 40 % of the time is spent outside the model, and it "
+    "is busy for at least 80 % of the time under load. Only Setpoint's own records contain these "
+    "times.",
+    counter_evidence="Time in which the server waits for requests does not count as busy.",
+    guide="The guide of 2024 recommends --enable-overlap-scheduler for it; today that is the "
+    "default.",
     picture="""\
 host    [plan][send]        [plan][send]
-device              [model]             [model]     idle half the time""",
+device              [model]             [model]     idle in between""",
 )

@@ -16,35 +16,40 @@ def find(case: Case) -> Finding | None:
         confidence=0.9,
         summary=_summary(case),
         evidence=quote(case.load, 2),
-        action=Action("Give a log of at least a minute under the load that matters."),
+        action=Action("Read a log of at least one minute under the load that matters."),
     )
 
 
 def _summary(case: Case) -> str:
     if not any(rank.moments for rank in case.ranks):
-        return "The source shows no batch of a server, so there is no load to judge."
+        return "There is not enough evidence: no batch of a server was found, so there is no load."
     if case.seen.coverage < MIN_COVERAGE:
-        return f"Only {100 * case.seen.coverage:.0f} % of the batch lines could be read."
+        return (
+            f"There is not enough evidence: only {100 * case.seen.coverage:.0f} % of the batch "
+            "lines could be read."
+        )
     if not len(case.load):
-        return "The source shows no load: only starts, ends and single requests."
+        return "There is not enough evidence: only starts, ends and single requests, but no load."
     seconds = f" in {case.load.seconds:.0f} seconds" if case.load.has_clock else ""
     return (
-        f"The source shows {counted(len(case.load), 'moment')} under steady load{seconds}; "
-        f"a judgement takes at least {MIN_LINES} in {MIN_SECONDS:.0f} seconds."
+        f"There is not enough evidence: only {counted(len(case.load), 'moment')} of steady "
+        f"load{seconds}. A verdict needs at least {MIN_LINES} moments over {MIN_SECONDS:.0f} "
+        "seconds."
     )
 
 
 CHECK = Check(
     cause="not-enough-evidence",
-    title="Too little to judge",
+    title="There is not enough evidence",
     find=find,
-    meaning="Advice is worth what its error rate is. A few lines, a start without load, the end of "
-    "a benchmark, or a log that could hardly be read allow no judgement, so that none is given.",
-    rule="No other cause is found, and the source shows fewer than 5 moments or less than 20 "
-    "seconds of steady load (10 lines are enough however fast they came), or less than half of "
-    "its batch lines could be read, or requests wait and nothing in it tells why.",
-    counter_evidence="A failed start, a lack of memory or a dead server need no load: their "
-    "messages are evidence enough.",
+    meaning="The doctor gives no advice that it cannot support. A few lines, a start without load, "
+    "the end of a benchmark, or a log of which hardly a line could be read do not show what limits "
+    "a server.",
+    rule="No other cause is found, and there are fewer than 5 moments or less than 20 seconds of "
+    "steady load (10 lines are enough, however quickly they follow each other), or less than half "
+    "of the batch lines could be read, or requests wait and nothing shows why.",
+    counter_evidence="A failed start, an out-of-memory error or an ended server is reported "
+    "without any load: the messages are evidence enough.",
     guide="The guides begin with 'when the server is running at full load, look for the following "
     "in the log': figures from any other time say nothing about a limit.",
 )

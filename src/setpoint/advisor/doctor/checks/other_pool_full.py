@@ -5,8 +5,11 @@ from __future__ import annotations
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import (
+    change,
     confidence,
+    during,
     percent,
+    plain,
     quote,
     throughput_effect,
 )
@@ -36,36 +39,40 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="other-pool-full",
         confidence=confidence(case, share, full, 0.92),
-        summary=f"The {name} pool is full ({percent(other)}) while the main KV pool is not "
-        f"({percent(usage)}): requests wait in {percent(share)} of the loaded time.",
+        summary=f"A second memory pool is full: {during(share)}, requests wait because "
+        f"{percent(other)} of the {name} pool is in use, but only {percent(usage)} of the KV pool.",
         evidence=quote(full),
         action=_action(case, name, other, usage),
         effect=throughput_effect(case, running, min(other / max(usage, 0.25), 2.0)),
         ruled_out=(
             RuledOut(
                 "kv-conservative",
-                f"Usage of the main pool is {usage:.2f}, but {name} usage is {other:.2f}: memory "
-                "is lacking, not released by caution.",
+                f"{percent(other)} of the {name} pool is in use: memory is really missing, not "
+                "only reserved.",
             ),
         ),
-        risk="The main pool becomes smaller in exchange.",
-        verify=f"{name} usage and token usage are of similar size, and #running-req rises.",
-        falsify=f"#running-req stays where it is although {name} usage has fallen below 0.9.",
+        risk="The KV pool becomes smaller in exchange.",
+        verify=f"{name} token usage and token usage are similar, and more requests run "
+        "(#running-req).",
+        falsify=f"The number of running requests (#running-req) does not rise although {name} "
+        "token usage has fallen below 0.9.",
         share=round(share, 3),
     )
 
 
 def _action(case: Case, name: str, other: float, usage: float) -> Action:
     if name not in SPLITS:
-        return Action(f"Give the {name} pool more memory; no option for it is known here.")
+        return Action(f"Give the {name} pool more memory. The doctor knows no option for it.")
     flag, option, default, most = SPLITS[name]
     present = case.number(option) or default
     value = round(min(present * other / max(usage, 0.5), most), 2)
     if value <= present:
-        return Action(f"Add memory for the {name} pool, or a replica: {flag} is at its maximum.")
+        return Action(
+            f"Add a replica, or use a device with more memory: {flag} is already at its maximum, "
+            f"{plain(present)}."
+        )
     return Action(
-        f"Start the server with {flag} {value:g} (now {present:g}): both pools then fill up "
-        "together.",
+        change("increase", flag, value, present) + ", so that both pools fill up together.",
         flag,
         "increase",
         value,
@@ -74,18 +81,19 @@ def _action(case: Case, name: str, other: float, usage: float) -> Action:
 
 CHECK = Check(
     cause="other-pool-full",
-    title="A further pool is full",
+    title="A second memory pool is full",
     find=find,
-    meaning="Models with sliding windows or with recurrent states keep a second pool for these "
-    "layers. Its size is set when the server starts, as a share. If it is full, no request is "
-    "admitted, however empty the main pool is.",
-    rule=f"In at least 40 % of the loaded time requests wait while the usage of a further pool is "
-    f"{OTHER_FULL} or more and the main one's is below 0.9.",
-    counter_evidence="Both full is a full pool (kv-full).",
-    guide="The guides do not have it: they were written before such models. It is among the causes "
-    "of a low usage that look like too much caution of the scheduler.",
-    equation="ratio = today's ratio x usage of the full pool / usage of the main pool",
+    meaning="Models with sliding-window attention (swa) or recurrent states (mamba) keep a second "
+    "memory pool for those layers. Its share of the memory is fixed when the server starts. If it "
+    "is full, no request is admitted, however empty the KV pool is.",
+    rule="For at least 40 % of the time under load, requests wait while "
+    f"{percent(OTHER_FULL)} or more of a second pool and less than 90 % of the KV pool is in use.",
+    counter_evidence="If both pools are full, the KV pool is too small (kv-full).",
+    guide="The guides do not cover it: they are older than such models. It is one of the causes of "
+    "a half-empty KV pool that can be mistaken for a scheduler that is too cautious "
+    "(kv-conservative).",
+    equation="ratio = today's ratio x usage of the full pool / usage of the KV pool",
     picture="""\
-full token usage  [#####.......] 0.41
-swa token usage   [############] 0.99    <- this one refuses requests""",
+full token usage  [#####.......] 0.41    the KV pool
+swa token usage   [############] 0.99    this one keeps requests out""",
 )

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import confidence, estimate, percent, said
+from setpoint.advisor.doctor.checks.common import (
+    confidence,
+    counted,
+    during,
+    estimate,
+    percent,
+    said,
+)
 from setpoint.advisor.doctor.checks.memory import total_gb
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 
@@ -33,9 +40,10 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="parallelism-suboptimal",
         confidence=min(confidence(case, waiting, case.load), 0.7),
-        summary=f"One device could hold the model ({weights * ranks:.1f} of {total:.0f} GB), but "
-        f"its weights are spread over {ranks:.0f} devices, which wait for one another in every "
-        "layer.",
+        summary="Separate copies of the model would give more throughput: "
+        f"{counted(value, 'device')} of {total:.0f} GB could hold the {weights * ranks:.1f} GB of "
+        f"weights, but they are spread over {ranks:.0f} devices, which wait for one another in "
+        "every layer.",
         evidence=said(case, "tp_size") + said(case, "weights_gb"),
         action=Action(
             f"Run {copies} copies with --tp-size {value} behind a router (or --dp-size {copies}) "
@@ -49,37 +57,40 @@ def find(case: Case) -> Finding | None:
             1.1,
             1.4,
             float(copies),
-            f"{copies} copies without the exchange between devices; measured elsewhere: two copies "
-            "3,216 tokens/s, two devices together 1,560",
+            f"{copies} copies do not exchange data between devices (measured elsewhere: 3,216 "
+            "tokens/s with two copies, 1,560 tokens/s with two devices together)",
         ),
         ruled_out=(
             RuledOut(
                 "healthy",
-                f"Requests wait in {percent(waiting)} of the time: throughput is what they wait "
-                "for.",
+                f"Requests wait {during(waiting)}, so throughput is what they need.",
             ),
         ),
-        risk="One request alone gets slower, and each copy has a prefix cache of its own.",
-        verify="The sum of gen throughput over the copies exceeds today's.",
-        falsify="The time between tokens of single requests is what matters here.",
+        risk="A single request gets its tokens more slowly, and each copy has its own prefix "
+        "cache.",
+        verify="The sum of the copies' output throughput (gen throughput) exceeds today's.",
+        falsify="The time between the tokens of a single request matters more here than output "
+        "throughput.",
     )
 
 
 CHECK = Check(
     cause="parallelism-suboptimal",
-    title="Copies of the model would generate more than tensor parallelism",
+    title="Separate copies of the model would give more throughput",
     find=find,
     meaning="Tensor parallelism splits every layer over several devices, which exchange results "
-    "twice in each layer. It is needed when the weights do not fit one device, and it makes single "
-    "requests faster. Where throughput matters and the model fits, copies share nothing and wait "
-    "for nobody.",
-    rule=f"Requests wait in at least half of the loaded time, --tp-size is 2 or more without data "
-    f"parallelism, and all weights together take at most {percent(FITS)} of fewer devices.",
-    counter_evidence="Without a queue, latency may be the aim. Experts in parallel and attention "
-    "data parallelism have reasons of their own.",
-    guide="All guides: when there is enough memory, always favour data parallelism for throughput, "
+    "twice per layer. It is needed if the weights do not fit on one device, and it makes single "
+    "requests faster. If the model fits and throughput matters, several copies of the model do "
+    "better, because they exchange nothing.",
+    rule="Requests wait for at least half of the time under load, --tp-size is 2 or more without "
+    f"data parallelism, and fewer devices could hold all weights in {percent(FITS)} of their "
+    "memory.",
+    counter_evidence="Without a queue, low latency may be the aim. Expert parallelism and "
+    "attention data parallelism have other reasons to use several devices.",
+    guide="All guides: if there is enough memory, always prefer data parallelism for throughput, "
     "with the router rather than --dp-size.",
-    equation="value = the smallest power of two with weights x tp / value <= 0.35 x device",
+    equation="value = the smallest power of two for which all weights / value take at most 0.35 x "
+    "the memory of a device",
     picture="""\
 --tp-size 2          [half of each layer] <-> [half of each layer]
 two copies           [whole model]            [whole model]""",

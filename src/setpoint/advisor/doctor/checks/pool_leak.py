@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import events
+from setpoint.advisor.doctor.checks.common import counted, events
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.advisor.doctor.observations import Evidence
 from setpoint.observe.moments import Moment
@@ -18,11 +18,12 @@ def find(case: Case) -> Finding | None:
     leaks = events(case, "leak")
     if leaks:
         evidence = tuple(Evidence(event.line, event.text) for event in leaks[:3])
+        count = sum(rank.num_events.get("leak", 0) for rank in case.ranks)
         return _finding(
             case,
             0.97,
-            "The server's own check found pages of the KV pool that nobody has: "
-            f"{sum(rank.num_events.get('leak', 0) for rank in case.ranks)} messages.",
+            "Pages of the KV pool are lost: the server's own check found pages that no request and "
+            f"no cached prefix owns ({counted(count, 'message')}).",
             evidence,
         )
     lost = _impossible(case)
@@ -32,8 +33,9 @@ def find(case: Case) -> Finding | None:
     return _finding(
         case,
         0.8,
-        f"{last.running:.0f} running requests hold {last.tokens:.0f} tokens, more than contexts of "
-        f"{case.facts.context_len} tokens can: pages of the KV pool are lost.",
+        f"Pages of the KV pool are lost: {counted(round(last.running or 0), 'running request')} "
+        f"cannot use {last.tokens:,.0f} tokens with contexts of at most "
+        f"{case.facts.context_len:,} tokens.",
         tuple(Evidence(moment.line, moment.text) for moment in (lost[0], last)),
     )
 
@@ -63,22 +65,23 @@ def _finding(case: Case, sure: float, summary: str, evidence: tuple[Evidence, ..
         summary=summary,
         evidence=evidence,
         action=Action(
-            "Restart the server, and move to a version in which the leak is mended; it is an error "
-            "of the server, which no option mends."
+            "Restart the server, and update it to a version that fixes the leak. It is a bug of "
+            "the server, and no option fixes it."
             + (
-                " Until then, --disable-radix-cache avoids many of these errors, at the cost of "
-                "computing shared prefixes again."
+                " Until then, --disable-radix-cache avoids many of these errors, but shared "
+                "prefixes are then computed again."
                 if radix
                 else ""
             )
         ),
         ruled_out=(
             RuledOut(
-                "kv-full", "The pages are not in use by requests: more memory would be lost, too."
+                "kv-full", "No request uses the lost pages; a larger KV pool would lose pages, too."
             ),
         ),
-        verify="With no request running, token usage goes back to 0.00.",
-        falsify="Usage falls to 0 when the server is idle, and no message comes back.",
+        verify="When no request runs, KV pool usage (token usage) goes back to 0.00.",
+        falsify="KV pool usage (token usage) falls to 0.00 whenever the server is idle, and the "
+        "message does not come back.",
         share=1.0,
     )
 
@@ -87,17 +90,19 @@ CHECK = Check(
     cause="pool-leak",
     title="Pages of the KV pool are lost",
     find=find,
-    meaning="Every page of the pool is free, in use by a request, or kept as a prefix that can be "
-    "evicted. If the three do not add up to the whole, pages are lost: usage creeps up until "
-    "nothing can be admitted, or the server's own check ends it.",
-    rule="A message that the memory pool leaks or that its accounting is broken; or, in at least "
-    f"{MIN_MOMENTS} decode lines, more tokens in use than the running requests' contexts can hold.",
-    counter_evidence="High usage with many running requests is no leak. Prefixes that can be "
-    "evicted do not count as used.",
-    guide="The guides do not treat it. Reports: sglang#140, #6778 (usage creeps to 0.96 and "
-    "nothing runs any more), #6888, #11970, #20010.",
+    meaning="Every page of the KV pool is free, in use by a request, or kept for a cached prefix "
+    "that can be evicted. If the three do not add up to the whole pool, pages are lost: usage "
+    "rises slowly until no request can be admitted, or until the server's own check ends it.",
+    rule="A message says that the memory pool leaks or that its accounting is wrong; or at least "
+    f"{MIN_MOMENTS} decode lines show more tokens in use than the contexts of the running requests "
+    "can hold.",
+    counter_evidence="A full KV pool with many running requests is not a leak. Cached prefixes "
+    "that can be evicted do not count as in use.",
+    guide="The guides do not cover it. It is reported in sglang#140, #6778 (usage rises to 0.96 "
+    "and nothing runs any more), #6888, #11970, #20010.",
     equation="lost = total - (available + evictable + protected)",
     picture="""\
-usage    0.2 .. 0.4 .. 0.6 .. 0.8 .. 0.96
-running  30     28     31     12     0      (usage should follow)""",
+KV pool in use     20 % .. 40 % .. 60 % .. 80 % .. 96 %
+running requests   30      28      31      12      0
+                   (usage should fall with the requests)""",
 )

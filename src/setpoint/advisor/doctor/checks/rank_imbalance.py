@@ -34,8 +34,8 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="rank-imbalance",
         confidence=confidence(case, share, loads[busy], 0.9),
-        summary=f"Requests wait at one rank while another has room: {queue:.0f} wait at {busy}, "
-        f"{rest:.0f} at {idle}, where {_running(loads[idle]):.0f} run.",
+        summary=f"Requests wait at one rank while another has room: on average, {queue:,.0f} wait "
+        f"at {busy} but {rest:,.0f} at {idle}, where {_running(loads[idle]):,.0f} run.",
         evidence=quote(loads[busy], 2) + quote(loads[idle], 2),
         action=_action(case),
         effect=estimate(
@@ -43,17 +43,19 @@ def find(case: Case) -> Finding | None:
             0.0,
             mean / queue,
             1.0,
-            f"mean queues of the ranks: {lengths}; spread evenly each has {mean:.0f}",
+            f"on average, these numbers of requests wait: {lengths}; spread evenly, {mean:,.0f} "
+            "would wait at each rank",
         ),
         ruled_out=(
             RuledOut(
                 "client-bound",
-                f"The empty queue of {idle} is not the clients' doing: {busy} has {queue:.0f}.",
+                f"The clients send enough: {queue:,.0f} requests wait at {busy}.",
             ),
         ),
-        risk="Spreading by load may send a request to a rank that does not have its prefix cached.",
-        verify="The queues of the ranks are of similar length.",
-        falsify="Requests carry a rank or a session of their own choice: then the client spreads "
+        risk="Balancing by load may send a request to a rank that does not have its prefix in the "
+        "cache.",
+        verify="The ranks' queues (#queue-req) have similar lengths.",
+        falsify="The requests name their rank or session themselves. Then the clients distribute "
         "them.",
         share=share,
     )
@@ -72,12 +74,12 @@ def _action(case: Case) -> Action:
     known = case.option("load_balance_method")
     if known in ("total_requests", "total_tokens", "shortest_queue", "minimum_tokens"):
         return Action(
-            "Look at what spreads the requests in front of the ranks: the server itself counts "
-            f"load already (--load-balance-method {known})."
+            "Check what distributes the requests in front of the ranks. The server itself already "
+            f"balances by load (--load-balance-method {known})."
         )
     return Action(
-        "Start the server with --load-balance-method total_requests (shortest_queue in older "
-        "versions), or put a router in front that counts load.",
+        "Set --load-balance-method to total_requests (shortest_queue in older versions), or put a "
+        "router in front that balances by load.",
         "--load-balance-method",
         "set",
         "total_requests",
@@ -88,15 +90,16 @@ CHECK = Check(
     cause="rank-imbalance",
     title="Requests wait at one rank while another has room",
     find=find,
-    meaning="With data parallelism each rank has a queue and a pool of its own. If requests are "
-    "spread in turn, or by prefix alone, one rank may get the long ones: it has a queue while "
-    "others wait for work. What the busy rank's limit is, its own lines tell.",
-    rule="One rank has a queue in at least half of its loaded time (mean at least 4), another has "
-    "at most a quarter of it and at most three quarters as many running requests.",
-    counter_evidence="Ranks of tensor parallelism log the same batches, or only the first logs at "
-    "all: they show no difference.",
-    guide="SGLang's tuning guides, 2025 and 2026: for data parallelism use the router (model "
-    "gateway) rather than --dp-size; it spreads requests by load and by cached prefix.",
+    meaning="With data parallelism, each rank has its own queue and KV pool. If requests are "
+    "distributed in turn, or only by prefix, one rank may get the long ones: requests wait there "
+    "while other ranks have room. The busy rank's own lines show which limit it has reached.",
+    rule="At one rank, requests wait for at least half of the time under load (4 or more on "
+    "average). At another rank, at most a quarter as many wait, and at most three quarters as many "
+    "run.",
+    counter_evidence="Ranks of tensor parallelism log the same batches, or only the first one logs "
+    "at all, so they show no difference.",
+    guide="SGLang's tuning guides of 2025 and 2026: for data parallelism, use the router (model "
+    "gateway) rather than --dp-size; it distributes requests by load and by cached prefix.",
     picture="""\
 DP0  queue [########## 80 ]  running [########]
 DP1  queue [            0 ]  running [##      ]""",

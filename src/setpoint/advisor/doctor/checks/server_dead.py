@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import events
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.advisor.doctor.observations import Event, Evidence
 
+_STAMP = re.compile(r"^\[[^\]]*\] ")
 GOES_ON_S = 5.0
 """Batches this long after an error show that the server survived it."""
 
@@ -27,11 +29,11 @@ def find(case: Case) -> Finding | None:
         evidence=tuple(Evidence(event.line, event.text) for event in [first, *found[1:][-2:]]),
         action=action,
         ruled_out=(
-            RuledOut("oom-decode", "No message tells of a failed allocation."),
-            RuledOut("pool-leak", "No message tells that the pool's accounting is wrong."),
+            RuledOut("oom-decode", "No message reports a failed memory allocation."),
+            RuledOut("pool-leak", "No message reports an error in the KV pool's accounting."),
         ),
-        verify="After a restart, batch lines go on past the time at which it ended.",
-        falsify="Batch lines after the last of these lines: then the server had survived it.",
+        verify="After a restart, the server runs past the point at which it ended.",
+        falsify="The server logs batches after the last quoted line. Then it survived the error.",
         share=1.0,
     )
 
@@ -57,60 +59,66 @@ def _reason(case: Case, found: list[Event]) -> tuple[str, Action]:
     text = " ".join(event.text for event in found)
     kinds = {event.kind for event in found}
     started = any(rank.moments for rank in case.ranks)
-    when = "while it served" if started else "while it started"
+    when = "while serving" if started else "while starting"
     if "watchdog" in kinds:
         return (
-            f"The watchdog ended the server {when}: one step took longer than the time limit.",
+            f"The server ended: its watchdog stopped it {when}, because one step took longer than "
+            "--watchdog-timeout allows.",
             Action(
-                "Look at the stacks that the watchdog wrote: a wait for another rank is a network "
-                "or driver fault; a long compilation or prefill needs a larger "
-                "--watchdog-timeout. Let a supervisor restart the server."
+                "Read the stack traces that the watchdog logged. If the step waited for another "
+                "rank, look for a network or driver fault; if it compiled or computed a long "
+                "prompt, raise --watchdog-timeout. Let a supervisor restart the server."
             ),
         )
     if "CUDA error" in text or "NCCL error" in text:
         return (
-            f"A device error ended the server {when}: {_excerpt(found)}",
+            f"The server ended {when} after a device error: {_excerpt(found)}",
             Action(
-                "Restart the server; if it comes back, try another --attention-backend and a newer "
-                "version, and look for the device's errors in the kernel's log (dmesg)."
+                "Restart the server. If the error comes back, try another --attention-backend or a "
+                "newer version, and look for device errors in the kernel log (dmesg)."
             ),
         )
     if "Killed" in text or "SIGKILL" in text or "exit code -9" in text:
         return (
-            f"The operating system ended the server {when}, probably because the machine's own "
-            "memory ran out.",
+            f"The server ended: the operating system killed it {when}, probably because the "
+            "machine's own memory (not the GPU's) ran out.",
             Action(
-                "Give the machine or container more memory (not the GPU), or load less into it; "
-                "dmesg tells whether the kernel's out-of-memory killer did it."
+                "Give the machine or container more main memory, or load less into it. The kernel "
+                "log (dmesg) shows whether the out-of-memory killer ended the server."
             ),
         )
     return (
         f"A scheduler process ended {when}: {_excerpt(found)}",
         Action(
             "Restart the server under a supervisor, and report the exception with the lines before "
-            "it; a newer version may have mended it."
+            "it. A newer version may have fixed it."
         ),
     )
 
 
 def _excerpt(found: list[Event]) -> str:
-    text = found[0].text
-    return text if len(text) <= 160 else f"{text[:160]}…"
+    """The line that names the error, without its time, in quotation marks."""
+    text = next((each.text for each in found if "Error: " in each.text), found[0].text)
+    text = _STAMP.sub("", text).rstrip(": ")
+    return f'"{text if len(text) <= 160 else f"{text[:160]}…"}".'
 
 
 CHECK = Check(
     cause="server-dead",
-    title="The server ended or hangs",
+    title="The server has ended or hangs",
     find=find,
-    meaning="A process of the server has ended, or its watchdog ended it because a step did not "
-    "return. Clients see refused connections, or wait for ever while /health may still answer 200.",
-    rule="A watchdog's time-out, a signal that ends the server (SIGQUIT from a child, SIGKILL), an "
-    "exception in the scheduler, or a device error, with no batch after it.",
-    counter_evidence="Batches more than 5 s after the message. A message about memory or about "
-    "the pool's accounting, which says why: oom-…, pool-leak. Tracebacks of single requests.",
-    guide="The guides do not treat it. Frequent reports: sglang#3752, #7553, #6624 (/health says "
-    "200 for an hour after the scheduler ended), #18582.",
+    meaning="A process of the server has ended, or the watchdog ended it because a step did not "
+    "return. Clients' connections are refused, or their requests wait forever, while /health may "
+    "still answer 200.",
+    rule="The log shows a watchdog timeout, a signal that ends the server (SIGQUIT from a child "
+    "process, SIGKILL), an exception in the scheduler or a device error, and no batch after it.",
+    counter_evidence="If batches follow more than 5 s after the message, the server survived it. "
+    "If a message about memory or about the KV pool's accounting tells why the server ended, the "
+    "cause is oom-prefill, oom-decode, oom-init or pool-leak. Tracebacks of single requests do not "
+    "count.",
+    guide="The guides do not cover it. It is often reported: sglang#3752, #7553, #6624 (/health "
+    "answers 200 for an hour after the scheduler ended), #18582.",
     picture="""\
 batches   |||||||||||||||||||||||  X
-access    |  |   |  |  |   |  |  |    |   |   (no answers)""",
+requests  |  |   |  |  |   |  |  |    |   |   (no answers)""",
 )
