@@ -50,7 +50,8 @@ def find(case: Case) -> Finding | None:
         cause="kv-conservative",
         confidence=confidence(case, share, held, 0.93),
         summary=f"The memory reserve for future output keeps requests waiting: {during(share)}, "
-        f"about {queue:,.0f} wait although only {percent(usage)} of the KV pool is in use.",
+        f"about {queue:,.0f} requests wait although only {percent(usage)} of the KV pool is in "
+        "use.",
         evidence=quote(held) + said(case, "schedule_conservativeness", "max_running_requests"),
         action=_action(present, value),
         effect=throughput_effect(case, running, growth),

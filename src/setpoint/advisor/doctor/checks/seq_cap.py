@@ -56,8 +56,8 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="seq-cap",
         confidence=confidence(case, share, capped, 0.97 if case.slots_named else 0.85),
-        summary=f"The limit on running requests is reached: {during(share)}, {slots:,.0f} run (the "
-        f"limit) and about {waiting:,.0f} wait{used}.",
+        summary=f"The limit on running requests is reached: {during(share)}, {slots:,.0f} requests "
+        f"run (the limit) and about {waiting:,.0f} wait{used}.",
         evidence=_evidence(case) + quote(capped),
         action=_action(case, value, again),
         effect=throughput_effect(case, slots, value / slots),

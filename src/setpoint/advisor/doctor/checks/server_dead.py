@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import events

@@ -262,8 +262,8 @@ class _Page:
         yield from self._labelled("Read", "; ".join(part for part in (read, server) if part))
         yield from self._labelled(
             "More",
-            f"setpoint doctor --explain {self._report.verdict} explains the verdict; --all shows "
-            "everything; --html FILE draws large charts.",
+            f"--explain {self._report.verdict} explains it; --all shows all; --html FILE draws "
+            "large charts.",
         )
 
     def _labelled(self, label: str, text: str | Text, style: str = "") -> Iterator[Text]:
