@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from setpoint.advisor.doctor.observations import Observations
+from setpoint.advisor.doctor.readers.log import stream
 from setpoint.advisor.doctor.readers.log.reader import read_chunks, read_log
 from setpoint.core.errors import SourceError
 
@@ -319,6 +321,27 @@ def test_files_are_unpacked(tmp_path: Path, packing: str) -> None:
     if packing != "cut gzip":
         assert seen.ranks == wanted.ranks
     assert len(seen.ranks[0].moments) > 100
+
+
+@pytest.mark.parametrize("packing", ["gzip", "zstd"])
+@pytest.mark.parametrize("begins_as_log", [True, False])
+def test_what_unpacks_without_end_is_left_out(
+    tmp_path: Path, packing: str, begins_as_log: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MAX_SWOLLEN", 4 << 20)
+    head = log_of(400).encode() if begins_as_log else b"hello\n" * 10
+    bomb = head + b"\n" * (32 << 20)
+    path = tmp_path / "server.log"
+    path.write_bytes(gzip.compress(bomb) if packing == "gzip" else zstandard.compress(bomb))
+    if not begins_as_log:
+        with pytest.raises(SourceError, match="250 times its size") as raised:
+            read_log(str(path))
+        assert str(path) in str(raised.value)
+        return
+    (seen,) = read_log(str(path))
+    (note,) = seen.sources[0].notes
+    assert re.search(r"250 times its size, .* after the first \d+ MiB was left out", note)
+    assert seen.ranks == read(head).ranks
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.advisor.doctor.readers.metrics import of_scrapes
+from setpoint.advisor.doctor.readers import metrics
+from setpoint.advisor.doctor.readers.metrics import RESTARTED, of_scrapes
 from setpoint.advisor.doctor.readers.scrape import Scrape, read_scrape
 from setpoint.advisor.doctor.readers.sources import observe_sources
 from setpoint.core.errors import SourceError
@@ -155,6 +156,22 @@ def test_saved_pages_one_or_many(tmp_path: Path) -> None:
     assert (single.ranks[0].moments[0].running, single.ranks[0].moments[0].new_tokens) == (10, 0)
     assert [moment.new_tokens for moment in several.ranks[0].moments] == [100] * 3
     assert several.sources[0].clock == "none"
+
+
+def test_a_saved_file_of_any_length_and_with_any_number_of_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "many.txt"
+    page = "# HELP sglang:num_running_reqs Running.\n# TYPE sglang:num_running_reqs gauge\n"
+    tokens = 'sglang:realtime_tokens_total{{mode="decode",tp_rank="0"}} {}\n'
+    restarts = (page + tokens.format(10_000 - at) for at in range(1500))
+    path.write_text("".join([*restarts, page + tokens.format(9000)]))
+    (seen,) = observe_sources([str(path)], seconds=1)
+    assert seen.sources[0].notes == [RESTARTED]
+    assert len(seen.ranks[0].moments) == 1
+    monkeypatch.setattr(metrics, "MAX_BYTES", 1 << 10)
+    with pytest.raises(SourceError, match=r"many\.txt is longer than"):
+        observe_sources([str(path)], seconds=1)
 
 
 def test_figures_that_cannot_be_are_left_out_with_a_note() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from setpoint.advisor.doctor.observations import Facts, Observations, Rank, Source
 from setpoint.advisor.doctor.readers.kept import add_events, sentence
-from setpoint.advisor.doctor.readers.pages import Pages
+from setpoint.advisor.doctor.readers.pages import MAX_BYTES, Pages
 from setpoint.advisor.doctor.readers.scrape import Scrape, Values, pages_in, quantiles, read_scrape
 from setpoint.core.errors import SourceError
 from setpoint.observe.moments import Moment
@@ -33,9 +33,15 @@ def read_saved(name: str) -> Observations:
     """A saved page, or several in one file: the times between them are not known. Raises
     SourceError."""
     try:
-        text = Path(name).read_text("utf-8", "replace")
+        with Path(name).open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise SourceError(f"{name} cannot be read: {error.strerror}.") from None
+    if len(content) > MAX_BYTES:
+        raise SourceError(
+            f"{name} is longer than {MAX_BYTES >> 20} MiB; save fewer pages of metrics into a file."
+        )
+    text = content.decode("utf-8", "replace")
     scrapes = [read_scrape(page, at=0.0, name=name) for page in pages_in(text)]
     seen = of_scrapes(scrapes, name=name)
     (source,) = seen.sources
@@ -83,10 +89,11 @@ def watched_metrics(
 def of_scrapes(scrapes: Sequence[Scrape], *, name: str, facts: Facts | None = None) -> Observations:
     """Scrapes of one server in their order, at least one."""
     source = Source(name=name, kind="metrics")
-    for place, (before, after) in enumerate(pairwise(scrapes), start=1):
-        if _restarted(before, after):
-            source.notes = [RESTARTED]
-            return _with_notes(of_scrapes(scrapes[place:], name=name, facts=facts), source.notes)
+    pairs = enumerate(pairwise(scrapes), start=1)
+    begins = [place for place, (before, after) in pairs if _restarted(before, after)]
+    if begins:
+        source.notes = [RESTARTED]
+        scrapes = scrapes[begins[-1] :]
     impossible = [each for scrape in scrapes for each in scrape.impossible]
     if impossible:
         source.notes.append(
@@ -107,11 +114,6 @@ def of_scrapes(scrapes: Sequence[Scrape], *, name: str, facts: Facts | None = No
             add_events(rank, moment)
         ranks.append(rank)
     return Observations(sources=[source], facts=facts or _facts(last), ranks=ranks)
-
-
-def _with_notes(seen: Observations, notes: list[str]) -> Observations:
-    seen.sources[0].notes[:0] = notes
-    return seen
 
 
 def _restarted(before: Scrape, after: Scrape) -> bool:

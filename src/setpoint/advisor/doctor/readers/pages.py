@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +14,8 @@ import msgspec
 from setpoint.core.errors import SourceError, reason_of
 
 TIMEOUT_S = 10.0
-MAX_BYTES = 64 << 20
+MAX_BYTES = 16 << 20
+"""Pages of metrics have some hundred KiB; the time to read one grows with its length."""
 
 
 class NotThereError(SourceError):
@@ -25,8 +28,8 @@ class Pages:
     def __init__(self, name: str, *, api_key: str | None) -> None:
         """name: the source as the user wrote it, for messages."""
         self._name = name
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._client = httpx2.Client(headers=headers, timeout=TIMEOUT_S)
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._client = self._new_client()
 
     def __enter__(self) -> Pages:
         return self
@@ -39,21 +42,45 @@ class Pages:
     ) -> None:
         self._client.close()
 
+    def _new_client(self) -> httpx2.Client:
+        return httpx2.Client(headers=self._headers, timeout=TIMEOUT_S)
+
+    @contextmanager
+    def _in_time(self) -> Iterator[httpx2.Client]:
+        """The client, which is closed if the block takes longer than TIMEOUT_S: its own time limit
+        begins anew with each byte."""
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            self._client.close()
+
+        timer = threading.Timer(TIMEOUT_S, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield self._client
+        except httpx2.HTTPError as error:
+            if late.is_set():
+                raise httpx2.TimeoutException("") from error
+            raise
+        finally:
+            timer.cancel()
+            timer.join()
+            if late.is_set():
+                self._client = self._new_client()
+
     def text(self, url: str) -> str:
         """Raises NotThereError for a page that does not exist, SourceError for one that cannot be
         had."""
-        deadline = time.monotonic() + TIMEOUT_S
         content = bytearray()
         try:
-            with self._client.stream("GET", url) as response:
+            with self._in_time() as client, client.stream("GET", url) as response:
                 self._check(response.status_code, url)
                 for chunk in response.iter_bytes():
                     content += chunk
-                    if len(content) > MAX_BYTES or time.monotonic() > deadline:
-                        raise SourceError(
-                            f"{url} sends more than {MAX_BYTES >> 20} MiB, or needs more than"
-                            f" {TIMEOUT_S:g} s."
-                        )
+                    if len(content) > MAX_BYTES:
+                        raise SourceError(f"{url} sends more than {MAX_BYTES >> 20} MiB.")
         except httpx2.TimeoutException:
             raise SourceError(f"{self._name} did not answer within {TIMEOUT_S:g} s.") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
@@ -76,7 +103,7 @@ class Pages:
         """As ``text``; raises SourceError for a page that is not JSON."""
         try:
             return msgspec.json.decode(self.text(url).encode())
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             raise SourceError(
                 f"{url} does not answer with JSON; it is no server of SGLang or Setpoint."
             ) from None

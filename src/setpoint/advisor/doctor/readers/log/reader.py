@@ -15,8 +15,9 @@ from setpoint.advisor.doctor.readers.log.describe import observations, refuse
 from setpoint.advisor.doctor.readers.log.messages import KEYWORDS, message_of, quotes_a_client
 from setpoint.advisor.doctor.readers.log.scan import Scanned, Scanner
 from setpoint.advisor.doctor.readers.log.server_log import ServerLog, shown
-from setpoint.advisor.doctor.readers.log.stream import blocks, opened
+from setpoint.advisor.doctor.readers.log.stream import SwollenError, blocks, opened
 from setpoint.advisor.doctor.readers.log.table import Table, Tables
+from setpoint.core.errors import SourceError
 
 
 def read_log(name: str) -> list[Observations]:
@@ -34,8 +35,11 @@ def read_chunks(name: str, chunks: Iterable[bytes]) -> list[Observations]:
     """As ``read_log``, of the log's bytes, however they are cut up."""
     reader = _Reader(name)
     with _without_collector():
-        for block, complete in blocks(chunks):
-            reader.block(block, complete)
+        try:
+            for block, complete in blocks(chunks):
+                reader.block(block, complete)
+        except SwollenError as error:
+            reader.end_early(str(error))
     return reader.finish()
 
 
@@ -59,6 +63,8 @@ class _Reader:
         self._scanner, self._tables = Scanner(), Tables()
         self._servers: dict[str, ServerLog] = {}
         self._first = 1
+        self._cut = ""
+        """Why the rest of the log was not read."""
         self._words: set[bytes] = set()
         """Marks of other programs."""
 
@@ -85,6 +91,10 @@ class _Reader:
             server.end(scanned.num_lines)
         self._first += scanned.num_lines
 
+    def end_early(self, why: str) -> None:
+        self._cut = why
+        self._source.notes.append(why)
+
     def finish(self) -> list[Observations]:
         self._source.num_lines = self._first - 1
         found = [
@@ -95,6 +105,8 @@ class _Reader:
             each for each in found if any(rank.events for rank in each.ranks) or each.facts.said
         ]
         if not telling:
+            if self._cut:
+                raise SourceError(f"{self._cut} Before that, no server wrote anything.")
             refuse(self._source, self._words)
         return telling
 

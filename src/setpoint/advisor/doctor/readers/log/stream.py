@@ -25,6 +25,12 @@ BLOCK = 1 << 20
 MAX_LINE = 1 << 16
 """Bytes of a line that are looked at; request logs may have prompts of any length."""
 
+MAX_SWOLLEN = 64 << 20
+MAX_RATIO = 250
+"""A packed log is read to its end unless it becomes longer than MAX_SWOLLEN bytes and than
+MAX_RATIO times its packed length. Logs shrink to a tenth or a fiftieth; a file that was made to
+keep its reader busy shrinks to a thousandth (gzip's most) or less."""
+
 _GZIP_FORMAT = 31
 _PACKED = 1 << 14  # bytes that are unpacked at a time: they may become a thousand times as many
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -33,12 +39,17 @@ _COLOURS = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]|\x1b\][^\x07\n]*\x07")
 _CONTROL = bytes(sorted({*range(32), 127} - set(b"\t\n\v\f\r\b\x1b")))
 
 
+class SwollenError(Exception):
+    """What is packed is not worth reading any further."""
+
+
 @contextmanager
 def opened(name: str) -> Iterator[Iterator[bytes]]:
     """The bytes of a log in chunks, unpacked, as UTF-8 (or what else has ASCII in it).
 
     name: a path, or "-" for standard input. Raises SourceError if there is nothing to read, or if
-    it is not text; what is damaged later on ends the log where the damage begins.
+    it is not text; what is damaged later on ends the log where the damage begins. The chunks end
+    with a SwollenError if the log is packed and unpacks without end.
     """
     if name == STDIN:
         if sys.stdin is None:
@@ -66,13 +77,18 @@ def _unpacked(name: str, file: BinaryIO) -> Iterator[bytes]:
         chunks = iter(lambda: reader.read(BLOCK), b"")
     else:
         chunks = iter(lambda: file.read(BLOCK), b"")
-    empty = True
+    size = 0
     try:
         for chunk in chunks:
-            empty = empty and not chunk
+            size += len(chunk)
             yield chunk
+            if size > MAX_SWOLLEN and size > MAX_RATIO * file.tell():
+                raise SwollenError(
+                    f"{name} unpacks to more than {MAX_RATIO} times its size, as no log does; what"
+                    f" is after the first {size >> 20} MiB was left out."
+                )
     except (zlib.error, zstandard.ZstdError) as error:
-        if empty:
+        if not size:
             raise SourceError(f"Cannot unpack {name}: {error}. It is damaged.") from error
         # A copy that broke off: what is there counts.
 
