@@ -16,6 +16,7 @@ from test_doctor_route import INFO, capped
 from setpoint.advisor.doctor.observations import Observations
 from setpoint.advisor.doctor.readers import pages
 from setpoint.advisor.doctor.readers.sources import observe_sources
+from setpoint.advisor.doctor.watching import Watched
 from setpoint.core.errors import SourceError
 from setpoint.launch.doctor import ServerDoctor
 from setpoint.testing.fake_engine import FakeEngine
@@ -86,6 +87,17 @@ def test_a_setpoint_server_tells_its_moments(http_url: Callable[..., str]) -> No
     assert (source.kind, source.generation) == ("server", "Setpoint 1.2.3")
     assert seen.facts.max_total_num_tokens == 1000
     assert seen.ranks[0].moments[-1].refusals == {"no_slot": 50, "blocked": 650}
+
+
+def test_a_watch_begins_with_what_the_server_remembers(http_url: Callable[..., str]) -> None:
+    engine = FakeEngine(max_running=2, moments=capped(60))
+    watch = Watched([http_url(engine, server_info=INFO, make_doctor=ServerDoctor)])
+    for _ in range(2):
+        (seen,) = watch.look(seconds=0.1)
+        assert [moment.at for moment in seen.ranks[0].moments] == [each.at for each in capped(60)]
+    engine.moments += capped(1, at=1060.0)
+    (seen,) = watch.look(seconds=0.1)
+    assert len(seen.ranks[0].moments) == 61
 
 
 def test_an_sglang_server_with_metrics() -> None:

@@ -80,6 +80,13 @@ def test_a_crash_of_native_code_leaves_the_stacks_of_the_engine(server: ServerPr
     assert "Fatal Python error: Segmentation fault" in server.errors
 
 
+def test_a_crash_of_native_code_leaves_the_stacks_of_the_frontend(server: ServerProcess) -> None:
+    server.process.send_signal(signal.SIGSEGV)
+    server.wait_end()
+    assert "Fatal Python error: Segmentation fault" in server.errors
+    wait_until(server.engine_is_gone)
+
+
 def test_sigterm_under_load_ends_in_order(server: ServerProcess) -> None:
     last = asyncio.run(read_streams(server, 8, lambda: server.process.send_signal(signal.SIGTERM)))
     assert server.wait_end() == 0

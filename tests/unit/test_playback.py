@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from doctor_runs import SHORT, run_for
 from fastapi.testclient import TestClient
-from test_doctor_windows import SHORT, run_for
 
 from setpoint.core.errors import SourceError
 from setpoint.observe.moments import Moment

@@ -7,6 +7,7 @@ end the engine.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import signal
@@ -48,6 +49,7 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
     from setpoint.frontend.http.port import bind_socket
 
     phases = Phases()
+    faulthandler.enable()  # native code that crashes: the log has the stack of every thread
     setup_logging(options.log_level, milliseconds=env.log_ms)
     with (
         bind_socket(options.host, options.port) as sock,

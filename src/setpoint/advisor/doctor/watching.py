@@ -35,8 +35,9 @@ class Watched:
 
     def _look(self, name: str, seconds: float) -> list[Observations]:
         if "://" in name:
-            seen = observe_sources([name], seconds=seconds, api_key=self._api_key)[-1]
             before = self._servers.get(name)
+            past_s = 0.0 if before else WINDOW_S
+            (seen,) = observe_sources([name], seconds=seconds, past_s=past_s, api_key=self._api_key)
             self._servers[name] = recent(joined(before, seen) if before else seen, WINDOW_S)
             return [self._servers[name]]
         if Path(name).is_file() and Path(name).stat().st_size > _HEAD + _TAIL:
@@ -45,8 +46,10 @@ class Watched:
 
 
 def joined(before: Observations, after: Observations) -> Observations:
-    """What was seen of a server, and then more of it."""
-    earlier = {rank.name: rank for rank in before.ranks}
+    """What was seen of a server, and then more of it, which may begin with what was the last."""
+    begins = [moment.at for rank in after.ranks for moment in rank.moments]
+    end = min(begins, default=float("inf"))
+    earlier = {rank.name: _within(rank, end=end) for rank in before.ranks}
     ranks = [
         Rank(
             rank.name,
@@ -70,14 +73,16 @@ def recent(seen: Observations, seconds: float) -> Observations:
     if not ends:
         return seen
     begin = max(ends) - seconds
-    ranks = []
-    for rank in seen.ranks:
-        events = [event for event in rank.events if event.at is None or event.at >= begin]
-        gone = [event.kind for event in rank.events if event not in events]
-        counts = {kind: count - gone.count(kind) for kind, count in rank.num_events.items()}
-        moments = [moment for moment in rank.moments if moment.at >= begin]
-        ranks.append(Rank(rank.name, moments, events, counts))
-    return replace(seen, ranks=ranks)
+    return replace(seen, ranks=[_within(rank, begin=begin) for rank in seen.ranks])
+
+
+def _within(rank: Rank, *, begin: float = float("-inf"), end: float = float("inf")) -> Rank:
+    """What began in this time, and events without a time."""
+    events = [event for event in rank.events if event.at is None or begin <= event.at < end]
+    gone = [event.kind for event in rank.events if event not in events]
+    counts = {kind: count - gone.count(kind) for kind, count in rank.num_events.items()}
+    moments = [moment for moment in rank.moments if begin <= moment.at < end]
+    return Rank(rank.name, moments, events, counts)
 
 
 def _ends_of(name: str) -> list[Observations]:

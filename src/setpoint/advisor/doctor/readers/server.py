@@ -24,13 +24,16 @@ Loads = dict[str, Moment]
 """By the name of the rank."""
 
 
-def watch_server(url: str, *, seconds: float, api_key: str | None) -> Observations:
-    """What the server at this URL does for so long. Raises SourceError if it cannot be reached or
+def watch_server(
+    url: str, *, seconds: float, past_s: float = 0.0, api_key: str | None
+) -> Observations:
+    """What the server at this URL does for so long, after what it remembers of the ``past_s``
+    seconds before. Raises SourceError if it cannot be reached or
     is neither of the two."""
     base = url.rstrip("/")
     with Pages(url, api_key=api_key) as pages:
         if _tells_moments(pages, base):
-            return _kept(pages, base, seconds)
+            return _kept(pages, base, seconds, past_s)
         info = _info(pages, base)
         facts = facts_of(info or {}, engine="sglang")
         try:
@@ -51,10 +54,10 @@ def _tells_moments(pages: Pages, base: str) -> bool:
     return isinstance(answer, Mapping) and "moments" in answer
 
 
-def _kept(pages: Pages, base: str, seconds: float) -> Observations:
-    """Of a Setpoint server, which keeps its moments: those of the next seconds."""
+def _kept(pages: Pages, base: str, seconds: float, past_s: float) -> Observations:
+    """Of a Setpoint server, which keeps its moments: those of the next seconds, and before."""
     time.sleep(seconds)
-    answer = pages.json(f"{base}/doctor?seconds={seconds:g}&moments=true")
+    answer = pages.json(f"{base}/doctor?seconds={seconds + past_s:g}&moments=true")
     try:
         moments = convert(answer["moments"], list[Moment])
         seen = live_observations(answer["server_info"], moments, name=base, death=answer["ended"])

@@ -18,23 +18,23 @@ from setpoint.core.errors import SourceError
 
 
 def observe_sources(
-    names: Sequence[str], *, seconds: float, api_key: str | None = None
+    names: Sequence[str], *, seconds: float, past_s: float = 0.0, api_key: str | None = None
 ) -> list[Observations]:
     """What the sources show, in their order; a log of several servers gives several.
 
     names: log files (plain, gzip or Zstandard), "-" for standard input, folders of logs, URLs of
     servers or of their /metrics, saved metrics, recordings; seconds: how long to watch a URL;
-    api_key: of a server, by default the environment variable OPENAI_API_KEY. Raises SourceError for
-    what cannot be read.
+    past_s: how much from before that is wanted of a server that remembers it; api_key: of a server,
+    by default the environment variable OPENAI_API_KEY. Raises SourceError for what cannot be read.
     """
-    return [seen for name in names for seen in _observe(name, seconds, api_key)]
+    return [seen for name in names for seen in _observe(name, seconds, past_s, api_key)]
 
 
-def _observe(name: str, seconds: float, api_key: str | None) -> list[Observations]:
+def _observe(name: str, seconds: float, past_s: float, api_key: str | None) -> list[Observations]:
     if name == STDIN:
         return read_log(name)
     if name.startswith(("http://", "https://")):
-        return [_watch(name, seconds, api_key)]
+        return [_watch(name, seconds, past_s, api_key)]
     path = Path(name)
     if path.is_dir():
         return [read_folder(name)]
@@ -50,7 +50,7 @@ def _observe(name: str, seconds: float, api_key: str | None) -> list[Observation
     return read_log(name)
 
 
-def _watch(url: str, seconds: float, api_key: str | None) -> Observations:
+def _watch(url: str, seconds: float, past_s: float, api_key: str | None) -> Observations:
     key = api_key or os.environ.get("OPENAI_API_KEY")
     try:
         host = urlsplit(url).hostname
@@ -59,5 +59,6 @@ def _watch(url: str, seconds: float, api_key: str | None) -> Observations:
     if not host or any(character.isspace() for character in url):
         raise SourceError(f"{url!r} is no URL: http://HOST:PORT was expected.")
     is_page = url.partition("?")[0].rstrip("/").endswith("/metrics")
-    watch = watch_metrics if is_page else watch_server
-    return watch(url, seconds=seconds, api_key=key)
+    if is_page:
+        return watch_metrics(url, seconds=seconds, api_key=key)
+    return watch_server(url, seconds=seconds, past_s=past_s, api_key=key)
