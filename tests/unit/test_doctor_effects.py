@@ -71,6 +71,16 @@ def test_one_batch_size_tells_little_and_prompts_between_the_steps_something() -
     assert found.high < same.high
 
 
+def test_lines_of_a_busy_machine_promise_less() -> None:
+    def noisy(factor: float) -> list[Moment]:
+        speeds = [320 * (1 + factor * (-1) ** i) for i in range(12)]
+        return [decode(16, 5, 0.5, gen_throughput=speed) for speed in speeds]
+
+    calm, busy = effect(noisy(0.02), 16, 2.0), effect(noisy(0.4), 16, 2.0)
+    assert busy.low < calm.low - 0.1
+    assert busy.high > calm.high + 0.1
+
+
 def test_a_moment_that_knows_its_busy_time_is_a_step_whatever_it_waited() -> None:
     moments = [
         Moment(at=i, seconds=1.0, num_decode=10, running=4.0, gen_throughput=40.0, busy_s=0.2)

@@ -62,6 +62,9 @@ class FixedShare:
     high: float
     num_steps: int = 0
     """Observations that it is fitted to; 0: only the device is known."""
+    scatter: float = 0.0
+    """Share by which the means of two sources like this one differ by chance, at two standard
+    deviations: as its steps vary for reasons that are neither the batch nor the prompts."""
 
     @property
     def is_known(self) -> bool:
@@ -84,6 +87,7 @@ SPREAD_UNKNOWN = 0.29
 """That of a share of which nothing is known: of a uniform distribution."""
 STEP_NOISE = 0.1
 """Standard deviation of a step's time that is neither the batch nor the prompts, at least."""
+MOST_SCATTER = 0.5
 EVEN_BATCH = {"gpu": 64.0, "cpu": 4.0}
 """Batch whose own work takes as long as reading the weights. On a GPU: 16 GB of weights and 0.26 GB
 of keys and values for each request, as those of 2000 tokens of a model of 8 billion parameters. On
@@ -131,14 +135,16 @@ def fixed_share(steps: Sequence[Step], running: float, device: str | None) -> Fi
     for _ in range(2):
         share, prompts, error, unsure = _posterior(rows, noise, (prior_s, prior_e), spread)
         squares = sum(w * (t - share * a - prompts * b) ** 2 for a, b, t, w in rows)
-        noise = max(noise, (squares / len(rows)) ** 0.5)
+        residual = (squares / len(rows)) ** 0.5
+        noise = max(noise, residual)
     share = min(max(share, 0.0), min(max(1 - prompts, 0.0), 1.0))
     most = min(max(1 - prompts + 2 * unsure, share), 1.0)
     low, high = max(share - 2 * error, 0.0), min(share + 2 * error, most)
     # From the mean step to that of ``running`` requests, whose prompts are in proportion.
     ratio = running / mean_r
     low, share, high = (each / (each + (1 - each) * ratio) for each in (low, share, high))
-    return FixedShare(share, low, high, len(steps))
+    scatter = min(2 * residual * (2 / len(rows)) ** 0.5, MOST_SCATTER)
+    return FixedShare(share, low, high, len(steps), scatter)
 
 
 def _posterior(

@@ -25,7 +25,7 @@ HIGHEST = 0.97
 """No check is surer than this of what it reads from a log."""
 
 NOISE = 0.1
-"""Share by which two measurements of one throughput differ."""
+"""Share by which two measurements of one throughput differ at least."""
 
 
 def quote(load: Load, count: int = 3) -> tuple[Evidence, ...]:
@@ -132,11 +132,12 @@ def careful(case: Case, running: float, growth: float) -> tuple[float, str]:
 def throughput_effect(case: Case, running: float, growth: float) -> Effect:
     """Generated tokens per second if ``growth`` times as many requests run together. While reading
     the weights takes most of a step, throughput grows with the batch; later it saturates. So the
-    factor is between 1 and growth, and noise adds 10 % on each side; where in it, the steps of this
-    source say, of all batch sizes that it has."""
+    factor is between 1 and growth, and noise adds 10 % or more on each side; where in it, the steps
+    of this source say, of all batch sizes that it has."""
     growth = max(growth, 1.0)
     fixed = fixed_share_of(case, running)
     low, expected, high = fixed.gains(growth)
+    noise = max(NOISE, fixed.scatter)
     source = (
         f"estimated from {counted(fixed.num_steps, 'observed step time')}"
         if fixed.num_steps
@@ -144,9 +145,9 @@ def throughput_effect(case: Case, running: float, growth: float) -> Effect:
     )
     return estimate(
         "output throughput",
-        low - NOISE,
+        low - noise,
         expected,
-        high + NOISE,
+        high + noise,
         f"{running * growth:,.0f} instead of {running:,.0f} requests run together; about "
         f"{percent(fixed.share)} ({percent(fixed.low)} to {percent(fixed.high)}) of the time of a "
         f"decode step does not grow with the batch ({source})",
