@@ -222,7 +222,7 @@ def test_the_log_and_the_metric_tell_of_a_limit_and_of_its_end(
         await page(server, {"seq-cap": 1.0})
         while not (lines := news()):
             await asyncio.sleep(0.01)
-        assert lines[0].startswith("Doctor: the limit that binds is seq-cap. ")
+        assert lines[0].startswith("Doctor: seq-cap limits the server. ")
         assert "--max-running-requests" in lines[0]
         await asyncio.sleep(0.1)
         assert len(news()) == 1, "once for a change"

@@ -171,7 +171,7 @@ def test_a_server_that_goes_away_leaves_what_was_seen() -> None:
     with server({"/metrics": page}) as url:
         seen = watched(f"{url}/metrics", seconds=3.0)
     assert len(seen.ranks[0].moments) == 1
-    assert "The watching ended early: " in seen.sources[0].notes[0]
+    assert "Watching ended early: " in seen.sources[0].notes[0]
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_cap_of_two_is_named_everywhere(tmp_path: Path) -> None:
             told = {name for each in found["moments"] for name in each.get("quantiles", ())}
             assert {"ttft_p50", "ttft_p95", "itl_p95", "wait_p50"} <= told
             wait_until(lambda: binding(server) == {"seq-cap": 1.0}, every_s=1.0)
-            line = "Doctor: the limit that binds is seq-cap. "
+            line = "Doctor: seq-cap limits the server. "
             wait_until(lambda: any(each.startswith(line) for each in server.messages))
             command = [sys.executable, "-m", "setpoint.cli", "doctor", server.url]
             done = subprocess.run(

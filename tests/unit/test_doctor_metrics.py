@@ -186,4 +186,4 @@ sglang:gen_throughput{} 5
     (moment,) = seen.ranks[0].moments
     assert (moment.running, moment.usage, moment.queue) == (None, None, None)
     assert moment.gen_throughput == 5
-    assert "the first is num_running_reqs=nan (of 6)" in seen.sources[0].notes[0]
+    assert "6, the first of them num_running_reqs=nan" in seen.sources[0].notes[0]

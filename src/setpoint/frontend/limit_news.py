@@ -62,7 +62,7 @@ class LimitNews:
         if limit == self._logged or now - self._logged_at < LOG_EVERY_S:
             return
         if limit is None:
-            logger.info("Doctor: %s does not bind any more. %s", self._logged, found.sentence)
+            logger.info("Doctor: %s no longer limits the server. %s", self._logged, found.sentence)
         else:
-            logger.info("Doctor: the limit that binds is %s. %s", limit, found.sentence)
+            logger.info("Doctor: %s limits the server. %s", limit, found.sentence)
         self._logged, self._logged_at = limit, now

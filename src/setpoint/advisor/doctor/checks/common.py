@@ -116,7 +116,7 @@ def fixed_share_of(case: Case, running: float) -> FixedShare:
 
 
 LOOK_AGAIN = (
-    " Then look again: this source does not tell how much more a still larger batch brings."
+    " Then measure again: what was read does not show how much a still larger batch would gain."
 )
 
 

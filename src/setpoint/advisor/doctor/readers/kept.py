@@ -70,6 +70,19 @@ def observed(
     return Observations(sources=[source], facts=facts, ranks=[rank])
 
 
+_REASONS = {
+    "no_slot": "the limit on running requests is reached",
+    "no_memory": "the KV pool has no room for them",
+    "token_budget": "the prefill batch is full",
+    "chunk_budget": "the prefill chunk is full",
+    "prefill_limit": "the prefill batch has enough prompts",
+    "delayed": "admission waits for a larger batch",
+    "decode_turn": "it is the turn of decode",
+}
+"""The admission's reasons (core.records.Refusal) in words. "blocked" only repeats the reason of the
+first request."""
+
+
 def sentence(moment: Moment) -> str:
     """The figures of a moment in words, as evidence."""
     figures = []
@@ -78,18 +91,19 @@ def sentence(moment: Moment) -> str:
     if moment.queue is not None:
         figures.append(f"{moment.queue:.1f} wait")
     if moment.usage is not None:
-        figures.append(f"token usage {moment.usage:.2f}")
+        figures.append(f"{100 * moment.usage:.0f} % of the KV pool in use")
     if moment.gen_throughput:
-        figures.append(f"{moment.gen_throughput:.1f} generated tokens/s")
+        figures.append(f"{moment.gen_throughput:,.1f} output tokens/s")
     if moment.new_tokens:
-        figures.append(f"{moment.new_tokens} prompt tokens computed")
+        figures.append(f"{moment.new_tokens:,} prompt tokens computed")
     if moment.cached_tokens:
-        figures.append(f"{moment.cached_tokens} cached")
+        figures.append(f"{moment.cached_tokens:,} found in the prefix cache")
     if moment.retracted:
-        figures.append(f"{moment.retracted} retracted")
-    if moment.refusals:
-        why = sorted(moment.refusals.items(), key=lambda each: -each[1])[:2]
-        figures.append("waits because of " + " and ".join(f"{name} ({n})" for name, n in why))
+        figures.append(f"{moment.retracted:,} requests retracted")
+    why = sorted(moment.refusals.items(), key=lambda each: -each[1])
+    reasons = [_REASONS[name] for name, _ in why if name in _REASONS][:2]
+    if reasons:
+        figures.append(f"requests wait because {' and because '.join(reasons)}")
     clock = time.strftime("%H:%M:%S", time.localtime(moment.at))
     return f"{clock}, {moment.seconds:.1f} s: {', '.join(figures) or 'nothing happened'}"
 
@@ -101,12 +115,12 @@ def _told(moment: Moment) -> Moment:
 def add_events(rank: Rank, moment: Moment) -> None:
     if moment.retractions:
         values: dict[str, float | str] = {"num": float(moment.retracted), **moment.other}
-        text = f"The KV pool was full: {moment.retracted} requests were retracted."
+        text = f"The KV pool was full, and requests were retracted: {moment.retracted}."
         _add(rank, "retraction", moment, text, moment.retractions, values)
     for how, count in moment.ended.items():
         kind = _ENDS.get(how)
         if kind is not None:
-            _add(rank, kind, moment, f"{count} requests ended with {how}.", count, {})
+            _add(rank, kind, moment, f"Requests that ended with {how}: {count}.", count, {})
 
 
 _ENDS: dict[str, EventKind] = {"abort": "aborted", "500": "access-error", "503": "queue-full"}

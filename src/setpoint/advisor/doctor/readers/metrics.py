@@ -17,7 +17,7 @@ from setpoint.observe.moments import Moment
 
 EVERY_S = 1.0
 COUNTER = "realtime_tokens"
-RESTARTED = "The server restarted while it was watched; the report is about the time after that."
+RESTARTED = "The server restarted while it was watched. The report is about the time after that."
 
 
 def is_saved(path: Path) -> bool:
@@ -76,7 +76,7 @@ def watched_metrics(
         except SourceError as error:
             if not scrapes:
                 raise
-            note = f"The watching ended early: {error}"
+            note = f"Watching ended early: {error}"
             break
         if began >= end:
             break
@@ -97,8 +97,7 @@ def of_scrapes(scrapes: Sequence[Scrape], *, name: str, facts: Facts | None = No
     impossible = [each for scrape in scrapes for each in scrape.impossible]
     if impossible:
         source.notes.append(
-            f"Figures that cannot be were left out; the first is {impossible[0]} (of"
-            f" {len(impossible)})."
+            f"Impossible values were ignored: {len(impossible)}, the first of them {impossible[0]}."
         )
     last = scrapes[-1]
     source.generation = "Setpoint" if last.engine == "setpoint" else "SGLang"

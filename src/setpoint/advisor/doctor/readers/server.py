@@ -86,17 +86,15 @@ def _polled(
 ) -> Observations:
     load = _loads_of(pages, base, facts)
     if load is None:
-        what = (
-            "and tells no loads" if is_known else "and has no /server_info, /metrics or /v1/loads"
-        )
+        what = "and shows no load" if is_known else "and has no /server_info, /metrics or /v1/loads"
         raise SourceError(
             f"{base} answers {what}: it is no server of SGLang or Setpoint, or an old one that"
             " needs --enable-metrics."
         )
     source = Source(name=base, kind="server", generation=f"SGLang {facts.version or ''}".rstrip())
     source.notes.append(
-        "The server's loads were read once a second. With --enable-metrics, or from its log, the"
-        " doctor sees far more: retractions, prompts, latencies."
+        "Only the server's load was read, once a second. With --enable-metrics, or from its log, "
+        "the doctor sees far more: retractions, prompts and latencies."
     )
     ranks: dict[str, Rank] = {}
     end = time.monotonic() + seconds
@@ -106,7 +104,7 @@ def _polled(
         try:
             loads = load()
         except SourceError as error:
-            source.notes.append(f"The watching ended early: {error}")
+            source.notes.append(f"Watching ended early: {error}")
             break
         for name, moment in loads.items():
             moment.at, moment.seconds = began, time.time() - began

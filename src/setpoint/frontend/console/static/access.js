@@ -12,7 +12,7 @@ export const keyHeaders = () => (key ? { authorization: `Bearer ${key}` } : {});
 export function askForKey() {
   const dialog = byId("key");
   const text = byId("key-text");
-  if (key !== null) text.textContent = "The server did not accept this key. Give another one.";
+  if (key !== null) text.textContent = "The server did not accept this key. Enter another one.";
   if (!dialog.open) dialog.showModal();
   byId("key-input").focus();
   return new Promise((resolve) => {

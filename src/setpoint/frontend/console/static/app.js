@@ -99,9 +99,9 @@ function showStatus() {
 function statusOf() {
   if (connection.state === "recording") return ["idle", "Recording"];
   if (connection.state === "lost") return ["lost", "Connection lost"];
-  if (connection.state === "denied") return ["lost", "Needs a key"];
+  if (connection.state === "denied") return ["lost", "API key needed"];
   if (connection.state === "connecting" || !facts) return ["connecting", "Connecting"];
-  if (paused) return ["paused", "Paused by its operator"];
+  if (paused) return ["paused", "Paused by the operator"];
   const moment = timeline.moments.at(-1);
   const running = Math.round(moment?.running_max ?? moment?.running ?? 0);
   return running ? ["serving", `Serving ${count(running)}`] : ["idle", "Idle"];

@@ -27,7 +27,7 @@ const CHARTS = [
     show: rate,
     series: [
       {
-        label: "Prompt",
+        label: "Input",
         colour: "--s-orange",
         value: field("input_throughput"),
         scale: "right",
@@ -44,7 +44,7 @@ const CHARTS = [
     whole: true,
     series: [
       { label: "Running", colour: "--s-blue", value: field("running"), fill: true },
-      { label: "Queued", colour: "--s-orange", value: field("queue") },
+      { label: "Waiting", colour: "--s-orange", value: field("queue") },
       { label: "Grammar", colour: "--s-purple", value: field("preparing") },
     ],
   },
@@ -55,7 +55,7 @@ const CHARTS = [
     top: 1,
     series: [
       { label: "Usage", colour: "--s-teal", value: field("usage"), fill: true },
-      { label: "Most", colour: "--s-grey", value: field("usage_max"), join: largest },
+      { label: "Max", colour: "--s-grey", value: field("usage_max"), join: largest },
     ],
   },
   {

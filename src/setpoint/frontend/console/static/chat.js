@@ -170,7 +170,7 @@ class Answer {
     const parts = [`${exact(this.tokens)} tokens`];
     const ran = (this.lastAt - this.firstAt) / 1000;
     if (this.tokens > 1 && ran > 0) parts.push(`${rate((this.tokens - 1) / ran)} tokens/s`);
-    parts.push(`first ${seconds((this.firstAt - this.beganAt) / 1000)}`);
+    parts.push(`first token after ${seconds((this.firstAt - this.beganAt) / 1000)}`);
     if (how) parts.push(how);
     setText(this.stats, parts.join(" · "));
   }

@@ -15,7 +15,7 @@ export class Doctor {
     const findings = report.findings ?? [];
     const parts = findings.map((finding, index) => this.finding(finding, index === 0));
     const missing = report.missing ?? [];
-    if (missing.length) parts.push(listed("What would make the answer surer", missing));
+    if (missing.length) parts.push(listed("What would make the verdict more certain", missing));
     if (!parts.length) parts.push(make("p", { class: "empty" }, "No limit binds. There is nothing to change."));
     byId("findings").replaceChildren(...parts);
     const coverage = report.coverage ?? 1;
@@ -86,27 +86,33 @@ export class Doctor {
     if (!flag) return [];
     const typed = value === null || value === undefined || value === true ? flag : `${flag} ${option(value)}`;
     const command = this.facts()?.command ?? "setpoint serve …";
+    if (value === false) return [["At the next start", without(command, flag)]];
     const restart = ["At the next start", replaced(command, flag, typed)];
     if (!live || value === null || value === undefined) return [restart];
     const name = flag.replace(/^--/, "").replaceAll("-", "_");
-    return [["Now, while it serves", `setpoint set ${location.origin} ${name}=${option(value)}`], restart];
+    return [["Now, without a restart", `setpoint set ${location.origin} ${name}=${option(value)}`], restart];
   }
 }
 
+/** Matches a flag of a command, with its values if it has any. */
+const given = (flag) => new RegExp(`(^| )${flag}(?:[ =](?!--)\\S+)*(?= |$)`);
+
 /** The command with the flag as it is to be typed, in place of the one that it has, if any. */
 function replaced(command, flag, typed) {
-  const given = new RegExp(`(^| )${flag}(?:[ =](?!--)\\S+)*(?= |$)`);
-  return given.test(command) ? command.replace(given, `$1${typed}`) : `${command} ${typed}`;
+  return given(flag).test(command) ? command.replace(given(flag), `$1${typed}`) : `${command} ${typed}`;
 }
+
+const without = (command, flag) => command.replace(given(flag), "");
 
 function effect(found) {
   if (!found?.figure) return null;
-  const factor = (value) => `×${Number(value.toFixed(value < 10 ? 2 : 0))}`;
+  const factor = (value) => Number(value.toFixed(value < 10 ? 2 : 0));
   return make(
     "p",
     {},
     make("b", {}, "What to expect: "),
-    `${found.figure} ${factor(found.expected)} (between ${factor(found.low)} and ${factor(found.high)}). `,
+    `${found.figure} should be ${factor(found.expected)} times today's `,
+    `(between ${factor(found.low)} and ${factor(found.high)} times). `,
     make("span", { class: "hint" }, found.why ?? ""),
   );
 }

@@ -33,6 +33,6 @@ export class Options {
     const shown = all ? this.options : this.options.filter(({ why }) => why !== "default");
     this.table.show(shown);
     const rest = this.options.length - shown.length;
-    setText(byId("options-count"), rest ? `${shown.length} resolved, ${rest} more at their default` : "");
+    setText(byId("options-count"), rest ? `${shown.length} resolved, ${rest} more at their defaults` : "");
   }
 }

@@ -114,7 +114,7 @@ export class RecordedSource {
         this.handler("doctor", doctor);
       }
     } catch (error) {
-      this.handler("connection", { state: "lost", text: `The recording is not served any more: ${error.message}` });
+      this.handler("connection", { state: "lost", text: `The recording is no longer served: ${error.message}` });
     } finally {
       this.isAsking = false;
     }

@@ -72,9 +72,9 @@ function sharesOf(runs) {
 }
 
 const PARTS = [
-  ["locked", "Locked", "--s-blue", "in the prefix cache and in use"],
-  ["held", "Held", "--s-purple", "of running requests alone"],
-  ["evictable", "Evictable", "--s-teal", "cached, and freed when room is needed"],
+  ["locked", "Locked", "--s-blue", "in the prefix cache and in use by requests"],
+  ["held", "Held", "--s-purple", "used by running requests only"],
+  ["evictable", "Evictable", "--s-teal", "in the prefix cache, and freed when room is needed"],
   ["free", "Free", "--free", "empty"],
 ];
 

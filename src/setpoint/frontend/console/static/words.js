@@ -3,29 +3,33 @@
 /** Cause of the doctor -> [what the page calls it, its tone, its colour in the band]. */
 const CAUSES = {
   "healthy": ["Healthy", "good", "--good"],
-  "client-bound": ["Waiting for work", "calm", "--s-blue"],
+  "client-bound": ["Waiting for requests", "calm", "--s-blue"],
   "not-enough-evidence": ["Not enough evidence", "wait", "--s-grey"],
   "idle": ["Idle", "calm", "--s-grey"],
-  "unknown": ["Not known", "wait", "--free"],
+  "unknown": ["Unknown", "wait", "--free"],
   "grammar-queue": ["Waiting for grammars", "warn", "--s-pink"],
   "admission-delayed": ["Admission delayed", "warn", "--s-olive"],
-  "other-pool-full": ["Another pool full", "warn", "--s-orange"],
-  "seq-cap": ["Request limit", "warn", "--s-purple"],
+  "other-pool-full": ["Second pool full", "warn", "--s-orange"],
+  "seq-cap": ["Request limit reached", "warn", "--s-purple"],
   "kv-conservative": ["Memory reserve too large", "warn", "--s-gold"],
   "kv-optimistic": ["Memory reserve too small", "warn", "--s-red"],
   "kv-full": ["KV pool full", "warn", "--s-orange"],
   "mem-underused": ["Memory left unused", "warn", "--s-pink"],
-  "mem-headroom-low": ["Little memory to spare", "warn", "--s-pink"],
-  "prefill-budget": ["Prompt budget", "warn", "--s-teal"],
-  "long-prompt-blocking": ["Long prompt blocks others", "warn", "--s-teal"],
+  "mem-headroom-low": ["Too little memory free", "warn", "--s-pink"],
+  "prefill-budget": ["Prefill batches full", "warn", "--s-teal"],
+  "long-prompt-blocking": ["Long prompts block others", "warn", "--s-teal"],
   "queue-too-long": ["Queue too long", "warn", "--s-red"],
-  "graph-miss": ["Decode without graphs", "warn", "--s-olive"],
+  "graph-miss": ["Decode without CUDA graphs", "warn", "--s-olive"],
   "prefix-miss": ["Prefixes computed again", "warn", "--s-olive"],
   "batch-too-large": ["Batch too large", "warn", "--s-purple"],
   "oom-init": ["Out of memory at start", "bad", "--s-red"],
   "oom-prefill": ["Out of memory in prefill", "bad", "--s-red"],
   "oom-decode": ["Out of memory in decode", "bad", "--s-red"],
-  "pool-leak": ["Accounting error", "bad", "--s-red"],
+  "pool-leak": ["KV pool leak", "bad", "--s-red"],
+  "rank-imbalance": ["Uneven ranks", "warn", "--s-olive"],
+  "host-bound": ["Device waits for host", "warn", "--s-olive"],
+  "backend-suboptimal": ["Slow attention backend", "warn", "--s-olive"],
+  "parallelism-suboptimal": ["Copies would be faster", "warn", "--s-olive"],
   "server-dead": ["Server ended", "bad", "--s-red"],
 };
 
@@ -38,15 +42,15 @@ export const causeColour = (id) => CAUSES[id]?.[2] ?? "--s-olive";
 
 /** Why a request waits -> the reason as the end of "It waits because …". */
 const REASONS = {
-  no_slot: "every slot is taken",
+  no_slot: "the limit on running requests is reached",
   no_memory: "the KV pool has no room for it",
-  token_budget: "this step's prompt tokens are used up",
-  chunk_budget: "another prompt is computed in pieces",
-  prefill_limit: "this step has enough prompts",
-  delayed: "a larger batch is gathered",
-  decode_turn: "decode has its turn",
-  blocked: "others are before it",
-  grammar: "its grammar is compiled",
+  token_budget: "the prefill batch is full",
+  chunk_budget: "the prefill chunk is full",
+  prefill_limit: "the prefill batch has enough prompts",
+  delayed: "admission waits for a larger batch",
+  decode_turn: "it is the turn of decode",
+  blocked: "other requests are ahead of it",
+  grammar: "its grammar is being compiled",
   paused: "the server is paused",
 };
 export const reason = (id) => REASONS[id] ?? spelled(id);
@@ -63,7 +67,7 @@ export const stateWord = (id) => STATES[id] ?? spelled(id);
 
 const ENDS = {
   stop: "complete",
-  length: "reached its limit",
+  length: "token limit reached",
   abort: "aborted",
   left: "client left",
 };

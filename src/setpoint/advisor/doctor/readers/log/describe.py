@@ -65,12 +65,12 @@ def _life(server: ServerLog) -> tuple[Life, list[str]]:
     notes = []
     if len(lives) > 1:
         starts = ", ".join(str(life.first_line) for life in lives)
-        which = "last" if chosen is lives[-1] else "last one that shows anything"
+        which = "last start" if chosen is lives[-1] else "last start that shows anything"
         crashed = sum(1 for life in lives if life is not chosen and life.fatal_events())
         crashes = f" {crashed} of the others ended with an error." if crashed else ""
         notes.append(
-            f"The server was started {len(lives)} times in this log (lines {starts}); the"
-            f" {which} is diagnosed, from line {chosen.first_line} on.{crashes}"
+            f"The server was started {len(lives)} times in this log (lines {starts}). The report is"
+            f" about the {which}, from line {chosen.first_line} on.{crashes}"
         )
     return chosen, notes
 
@@ -83,19 +83,22 @@ def _odd(life: Life, server: ServerLog) -> list[str]:
         why = (
             f"the clock goes back {back} times"
             if back >= MANY_TIMES_BACK
-            else "lines tell of two pools of different size"
+            else "its lines show KV pools of two sizes"
             if _two_pools(server.pools)
-            else "batches are reported while another server is still starting"
+            else "batches run while another server is still starting"
         )
         notes.append(
-            f"Two servers seem to write into this log: {why}. Give each a log of its own; what is"
-            " said here mixes them."
+            f"Two servers seem to write to this log: {why}. This report mixes them; read a separate"
+            " log of each."
         )
     elif back:
         times = "once" if back == 1 else f"{back} times"
-        notes.append(f"The clock goes back {times}; later times were moved so that they follow.")
+        notes.append(f"The clock goes back {times}; the times after that were shifted to follow.")
     if server.tests_retraction:
-        notes.append("The server retracts on purpose (SGLANG_TEST_RETRACT); that does not count.")
+        notes.append(
+            "The server retracts requests on purpose (SGLANG_TEST_RETRACT); these retractions do"
+            " not count."
+        )
     return notes
 
 

@@ -156,7 +156,7 @@ class _Reader:
         if scanned.not_understood and not any("could not be read" in n for n in source.notes):
             number, line = min(scanned.not_understood)
             source.notes.append(
-                f"A batch line could not be read; the first is line {self._first + number}:"
+                f"Some batch lines could not be read; the first is line {self._first + number}:"
                 f" {shown(line)[:120]}"
             )
         if not source.num_batch_lines and len(self._words) < 8:
@@ -168,10 +168,12 @@ class _Reader:
         last = scanned.num_lines - 1
         broken = [line for number, line in scanned.not_understood if number == last]
         if not broken:
-            self._source.notes.append("The last line has no line end: the log may go on.")
+            self._source.notes.append(
+                "The last line is not complete: the server may still be writing to the log."
+            )
             return
         scanned.not_understood.pop()
-        self._source.notes.append("The last line is cut off and was left out.")
+        self._source.notes.append("The last line is cut off and was ignored.")
 
 
 _OTHERS = (
