@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from setpoint.top.events import parsed
+from setpoint.top import events
+from setpoint.top.events import Lost, lines, parsed
 from setpoint.top.screen import Server, screen
 
 KNOWN = {
@@ -83,6 +85,61 @@ def test_what_a_client_names_cannot_steer_the_terminal() -> None:
     row = {"rid": "a\x1b[2J\nb", "state": "running", "prompt": 1}
     server.take("requests", {"num_running": 1, "num_queued": 0, "rows": [row]})
     assert not any("\x1b" in line for line in drawn(server, width=80, height=24))
+
+
+@pytest.mark.parametrize("rid", ["[/b]", "[red]x", ":smile:", "[link=http://x]y[/link]", "\x1b[2J"])
+def test_names_of_clients_are_no_markup(rid: str) -> None:
+    server = shown(2, 0)
+    row = {"rid": rid, "state": rid, "why": rid}
+    server.take("requests", {"num_running": 1, "num_queued": 0, "rows": [row]})
+    assert any(
+        rid.replace("\x1b", "\ufffd") in line for line in drawn(server, width=120, height=24)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("state", []),
+        ("state", {"limits": 5}),
+        ("moment", 5),
+        ("moment", {"at": "x"}),
+        ("moment", {"at": 1, "pool": [1]}),
+        ("requests", {"rows": [5]}),
+        ("requests", {"num_running": "x"}),
+        ("doctor", {"verdict": 5}),
+        ("doctor", {"verdict": "x", "findings": [{"action": {}}]}),
+    ],
+)
+def test_an_event_of_another_shape_is_told(name: str, content: Any) -> None:
+    server = shown(2)
+    with pytest.raises(Lost, match=f"The server's '{name}' event is not one of this version's"):
+        server.take(name, content)
+    assert drawn(server, width=80, height=24)
+
+
+def test_figures_of_any_size_can_be_drawn() -> None:
+    for figure in (-1.0, 0.0, 1e-300, 1e300):
+        server = shown(2)
+        pool = {"total": 1, "locked": int(figure), "held": 1 << 40, "free": -5}
+        server.take("moment", moment(2000.0, pool=pool, running=figure, usage=figure))
+        server.take("moment", moment(abs(figure) + 3000, running=figure, gen_throughput=figure))
+        assert drawn(server, width=80, height=24)
+
+
+def test_a_stream_has_lines_however_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"event: a\r\ndata: \xc3\xa9\n\n:\n"
+    for size in (1, 2, 7, 100):
+        chunks = [text[at : at + size] for at in range(0, len(text), size)]
+        assert [*lines(chunks, "url")] == ["event: a", "data: é", "", ":"]
+    monkeypatch.setattr(events, "MAX_EVENT", 1000)
+    with pytest.raises(Lost, match="longer than"):
+        [*lines(itertools.repeat(b"x" * 100), "url")]
+    with pytest.raises(Lost, match="an event of more"):
+        [*parsed(itertools.repeat("data: 100"))]
+    monkeypatch.setattr(events, "TIMEOUT_S", -1.0)
+    with pytest.raises(Lost, match="takes longer"):
+        [*lines([b"x"], "url")]
 
 
 def test_a_new_stream_brings_no_moment_twice() -> None:

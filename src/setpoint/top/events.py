@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -14,6 +15,8 @@ from setpoint.core.errors import RequestError, reason_of
 STREAM = "/console/stream"
 TIMEOUT_S = 15.0
 """The server says something at least every few seconds."""
+MAX_EVENT = 16 << 20
+"""Bytes of an event; the server's have some hundred KiB at most."""
 
 
 class Lost(RequestError):
@@ -28,7 +31,7 @@ def events(url: str, api_key: str | None) -> Iterator[tuple[str, Any]]:
     try:
         with httpx2.stream("GET", address, headers=headers, timeout=TIMEOUT_S) as response:
             _check(response, url)
-            yield from parsed(response.iter_lines())
+            yield from parsed(lines(response.iter_bytes(), url))
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         reason = reason_of(error)
         raise Lost(f"{url} cannot be reached: {reason}.", status_code=503) from None
@@ -49,6 +52,27 @@ def _check(response: httpx2.Response, url: str) -> None:
     )
 
 
+def lines(chunks: Iterable[bytes], url: str) -> Iterator[str]:
+    """The lines of a stream. Raises Lost for a server that sends bytes and ends no line."""
+    parts: list[bytes] = []
+    size, since = 0, time.monotonic()
+    for chunk in chunks:
+        *ended, rest = chunk.split(b"\n")
+        if ended:
+            ended[0] = b"".join([*parts, ended[0]])
+            for line in ended:
+                yield line.removesuffix(b"\r").decode("utf-8", "replace")
+            parts, size, since = [], 0, time.monotonic()
+        parts.append(rest)
+        size += len(rest)
+        if size > MAX_EVENT or time.monotonic() - since > TIMEOUT_S:
+            raise Lost(
+                f"{url} sends a line that is longer than {MAX_EVENT >> 20} MiB or takes longer than"
+                f" {TIMEOUT_S:g} s.",
+                status_code=503,
+            )
+
+
 def parsed(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """The events of a stream's lines. One that is not as it should be is left out."""
     name, data = "", ""
@@ -57,9 +81,14 @@ def parsed(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
             name = line.removeprefix("event:").strip()
         elif line.startswith("data:"):
             data += line.removeprefix("data:")
+            if len(data) > MAX_EVENT:
+                raise Lost(
+                    f"The server sends an event of more than {MAX_EVENT >> 20} MiB.",
+                    status_code=503,
+                )
         elif line.startswith(":"):
             yield "", None
         elif not line and data:
-            with suppress(msgspec.DecodeError):
+            with suppress(msgspec.DecodeError, RecursionError):
                 yield name, msgspec.json.decode(data)
             name, data = "", ""

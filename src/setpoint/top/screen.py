@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from setpoint.advisor.doctor.findings import Report
+from setpoint.advisor.doctor import findings
 from setpoint.advisor.doctor.observations import Facts, Observations, Rank
 from setpoint.advisor.doctor.report import plots
 from setpoint.advisor.doctor.report.figures import Charts, charts, duration
 from setpoint.advisor.doctor.report.wording import number, percent, printable
 from setpoint.core.conversion import convert
 from setpoint.observe.moments import Moment
+from setpoint.top.events import Lost
+from setpoint.top.told import Report, Requests, Row, State
 
 KEPT = 600
 WINDOW_S = 300.0
@@ -36,29 +39,36 @@ class Server:
     """The latest of everything that the stream has told."""
 
     def __init__(self) -> None:
-        self.facts: Mapping[str, Any] = {}
+        self.state = State()
         self.moments: deque[Moment] = deque(maxlen=KEPT)
         self.limit = ""
         """The limit that bound in the latest moment."""
-        self.report: Mapping[str, Any] = {}
-        self.requests: Mapping[str, Any] = {}
+        self.report: Report | None = None
+        self.requests = Requests()
         self.trouble = ""
         """Why the stream cannot be read now."""
 
     def take(self, name: str, content: Any) -> None:
+        """Raises Lost for an event that is not as this version tells it."""
         self.trouble = ""
-        match name:
-            case "state":
-                self.facts = content
-            case "requests":
-                self.requests = content
-            case "doctor":
-                self.report = content
-            case "moment":
-                self.limit = content.pop("limit", "")
-                moment = convert(content, Moment)
-                if not self.moments or moment.at > self.moments[-1].at:
-                    self.moments.append(moment)
+        try:
+            match name:
+                case "state":
+                    self.state = convert(content, State)
+                case "requests":
+                    self.requests = convert(content, Requests)
+                case "doctor":
+                    self.report = convert(content, Report)
+                case "moment":
+                    moment = convert(content, Moment)
+                    self.limit = str(content.get("limit", ""))
+                    if not self.moments or moment.at > self.moments[-1].at:
+                        self.moments.append(moment)
+        except msgspec.ValidationError as error:
+            raise Lost(
+                f"The server's {name!r} event is not one of this version's: {error}.",
+                status_code=503,
+            ) from None
 
     def lost(self, why: str) -> None:
         """The next stream begins with the last minutes again."""
@@ -79,7 +89,7 @@ class Server:
             f"{_whole(now.gen_throughput)} tokens/s",
         ]
         if self.limit:
-            parts.append(f"limit: {self.limit}")
+            parts.append(f"limit: {printable(self.limit)}")
         return ", ".join(parts)
 
 
@@ -98,35 +108,37 @@ def screen(server: Server, console: Console, *, url: str) -> Group:
 
 
 def _head(server: Server, width: int, url: str) -> Iterator[Text]:
-    facts = server.facts
-    name = " ".join(str(facts[key]) for key in ("model", "dtype", "device") if facts.get(key))
-    version = f"Setpoint {facts['version']}" if facts.get("version") else ""
+    state = server.state
+    name = " ".join(part for part in (state.model, state.dtype, state.device) if part)
+    version = f"Setpoint {state.version}" if state.version else ""
     left = " · ".join(part for part in (name, version, url) if part)
     clock = time.strftime("%H:%M:%S")
     yield _spread(Text(printable(left), style="bold"), Text(f"{clock}  Ctrl-C ends"), width)
     if server.trouble:
-        yield Text(f"{server.trouble} Trying again …", style="yellow")
-    if facts.get("paused"):
-        yield Text(f"The server is paused ({facts['paused']}).", style="yellow")
+        yield Text(f"{printable(server.trouble)} Trying again …", style="yellow")
+    if state.paused:
+        yield Text(f"The server is paused ({printable(state.paused)}).", style="yellow")
 
 
 def _verdict(server: Server, width: int) -> Iterator[Text]:
-    verdict = server.report.get("verdict")
-    if verdict is None:
+    report = server.report
+    if report is None:
         yield Text("The doctor has not looked yet.", style=plots.FAINT)
         return
     style = {"healthy": "green", "client-bound": "cyan", "not-enough-evidence": "yellow"}
     line = Text.assemble(
-        (f" {verdict} ", f"reverse {style.get(verdict, 'red')}"),
+        (f" {printable(report.verdict)} ", f"reverse {style.get(report.verdict, 'red')}"),
         " ",
-        printable(str(server.report.get("summary", ""))),
+        printable(report.summary),
     )
     line.truncate(width, overflow="ellipsis")
     yield line
-    for finding in server.report.get("findings", ())[:1]:
-        action = Text.assemble(("   to do: ", plots.FAINT), printable(finding["action"]["text"]))
-        action.truncate(width, overflow="ellipsis")
-        yield action
+    for finding in report.findings[:1]:
+        if finding.action is not None:
+            what = printable(finding.action.text)
+            action = Text.assemble(("   to do: ", plots.FAINT), what)
+            action.truncate(width, overflow="ellipsis")
+            yield action
 
 
 def _plot_height(rows: int) -> int:
@@ -157,22 +169,22 @@ def _drawable(server: Server) -> Charts | None:
         return None
     end = server.moments[-1].at
     shown = [moment for moment in server.moments if moment.at >= end - WINDOW_S]
-    limits = server.facts.get("limits") or {}
-    facts = Facts(max_running_requests=limits.get("max_running_requests"))
-    report = Report(verdict="", summary="", findings=[], coverage=1.0, sources=[])
+    limits = server.state.limits
+    facts = Facts(max_running_requests=None if limits is None else limits.max_running_requests)
+    report = findings.Report(verdict="", summary="", findings=[], coverage=1.0, sources=[])
     return charts(report, Observations([], facts, [Rank("", shown)]))
 
 
 def _pool(server: Server, width: int) -> Iterator[Text]:
     pool = server.moments[-1].pool if server.moments else {}
     total = pool.get("total", 0)
-    if not total:
+    if total <= 0:
         return
     bar_width = max(width - 10, 10)
     bar = Text("KV pool  ", style="bold")
     for name, char, colour in POOL:
         cells = round(pool.get(name, 0) / total * bar_width)
-        bar.append(char * cells, style=colour)
+        bar.append(char * min(max(cells, 0), bar_width), style=colour)
     bar.append("." * max(bar_width + 9 - len(bar.plain), 0), style=plots.FAINT)
     yield bar
     parts = [f"{char} {name} {pool.get(name, 0):,}" for name, char, _ in POOL]
@@ -182,7 +194,7 @@ def _pool(server: Server, width: int) -> Iterator[Text]:
 
 def _table(server: Server, rows: int, *, is_ascii: bool) -> Table:
     told = server.requests
-    title = f"Requests: {told.get('num_running', 0)} running, {told.get('num_queued', 0)} waiting"
+    title = f"Requests: {told.num_running} running, {told.num_queued} waiting"
     table = Table(box=None, pad_edge=False, expand=True, title=title, title_justify="left")
     for name in COLUMNS:
         right = name in ("prompt", "output", "waited", "ran", "tok/s")
@@ -192,25 +204,23 @@ def _table(server: Server, rows: int, *, is_ascii: bool) -> Table:
             no_wrap=True,
             overflow="crop" if is_ascii else "ellipsis",
         )
-    for row in told.get("rows", ())[:rows]:
+    for row in told.rows[:rows]:
         cells = map(_in_ascii, _cells(row)) if is_ascii else _cells(row)
-        table.add_row(*cells, style=plots.FAINT if row.get("state") == "ended" else "")
+        # Not as strings, in which rich would look for markup: clients choose their requests' names.
+        table.add_row(*map(Text, cells), style=plots.FAINT if row.state == "ended" else "")
     return table
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    state = row.get("state", "")
-    limit = row.get("limit")
-    output = f"{row.get('output', 0):,}" + (f"/{limit:,}" if limit else "")
-    why = row.get("end") if state == "ended" else row.get("why")
+def _cells(row: Row) -> list[str]:
+    why = row.end if row.state == "ended" else row.why
     return [
-        printable(str(row.get("rid", "")))[:24],
-        state,
-        str(why or "").replace("_", " "),
-        f"{row.get('prompt', 0):,}",
-        output,
-        *(("" if row.get(key) is None else _seconds(row[key])) for key in ("waited_s", "ran_s")),
-        "" if row.get("tps") is None else number(row["tps"]),
+        printable(row.rid)[:24],
+        printable(row.state),
+        printable(why or "").replace("_", " "),
+        f"{row.prompt:,}",
+        f"{row.output:,}" + (f"/{row.limit:,}" if row.limit else ""),
+        *("" if each is None else _seconds(each) for each in (row.waited_s, row.ran_s)),
+        "" if row.tps is None else number(row.tps),
     ]
 
 
