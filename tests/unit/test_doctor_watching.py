@@ -7,6 +7,7 @@ import gzip
 from pathlib import Path
 
 import pytest
+from doctor_runs import SHORT, run_for
 
 from setpoint.advisor.doctor import watching
 from setpoint.advisor.doctor.observations import Event, Facts, Observations, Rank, Source
@@ -46,6 +47,24 @@ def test_what_was_seen_before_stays() -> None:
     assert [moment.at for moment in rank.moments] == [1, 2, 3]
     assert [event.at for event in rank.events] == [1, 3]
     assert rank.num_events == {"retraction": 22}
+
+
+@pytest.mark.parametrize("kind", ["packed log", "recording", "saved metrics"])
+def test_only_of_a_plain_log_the_ends_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = tmp_path / "file"
+    if kind == "packed log":
+        path.write_bytes((CASES / "cap-16-of-many.log.gz").read_bytes())
+    elif kind == "recording":
+        path = run_for(20, tmp_path, load=SHORT, users=24, max_running_requests=4).recording
+    else:
+        path.write_text("# TYPE sglang:num_running_reqs gauge\nsglang:num_running_reqs{} 5\n")
+    monkeypatch.setattr(watching, "_HEAD", 10)
+    monkeypatch.setattr(watching, "_TAIL", 20)
+    (seen,) = Watched([str(path)]).look(seconds=1)
+    (whole,) = observe_sources([str(path)], seconds=1)
+    assert seen.ranks == recent(whole, watching.WINDOW_S).ranks
 
 
 def test_the_ends_of_a_large_log_have_the_right_lines(

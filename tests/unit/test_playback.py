@@ -31,6 +31,15 @@ def moments(film: Film) -> list[Moment]:
     return film.seen.ranks[0].moments
 
 
+def test_a_recording_that_is_damaged_at_its_beginning_says_so(capped: Path, tmp_path: Path) -> None:
+    content = bytearray(capped.read_bytes())
+    content[2000] ^= 1
+    path = tmp_path / "damaged.rec"
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match=r"shows nothing .*damaged after \d+ bytes"):
+        Film(str(path))
+
+
 def test_at_every_time_the_table_is_what_the_scheduler_did(film: Film) -> None:
     looked = 0
     for moment in moments(film)[5:-1]:

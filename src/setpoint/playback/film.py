@@ -37,7 +37,8 @@ class Film:
         self.lives.finish()
         self._moments = self.seen.ranks[0].moments
         if not self._moments:
-            raise SourceError(f"{name} is a recording of a server that did nothing.")
+            notes = "".join(f" {note}" for note in self.notes)
+            raise SourceError(f"{name} shows nothing that its server did.{notes}")
         header = recording.header
         self._epoch = header.began_at - header.clock_at
         self._begins = [moment.at for moment in self._moments]

@@ -10,6 +10,9 @@ from typing import BinaryIO
 
 from setpoint.advisor.doctor.observations import Observations, Rank
 from setpoint.advisor.doctor.readers.log.reader import read_chunks
+from setpoint.advisor.doctor.readers.log.stream import is_packed
+from setpoint.advisor.doctor.readers.metrics import is_saved
+from setpoint.advisor.doctor.readers.recording import is_recording
 from setpoint.advisor.doctor.readers.sources import observe_sources
 
 WINDOW_S = 300.0
@@ -40,7 +43,7 @@ class Watched:
             (seen,) = observe_sources([name], seconds=seconds, past_s=past_s, api_key=self._api_key)
             self._servers[name] = recent(joined(before, seen) if before else seen, WINDOW_S)
             return [self._servers[name]]
-        if Path(name).is_file() and Path(name).stat().st_size > _HEAD + _TAIL:
+        if _is_large(Path(name)):
             return _ends_of(name)
         return observe_sources([name], seconds=seconds)
 
@@ -83,6 +86,13 @@ def _within(rank: Rank, *, begin: float = float("-inf"), end: float = float("inf
     counts = {kind: count - gone.count(kind) for kind, count in rank.num_events.items()}
     moments = [moment for moment in rank.moments if begin <= moment.at < end]
     return Rank(rank.name, moments, events, counts)
+
+
+def _is_large(path: Path) -> bool:
+    """Whether the ends of a file are enough: of a plain log, that is."""
+    if not path.is_file() or path.stat().st_size <= _HEAD + _TAIL:
+        return False
+    return not (is_packed(path) or is_recording(path) or is_saved(path))
 
 
 def _ends_of(name: str) -> list[Observations]:

@@ -39,6 +39,12 @@ _COLOURS = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]|\x1b\][^\x07\n]*\x07")
 _CONTROL = bytes(sorted({*range(32), 127} - set(b"\t\n\v\f\r\b\x1b")))
 
 
+def is_packed(path: Path) -> bool:
+    """Whether a file begins as gzip's or Zstandard's do."""
+    with path.open("rb") as file:
+        return file.read(4).startswith((_GZIP, _ZSTD))
+
+
 class SwollenError(Exception):
     """What is packed is not worth reading any further."""
 
