@@ -180,7 +180,7 @@ def test_a_server_that_goes_away_leaves_what_was_seen() -> None:
         ({}, "no server of SGLang or Setpoint"),
         ({"/doctor": (200, "<html>")}, "does not answer with JSON"),
         ({"/doctor": (500, "oops")}, "answered with status 500"),
-        ({"/server_info": (200, "{}")}, "tells no loads"),
+        ({"/server_info": (200, "{}")}, "shows no load"),
         ({"/doctor": (200, '{"moments": 3}')}, "another shape"),
         ({"/doctor": (200, "[" * 100_000)}, "does not answer with JSON"),
     ],

@@ -102,7 +102,7 @@ class TestSeqCap:
     def test_twice_the_cap_where_the_source_does_not_tell_what_a_larger_batch_brings(self) -> None:
         report = judge([decode(4, 20, 0.0, tokens=443) for _ in range(30)], max_running_requests=4)
         assert report.findings[0].action.value == 8
-        assert "look again" in report.findings[0].action.text
+        assert "measure again" in report.findings[0].action.text
 
     def test_a_cap_that_no_line_names(self) -> None:
         lines = [decode(50, 300 + i % 7, 0.3) for i in range(30)]

@@ -1,4 +1,4 @@
-"""kv-optimistic: too many requests are admitted, and running ones are thrown back."""
+"""kv-optimistic: too many requests are admitted, so running ones are retracted."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def find(case: Case) -> Finding | None:
     wanted = conservativeness_against_retractions(present, ratios)
     strength = min(1.0, 0.5 + 0.25 * rate / MAX_RATE) * min(1.0, case.num_retractions / 5)
     high = case.decoding.where(lambda moment: (moment.usage or 0.0) >= HIGH_USAGE)
-    used = "" if usage is None else f", while {percent(usage)} of the KV pool is in use"
+
     return Finding(
         cause="kv-optimistic",
         confidence=confidence(case, strength, case.load, 0.95),
         summary="Too many requests are admitted, so running ones are retracted: "
-        f"{counted(case.num_retractions, 'time')} ({per_minute(case)}), the KV pool ran out and "
-        f"running requests went back to the queue{used}.",
+        f"{counted(case.num_retractions, 'time')} ({per_minute(case)}), the KV pool was full and "
+        "running requests went back to the queue.",
         evidence=quote_events(case, "retraction", 2) + quote(high, 2),
         action=Action(
             change("increase", "--schedule-conservativeness", wanted, present)

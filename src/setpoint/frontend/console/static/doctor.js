@@ -111,9 +111,9 @@ function effect(found) {
     "p",
     {},
     make("b", {}, "What to expect: "),
-    `${found.figure} should be ${factor(found.expected)} times today's `,
+    `${found.figure.charAt(0).toUpperCase()}${found.figure.slice(1)} should be ${factor(found.expected)} times today's `,
     `(between ${factor(found.low)} and ${factor(found.high)} times). `,
-    make("span", { class: "hint" }, found.why ?? ""),
+    make("span", { class: "hint" }, found.why ? `${found.why}.` : ""),
   );
 }
 
