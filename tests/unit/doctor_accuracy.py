@@ -29,6 +29,8 @@ SAME_FLAG = {
 """Newer name -> the one of the labels."""
 OPPOSITE = {"increase": "decrease", "decrease": "increase"}
 NO_VERDICT = "not-enough-evidence"
+PARTS = ("cases", "held_out", "strangers")
+"""Folders: cases that rule writers saw; cases held out; logs of somebody who did not know the rules."""
 
 Change = tuple[str, str]
 """(flag, direction)."""
@@ -43,7 +45,8 @@ class Case:
     actions: tuple[Change, ...]
     """Any of them is right."""
     forbidden: tuple[Change, ...]
-    is_held_out: bool
+    part: str
+    """One of ``PARTS``."""
 
 
 @dataclass(slots=True)
@@ -88,14 +91,10 @@ class Judged:
 
 
 def cases() -> list[Case]:
-    return [
-        _case(path, is_held_out=folder == "held_out")
-        for folder in ("cases", "held_out")
-        for path in sorted((CORPUS / folder).glob("*.json"))
-    ]
+    return [_case(path, part) for part in PARTS for path in sorted((CORPUS / part).glob("*.json"))]
 
 
-def _case(path: Path, *, is_held_out: bool) -> Case:
+def _case(path: Path, part: str) -> Case:
     label = json.loads(path.read_text())
     logs = [path.with_suffix(end) for end in (".log", ".log.gz") if path.with_suffix(end).exists()]
     (log,) = logs
@@ -106,7 +105,7 @@ def _case(path: Path, *, is_held_out: bool) -> Case:
         acceptable=tuple(label["acceptable"]),
         actions=tuple(map(_change, filter(None, [label["action"], *label["other_actions"]]))),
         forbidden=tuple(map(_change, label["forbidden"])),
-        is_held_out=is_held_out,
+        part=part,
     )
 
 
@@ -145,36 +144,39 @@ def share(judged: Iterable[bool]) -> float:
 
 
 def table(judged: Sequence[Judged]) -> str:
-    """In Markdown: a row for each cause, of the cases that rule writers saw and of the others."""
+    """In Markdown: a row for each cause, of each part of the corpus."""
     rows: defaultdict[str, list[Judged]] = defaultdict(list)
     for each in judged:
         rows[each.case.cause].append(each)
     lines = [
-        "| cause | cases | right | held out | right |",
-        "|---|---|---|---|---|",
+        "| cause | cases | right | held out | right | strangers | right | own cause |",
+        "|---|---|---|---|---|---|---|---|",
         *(_row(f"`{cause}`", rows[cause]) for cause in sorted(rows)),
         _row("all", judged),
     ]
-    seen = [each for each in judged if not each.case.is_held_out]
-    unseen = [each for each in judged if each.case.is_held_out]
     facts = [
-        _fact("verdicts that are not the label's cause but acceptable", seen, unseen, _is_acceptable),
-        _fact("changes that contradict one another or would make it worse", seen, unseen, _contradicts),
-        _fact("false alarms about healthy servers", seen, unseen, _is_false_alarm),
-        _fact("advice without evidence", seen, unseen, _is_unfounded),
-        _fact("right verdict with another change than the label's", seen, unseen, _is_other_action),
+        _fact("verdicts that are not the label's cause but acceptable", judged, _is_acceptable),
+        _fact("changes that contradict one another or would make it worse", judged, _contradicts),
+        _fact("false alarms about healthy servers", judged, _is_false_alarm),
+        _fact("advice without evidence", judged, _is_unfounded),
+        _fact("right verdict with another change than the label's", judged, _is_other_action),
     ]  # fmt: skip
-    head = ["", "| | cases | held out |", "|---|---|---|"]
+    head = ["", "| | cases | held out | strangers |", "|---|---|---|---|"]
     return "\n".join([*lines, *head, *facts])
 
 
 def _row(title: str, judged: Sequence[Judged]) -> str:
     cells = []
-    for is_held_out in (False, True):
-        part = [each for each in judged if each.case.is_held_out == is_held_out]
-        rate = f"{100 * share(each.is_right for each in part):.0f} %" if part else ""
-        cells += [str(len(part)), rate]
-    return f"| {title} | {' | '.join(cells)} |"
+    for part in PARTS:
+        found = _of(part, judged)
+        rate = f"{100 * share(each.is_right for each in found):.0f} %" if found else ""
+        cells += [str(len(found)), rate]
+    own = f"{100 * share(each.verdict == each.case.cause for each in judged):.0f} %"
+    return f"| {title} | {' | '.join(cells)} | {own} |"
+
+
+def _of(part: str, judged: Sequence[Judged]) -> list[Judged]:
+    return [each for each in judged if each.case.part == part]
 
 
 def _is_acceptable(each: Judged) -> bool:
@@ -197,8 +199,8 @@ def _is_other_action(each: Judged) -> bool:
     return each.has_action is False
 
 
-def _fact(title: str, seen: Sequence[Judged], unseen: Sequence[Judged], holds: Any) -> str:
-    return f"| {title} | {sum(map(holds, seen))} | {sum(map(holds, unseen))} |"
+def _fact(title: str, judged: Sequence[Judged], holds: Any) -> str:
+    return f"| {title} | {' | '.join(str(sum(map(holds, _of(part, judged)))) for part in PARTS)} |"
 
 
 def wrong(judged: Sequence[Judged]) -> list[str]:
@@ -211,7 +213,7 @@ def wrong(judged: Sequence[Judged]) -> list[str]:
             flaws.append(f"changes {each.changes} instead of {each.case.actions}")
         if each.is_right and not flaws:
             continue
-        name = "a held-out case" if each.case.is_held_out else each.case.name
+        name = "a held-out case" if each.case.part == "held_out" else each.case.name
         lines.append(f"{name}: {each.case.cause} was called {each.verdict}; {'; '.join(flaws)}")
     return lines
 

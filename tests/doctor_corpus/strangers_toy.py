@@ -1,0 +1,293 @@
+"""A toy of a server with continuous batching, written from the formulas of SGLang's admission for
+logs whose figures hang together in time: its own, not the project's scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from strangers_load import (
+    BUDGET_WRONG,
+    CAP,
+    CAP_WRONG,
+    CHUNK,
+    CLIENT_WRONG,
+    CONS,
+    CONS_WRONG,
+    DOWN,
+    FULL_WRONG,
+    OPT_WRONG,
+    UP,
+    Painter,
+    Written,
+    _done,
+)
+from strangers_paper import A10G, A100_40, H100_8B, L4_7B, Paper, paper
+from strangers_rest import WELL_WRONG
+
+
+@dataclass(slots=True)
+class Request:
+    prompt: int
+    output: int
+    limit: int
+    done: int = 0
+    computed: int = 0
+
+
+def run(
+    sheet: Paper, seconds: float, arrive: Callable[[float, float, int], int], draw: Callable[[], Request], *,
+    cap: int = 2048, chunk: int = 8192, care: float = 1.0, speed: float = 9000.0,
+) -> None:  # fmt: skip
+    """``arrive(now, seconds since the last step, requests in the server)``: how many come."""
+    waiting: list[Request] = []
+    running: list[Request] = []
+    chunked: Request | None = None
+    first = min(0.7 * care, 1.0)
+    ratio, steps, generated, last = first, 0, 0, sheet.at
+    before = end = sheet.at
+    end += seconds
+    while sheet.at < end:
+        waiting += [
+            draw() for _ in range(arrive(sheet.at, sheet.at - before, len(waiting) + len(running)))
+        ]
+        before = sheet.at
+        used = sum(each.computed + each.done for each in running) + (
+            chunked.computed if chunked else 0
+        )
+        room = (
+            sheet.pool - used - sum(min(each.limit - each.done, 4096) * ratio for each in running)
+        )
+        budget, new = chunk, []
+        if chunked:
+            part = min(budget, chunked.prompt - chunked.computed)
+            chunked.computed += part
+            budget -= part
+            if chunked.computed == chunked.prompt:
+                running.append(chunked)
+                chunked = None
+        continued = chunk - budget
+        while waiting and budget > 0 and len(running) + len(new) < cap and chunked is None:
+            each = waiting[0]
+            if each.prompt + each.done + min(each.limit - each.done, 4096) > room:
+                break
+            waiting.pop(0)
+            each.computed = min(budget, each.prompt)
+            budget -= each.computed
+            room -= each.prompt + min(each.limit, 4096)
+            if each.computed < each.prompt:
+                chunked = each
+            else:
+                new.append(each)
+        if budget < chunk:
+            tokens = chunk - budget
+            count = len(new) + (chunked is not None and continued < tokens)
+            sheet.at += 0.012 + tokens / speed
+            sheet.prefill(count, tokens, 0, used / sheet.pool, len(running), len(waiting))
+            running += new
+            continue
+        if not running:
+            sheet.at += 0.05
+            ratio = first
+            continue
+        while used + len(running) > sheet.pool and len(running) > 1:
+            gone = []
+            while used + len(running) * 20 > sheet.pool and len(running) > 1:
+                loser = min(running, key=lambda each: (each.done, -each.prompt))
+                running.remove(loser)
+                used -= loser.computed + loser.done
+                gone.append(loser)
+            waiting += gone
+            later = min(
+                1.0,
+                (sum(each.done for each in running) + 20 * len(running))
+                / (sum(each.limit for each in running) + 1),
+            )
+            sheet.retract(len(gone), ratio, later)
+            ratio = later
+        sheet.at += (0.011 + 0.00012 * len(running)) * sheet.random.uniform(0.95, 1.1)
+        ratio = max(ratio - first * 0.86 / 600, first * 0.14)
+        steps += 1
+        generated += len(running)
+        for each in running:
+            each.done += 1
+        if steps % 40 == 0:
+            sheet.decode(
+                len(running),
+                used / sheet.pool,
+                generated / max(0.01, sheet.at - last),
+                len(waiting),
+            )
+            generated, last = 0, sheet.at
+        running = [each for each in running if each.done < each.output]
+
+
+def users(count: int) -> Callable[[float, float, int], int]:
+    return lambda now, gap, inside: max(0, count - inside)
+
+
+def rate(r: Random, each: float) -> Callable[[float, float, int], int]:
+    def come(now: float, gap: float, inside: int) -> int:
+        expected = each * gap
+        return int(expected) + (r.random() < expected - int(expected))
+
+    return come
+
+
+def toy_cap(r: Random) -> Written:
+    sheet = paper(r, H100_8B, A100_40)
+    cap = r.choice((16, 24, 40))
+    sheet.start(running=cap, max_running_requests=cap)
+    run(
+        sheet,
+        60,
+        users(cap * 3),
+        lambda: Request(r.randint(200, 900), r.randint(80, 300), 512),
+        cap=cap,
+    )
+    return _done(
+        sheet,
+        "seq-cap",
+        "toy",
+        f"Three times as many users as the {cap} slots; the pool is nearly empty.",
+        ((CAP, UP),),
+        CAP_WRONG,
+    )
+
+
+def toy_conservative(r: Random) -> Written:
+    sheet = paper(r, A100_40)
+    sheet.start(schedule_conservativeness=1.0)
+    run(
+        sheet,
+        60,
+        users(450),
+        lambda: Request(r.randint(100, 500), r.randint(40, 160), 4096),
+        chunk=sheet.machine.chunk,
+    )
+    return _done(
+        sheet,
+        "kv-conservative",
+        "toy",
+        "Requests ask for 4,096 tokens and end after a hundred: the reserve keeps others out of a pool with room.",
+        ((CONS, DOWN),),
+        CONS_WRONG,
+    )
+
+
+def toy_optimistic(r: Random) -> Written:
+    sheet = paper(r, A10G, L4_7B)
+    sheet.start(schedule_conservativeness=0.1)
+    run(
+        sheet,
+        60,
+        users(90),
+        lambda: Request(r.randint(100, 300), r.randint(500, 900), 1024),
+        care=0.1,
+        chunk=sheet.machine.chunk,
+        speed=4000,
+    )
+    return _done(
+        sheet,
+        "kv-optimistic",
+        "toy",
+        "Outputs are as long as asked for and the reserve is a tenth of the usual: retractions all the time.",
+        ((CONS, UP),),
+        OPT_WRONG,
+    )
+
+
+def toy_full(r: Random) -> Written:
+    sheet = paper(r, A10G, L4_7B)
+    sheet.start(free=1.7)
+    run(
+        sheet,
+        110,
+        rate(r, 1.5),
+        lambda: Request(r.randint(1800, 3000), r.randint(300, 600), 640),
+        chunk=sheet.machine.chunk,
+        speed=5000,
+    )
+    return _done(
+        sheet,
+        "kv-full",
+        "toy",
+        "Long prompts, outputs nearly as long as asked for: the estimate is right and the pool too small; the queue grows.",
+        (),
+        FULL_WRONG,
+    )
+
+
+def toy_client(r: Random) -> Written:
+    sheet = paper(r, H100_8B, A100_40)
+    sheet.start()
+    run(
+        sheet,
+        60,
+        rate(r, r.uniform(0.8, 2.0)),
+        lambda: Request(r.randint(200, 900), r.randint(80, 300), 512),
+    )
+    return _done(
+        sheet,
+        "client-bound",
+        "toy",
+        "One or two short requests a second for a large device.",
+        (),
+        CLIENT_WRONG,
+    )
+
+
+def toy_budget(r: Random) -> Written:
+    sheet = paper(r, H100_8B, A100_40)
+    sheet.start(chunked_prefill_size=512)
+    run(
+        sheet,
+        45,
+        users(60),
+        lambda: Request(r.randint(600, 1500), r.randint(2, 6), 16),
+        chunk=512,
+        speed=11000,
+    )
+    return _done(
+        sheet,
+        "prefill-budget",
+        "toy",
+        "Prompts of a thousand tokens with outputs of a few, in chunks of 512.",
+        ((CHUNK, UP),),
+        BUDGET_WRONG,
+    )
+
+
+def toy_healthy(r: Random) -> Written:
+    sheet = paper(r, A100_40)
+    sheet.start(free=4.0)
+    size = sheet.pool // 560
+    run(
+        sheet,
+        80,
+        users(int(size * 1.5)),
+        lambda: Request(r.randint(200, 600), r.randint(180, 420), 512),
+        care=1.0,
+        chunk=sheet.machine.chunk,
+        speed=20000,
+    )
+    return _done(
+        sheet,
+        "healthy",
+        "toy",
+        "The pool is used well and half as many again wait.",
+        (),
+        WELL_WRONG,
+    )
+
+
+PAINTERS: tuple[Painter, ...] = (
+    toy_cap,
+    toy_conservative,
+    toy_optimistic,
+    toy_full,
+    toy_client,
+    toy_budget,
+    toy_healthy,
+)
