@@ -82,7 +82,7 @@ def run(
                 new.append(each)
         if budget < chunk:
             tokens = chunk - budget
-            count = len(new) + (chunked is not None and continued < tokens)
+            count = len(new) + (continued > 0) + (chunked is not None and continued < chunk)
             sheet.at += 0.012 + tokens / speed
             sheet.prefill(count, tokens, 0, used / sheet.pool, len(running), len(waiting))
             running += new
@@ -178,13 +178,12 @@ def toy_conservative(r: Random) -> Written:
 
 def toy_optimistic(r: Random) -> Written:
     sheet = paper(r, A10G, L4_7B)
-    sheet.start(schedule_conservativeness=0.1)
+    sheet.start(schedule_conservativeness=1.0)
     run(
         sheet,
-        60,
+        90,
         users(90),
-        lambda: Request(r.randint(100, 300), r.randint(500, 900), 1024),
-        care=0.1,
+        lambda: Request(r.randint(100, 300), r.randint(850, 1000), 1024),
         chunk=sheet.machine.chunk,
         speed=4000,
     )
@@ -192,7 +191,7 @@ def toy_optimistic(r: Random) -> Written:
         sheet,
         "kv-optimistic",
         "toy",
-        "Outputs are as long as asked for and the reserve is a tenth of the usual: retractions all the time.",
+        "Outputs are as long as asked for, and the reserve decays to a tenth of them: waves of retractions.",
         ((CONS, UP),),
         OPT_WRONG,
     )
@@ -216,6 +215,7 @@ def toy_full(r: Random) -> Written:
         "Long prompts, outputs nearly as long as asked for: the estimate is right and the pool too small; the queue grows.",
         (),
         FULL_WRONG,
+        ("kv-optimistic",),
     )
 
 

@@ -141,8 +141,9 @@ def test_wrapped_lines_are_the_same(form: str) -> None:
         assert ours == theirs
 
 
-def test_a_wrapped_line_without_a_stamp_has_the_time_of_its_wrapping() -> None:
-    line = "Decode batch. #running-req: 1, #token: 137, token usage: 0.00, #queue-req: 0"
+@pytest.mark.parametrize("ending", ["", "\n", ", \n"])
+def test_a_wrapped_line_without_a_stamp_has_the_time_of_its_wrapping(ending: str) -> None:
+    line = f"[TP0] Decode batch. #running-req: 1, #token: 137, token usage: 0.00, #queue-req: 0{ending}"
     lines = [json.dumps({"log": line, "time": f"2025-09-03T18:33:2{i}.5Z"}) for i in range(3)]
     assert [moment.at % 60 for moment in read("\n".join(lines) + "\n").ranks[0].moments] == [
         20.5,

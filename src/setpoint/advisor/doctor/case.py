@@ -27,6 +27,8 @@ LINES_PER_MINUTE = 60.0
 """Batch lines of a minute, if the source has no clock: 40 decode steps take about a second."""
 MIN_BUDGET = 256
 """Smaller prefill batches are not taken for full ones."""
+MANY_EQUAL = 6
+"""Batches of exactly the greatest size, which is then their budget, however many others are smaller."""
 LOADED: tuple[Phase, ...] = ("steady",)
 
 
@@ -115,7 +117,6 @@ def examine(seen: Observations) -> Case:
     if len(decoding) < max(MIN_LINES, MIN_DECODING * len(load)):
         decoding = load
     limits, named = _limits(seen.facts, load, decoding)
-    counts = {rank.name: _retractions(rank) for rank in seen.ranks}
     return Case(
         seen=seen,
         phases=phases,
@@ -124,10 +125,8 @@ def examine(seen: Observations) -> Case:
         decoding=decoding,
         limits=limits,
         slots_named=named,
-        num_retractions=sum(counts.values()),
-        retractions_per_minute=max(
-            (counts[rank.name] / _busy_minutes(rank, clock) for rank in seen.ranks), default=0.0
-        ),
+        num_retractions=sum(_retractions(rank) for rank in seen.ranks),
+        retractions_per_minute=max((_rate(rank, clock) for rank in seen.ranks), default=0.0),
     )
 
 
@@ -147,6 +146,16 @@ def tells(moment: Moment) -> bool:
 def _retractions(rank: Rank) -> int:
     counted = sum(moment.retractions for moment in rank.moments)
     return max(counted, rank.num_events.get("retraction", 0))
+
+
+def _rate(rank: Rank, clock: bool) -> float:
+    """Retractions per minute of the busy time, or of its last three quarters if they are fewer there:
+    what a load began with and has ceased does not bind any more."""
+    rate = _retractions(rank) / _busy_minutes(rank, clock)
+    later = replace(rank, moments=rank.moments[len(rank.moments) // 4 :], num_events={})
+    if not any(moment.retractions for moment in rank.moments) or not later.moments:
+        return rate
+    return min(rate, _retractions(later) / _busy_minutes(later, clock))
 
 
 def _busy_minutes(rank: Rank, clock: bool) -> float:
@@ -231,4 +240,8 @@ def _usual_prefill(load: Load) -> float | None:
         return None
     usual = statistics.mode(sizes)
     same = sum(size >= AT_BUDGET * usual for size in sizes) >= 0.5 * len(sizes)
-    return usual if usual >= 0.98 * max(sizes) and sizes.count(usual) >= 3 and same else None
+    if usual >= 0.98 * max(sizes) and sizes.count(usual) >= 3 and same:
+        return usual
+    # Prompts of a natural length do not meet at the greatest one; chunks of long prompts do.
+    most = max(sizes)
+    return most if most % MIN_BUDGET == 0 and sizes.count(most) >= MANY_EQUAL else None

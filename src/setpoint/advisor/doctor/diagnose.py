@@ -32,13 +32,23 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "mem-underused": ("kv-full",),
     "long-prompt-blocking": ("prefill-budget", "client-bound"),
     "queue-too-long": ("kv-full",),
-    "graph-miss": ("client-bound",),
+    "graph-miss": ("client-bound", "kv-full"),
+    "mem-headroom-low": ("client-bound",),
     "batch-too-large": ("client-bound",),
-    "prefix-miss": ("client-bound", "kv-full", "prefill-budget"),
+    "prefix-miss": (
+        "client-bound",
+        "kv-full",
+        "kv-conservative",
+        "prefill-budget",
+        "mem-underused",
+    ),
 }
 """A cause that stands before others which it brings about, or which say less."""
 
 UNEXPLAINED = "There is not enough evidence: requests wait, and nothing that was read shows why."
+SEVERE = 0.85
+"""Confidence from which mem-headroom-low is more than advice: most of the headroom is missing, and the
+next long prompt may end the server. A client that is too slow is no fault of the server's."""
 
 
 def diagnose(seen: Observations) -> Report:
@@ -48,8 +58,8 @@ def diagnose(seen: Observations) -> Report:
     states = {finding.cause: finding for finding in found if finding.cause in STATES}
     limits = [finding for finding in found if finding.cause not in STATES]
     if any(finding.cause in FATAL for finding in limits):
-        # A server that ends has no queue: that says nothing about its clients.
-        limits = [finding for finding in limits if finding.cause != "client-bound"]
+        # What bound before the failure is no advice: it would load a server that must be mended first.
+        limits = [finding for finding in limits if finding.cause in FATAL + ADVICE]
     findings = without_contradictions(ranked(limits))
     state = states.get("healthy") or states.get("not-enough-evidence")
     if findings:
@@ -87,6 +97,8 @@ def ranked(findings: list[Finding]) -> list[Finding]:
     for cause, later in EXPLAINS.items():
         places = {finding.cause: index for index, finding in enumerate(order)}
         earlier = [places[other] for other in later if other in places]
+        if cause in ADVICE and cause in places and order[places[cause]].confidence < SEVERE:
+            continue
         if cause in places and earlier and min(earlier) < places[cause]:
             order.insert(min(earlier), order.pop(places[cause]))
     return order

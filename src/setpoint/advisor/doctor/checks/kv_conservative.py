@@ -16,6 +16,7 @@ from setpoint.advisor.doctor.checks.common import (
     throughput_effect,
 )
 from setpoint.advisor.doctor.checks.kv_optimistic import retracts_often
+from setpoint.advisor.doctor.checks.prefix_miss import switched_off
 from setpoint.advisor.doctor.equations import MIN_CONSERVATIVENESS, conservativeness_for
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.advisor.doctor.limits import FULL, at_budget, binding_limit
@@ -41,6 +42,8 @@ def find(case: Case) -> Finding | None:
     running = held.median(lambda moment: moment.running)
     if share < MIN_SHARE or usage is None or not running:
         return None
+    if case.option("disable_radix_cache") is True and switched_off(case) is not None:
+        return None  # each request waits for a prompt that a cache would hold: prefix-miss
     queue = held.median(lambda moment: moment.queue) or 1.0
     if queue < FEW * running or usage >= CLEARLY_FREE:
         return None

@@ -27,7 +27,7 @@ as it is served."""
 SMALL_BATCH = 64
 """Below this each further request in a batch costs next to nothing: if the pool could not hold one
 more even without a reserve, a queue as long as the batch is reason enough."""
-GROWS = 1.3
+GROWS = 1.6
 FALLS = 0.8
 
 
@@ -181,7 +181,7 @@ CHECK = Check(
     "shorter requests, or another replica.",
     rule="For at least half of the time under load, requests wait while 90 % or more of the KV "
     "pool is in use (or one more average request would not fit), the queue does not shrink, and "
-    "one of these holds: the queue grows by 30 % or more from its first to its last third; at "
+    "one of these holds: the queue grows by 60 % or more from its first to its last third; at "
     "least four times as many requests wait as run; fewer than 64 requests run, at least as many "
     "wait, and one more would not fit even without the memory reserve. It is also reported if "
     "retractions go on although --schedule-conservativeness is at its effective maximum.",

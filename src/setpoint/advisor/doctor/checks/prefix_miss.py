@@ -6,6 +6,7 @@ from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import confidence, estimate, percent, quote, said
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
+from setpoint.advisor.doctor.limits import at_budget
 from setpoint.advisor.doctor.load import Load
 from setpoint.observe.moments import Moment
 
@@ -21,11 +22,18 @@ MIN_BATCHES = 10
 MIN_QUEUED = 0.5
 CACHE_ORDERS = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 LPM_LIMIT = 128
+MIN_TEMPLATE = 1000
+"""Tokens of a prompt from which a common part of it is worth a cache under load."""
+ALIKE = 0.1
+MIN_ALIKE = 0.6
+"""Share of the batches whose prompts are within ``ALIKE`` of the usual length."""
 
 
 def find(case: Case) -> Finding | None:
-    if not case.has_load or case.option("disable_radix_cache") is True:
+    if not case.has_load:
         return None
+    if case.option("disable_radix_cache") is True:
+        return switched_off(case)
     prefills = case.load.where(lambda m: m.num_prefill > 0 and m.new_tokens + m.cached_tokens > 0)
     missed = prefills.where(lambda moment: _hit_rate(moment) <= MISSED)
     shared = prefills.where(lambda moment: _hit_rate(moment) >= SHARED)
@@ -85,6 +93,60 @@ def find(case: Case) -> Finding | None:
     )
 
 
+def switched_off(case: Case) -> Finding | None:
+    """Without a cache nothing shows shared prefixes but lengths: prompts of one long system prompt or
+    template differ by a few tokens."""
+    prefills = case.load.where(
+        # A batch at its budget ends in the middle of a prompt, and tells no length.
+        lambda moment: moment.new_seqs > 0 and not at_budget(moment, case.limits)
+    )
+    usual = prefills.median(_each)
+    if usual is None or len(prefills) < MIN_BATCHES or usual < MIN_TEMPLATE:
+        return None
+    alike = prefills.where(lambda moment: abs(_each(moment) - usual) <= ALIKE * usual)
+    queued = prefills.share(lambda moment: (moment.queue or 0.0) >= 1)
+    if len(alike) < MIN_ALIKE * len(prefills) or queued < MIN_QUEUED:
+        return None
+    return Finding(
+        cause="prefix-miss",
+        confidence=confidence(case, len(alike) / len(prefills), prefills, 0.8),
+        summary=f"The prefix cache is switched off, and {percent(len(alike) / len(prefills))} of the "
+        f"prefill batches have prompts of nearly the same {usual:.0f} tokens, as a common beginning "
+        "makes them: all of them are computed again for each request while others wait.",
+        evidence=said(case, "disable_radix_cache") + quote(alike),
+        action=Action(
+            "Start the server without --disable-radix-cache: a common beginning is then computed "
+            "once.",
+            "--disable-radix-cache",
+            "set",
+            False,
+        ),
+        effect=estimate(
+            "prompt tokens to compute",
+            0.1,
+            0.5,
+            1.0,
+            "a log without a cache does not tell how much of the prompts is common",
+        ),
+        ruled_out=(
+            RuledOut(
+                "kv-conservative",
+                "Each request holds its own copy of the common part, and computes it before it runs.",
+            ),
+        ),
+        risk="None to speak of if prompts share something; else the cache's bookkeeping costs a "
+        "little CPU time.",
+        verify="#cached-token is above 0 in most prefill lines, and #queue-req falls.",
+        falsify="#cached-token stays near 0: then the prompts have only their length in common.",
+        share=round(queued, 3),
+    )
+
+
+def _each(moment: Moment) -> float:
+    """Tokens of a prompt, in the mean of the batch."""
+    return moment.new_tokens / moment.new_seqs
+
+
 def _hit_rate(moment: Moment) -> float:
     total = moment.new_tokens + moment.cached_tokens
     return moment.cached_tokens / total if total else 0.0
@@ -114,7 +176,9 @@ CHECK = Check(
     "the next.",
     rule="While requests wait, at least 15 % of the prefill batches find 40 % or more of their "
     "prompt tokens in the prefix cache, at least half find 10 % or less, and overall at most 40 % "
-    "are found; and the scheduling policy takes requests in order of arrival.",
+    "are found; and the scheduling policy takes requests in order of arrival. Or the prefix cache is "
+    "switched off, and while requests wait, at least 60 % of the prefill batches have prompts within "
+    "10 % of one length of 1,000 tokens or more.",
     counter_evidence="Prompts that share nothing find nothing in any batch. A common system prompt "
     "gives all batches the same share. In conversations, the first turns find nothing, but most "
     "requests are later turns. Another order gains nothing in these cases, and without a queue "

@@ -143,7 +143,7 @@ def shape_of(line: bytes) -> Shape | None:
     stamp = STAMP.search(tail) if prefix.startswith(NO_STAMP) else None
     if stamp is not None:
         prefix = prefix.removeprefix(NO_STAMP)
-        ending = digits_pattern(tail[: stamp.start()]) + stamp_pattern(stamp) + rb".*"
+        ending = rb"[\s,.]*" + digits_pattern(tail[: stamp.start()]) + stamp_pattern(stamp) + rb".*"
     kind: Kind = "prefill" if {"new-seq", "seq"} & set(names) else "decode"
     if "running-req" not in names and kind == "decode":
         return None

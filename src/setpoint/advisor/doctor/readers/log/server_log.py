@@ -166,12 +166,13 @@ class ServerLog:
         if b"apture" in text and b"graph" in text:
             doing.append("graphs")
         runs = [each for each in doing if each in ("prefill", "decode")]
-        if not started:
-            where = "init"
-        elif b"Prefill out of memory" in text:
+        # The pool's own messages name the step, wherever the source begins.
+        if b"Prefill out of memory" in text:
             where = "prefill"
         elif b"Decode out of memory" in text:
             where = "decode"
+        elif not started:
+            where = "init"
         else:
             where = runs[-1] if runs else self._kind_before(number) or "unknown"
         event.values["where"] = where
