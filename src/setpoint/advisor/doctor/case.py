@@ -28,7 +28,7 @@ LINES_PER_MINUTE = 60.0
 MIN_BUDGET = 256
 """Smaller prefill batches are not taken for full ones."""
 MANY_EQUAL = 6
-"""Batches of exactly the greatest size, which is then their budget, however many others are smaller."""
+"""Batches of exactly the greatest size, which is then their budget, however many are smaller."""
 LOADED: tuple[Phase, ...] = ("steady",)
 
 
@@ -149,8 +149,8 @@ def _retractions(rank: Rank) -> int:
 
 
 def _rate(rank: Rank, clock: bool) -> float:
-    """Retractions per minute of the busy time, or of its last three quarters if they are fewer there:
-    what a load began with and has ceased does not bind any more."""
+    """Retractions per minute of the busy time, or of its last three quarters if they are fewer
+    there: what a load began with and has ceased does not bind any more."""
     rate = _retractions(rank) / _busy_minutes(rank, clock)
     later = replace(rank, moments=rank.moments[len(rank.moments) // 4 :], num_events={})
     if not any(moment.retractions for moment in rank.moments) or not later.moments:

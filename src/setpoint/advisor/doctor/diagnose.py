@@ -47,8 +47,8 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 
 UNEXPLAINED = "There is not enough evidence: requests wait, and nothing that was read shows why."
 SEVERE = 0.85
-"""Confidence from which mem-headroom-low is more than advice: most of the headroom is missing, and the
-next long prompt may end the server. A client that is too slow is no fault of the server's."""
+"""Confidence from which mem-headroom-low stands before client-bound: most of the headroom is
+missing, and the next long prompt may end the server."""
 
 
 def diagnose(seen: Observations) -> Report:
@@ -58,7 +58,7 @@ def diagnose(seen: Observations) -> Report:
     states = {finding.cause: finding for finding in found if finding.cause in STATES}
     limits = [finding for finding in found if finding.cause not in STATES]
     if any(finding.cause in FATAL for finding in limits):
-        # What bound before the failure is no advice: it would load a server that must be mended first.
+        # What bound before the failure is no advice: the server must be mended first.
         limits = [finding for finding in limits if finding.cause in FATAL + ADVICE]
     findings = without_contradictions(ranked(limits))
     state = states.get("healthy") or states.get("not-enough-evidence")

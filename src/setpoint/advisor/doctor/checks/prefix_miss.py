@@ -94,8 +94,8 @@ def find(case: Case) -> Finding | None:
 
 
 def switched_off(case: Case) -> Finding | None:
-    """Without a cache nothing shows shared prefixes but lengths: prompts of one long system prompt or
-    template differ by a few tokens."""
+    """Without a cache nothing shows shared prefixes but lengths: prompts of one long system prompt
+    or template differ by a few tokens."""
     prefills = case.load.where(
         # A batch at its budget ends in the middle of a prompt, and tells no length.
         lambda moment: moment.new_seqs > 0 and not at_budget(moment, case.limits)
@@ -110,9 +110,10 @@ def switched_off(case: Case) -> Finding | None:
     return Finding(
         cause="prefix-miss",
         confidence=confidence(case, len(alike) / len(prefills), prefills, 0.8),
-        summary=f"The prefix cache is switched off, and {percent(len(alike) / len(prefills))} of the "
-        f"prefill batches have prompts of nearly the same {usual:.0f} tokens, as a common beginning "
-        "makes them: all of them are computed again for each request while others wait.",
+        summary="The prefix cache is switched off, and in "
+        f"{percent(len(alike) / len(prefills))} of the prefill batches the prompts have nearly the "
+        f"same {usual:.0f} tokens, as a common beginning makes them: it is computed again for each "
+        "request while others wait.",
         evidence=said(case, "disable_radix_cache") + quote(alike),
         action=Action(
             "Start the server without --disable-radix-cache: a common beginning is then computed "
@@ -131,7 +132,7 @@ def switched_off(case: Case) -> Finding | None:
         ruled_out=(
             RuledOut(
                 "kv-conservative",
-                "Each request holds its own copy of the common part, and computes it before it runs.",
+                "Each request computes the common part before it runs, and holds its own copy.",
             ),
         ),
         risk="None to speak of if prompts share something; else the cache's bookkeeping costs a "
@@ -176,9 +177,9 @@ CHECK = Check(
     "the next.",
     rule="While requests wait, at least 15 % of the prefill batches find 40 % or more of their "
     "prompt tokens in the prefix cache, at least half find 10 % or less, and overall at most 40 % "
-    "are found; and the scheduling policy takes requests in order of arrival. Or the prefix cache is "
-    "switched off, and while requests wait, at least 60 % of the prefill batches have prompts within "
-    "10 % of one length of 1,000 tokens or more.",
+    "are found; and the scheduling policy takes requests in order of arrival. Or the prefix cache "
+    "is switched off, and while requests wait, at least 60 % of the prefill batches have prompts "
+    "within 10 % of one length of 1,000 tokens or more.",
     counter_evidence="Prompts that share nothing find nothing in any batch. A common system prompt "
     "gives all batches the same share. In conversations, the first turns find nothing, but most "
     "requests are later turns. Another order gains nothing in these cases, and without a queue "
