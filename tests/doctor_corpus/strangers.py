@@ -12,20 +12,29 @@ import sys
 from pathlib import Path
 from random import Random
 
-import strangers_load
+import strangers_admission
+import strangers_compute
+import strangers_ended
+import strangers_memory
 import strangers_more
+import strangers_no_memory
 import strangers_rest
 import strangers_toy
-from strangers_load import Change, Written
+from strangers_labels import Change, Written
 
 HERE = Path(__file__).parent / "strangers"
 SEED = 20261122
-PAINTERS = (
-    *strangers_load.PAINTERS,
-    *strangers_more.PAINTERS,
-    *strangers_rest.PAINTERS,
-    *strangers_toy.PAINTERS,
+PARTS = (
+    strangers_admission,
+    strangers_compute,
+    strangers_memory,
+    strangers_no_memory,
+    strangers_ended,
+    strangers_rest,
+    strangers_more,
+    strangers_toy,
 )
+PAINTERS = tuple(painter for part in PARTS for painter in part.PAINTERS)
 
 
 def written(seed: int) -> list[Written]:

@@ -1,28 +1,32 @@
-"""More logs painted by hand: other looks of the same causes."""
+"""Painted logs: other looks of the same causes."""
 
 from __future__ import annotations
 
 from random import Random
 
-from strangers_load import (
+from strangers_labels import (
     BLOCK_WRONG,
     CAP,
     CAP_WRONG,
     CONS,
     CONS_WRONG,
+    DECODE_WRONG,
     DOWN,
     FULL_WRONG,
     GRAPH,
     GRAPH_WRONG,
     HEAD_WRONG,
+    LEAK_WRONG,
+    LITTLE_WRONG,
     MEM,
     OPT_WRONG,
     PREFIX_WRONG,
     QUEUE_WRONG,
     UP,
+    WELL_WRONG,
     Painter,
     Written,
-    _done,
+    done,
 )
 from strangers_paper import (
     A10G,
@@ -34,20 +38,10 @@ from strangers_paper import (
     L4,
     L4_7B,
     RTX_4090,
-    load,
     paper,
 )
-from strangers_rest import (
-    BEGIN,
-    DECODE_WRONG,
-    LEAK_WRONG,
-    LITTLE_WRONG,
-    LOOP,
-    WELL_WRONG,
-    _killed,
-    _no_memory,
-    _trace,
-)
+from strangers_state import load
+from strangers_traces import BEGIN, LOOP, killed, no_memory, trace
 
 
 def blocking_giant(r: Random) -> Written:
@@ -64,7 +58,7 @@ def blocking_giant(r: Random) -> Written:
                 sheet.decode(38, 0.15 + piece * 4096 / sheet.pool, 90.0, waiting)
         sheet.prefill(min(waiting, 9), 3100, 0, 0.5, 38, max(0, waiting - 9))
         sheet.prefill(max(1, waiting - 9), 2900, 0, 0.5, 47, 0)
-    return _done(
+    return done(
         sheet,
         "long-prompt-blocking",
         "giant",
@@ -79,7 +73,7 @@ def headroom_small(r: Random) -> Written:
     sheet.fraction = 0.96
     sheet.start(free=r.uniform(0.08, 0.25))
     load(sheet, r.randint(40, 80), running=(16, 30), usage=(0.91, 0.95), queue=(20, 60))
-    return _done(
+    return done(
         sheet,
         "mem-headroom-low",
         "small-device",
@@ -100,7 +94,7 @@ def leak_creeps(r: Random) -> Written:
             sheet.decode(running, kept + 0.003, running * 70.0, 0)
         sheet.at += 30
         kept += 0.075
-    return _done(
+    return done(
         sheet,
         "pool-leak",
         "creeps",
@@ -114,7 +108,7 @@ def graph_light(r: Random) -> Written:
     sheet = paper(r, H100_8B, A100_40, RTX_4090, era=r.choice(("2025", "0.5.23")))
     sheet.start(free=4.9, disable_cuda_graph=True)
     load(sheet, r.randint(40, 80), running=(4, 12), usage=(0.1, 0.3), queue=(0, 0), graph=False)
-    return _done(
+    return done(
         sheet,
         "graph-miss",
         "light",
@@ -137,7 +131,7 @@ def graph_low_queue(r: Random) -> Written:
         queue=(0, 0),
         graph_limit=limit,
     )
-    return _done(
+    return done(
         sheet,
         "graph-miss",
         "no-queue",
@@ -155,13 +149,13 @@ def init_pool(r: Random) -> Written:
     sheet.say(
         f"Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem={sheet.machine.gb - 0.4 - sheet.machine.weights:.2f} GB"
     )
-    _trace(
+    trace(
         sheet,
         (*BEGIN, ("mem_cache/memory_pool.py", 204, "_create_buffers")),
-        _no_memory(sheet, "1.96 GiB", "1.31 GiB"),
+        no_memory(sheet, "1.96 GiB", "1.31 GiB"),
     )
-    _killed(sheet)
-    return _done(
+    killed(sheet)
+    return done(
         sheet,
         "oom-init",
         "pool",
@@ -181,7 +175,7 @@ def prefix_2024(r: Random) -> Written:
             sheet.prefill(2, 2 * 1850 + r.randint(-60, 60), 0, used, running, waiting)
         sheet.at += 0.6
         sheet.decode(running, used, r.uniform(700, 1400), waiting)
-    return _done(
+    return done(
         sheet,
         "prefix-miss",
         "hit-rate",
@@ -198,7 +192,7 @@ def healthy_middle(r: Random) -> Written:
     load(
         sheet, r.randint(35, 70), running=(60, 110), usage=(0.6, 0.85), queue=(0, 3), hit=(0.2, 0.5)
     )
-    return _done(
+    return done(
         sheet,
         "healthy",
         "middle",
@@ -215,7 +209,7 @@ def healthy_long(r: Random) -> Written:
     sheet.access = 0.6
     sheet.start(free=5.6)
     load(sheet, 120, running=(150, 230), usage=(0.91, 0.96), queue=(100, 600), prefill_share=0.5)
-    return _done(
+    return done(
         sheet,
         "healthy",
         "long",
@@ -230,17 +224,17 @@ def decode_oom_2024(r: Random) -> Written:
     sheet.start(free=1.1)
     load(sheet, r.randint(15, 40), running=(120, 200), usage=(0.85, 0.97), queue=(0, 10))
     sheet.decode(196, 0.97, 2211.7, 2)
-    _trace(
+    trace(
         sheet,
         (
             *LOOP[:2],
             ("model_executor/model_runner.py", 433, "forward_decode"),
             ("models/llama.py", 310, "forward"),
         ),
-        _no_memory(sheet, "244.00 MiB", "88.00 MiB"),
+        no_memory(sheet, "244.00 MiB", "88.00 MiB"),
     )
-    _killed(sheet)
-    return _done(
+    killed(sheet)
+    return done(
         sheet,
         "oom-decode",
         "2024",
@@ -257,7 +251,7 @@ def optimistic_many(r: Random) -> Written:
         load(sheet, 2, running=(50, 100), usage=(0.97, 1.0), queue=(20, 60))
         for _ in range(r.randint(1, 4)):
             sheet.retract(r.randint(2, 12), 0.21, r.uniform(0.4, 0.8))
-    return _done(
+    return done(
         sheet,
         "kv-optimistic",
         "storms",
@@ -271,7 +265,7 @@ def conservative_2024(r: Random) -> Written:
     sheet = paper(r, H100_8B, A100_40, era="2024")
     sheet.start()
     load(sheet, r.randint(35, 60), running=(80, 140), usage=(0.55, 0.8), queue=(200, 420))
-    return _done(
+    return done(
         sheet,
         "kv-conservative",
         "2024",
@@ -290,7 +284,7 @@ def queue_moderate(r: Random) -> Written:
             sheet, 8, running=(130, 200), usage=(0.93, 0.98), queue=(low, low + 400), hit=(0.1, 0.4)
         )
         low += 350
-    return _done(
+    return done(
         sheet,
         "queue-too-long",
         "growing",
@@ -306,7 +300,7 @@ def cap_edge(r: Random) -> Written:
     cap = 64
     sheet.start(running=cap, max_running_requests=cap)
     load(sheet, r.randint(35, 60), running=(cap, cap), cap=cap, usage=(0.6, 0.85), queue=(10, 40))
-    return _done(
+    return done(
         sheet,
         "seq-cap",
         "high-usage",
@@ -320,7 +314,7 @@ def full_2024(r: Random) -> Written:
     sheet = paper(r, A10G, RTX_4090, era="2024")
     sheet.start(mem_fraction_static=0.92)
     load(sheet, r.randint(35, 60), running=(6, 14), usage=(0.97, 1.0), queue=(100, 400))
-    return _done(
+    return done(
         sheet,
         "kv-full",
         "2024",
@@ -334,7 +328,7 @@ def little_garbled(r: Random) -> Written:
     sheet = paper(r, H100_8B, era="2025")
     load(sheet, 8, running=(5, 9), usage=(0.1, 0.2), queue=(0, 0))
     sheet.lines = [line[: r.randint(5, 48)] for line in sheet.lines]
-    return _done(
+    return done(
         sheet,
         "not-enough-evidence",
         "cut-lines",
@@ -345,6 +339,20 @@ def little_garbled(r: Random) -> Written:
 
 
 PAINTERS: tuple[Painter, ...] = (
-    blocking_giant, headroom_small, leak_creeps, graph_light, graph_low_queue, init_pool, prefix_2024, healthy_middle,
-    healthy_long, decode_oom_2024, optimistic_many, conservative_2024, queue_moderate, cap_edge, full_2024, little_garbled,
-)  # fmt: skip
+    blocking_giant,
+    headroom_small,
+    leak_creeps,
+    graph_light,
+    graph_low_queue,
+    init_pool,
+    prefix_2024,
+    healthy_middle,
+    healthy_long,
+    decode_oom_2024,
+    optimistic_many,
+    conservative_2024,
+    queue_moderate,
+    cap_edge,
+    full_2024,
+    little_garbled,
+)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from strangers_load import (
+from strangers_labels import (
     BUDGET_WRONG,
     CAP,
     CAP_WRONG,
@@ -19,12 +19,12 @@ from strangers_load import (
     FULL_WRONG,
     OPT_WRONG,
     UP,
+    WELL_WRONG,
     Painter,
     Written,
-    _done,
+    done,
 )
 from strangers_paper import A10G, A100_40, H100_8B, L4_7B, Paper, paper
-from strangers_rest import WELL_WRONG
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ def toy_cap(r: Random) -> Written:
         lambda: Request(r.randint(200, 900), r.randint(80, 300), 512),
         cap=cap,
     )
-    return _done(
+    return done(
         sheet,
         "seq-cap",
         "toy",
@@ -166,7 +166,7 @@ def toy_conservative(r: Random) -> Written:
         lambda: Request(r.randint(100, 500), r.randint(40, 160), 4096),
         chunk=sheet.machine.chunk,
     )
-    return _done(
+    return done(
         sheet,
         "kv-conservative",
         "toy",
@@ -187,7 +187,7 @@ def toy_optimistic(r: Random) -> Written:
         chunk=sheet.machine.chunk,
         speed=4000,
     )
-    return _done(
+    return done(
         sheet,
         "kv-optimistic",
         "toy",
@@ -208,7 +208,7 @@ def toy_full(r: Random) -> Written:
         chunk=sheet.machine.chunk,
         speed=5000,
     )
-    return _done(
+    return done(
         sheet,
         "kv-full",
         "toy",
@@ -228,7 +228,7 @@ def toy_client(r: Random) -> Written:
         rate(r, r.uniform(0.8, 2.0)),
         lambda: Request(r.randint(200, 900), r.randint(80, 300), 512),
     )
-    return _done(
+    return done(
         sheet,
         "client-bound",
         "toy",
@@ -249,7 +249,7 @@ def toy_budget(r: Random) -> Written:
         chunk=512,
         speed=11000,
     )
-    return _done(
+    return done(
         sheet,
         "prefill-budget",
         "toy",
@@ -272,7 +272,7 @@ def toy_healthy(r: Random) -> Written:
         chunk=sheet.machine.chunk,
         speed=20000,
     )
-    return _done(
+    return done(
         sheet,
         "healthy",
         "toy",
