@@ -32,8 +32,11 @@ MIN_ALIKE = 0.6
 def find(case: Case) -> Finding | None:
     if not case.has_load:
         return None
-    if case.option("disable_radix_cache") is True:
-        return switched_off(case)
+    off = case.option("disable_radix_cache") is True
+    return switched_off(case) if off else _out_of_order(case)
+
+
+def _out_of_order(case: Case) -> Finding | None:
     prefills = case.load.where(lambda m: m.num_prefill > 0 and m.new_tokens + m.cached_tokens > 0)
     missed = prefills.where(lambda moment: _hit_rate(moment) <= MISSED)
     shared = prefills.where(lambda moment: _hit_rate(moment) >= SHARED)
