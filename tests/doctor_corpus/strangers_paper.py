@@ -172,27 +172,12 @@ class Paper:
         **options: object,
     ) -> None:
         """``running``: max_running_requests of the ready line; 0: SGLang's default."""
-        machine, _rank = self.machine, self.rank
+        machine = self.machine
         free = machine.free(self.fraction) if free is None else free
         chunk = int(options.get("chunked_prefill_size") or machine.chunk)  # type: ignore[call-overload]
         prefill = int(options.get("max_prefill_tokens") or 16384)  # type: ignore[call-overload]
-        known: dict[str, object] = {
-            "model_path": machine.model, "tokenizer_path": machine.model, "tokenizer_mode": "auto", "load_format": "auto", "trust_remote_code": True,
-            "dtype": "auto", "kv_cache_dtype": "auto", "quantization": None, "context_length": None, "device": "cuda", "served_model_name": machine.model,
-            "host": "0.0.0.0", "port": 30000, "mem_fraction_static": self.fraction, "max_running_requests": None, "max_total_tokens": None,
-            "chunked_prefill_size": chunk, "max_prefill_tokens": prefill, "schedule_policy": "lpm" if self.era == "2024" else "fcfs",
-            "schedule_conservativeness": 1.0, "tp_size": machine.tp, "dp_size": 1, "disable_radix_cache": False, "disable_cuda_graph": False,
-        }  # fmt: skip
-        if self.era == "0.5.23":
-            known |= {"cuda_graph_max_bs_decode": machine.max_bs, "page_size": 1}
-        else:
-            known |= {"cuda_graph_max_bs": None if self.era == "2024" else machine.max_bs}
-        known |= options
         if args:
-            self.say(
-                f"server_args=ServerArgs({', '.join(f'{key}={value!r}' for key, value in known.items())})",
-                "",
-            )
+            self._args(chunk, prefill, options)
         self.at += 9
         stages = ["weights", "pool", "graphs", "ready"]
         stages = stages[: stages.index(upto) + 1]
@@ -230,6 +215,27 @@ class Paper:
             self.say(
                 f"Capture cuda graph end. Time elapsed: 10.84 s. mem usage={machine.graph_gb:.2f} GB. avail mem={free:.2f} GB."
             )
+        self._ready(running, chunk, prefill, free)
+
+    def _args(self, chunk: int, prefill: int, options: dict[str, object]) -> None:
+        machine = self.machine
+        known: dict[str, object] = {
+            "model_path": machine.model, "tokenizer_path": machine.model, "tokenizer_mode": "auto", "load_format": "auto", "trust_remote_code": True,
+            "dtype": "auto", "kv_cache_dtype": "auto", "quantization": None, "context_length": None, "device": "cuda", "served_model_name": machine.model,
+            "host": "0.0.0.0", "port": 30000, "mem_fraction_static": self.fraction, "max_running_requests": None, "max_total_tokens": None,
+            "chunked_prefill_size": chunk, "max_prefill_tokens": prefill, "schedule_policy": "lpm" if self.era == "2024" else "fcfs",
+            "schedule_conservativeness": 1.0, "tp_size": machine.tp, "dp_size": 1, "disable_radix_cache": False, "disable_cuda_graph": False,
+        }  # fmt: skip
+        if self.era == "0.5.23":
+            known |= {"cuda_graph_max_bs_decode": machine.max_bs, "page_size": 1}
+        else:
+            known |= {"cuda_graph_max_bs": None if self.era == "2024" else machine.max_bs}
+        known |= options
+        shown = ", ".join(f"{key}={value!r}" for key, value in known.items())
+        self.say(f"server_args=ServerArgs({shown})", "")
+
+    def _ready(self, running: int, chunk: int, prefill: int, free: float) -> None:
+        machine = self.machine
         cap = running or (4096 if self.era != "2024" else 2049)
         tail = "" if self.era == "2024" else f", available_gpu_mem={free:.2f} GB"
         chunks = "" if self.era == "2024" else f"chunked_prefill_size={chunk}, "

@@ -36,6 +36,40 @@ class Request:
     computed: int = 0
 
 
+def admit(
+    waiting: list[Request], budget: int, free: int, room: float
+) -> tuple[list[Request], Request | None, int]:
+    """Requests that join with their whole prompt, the one that joins with a part, tokens left."""
+    new: list[Request] = []
+    while waiting and budget > 0 and len(new) < free:
+        each = waiting[0]
+        if each.prompt + each.done + min(each.limit - each.done, 4096) > room:
+            break
+        waiting.pop(0)
+        each.computed = min(budget, each.prompt)
+        budget -= each.computed
+        room -= each.prompt + min(each.limit, 4096)
+        if each.computed < each.prompt:
+            return new, each, budget
+        new.append(each)
+    return new, None, budget
+
+
+def retract(sheet: Paper, running: list[Request], ratio: float) -> tuple[list[Request], float]:
+    """Throw back those with the fewest outputs until 20 steps fit; the new ratio."""
+    used = sum(each.computed + each.done for each in running)
+    gone = []
+    while used + len(running) * 20 > sheet.pool and len(running) > 1:
+        loser = min(running, key=lambda each: (each.done, -each.prompt))
+        running.remove(loser)
+        used -= loser.computed + loser.done
+        gone.append(loser)
+    outputs = sum(each.done for each in running) + 20 * len(running)
+    later = min(1.0, outputs / (sum(each.limit for each in running) + 1))
+    sheet.retract(len(gone), ratio, later)
+    return gone, later
+
+
 def run(
     sheet: Paper, seconds: float, arrive: Callable[[float, float, int], int], draw: Callable[[], Request], *,
     cap: int = 2048, chunk: int = 8192, care: float = 1.0, speed: float = 9000.0,
@@ -59,7 +93,7 @@ def run(
         room = (
             sheet.pool - used - sum(min(each.limit - each.done, 4096) * ratio for each in running)
         )
-        budget, new = chunk, []
+        budget, new = chunk, list[Request]()
         if chunked:
             part = min(budget, chunked.prompt - chunked.computed)
             chunked.computed += part
@@ -68,18 +102,9 @@ def run(
                 running.append(chunked)
                 chunked = None
         continued = chunk - budget
-        while waiting and budget > 0 and len(running) + len(new) < cap and chunked is None:
-            each = waiting[0]
-            if each.prompt + each.done + min(each.limit - each.done, 4096) > room:
-                break
-            waiting.pop(0)
-            each.computed = min(budget, each.prompt)
-            budget -= each.computed
-            room -= each.prompt + min(each.limit, 4096)
-            if each.computed < each.prompt:
-                chunked = each
-            else:
-                new.append(each)
+        if chunked is None:
+            free = cap - len(running)
+            new, chunked, budget = admit(waiting, budget, free, room)
         if budget < chunk:
             tokens = chunk - budget
             count = len(new) + (continued > 0) + (chunked is not None and continued < chunk)
@@ -91,21 +116,10 @@ def run(
             sheet.at += 0.05
             ratio = first
             continue
-        while used + len(running) > sheet.pool and len(running) > 1:
-            gone = []
-            while used + len(running) * 20 > sheet.pool and len(running) > 1:
-                loser = min(running, key=lambda each: (each.done, -each.prompt))
-                running.remove(loser)
-                used -= loser.computed + loser.done
-                gone.append(loser)
+        if used + len(running) > sheet.pool and len(running) > 1:
+            gone, ratio = retract(sheet, running, ratio)
             waiting += gone
-            later = min(
-                1.0,
-                (sum(each.done for each in running) + 20 * len(running))
-                / (sum(each.limit for each in running) + 1),
-            )
-            sheet.retract(len(gone), ratio, later)
-            ratio = later
+            used = sum(each.computed + each.done for each in running)
         sheet.at += (0.011 + 0.00012 * len(running)) * sheet.random.uniform(0.95, 1.1)
         ratio = max(ratio - first * 0.86 / 600, first * 0.14)
         steps += 1
