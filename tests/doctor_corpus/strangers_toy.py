@@ -36,6 +36,11 @@ class Request:
     computed: int = 0
 
 
+def held(requests: list[Request]) -> int:
+    """Their tokens in the pool."""
+    return sum(each.computed + each.done for each in requests)
+
+
 def admit(
     waiting: list[Request], budget: int, free: int, room: float
 ) -> tuple[list[Request], Request | None, int]:
@@ -57,7 +62,7 @@ def admit(
 
 def retract(sheet: Paper, running: list[Request], ratio: float) -> tuple[list[Request], float]:
     """Throw back those with the fewest outputs until 20 steps fit; the new ratio."""
-    used = sum(each.computed + each.done for each in running)
+    used = held(running)
     gone = []
     while used + len(running) * 20 > sheet.pool and len(running) > 1:
         loser = min(running, key=lambda each: (each.done, -each.prompt))
@@ -87,9 +92,7 @@ def run(
             draw() for _ in range(arrive(sheet.at, sheet.at - before, len(waiting) + len(running)))
         ]
         before = sheet.at
-        used = sum(each.computed + each.done for each in running) + (
-            chunked.computed if chunked else 0
-        )
+        used = held(running) + (chunked.computed if chunked else 0)
         room = (
             sheet.pool - used - sum(min(each.limit - each.done, 4096) * ratio for each in running)
         )
@@ -119,7 +122,7 @@ def run(
         if used + len(running) > sheet.pool and len(running) > 1:
             gone, ratio = retract(sheet, running, ratio)
             waiting += gone
-            used = sum(each.computed + each.done for each in running)
+            used = held(running)
         sheet.at += (0.011 + 0.00012 * len(running)) * sheet.random.uniform(0.95, 1.1)
         ratio = max(ratio - first * 0.86 / 600, first * 0.14)
         steps += 1
@@ -127,12 +130,8 @@ def run(
         for each in running:
             each.done += 1
         if steps % 40 == 0:
-            sheet.decode(
-                len(running),
-                used / sheet.pool,
-                generated / max(0.01, sheet.at - last),
-                len(waiting),
-            )
+            speed_now = generated / max(0.01, sheet.at - last)
+            sheet.decode(len(running), used / sheet.pool, speed_now, len(waiting))
             generated, last = 0, sheet.at
         running = [each for each in running if each.done < each.output]
 
