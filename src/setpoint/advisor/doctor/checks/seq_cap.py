@@ -19,9 +19,8 @@ from setpoint.advisor.doctor.checks.common import (
 )
 from setpoint.advisor.doctor.equations import rounded, running_for
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
-from setpoint.advisor.doctor.limits import FULL, at_budget, binding_limit
+from setpoint.advisor.doctor.limits import FULL, at_budget, at_cap, binding_limit
 from setpoint.advisor.doctor.observations import Evidence
-from setpoint.advisor.doctor.phases import running_of
 
 MIN_SHARE = 0.4
 """Share of the loaded time in which the cap binds."""
@@ -112,14 +111,12 @@ def _alternatives(case: Case, usage: float | None) -> tuple[RuledOut, ...]:
                 "kv-full", f"At the limit, {percent(usage)} of the KV pool is in use (median)."
             )
         )
-    running = [running_of(moment) for moment in case.queued().moments]
-    same = len({value for value in running if value is not None})
-    stays = "stays the same" if same == 1 else f"takes {same} values, all up to the limit"
+    at = case.queued().share(lambda moment: at_cap(moment, case.limits))
     why.append(
         RuledOut(
             "kv-conservative",
-            f"While requests wait, the number of running requests {stays}. If the memory reserve "
-            "kept requests out, it would vary.",
+            f"While requests wait, as many run as the limit allows for {percent(at)} of the time. "
+            "If the memory reserve kept requests out, their number would vary below the limit.",
         )
     )
     full = case.load.share(lambda moment: at_budget(moment, case.limits))
