@@ -6,8 +6,12 @@ import logging
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
+hypothesis.settings.register_profile("setpoint", deadline=None)
+hypothesis.settings.load_profile("setpoint")
+"""No test asserts a machine's speed."""
 LOGGERS = ("", "uvicorn", "uvicorn.access", "uvicorn.asgi", "uvicorn.error")
 
 

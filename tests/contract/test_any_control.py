@@ -74,7 +74,7 @@ def body_of(path: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
     return st.tuples(st.just(path), bodies)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(sorted(KEYS)).flatmap(body_of), min_size=15, max_size=25))
 def test_no_body_is_answered_with_500(
     serve: Serve, tmp_path: Path, calls: list[tuple[str, dict[str, Any]]]

@@ -118,7 +118,7 @@ scoring_body = st.builds(
 )
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.one_of(

@@ -98,7 +98,7 @@ openai_body = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.tuples(st.just("/generate"), generate_body)

@@ -98,7 +98,6 @@ bodies = st.builds(
 
 @settings(
     max_examples=10,
-    deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.generate],  # to make a failing list smaller takes minutes

@@ -179,7 +179,6 @@ FORMS = st.tuples(
 
 @settings(
     max_examples=4,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # it keeps nothing
 )
 @given(forms=st.lists(FORMS, min_size=50, max_size=50))

@@ -156,7 +156,6 @@ BODIES = st.fixed_dictionaries(
 
 @settings(
     max_examples=8,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # it keeps nothing
 )
 @given(bodies=st.lists(BODIES, min_size=20, max_size=20))

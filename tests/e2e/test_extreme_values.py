@@ -221,7 +221,6 @@ def test_no_value_ends_an_engine_or_is_answered_5xx(
 
         @settings(
             max_examples=count,
-            deadline=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),
             phases=[Phase.generate],

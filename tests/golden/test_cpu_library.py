@@ -27,6 +27,11 @@ def run_python(code: str, **environment: str) -> str:
     return done.stdout
 
 
+QUICK_BUILD = """
+from setpoint.engine.kernels.cpu import build, library
+build.FLAGS = tuple(flag.replace("-O3", "-O0") for flag in build.FLAGS)
+"""
+"""For a library that is loaded, not used."""
 CHOOSE = """
 import torch
 from setpoint.engine.kernels.registry import choose_ops
@@ -55,10 +60,7 @@ def test_a_failing_compiler_is_a_reason(tmp_path):
 
 def test_an_unwritable_cache_is_logged_and_the_kernels_run(tmp_path):
     (tmp_path / "setpoint").write_text("a file where a folder should be")
-    code = (
-        "import sys; sys.stderr = sys.stdout; from setpoint.engine.kernels.cpu import library;"
-        " print(library.load('scalar').level)"
-    )
+    code = f"import sys; sys.stderr = sys.stdout\n{QUICK_BUILD}print(library.load('scalar').level)"
     log, level = run_python(code, XDG_CACHE_HOME=str(tmp_path)).splitlines()
     assert "compiling the C++ kernels for this process only" in log
     assert level == "scalar"
@@ -120,7 +122,7 @@ def test_a_new_library_removes_those_of_its_level_that_nobody_used_for_long(monk
 
 def test_a_library_that_is_removed_before_it_is_loaded_is_compiled_again():
     code = (
-        "from pathlib import Path; from setpoint.engine.kernels.cpu import build, library\n"
+        f"from pathlib import Path\n{QUICK_BUILD}"
         "build.ensure_built = lambda level: Path('/gone.so'); print(library.load('scalar').level)"
     )
     assert run_python(code).strip() == "scalar"

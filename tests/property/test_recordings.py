@@ -255,14 +255,14 @@ def run(config: dict[str, Any], todo: list[tuple[str, Any]]) -> Harness:
 
 
 @given(configs, st.lists(actions, min_size=5, max_size=40))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_run_replays_plan_by_plan(config: dict[str, Any], todo: list[tuple[str, Any]]) -> None:
     check_replay(config, todo)
 
 
 @pytest.mark.full
 @given(configs, st.lists(actions, min_size=5, max_size=40))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_many_runs_replay_plan_by_plan(config: dict[str, Any], todo: list[tuple[str, Any]]) -> None:
     check_replay(config, todo)
 

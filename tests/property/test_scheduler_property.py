@@ -282,7 +282,7 @@ def run_trace(
 
 
 @TOKENS_PER_ROW
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(4))
 def test_random_traces_end_with_the_right_tokens(block: int, most: int) -> None:
     requests = retractions = hits = steps = preemptions = dropped = prepared = 0
     policies, brought = set(), set()
@@ -318,23 +318,22 @@ def test_random_traces_end_with_the_right_tokens(block: int, most: int) -> None:
 def test_random_traces_of_models_with_windows(row: PageRow) -> None:
     """What a row of the scripted executor reads behind its window is compared token by token."""
     hits = retractions = given_back = 0
-    for seed in range(40):
+    for seed in range(20):
         harness, _ = run_trace(seed, 1 + seed % 4, row)
         hits += sum(outcome.num_cached > 0 for outcome in harness.outcomes.values())
         retractions += len(harness.recorder.retractions)
         given_back += sum((plan.pages.pages == 0).any() for plan in harness.plans)
-    assert hits > 30
-    assert retractions > 10
-    assert given_back > 5
+    assert hits > 15
+    assert retractions > 5
+    assert given_back > 2
 
 
 @TOKENS_PER_ROW
-@pytest.mark.parametrize("block", range(2))
-def test_settings_may_change_at_any_turn(block: int, most: int) -> None:
+def test_settings_may_change_at_any_turn(most: int) -> None:
     """Fewer may run than do, chunks shrink in mid-prompt, priorities begin to matter: what was
     admitted ends, and with the right tokens."""
     changes = crowded = preemptions = 0
-    for seed in range(block * 50, block * 50 + 50):
+    for seed in range(50):
         row = (None, None, *ROWS)[seed % 5]
         harness, _ = run_trace(20_000 + seed, most, row, changes=0.5)
         changed = harness.recorder.of(SettingsChanged)
@@ -354,3 +353,4 @@ def test_many_random_traces(most: int) -> None:
     for seed in range(1_000, 3_500):
         run_trace(seed, most)
         run_trace(seed, most, ROWS[seed % len(ROWS)])
+        run_trace(20_000 + seed, most, (None, None, *ROWS)[seed % 5], changes=0.5)

@@ -319,7 +319,7 @@ hardware_drawn = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(options_drawn, hardware_drawn)
 def test_never_plans_more_than_there_is(options: Options, hardware: Hardware) -> None:
     config = decide(options, hardware)

@@ -91,7 +91,7 @@ def any_observations(draw: st.DrawFn) -> Observations:
     return Observations([Source("s", "log", clock=clock)], facts, ranks)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(any_observations())
 def test_every_report_is_consistent(observations: Observations) -> None:
     report = diagnose(observations)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from setpoint.advisor.doctor.observations import Observations
@@ -221,7 +221,6 @@ def test_a_long_log_is_bounded_and_its_sums_hold() -> None:
     assert log_of(20_000).splitlines()[moments[100].line - 1] == moments[100].text
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 4000), max_size=40), st.integers(0, 5))
 def test_how_the_bytes_arrive_does_not_matter(sizes: list[int], seed: int) -> None:
     data = log_of(300, seed).encode()
@@ -282,7 +281,6 @@ def test_a_line_with_a_figure_that_cannot_be_is_not_understood(name: str, figure
     assert "the first is line 2: [2026-01-01 00:00:01 TP0] Decode" in seen.sources[0].notes[0]
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=4)), max_size=60))
 def test_garbage_never_raises_anything_else(words: list[str]) -> None:
     data = "".join(words).encode("utf-8", "replace")
@@ -290,7 +288,6 @@ def test_garbage_never_raises_anything_else(words: list[str]) -> None:
         read_chunks("x", [data])
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 4000), st.floats(0, 1), st.floats(0, 1e6), st.booleans(), st.integers(0, 10**7)
 )

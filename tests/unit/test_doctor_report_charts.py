@@ -105,7 +105,7 @@ def test_a_source_without_times_says_so() -> None:
     assert made.clock == "The log has no timestamps: the axis shows the order of its lines."
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     st.lists(
         st.tuples(

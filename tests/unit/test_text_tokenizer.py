@@ -67,7 +67,7 @@ def sizes_of(seed: int, largest: int) -> Iterator[int]:
         yield rng.randint(1, largest)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=40),
     st.booleans(),
@@ -88,7 +88,7 @@ def test_any_byte_level_ids_in_any_pieces_decode_as_a_whole(
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=30), st.integers(0, 99), st.sampled_from([1, 2, 5, 30]))
 def test_text_comes_through_whole_characters_only(text: str, seed: int, largest: int) -> None:
     ids = [int(token) for token in BYTES.encode(text)]
@@ -98,7 +98,7 @@ def test_text_comes_through_whole_characters_only(text: str, seed: int, largest:
         assert text.count("\ufffd") == sum(piece.count("\ufffd") for piece in pieces)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.sampled_from(["▁the", "▁cat", "s", "▁", "é", "▁naïve", "🙂", "ü", "漢"]), max_size=12

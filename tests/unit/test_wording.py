@@ -124,7 +124,7 @@ def refusal(make: Callable[[], object]) -> str:
     return ""
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(
     st.sampled_from(Outer.__struct_fields__),
     st.sampled_from(SamplingParams.__struct_fields__),
