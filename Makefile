@@ -31,8 +31,9 @@ help:
 serve: $(SERVE)
 	@exec $(BIN)/setpoint serve --port $(PORT) $(ARGS)
 
+# Two test files at a time: most tests keep one core busy, or wait.
 test: $(DEV)
-	$(BIN)/pytest -m "not full and not gpu"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not full and not gpu"
 
 full: $(DEV)
 	$(BIN)/pytest -m "not gpu"
