@@ -146,7 +146,7 @@ def test_somebody_impatient_gets_the_same_end(tiny_model: Path, tmp_path: Path) 
         assert server.wait_end() in (0, 130)
         # A server that is interrupted in its last moment may leave its end to the children, which
         # notice it at once; then init has to collect them.
-        wait_until(lambda: not any(_is_alive(child) for child in children), timeout_s=10)
+        wait_until(lambda: not any(_is_alive(child) for child in children))
         assert "Traceback" not in server.errors, server.errors
 
 

@@ -58,12 +58,12 @@ def test_a_restart_that_shows_nothing_leaves_the_life_before() -> None:
     seen = read(first + "Killed\n" + args(30001))
     assert len(seen.ranks[0].moments) == 15
     assert seen.ended
-    assert "last one that shows anything" in seen.sources[0].notes[0]
+    assert "last start that shows anything" in seen.sources[0].notes[0]
 
 
 def test_two_servers_that_interleave_are_told_by_their_pools() -> None:
     lines = [decode(i // 2, 10, 0.5, 100_000 if i % 2 else 60_000) for i in range(60)]
-    assert "two pools" in read("".join(lines)).sources[0].notes[0]
+    assert "pools of two sizes" in read("".join(lines)).sources[0].notes[0]
     assert read("".join(lines[::2])).sources[0].notes == []
 
 
