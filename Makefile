@@ -35,8 +35,8 @@ serve: $(SERVE)
 test: $(DEV)
 	$(BIN)/pytest -n 2 --dist loadfile -m "not full and not gpu"
 
-full: $(DEV)
-	$(BIN)/pytest -m "not gpu"
+full: test
+	$(BIN)/pytest -m "full and not gpu"
 	@scripts/test-other-pythons $(VENV)
 
 check: lint
