@@ -58,7 +58,7 @@ ERRORS = {
     "a streamed prompt that is too long": "400 .*longer than the model's context length",
     "a body that is no object": "400 The body must be a JSON object, got a list",
     "a body without messages": "400 messages is missing",
-    "a route that does not exist": "404 There is no route /v1/messages.*/v1/chat/completions",
+    "a route that does not exist": "404 There is no route /v1/conversations",
     "a method that does not exist": "405 .*POST",
 }
 

@@ -52,6 +52,8 @@ def asked(url: str, query: str) -> list[float]:
         response = httpx.get(f"{url}/api/v1/query", params={"query": query}, timeout=10)
     except httpx.ConnectError:
         return []
+    if response.status_code == 503:  # it is starting
+        return []
     assert response.status_code == 200, (query, response.text)
     return [float(each["value"][1]) for each in response.json()["data"]["result"]]
 

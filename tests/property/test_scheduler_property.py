@@ -350,7 +350,7 @@ def test_settings_may_change_at_any_turn(most: int) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_many_random_traces(most: int) -> None:
-    for seed in range(1_000, 3_500):
+    for seed in range(1_000, 1_600):
         run_trace(seed, most)
         run_trace(seed, most, ROWS[seed % len(ROWS)])
         run_trace(20_000 + seed, most, (None, None, *ROWS)[seed % 5], changes=0.5)

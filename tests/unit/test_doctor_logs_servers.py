@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import random
-import resource
 import subprocess
 import sys
 import time
@@ -229,10 +228,12 @@ def test_standard_input_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
 SIZE = 1_000_000_000
 SECONDS = 90  # three times what is wanted of one core of a machine that does nothing else
 READ = """
-import resource, sys, time
+import sys, time
 from setpoint.advisor.doctor.readers.log.reader import read_log
 (seen,) = read_log(sys.argv[1])
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+# getrusage would count the parent that this process was forked from
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+peak = int(status["VmHWM"].split()[0]) // 1024
 print(peak, time.process_time(), seen.coverage, seen.sources[0].num_batch_lines)
 """
 
@@ -265,7 +266,6 @@ def test_a_gigabyte_in_bounded_memory_and_time(tmp_path: Path, noise: bool) -> N
     assert peak_mib < 300
     assert coverage == 1.0
     assert cpu_s < SECONDS
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
 
 
 def test_evidence_of_a_long_line_of_options_shows_the_option_and_no_key() -> None:

@@ -3,6 +3,7 @@ preparer of requests."""
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from typing import Any
 
@@ -12,9 +13,9 @@ from setpoint.core.errors import RequestError
 from setpoint.core.grammar import EndOfOutput
 from setpoint.core.messages import Finish, ToFrontend, Tokens, ToLoop
 from setpoint.core.operations import Operation
-from setpoint.core.plan import StepPlan, TokenMasks
+from setpoint.core.plan import OWN_LENGTH, Rows, StepPlan, TokenMasks
 from setpoint.core.request import Ids, Request
-from setpoint.core.result import StepResult
+from setpoint.core.result import HiddenStates, StepResult
 from setpoint.recording.format import KeptResult
 from setpoint.recording.script import Script
 from setpoint.recording.surrogates import offsets_of
@@ -135,8 +136,13 @@ class RecordedExecutor:
         self._script = script
         self._clock = clock
         self.results: deque[KeptResult] = deque()
+        self._with_hidden_states: set[int] = set()
+        """seq_ids of all sequences ever admitted whose hidden states are wanted."""
 
     def submit(self, plan: StepPlan) -> RecordedStep:
+        self._with_hidden_states.update(
+            admit.seq_id for admit in plan.admits if admit.return_hidden_states
+        )
         return RecordedStep(plan, self)
 
     def idle(self) -> bool:
@@ -161,11 +167,26 @@ class RecordedExecutor:
                 seq_id: np.array([0.0 if is_finite else np.nan], np.float32)
                 for seq_id, is_finite in row.embedded.items()
             },
+            hidden_states=self._hidden_states(plan.rows) if self._with_hidden_states else {},
             failures=row.failures,
             forward_s=row.forward_s,
             sample_s=row.sample_s,
             way=row.way,
         )
+
+    def _hidden_states(self, rows: Rows) -> dict[int, HiddenStates]:
+        """Empty vectors, as many as the engine brought: how much of a retracted sequence may come
+        out of the cache depends on their number."""
+        row = zip(rows.seq_ids.tolist(), rows.starts.tolist(), rows.counts.tolist(), strict=True)
+        return {
+            seq_id: HiddenStates(
+                # Where a decode row begins is known to engines only; its positions are all new.
+                sys.maxsize if start == OWN_LENGTH else start,
+                np.empty((count, 0), np.float32),
+            )
+            for seq_id, start, count in row
+            if seq_id in self._with_hidden_states
+        }
 
 
 class RecordedStep:

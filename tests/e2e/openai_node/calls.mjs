@@ -26,7 +26,7 @@ const calls = {
   "a streamed prompt that is too long": () => create({ stream: true, messages: [{ role: "user", content: "long ".repeat(20000) }] }),
   "a body that is no object": () => client.post("/chat/completions", { body: [1, 2] }),
   "a body without messages": () => client.post("/chat/completions", { body: {} }),
-  "a route that does not exist": () => client.post("/messages", { body: {} }),
+  "a route that does not exist": () => client.post("/conversations", { body: {} }),
   "a method that does not exist": () => client.get("/chat/completions"),
 };
 
