@@ -29,7 +29,6 @@ from setpoint.core.records import (
     GrammarEnded,
     Preemption,
     PreparationStarted,
-    RequestAdmitted,
     Retraction,
     SendFailed,
 )
@@ -277,24 +276,6 @@ def check_replay(config: dict[str, Any], todo: list[tuple[str, Any]]) -> None:
             assert outcome.damage == outcome.ended_by == ""
             assert outcome.num_steps == len(harness.plans)
             assert outcome.num_requests == len(harness.outcomes)
-
-
-def test_hidden_states_that_were_brought_may_come_out_of_the_cache(tmp_path: Path) -> None:
-    """A sequence whose hidden states are wanted is computed whole, and after a preemption only
-    where they are missing: the replay must know which were brought."""
-    config = {"page_size": 1, "max_running_requests": 1, "priority": PRIORITY}
-    harness = Harness(**config, num_pages=64)
-    prompt = [5, 6, 7, 8, 9, 10, 11]
-    harness.submit("a", prompt, max_new_tokens=9, return_hidden_states=True, priority=0)
-    harness.turn(4)
-    harness.submit("b", prompt, max_new_tokens=2, priority=9)
-    harness.drain()
-    assert harness.recorder.preemptions
-    admitted = [each.num_cached for each in harness.recorder.of(RequestAdmitted)]
-    assert admitted[0] == 0
-    assert admitted[-1] > len(prompt)
-    outcome = replayed(record(harness, tmp_path / "recording"))
-    assert (outcome.difference, outcome.num_steps) == ("", len(harness.plans))
 
 
 def busy_run(seed: int, **config: Any) -> Harness:

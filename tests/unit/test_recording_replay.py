@@ -14,9 +14,10 @@ import pytest
 
 from setpoint.core import messages
 from setpoint.core.plan import PageDeltas, Rows, StepPlan
-from setpoint.core.records import Record, StepDone
+from setpoint.core.records import Record, RequestAdmitted, StepDone
 from setpoint.core.request import Request
 from setpoint.core.sampling import SamplingParams
+from setpoint.core.settings import PrioritySettings
 from setpoint.recording import codec
 from setpoint.recording.content import LEFT_OUT, Withheld
 from setpoint.recording.format import OFF, ON, KeptArrival
@@ -224,3 +225,21 @@ def test_a_result_is_compared_by_what_follows_from_it(tmp_path: Path) -> None:
     path = record(harness, tmp_path / "run", content=ON)
     assert replayed(path).agrees
     assert np.mean([len(plan.rows) for plan in harness.plans]) > 1
+
+
+def test_hidden_states_that_were_brought_may_come_out_of_the_cache(tmp_path: Path) -> None:
+    """A sequence whose hidden states are wanted is computed whole, and after a preemption only
+    where they are missing: the replay must know which were brought."""
+    config = {"page_size": 1, "max_running_requests": 1, "priority": PrioritySettings(threshold=2)}
+    harness = Harness(**config, num_pages=64)
+    prompt = [5, 6, 7, 8, 9, 10, 11]
+    harness.submit("a", prompt, max_new_tokens=9, return_hidden_states=True, priority=0)
+    harness.turn(4)
+    harness.submit("b", prompt, max_new_tokens=2, priority=9)
+    harness.drain()
+    assert harness.recorder.preemptions
+    admitted = [each.num_cached for each in harness.recorder.of(RequestAdmitted)]
+    assert admitted[0] == 0
+    assert admitted[-1] > len(prompt)
+    outcome = replayed(record(harness, tmp_path / "recording"))
+    assert (outcome.difference, outcome.num_steps) == ("", len(harness.plans))
