@@ -28,8 +28,7 @@ def watch_server(
     url: str, *, seconds: float, past_s: float = 0.0, api_key: str | None
 ) -> Observations:
     """What the server at this URL does for so long, after what it remembers of the ``past_s``
-    seconds before. Raises SourceError if it cannot be reached or
-    is neither of the two."""
+    seconds before. Raises SourceError if it cannot be reached or is neither of the two."""
     base = url.rstrip("/")
     with Pages(url, api_key=api_key) as pages:
         if _tells_moments(pages, base):
