@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from setpoint.advisor.doctor.case import examine
-from setpoint.advisor.doctor.checks.common import steps, throughput_effect
+from setpoint.advisor.doctor.checks.common import fixed_share_of, steps, throughput_effect
 from setpoint.advisor.doctor.findings import Effect
 from setpoint.advisor.doctor.step_times import Step, fixed_share
 from setpoint.observe.moments import Moment
@@ -34,7 +34,8 @@ def lines(fixed_ms: float, ms: float, sizes: list[int], prompt_ms: float = 0.0) 
 
 
 def effect(moments: list[Moment], running: float, growth: float, **facts: Any) -> Effect:
-    return throughput_effect(examine(seen(rank(moments), **facts)), running, growth)
+    case = examine(seen(rank(moments), **facts))
+    return throughput_effect(fixed_share_of(case, running), growth)
 
 
 @pytest.mark.parametrize(("fixed_ms", "ms"), [(50.0, 0.0), (0.0, 5.0), (20.0, 2.0), (5.0, 5.0)])
@@ -103,3 +104,6 @@ def test_no_source_predicts_what_cannot_be(
     assert 0 <= fixed.low <= fixed.share <= fixed.high <= 1
     low, expected, high = fixed.gains(growth)
     assert 1 - 1e-9 <= low <= expected <= high <= growth * (1 + 1e-9)
+    # A smaller batch makes a step shorter, in proportion at best.
+    low, expected, high = fixed.slowdowns(1 / growth)
+    assert 1 / growth * (1 - 1e-9) <= low <= expected <= high <= 1 + 1e-9

@@ -3,42 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-
-@dataclass(slots=True, frozen=True)
-class StepTime:
-    """Time of a decode step as a + b x running: a is what every step costs (reading the weights),
-    b what each request adds."""
-
-    base: float
-    per_request: float
-    num_points: int
-
-    def throughput(self, running: float) -> float:
-        return running / (self.base + self.per_request * running)
-
-    def gain(self, running: float, growth: float) -> float:
-        """Factor of the throughput if ``growth`` times as many requests run."""
-        return self.throughput(running * growth) / self.throughput(running)
-
-
-def fit_step_time(points: Iterable[tuple[float, float]]) -> StepTime | None:
-    """Least squares over (running, seconds of a step). None unless batch sizes differ by a third
-    and there are six points; a negative coefficient counts as 0."""
-    kept = [(x, y) for x, y in points if x > 0 and y > 0]
-    if len(kept) < 6:
-        return None
-    xs, ys = [x for x, _ in kept], [y for _, y in kept]
-    if max(xs) < 1.33 * min(xs):
-        return None
-    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    spread = sum((x - mean_x) ** 2 for x in xs)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in kept) / spread
-    slope = min(max(slope, 0.0), mean_y / mean_x)
-    base = max(mean_y - slope * mean_x, 0.0)
-    return StepTime(base, slope, len(kept))
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,6 +23,8 @@ class FixedShare:
     """The share s of a step's time that does not grow with the batch (reading the weights). With f
     times as many requests a step takes s + f (1 - s) times as long, for f times the tokens."""
 
+    running: float
+    """Running requests at which it is this share."""
     share: float
     low: float
     high: float
@@ -70,12 +38,18 @@ class FixedShare:
     def is_known(self) -> bool:
         return self.high - self.low <= KNOWN
 
+    def slowdowns(self, growth: float) -> tuple[float, float, float]:
+        """Factor of a step's time with ``growth`` times as many requests: least, expected, most.
+        Between 1 (s = 1) and ``growth`` (s = 0), whatever was observed."""
+        shares = (self.high, self.share, self.low)
+        one, expected, other = (share + growth * (1 - share) for share in shares)
+        return min(one, other), expected, max(one, other)
+
     def gains(self, growth: float) -> tuple[float, float, float]:
-        """Factor of the throughput with ``growth`` times as many requests: least, expected, most.
-        Between 1 (s = 0) and ``growth`` (s = 1), whatever was observed."""
-        shares = (self.low, self.share, self.high)
-        low, expected, high = (growth / (growth - share * (growth - 1)) for share in shares)
-        return low, expected, high
+        """Factor of the throughput with ``growth`` times as many requests: least, expected,
+        most."""
+        least, expected, most = self.slowdowns(growth)
+        return growth / most, growth / expected, growth / least
 
 
 KNOWN = 0.6
@@ -118,7 +92,7 @@ def fixed_share(steps: Sequence[Step], running: float, device: str | None) -> Fi
     spread = SPREAD if device in EVEN_BATCH else SPREAD_UNKNOWN
     expected = even / (even + running)
     if not steps:
-        return FixedShare(expected, 0.0, 1.0)
+        return FixedShare(running, expected, 0.0, 1.0)
     mean_s = statistics.fmean(step.seconds for step in steps)
     mean_r = statistics.fmean(step.running for step in steps)
     mean_p = statistics.fmean(step.prompt_tokens for step in steps)
@@ -144,7 +118,7 @@ def fixed_share(steps: Sequence[Step], running: float, device: str | None) -> Fi
     ratio = running / mean_r
     low, share, high = (each / (each + (1 - each) * ratio) for each in (low, share, high))
     scatter = min(2 * residual * (2 / len(rows)) ** 0.5, MOST_SCATTER)
-    return FixedShare(share, low, high, len(steps), scatter)
+    return FixedShare(running, share, low, high, len(steps), scatter)
 
 
 def _posterior(

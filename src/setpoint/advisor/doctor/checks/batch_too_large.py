@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import confidence, estimate, quote, step_time
+from setpoint.advisor.doctor.checks.common import (
+    NOISE,
+    batch_instead,
+    confidence,
+    estimate,
+    fixed_share_of,
+    percent,
+    quote,
+)
 from setpoint.advisor.doctor.equations import rounded
 from setpoint.advisor.doctor.findings import Action, Effect, Finding, RuledOut
-from setpoint.advisor.doctor.step_times import StepTime
+from setpoint.advisor.doctor.step_times import FixedShare
 from setpoint.observe.moments import Moment
 
 SLOW_S = 0.1
@@ -27,15 +35,17 @@ def find(case: Case) -> Finding | None:
     running = case.decoding.median(lambda moment: moment.running)
     if latency is None or latency < target or running is None or running < MIN_RUNNING:
         return None
-    fitted = step_time(case)
-    if fitted is not None and fitted.per_request * running < fitted.base:
-        return None  # the step is slow with any batch
-    value = max(_running_for(target, latency, running, fitted), 1)
+    fixed = fixed_share_of(case, running)
+    if fixed.is_known and fixed.share > 0.5:
+        return None  # most of a step's time is the same with any batch
+    value = max(rounded(running * _growth(target / latency, fixed)), 1)
     if value >= running:
         return None
     return Finding(
         cause="batch-too-large",
-        confidence=confidence(case, 0.9 if fitted else 0.6, measured, 0.9 if fitted else 0.75),
+        confidence=confidence(
+            case, 0.9 if fixed.is_known else 0.6, measured, 0.9 if fixed.is_known else 0.75
+        ),
         summary=f"The batch is too large for low latency: with {running:,.0f} running requests, "
         f"the time between two tokens of a request is {1000 * latency:,.0f} ms (median).",
         evidence=quote(measured),
@@ -46,8 +56,8 @@ def find(case: Case) -> Finding | None:
             value,
             live=True,
         ),
-        effect=_effect(latency, running, value, fitted),
-        ruled_out=_alternatives(case, fitted, running),
+        effect=_effect(fixed, value / running),
+        ruled_out=_alternatives(case, fixed),
         risk="With fewer requests at once, output throughput falls and requests wait longer for "
         "their first token.",
         verify=f"The median time between tokens falls to about {1000 * target:.0f} ms.",
@@ -61,37 +71,29 @@ def _between_tokens(moment: Moment) -> float | None:
     return moment.quantiles.get("itl_p50")
 
 
-def _running_for(target: float, latency: float, running: float, fitted: StepTime | None) -> int:
-    if fitted is not None and fitted.per_request > 0 and fitted.base < target:
-        return rounded((target - fitted.base) / fitted.per_request)
-    return rounded(running * target / latency)
+def _growth(slowdown: float, fixed: FixedShare) -> float:
+    """Factor of the batch with which a step takes ``slowdown`` times as long. In proportion where
+    the share is not known, or where no batch is small enough."""
+    if fixed.is_known and fixed.share < slowdown:
+        return (slowdown - fixed.share) / (1 - fixed.share)
+    return slowdown
 
 
-def _effect(latency: float, running: float, value: int, fitted: StepTime | None) -> Effect:
-    least = value / running
-    if fitted is None:
-        why = (
-            f"{value:,} instead of {running:,.0f} requests run; at best, the time falls in "
-            "proportion"
-        )
-        return estimate("time between tokens", least, (1 + least) / 2, 1.0, why)
-    after = fitted.base + fitted.per_request * value
-    expected = min(after / (fitted.base + fitted.per_request * running), 1.0)
-    why = (
-        f"a decode step takes {1000 * fitted.base:.1f} ms plus {1000 * fitted.per_request:.3g} ms "
-        f"for each running request (fitted to {fitted.num_points} observed batches)"
-    )
-    return estimate("time between tokens", least, expected, 1.0, why)
+def _effect(fixed: FixedShare, growth: float) -> Effect:
+    low, expected, high = fixed.slowdowns(growth)
+    noise = max(NOISE, fixed.scatter)
+    reason = batch_instead(fixed, growth)
+    return estimate("time between tokens", max(low - noise, 0.0), expected, high + noise, reason)
 
 
-def _alternatives(case: Case, fitted: StepTime | None, running: float) -> tuple[RuledOut, ...]:
+def _alternatives(case: Case, fixed: FixedShare) -> tuple[RuledOut, ...]:
     why = []
-    if fitted is not None:
+    if fixed.is_known:
         why.append(
             RuledOut(
                 "graph-miss",
-                f"Only {1000 * fitted.base:.1f} ms of a decode step do not depend on the size of "
-                f"the batch; {1000 * fitted.per_request * running:.1f} ms do.",
+                f"About {percent(1 - fixed.share)} of the time of a decode step grows with the "
+                "batch. A missing graph adds the same time to every step.",
             )
         )
     if case.decoding.median(lambda moment: moment.queue):
@@ -117,12 +119,12 @@ CHECK = Check(
     guide="SGLang's tuning guide of 2026, for online serving: keep batches small with "
     "--max-running-requests 128; if latency is high because the batch is too large, lower it, "
     "which trades throughput for latency.",
-    equation="step time = a + b x running requests, fitted to the observed steps; new limit = "
-    "(target - a) / b",
+    equation="s = share of a step's time that does not grow with the batch, fitted to the observed "
+    "steps; new limit = running x (target / time between tokens - s) / (1 - s)",
     picture="""\
 time of a step |            .-'
-               |        .-'     b for each request
+               |        .-'     the same for each request
                |    .-'
-             a |--'
+             s |--'
                +------------------ running requests""",
 )

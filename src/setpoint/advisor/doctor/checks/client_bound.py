@@ -9,6 +9,7 @@ from setpoint.advisor.doctor.checks.common import (
     confidence,
     counted,
     during,
+    fixed_share_of,
     per_minute,
     percent,
     quote,
@@ -40,7 +41,8 @@ def find(case: Case) -> Finding | None:
     growth = FULL / max(usage, 0.01) if usage is not None else 2.0
     if case.limits.slots:
         growth = min(growth, case.limits.slots / max(running, 1.0))
-    growth, again = careful(case, running, min(growth, 8.0))
+    fixed = fixed_share_of(case, running)
+    growth, again = careful(case, fixed, min(growth, 8.0))
     target = max(rounded(min(running * growth, 4096)), int(running) + 1)
     used = "" if usage is None else f", which use {percent(usage)} of the KV pool"
     return Finding(
@@ -54,7 +56,7 @@ def find(case: Case) -> Finding | None:
             f"{running:.0f}). No option of the server will raise output throughput.{again}",
             value=target,
         ),
-        effect=throughput_effect(case, max(running, 1.0), target / max(running, 1.0)),
+        effect=throughput_effect(fixed, target / fixed.running),
         ruled_out=_alternatives(case, capped, usage, share),
         risk="With more requests at once, each of them gets its tokens more slowly: watch the time "
         "between tokens.",

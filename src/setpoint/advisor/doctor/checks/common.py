@@ -14,9 +14,7 @@ from setpoint.advisor.doctor.phases import LINE_STEPS, MIN_GAP_S
 from setpoint.advisor.doctor.step_times import (
     FixedShare,
     Step,
-    StepTime,
     careful_growth,
-    fit_step_time,
     fixed_share,
 )
 from setpoint.observe.moments import Moment
@@ -69,16 +67,6 @@ def confidence(case: Case, share: float, load: Load, best: float = HIGHEST) -> f
     return round(max(0.05, min(value, best)), 2)
 
 
-def step_time(case: Case) -> StepTime | None:
-    """Time of a decode step by running requests, from the moments of this source that hold no
-    prefill."""
-    return fit_step_time(
-        (moment.running, moment.running / moment.gen_throughput)
-        for moment in case.load.moments
-        if moment.num_decode and not moment.num_prefill and moment.running and moment.gen_throughput
-    )
-
-
 def steps(case: Case) -> list[Step]:
     """The decode steps of this source, those of ramp and drain too, because their batches have
     other sizes. A line's throughput is over the time since the line before, whose batch may have
@@ -120,37 +108,43 @@ LOOK_AGAIN = (
 )
 
 
-def careful(case: Case, running: float, growth: float) -> tuple[float, str]:
+def careful(case: Case, fixed: FixedShare, growth: float) -> tuple[float, str]:
     """Growth of the batch to advise, and what to add to the advice: this much if the steps of this
     source tell what it brings, else no more than one looks at before the next change."""
-    most = careful_growth(running, case.facts.device)
-    if growth <= most or fixed_share_of(case, running).is_known:
+    most = careful_growth(fixed.running, case.facts.device)
+    if growth <= most or fixed.is_known:
         return growth, ""
     return most, LOOK_AGAIN
 
 
-def throughput_effect(case: Case, running: float, growth: float) -> Effect:
+def throughput_effect(fixed: FixedShare, growth: float) -> Effect:
     """Generated tokens per second if ``growth`` times as many requests run together. While reading
     the weights takes most of a step, throughput grows with the batch; later it saturates. So the
     factor is between 1 and growth, and noise adds 10 % or more on each side; where in it, the steps
     of this source say, of all batch sizes that it has."""
     growth = max(growth, 1.0)
-    fixed = fixed_share_of(case, running)
     low, expected, high = fixed.gains(growth)
     noise = max(NOISE, fixed.scatter)
-    source = (
-        f"estimated from {counted(fixed.num_steps, 'observed step time')}"
-        if fixed.num_steps
-        else "no step times were observed, so this is all that is possible"
-    )
     return estimate(
         "output throughput",
         low - noise,
         expected,
         high + noise,
-        f"{running * growth:,.0f} instead of {running:,.0f} requests run together; about "
-        f"{percent(fixed.share)} ({percent(fixed.low)} to {percent(fixed.high)}) of the time of a "
-        f"decode step does not grow with the batch ({source})",
+        batch_instead(fixed, growth),
+    )
+
+
+def batch_instead(fixed: FixedShare, growth: float) -> str:
+    """The reason of an effect that follows from another batch size."""
+    source = (
+        f"estimated from {counted(fixed.num_steps, 'observed step time')}"
+        if fixed.num_steps
+        else "no step times were observed, so this is all that is possible"
+    )
+    return (
+        f"{fixed.running * growth:,.0f} instead of {fixed.running:,.0f} requests run together; "
+        f"about {percent(fixed.share)} ({percent(fixed.low)} to {percent(fixed.high)}) of the time "
+        f"of a decode step does not grow with the batch ({source})"
     )
 
 

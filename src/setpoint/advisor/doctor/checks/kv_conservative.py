@@ -9,6 +9,7 @@ from setpoint.advisor.doctor.checks.common import (
     confidence,
     counted,
     during,
+    fixed_share_of,
     per_minute,
     percent,
     quote,
@@ -57,7 +58,7 @@ def find(case: Case) -> Finding | None:
         "use.",
         evidence=quote(held) + said(case, "schedule_conservativeness", "max_running_requests"),
         action=_action(present, value),
-        effect=throughput_effect(case, running, growth),
+        effect=throughput_effect(fixed_share_of(case, running), growth),
         ruled_out=_alternatives(case, held, running),
         risk="If outputs are longer than expected, the KV pool fills up and running requests are "
         "retracted: they go back to the queue and are computed again. About one retraction a "

@@ -7,6 +7,7 @@ from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import (
     change,
     confidence,
+    fixed_share_of,
     per_minute,
     percent,
     quote,
@@ -58,7 +59,7 @@ def find(case: Case) -> Finding | None:
         + quote_events(case, "retraction", 1)
         + said(case, "max_total_num_tokens"),
         action=action,
-        effect=throughput_effect(case, running, growth),
+        effect=throughput_effect(fixed_share_of(case, running), growth),
         ruled_out=_alternatives(case, usage),
         risk="An 8-bit KV cache changes outputs slightly: compare answers before it serves clients."
         if action.flag == "--kv-cache-dtype"

@@ -7,6 +7,7 @@ from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import (
     change,
     confidence,
+    fixed_share_of,
     once,
     percent,
     quote,
@@ -72,7 +73,7 @@ def find(case: Case) -> Finding | None:
             "increase",
             value,
         ),
-        effect=throughput_effect(case, running, growth),
+        effect=throughput_effect(fixed_share_of(case, running), growth),
         ruled_out=(
             RuledOut(
                 "kv-full",

@@ -8,6 +8,7 @@ from setpoint.advisor.doctor.checks.common import (
     change,
     confidence,
     during,
+    fixed_share_of,
     percent,
     plain,
     quote,
@@ -43,7 +44,7 @@ def find(case: Case) -> Finding | None:
         f"{percent(other)} of the {name} pool is in use, but only {percent(usage)} of the KV pool.",
         evidence=quote(full),
         action=_action(case, name, other, usage),
-        effect=throughput_effect(case, running, min(other / max(usage, 0.25), 2.0)),
+        effect=throughput_effect(fixed_share_of(case, running), min(other / max(usage, 0.25), 2.0)),
         ruled_out=(
             RuledOut(
                 "kv-conservative",

@@ -10,6 +10,7 @@ from setpoint.advisor.doctor.checks.common import (
     confidence,
     during,
     events,
+    fixed_share_of,
     per_minute,
     percent,
     quote,
@@ -49,7 +50,8 @@ def find(case: Case) -> Finding | None:
         case.facts.max_total_num_tokens,
         tokens / slots if tokens else None,
     )
-    growth, again = careful(case, slots, value / slots)
+    fixed = fixed_share_of(case, slots)
+    growth, again = careful(case, fixed, value / slots)
     value = max(min(value, rounded(slots * growth), rounded(slots + queue + 7)), int(slots) + 1)
     used = "" if usage is None else f", while only {percent(usage)} of the KV pool is in use"
     return Finding(
@@ -59,7 +61,7 @@ def find(case: Case) -> Finding | None:
         f"run (the limit) and about {waiting:,.0f} wait{used}.",
         evidence=_evidence(case) + quote(capped),
         action=_action(case, value, again),
-        effect=throughput_effect(case, slots, value / slots),
+        effect=throughput_effect(fixed, value / slots),
         ruled_out=_alternatives(case, usage),
         risk="With more requests at once, each of them gets its tokens more slowly. Decode graphs "
         "cover batches only up to the largest captured size (see graph-miss).",
