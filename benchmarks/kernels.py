@@ -36,6 +36,7 @@ from setpoint.engine.quant import cpu as panels
 from setpoint.engine.quant.base import Blocks, PackedWeight
 
 BF16 = torch.bfloat16
+KV_DTYPES = (BF16, torch.float8_e4m3fn, torch.float8_e5m2)
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB = 9, 3, 64, 576, 1536, 49152
 PRODUCTS = {
     "qkv": (960, HIDDEN),
@@ -166,17 +167,20 @@ def multiply(weights: Sequence[PackedWeight], inputs: Sequence[torch.Tensor]) ->
 
 def attention(level: str | None, clock: Timer) -> None:
     print(
-        "\nattention, bf16, per layer                    µs      GB/s   GFLOP/s   torch SDPA"
-        " (contiguous, prefill only)"
+        "\nattention, bf16, per layer                    µs      GB/s   GFLOP/s      e4m3 pool"
+        "               e5m2 pool               torch SDPA (contiguous, prefill only)"
     )
     for case in BATCHES:
         q, pools, batch = problem(case)
-        shape = AttentionShape(
-            HEADS, KV_HEADS, HEAD_DIM, case.page_size, BF16, BF16, torch.device("cpu")
-        )
-        backend = cpu_attention.create(shape, level=level)
         variant = AttentionVariant(HEAD_DIM**-0.5, case.softcap, case.window)
-        calls = [partial(attend_all, backend, q, pools, batch, variant)]
+        calls = []
+        for kind in KV_DTYPES:
+            shape = AttentionShape(
+                HEADS, KV_HEADS, HEAD_DIM, case.page_size, BF16, kind, torch.device("cpu")
+            )
+            backend = cpu_attention.create(shape, level=level)
+            same_pools = [(keys.to(kind), values.to(kind)) for keys, values in pools]
+            calls.append(partial(attend_all, backend, q, same_pools, batch, variant))
         count = case.counts[0]
         if count == case.kv_len:
             dense_q = torch.randn(len(case.counts), HEADS, count, HEAD_DIM).to(BF16)
@@ -284,14 +288,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", help="parts, e.g. attention,elementwise; default: all")
     parser.add_argument("--level", help="instruction set; default: the best")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     clock = time.thread_time if arguments.threads == 1 else time.perf_counter
     level = library.load(arguments.level).level
     print(f"{environment('torch')}, level {level}, {arguments.threads} threads, {clock.__name__}")
-    for part in (products, block_products, attention, elementwise):
-        part(arguments.level, clock)
+    parts = (products, block_products, attention, elementwise)
+    for part in parts:
+        if part.__name__ in (arguments.only or part.__name__).split(","):
+            part(arguments.level, clock)
 
 
 if __name__ == "__main__":

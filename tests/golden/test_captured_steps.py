@@ -51,15 +51,8 @@ def small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_runner(
     folder: Path, dtype: str = "bfloat16", num_threads: int = 2, **more: object
 ) -> ModelRunner:
-    config = EngineConfig(
-        str(folder),
-        read_spec(folder),
-        dtype=dtype,
-        kv_dtype=dtype,
-        page_size=PAGE,
-        num_threads=num_threads,
-        **more,
-    )
+    options = {"dtype": dtype, "kv_dtype": dtype, "page_size": PAGE, "num_threads": num_threads}
+    config = EngineConfig(str(folder), read_spec(folder), **options | more)
     runner = build_runner(config)
     allocate(runner)
     return runner

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.plan import PlanBuilder
 from setpoint.core.result import PositionLogprobs
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build import KV_DTYPES, EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.engine.sampling import logprobs
@@ -41,7 +40,13 @@ def runner_of(folder: Path, dtype: str, kv_dtype: str, attention: str = "auto") 
 @pytest.mark.parametrize("attention", ["torch_ref", "auto"])
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
-    [("float32", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16")],
+    [
+        ("float32", "bfloat16"),
+        ("bfloat16", "float32"),
+        ("float16", "float16"),
+        ("float32", "fp8_e4m3"),
+        ("bfloat16", "fp8_e5m2"),
+    ],
 )
 def test_kv_dtype_may_differ_from_the_models(
     tmp_path: Path, dtype: str, kv_dtype: str, attention: str
@@ -55,8 +60,9 @@ def test_kv_dtype_may_differ_from_the_models(
         driver.admit(plan, 0, PROMPT)
         plan.add_row(0, 0, 0, len(PROMPT), 1)
         logits.append(runner.forward(plan.build()).logits.clone())
-    assert runner.pool.memory.dtype == getattr(torch, kv_dtype)
-    assert 0 < (logits[0] - logits[1]).abs().max() < 0.1 * logits[0].std()
+    assert runner.pool.memory.dtype == KV_DTYPES[kv_dtype]
+    bound = 1.0 if "fp8" in kv_dtype else 0.1
+    assert 0 < (logits[0] - logits[1]).abs().max() < bound * logits[0].std()
 
 
 def test_bytes_are_those_planned(tmp_path: Path) -> None:

@@ -164,9 +164,9 @@ def test_aliases_and_known_values_point_at_something() -> None:
         ({"tp_size": 2}, "--tp-size 2 is not supported by this version of Setpoint yet"),
         ({"tp_size": 0}, "--tp-size must be one of 1"),
         (
-            {"kv_cache_dtype": "fp8_e4m3"},
+            {"kv_cache_dtype": "mxfp8"},
             (
-                "--kv-cache-dtype fp8_e4m3 is not supported by this version of Setpoint yet;"
+                "--kv-cache-dtype mxfp8 is not supported by this version of Setpoint yet;"
                 " supported: auto, bf16"
             ),
         ),

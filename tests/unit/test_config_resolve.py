@@ -88,10 +88,19 @@ def test_dtype_and_the_kv_cache_after_it(
 
 
 @pytest.mark.parametrize(
-    ("asked", "dtype"), [("bf16", "bfloat16"), ("fp32", "float32"), ("float32", "float32")]
+    ("asked", "dtype", "num_bytes"),
+    [
+        ("bf16", "bfloat16", 2),
+        ("fp32", "float32", 4),
+        ("float32", "float32", 4),
+        ("fp8_e4m3", "fp8_e4m3", 1),
+        ("fp8_e5m2", "fp8_e5m2", 1),
+    ],
 )
-def test_kv_cache_dtype(asked: str, dtype: str) -> None:
-    assert decide(Options(kv_cache_dtype=asked)).options.kv_cache_dtype == dtype
+def test_kv_cache_dtype(asked: str, dtype: str, num_bytes: int) -> None:
+    config = decide(Options(kv_cache_dtype=asked))
+    assert config.options.kv_cache_dtype == dtype
+    assert config.kv_element_bytes == num_bytes
 
 
 def test_context_length() -> None:
@@ -301,7 +310,7 @@ def test_mem_fraction() -> None:
 options_drawn = st.builds(
     Options,
     page_size=st.sampled_from([1, 3, 16, 64]),
-    kv_cache_dtype=st.sampled_from(["auto", "bf16", "fp32"]),
+    kv_cache_dtype=st.sampled_from(["auto", "bf16", "fp32", "fp8_e4m3"]),
     dtype=st.sampled_from(["auto", "float16", "float32", "float64"]),
     context_length=st.none() | st.integers(8, 8192),
     max_total_tokens=st.none() | st.integers(64, 10**8),

@@ -16,6 +16,9 @@ from setpoint.planning.memory import MemoryModel, max_running_requests
 CPU_KERNEL_DTYPES = ("bfloat16", "float32")
 """Dtypes that the C++ kernels compute in, and that oneDNN packs weights for."""
 
+CPU_KV_DTYPES = (*CPU_KERNEL_DTYPES, "fp8_e4m3", "fp8_e5m2")
+"""Dtypes of a KV cache that the C++ kernels read."""
+
 INPUT_MARGIN = 5
 """Number of tokens by which a prompt must be shorter than the longest request
 (docs/sglang/options.md#pool-limits)."""
@@ -52,7 +55,7 @@ def memory_model(
         attention = config.options.attention_backend
     if attention == "auto":
         attention = (
-            "cpu" if kernels and config.options.kv_cache_dtype in CPU_KERNEL_DTYPES else "torch_ref"
+            "cpu" if kernels and config.options.kv_cache_dtype in CPU_KV_DTYPES else "torch_ref"
         )
     return MemoryModel(
         spec=model,

@@ -12,9 +12,9 @@ from setpoint.config.decisions import Book, Decision
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
+from setpoint.config.resolved import DTYPE_BYTES
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import ModelSpec
-from setpoint.planning.memory import DTYPE_BYTES
 
 BODY_BYTES_PER_TOKEN = 16
 MIN_BODY_BYTES = 4 << 20

@@ -8,9 +8,18 @@ from typing import TypeVar
 from setpoint.config.decisions import Decision
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
-from setpoint.planning.memory import DTYPE_BYTES
 
 T = TypeVar("T")
+
+DTYPE_BYTES = {
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
+"""Bytes of an element; the fp8 types are for the KV cache only."""
 
 
 @dataclass(slots=True, frozen=True)

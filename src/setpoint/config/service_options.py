@@ -86,8 +86,10 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             MODEL,
-            "Type of the KV cache; auto is the dtype of the model.",
-            choices=("auto", "bf16", "bfloat16", "fp32", "float32"),
+            "Type of the KV cache; auto is the dtype of the model. With fp8_e4m3 or fp8_e5m2, a"
+            " pool of the same size holds twice the tokens of bf16; keys and values are rounded to"
+            " 8 bits, without scales, and attention computes in the dtype of the model.",
+            choices=("auto", "bf16", "bfloat16", "fp32", "float32", "fp8_e4m3", "fp8_e5m2"),
         ),
     ] = "auto"
     context_length: Annotated[

@@ -82,7 +82,7 @@ KNOWN_VALUES = {
             "humming",
         ),
     ),
-    "kv_cache_dtype": ("fp8_e5m2", "fp8_e4m3", "mxfp8", "nvfp4", "fp4_mx_block16"),
+    "kv_cache_dtype": ("mxfp8", "nvfp4", "fp4_mx_block16"),
     "device": ("xpu", "npu", "hpu", "mps", "musa"),
     "load_format": (
         *(

@@ -20,8 +20,6 @@ from setpoint.core.pagerows import CacheCosts
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-
 CPU_MEM_FRACTION = 0.8
 """Default of ``mem_fraction_static`` on a CPU. The rest is for a step's workspace, the frontend and
 the machine."""

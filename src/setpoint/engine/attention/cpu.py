@@ -1,9 +1,9 @@
-"""Attention over the paged pool by the C++ kernel (kernels/cpu/attention.cpp): any mix of prefill
+"""Attention over the paged pool by the C++ kernel (kernels/cpu/attention_run.h): any mix of prefill
 and decode rows in one call.
 
-Works on bf16 and fp32 and reads K and V in place from their pages. A row's result is bit for bit
-the same whatever other rows are in the batch, however its prompt was cut into chunks, and on any
-number of threads.
+Works on bf16 and fp32 and reads K and V, which may be in fp8, in place from their pages. A row's
+result is bit for bit the same whatever other rows are in the batch, however its prompt was cut into
+chunks, and on any number of threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from setpoint.engine.attention.base import AttentionBatch, AttentionShape, AttentionVariant
 from setpoint.engine.kernels.cpu.calls import AttentionCall
-from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
+from setpoint.engine.kernels.cpu.library import DTYPES, KV_DTYPES, Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 HEAD_DIM_MULTIPLE = 16
@@ -41,7 +41,7 @@ class Plan:
             head_dim=shape.head_dim,
             page_size=shape.page_size,
             q_dtype=DTYPES[shape.dtype],
-            kv_dtype=DTYPES[shape.kv_dtype],
+            kv_dtype=KV_DTYPES[shape.kv_dtype],
         )
         self.address = ctypes.addressof(self.call)
         self._planned: Callable[[], AttentionBatch | None] = lambda: None
@@ -108,10 +108,10 @@ class CpuAttention:
 def create(shape: AttentionShape, *, level: str | None = None) -> CpuAttention:
     """The backend at the given instruction level (None: the best). Raises KernelsUnavailable with
     the reason if it cannot serve this shape on this machine."""
-    if shape.dtype not in DTYPES or shape.kv_dtype not in DTYPES:
+    if shape.dtype not in DTYPES or shape.kv_dtype not in KV_DTYPES:
         raise KernelsUnavailable(
-            f"the C++ kernels take bf16 and fp32, not {shape.dtype} with {shape.kv_dtype} in the"
-            " cache"
+            "the C++ kernels take bf16 and fp32, and fp8 in the cache, not"
+            f" {shape.dtype} with {shape.kv_dtype} in the cache"
         )
     if shape.head_dim % HEAD_DIM_MULTIPLE:
         raise KernelsUnavailable(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,6 +38,7 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
+KV_DTYPES = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,6 +55,7 @@ class EngineConfig:
     quantization: str | None = None
     """Quantization method; None keeps the weights as the checkpoint has them."""
     kv_dtype: str = "bfloat16"
+    """Dtype of the KV cache: one of KV_DTYPES."""
     device: str = "cpu"
     page_size: int = 1
     attention_backend: str = "auto"
@@ -96,7 +99,7 @@ def build_runner(config: EngineConfig) -> ModelRunner:
         backends=Backends(chosen.ops.impl, chosen.attention.impl, multiply),
         page_size=config.page_size,
         dtype=_dtype(config.dtype),
-        kv_dtype=_dtype(config.kv_dtype),
+        kv_dtype=_dtype(config.kv_dtype, KV_DTYPES),
         device=device,
         report=LoadReport(
             load_seconds=time.perf_counter() - begin,
@@ -133,7 +136,7 @@ def _choose(config: EngineConfig, device: torch.device) -> _Chosen:
         head_dim=spec.head_dim,
         page_size=config.page_size,
         dtype=dtype,
-        kv_dtype=_dtype(config.kv_dtype),
+        kv_dtype=_dtype(config.kv_dtype, KV_DTYPES),
         device=device,
     )
     return _Chosen(
@@ -223,7 +226,7 @@ def _level(chosen: _Chosen) -> str:
     return next((impl.level for impl in impls if hasattr(impl, "level")), "")
 
 
-def _dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise ConfigError(f"Unknown dtype {name!r}; choose one of {', '.join(DTYPES)}.")
-    return DTYPES[name]
+def _dtype(name: str, dtypes: Mapping[str, torch.dtype] = DTYPES) -> torch.dtype:
+    if name not in dtypes:
+        raise ConfigError(f"Unknown dtype {name!r}; choose one of {', '.join(dtypes)}.")
+    return dtypes[name]

@@ -17,7 +17,14 @@ from setpoint.engine.models.library_model import Undrivable
 from setpoint.engine.models.transformers_model import refusal
 from setpoint.engine.runner.model_runner import ModelRunner
 
-TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.03, torch.float32: 1e-3, torch.float64: 1e-3}
+TOLERANCE = {
+    torch.float8_e5m2: 0.5,
+    torch.float8_e4m3fn: 0.3,
+    torch.bfloat16: 0.1,
+    torch.float16: 0.03,
+    torch.float32: 1e-3,
+    torch.float64: 1e-3,
+}
 """Limit of the difference between logits, relative to their norm. Rounding stays well below it; a
 wrong mask, position or order gives nearly 1."""
 

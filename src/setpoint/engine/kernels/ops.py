@@ -108,7 +108,8 @@ class Ops(Protocol):
         (fp32; float64 for a float64 model), R <= D even: first R/2 columns cos, last R/2 sin. The
         rotation pairs dimension i with i + R/2 (Hugging Face's layout); dimensions from R on stay.
         positions [T] int64; kv_index [T] int64 = page · page_size + offset; caches [num_pages + 1,
-        page_size, Hkv, D], whose dtype may differ from q's.
+        page_size, Hkv, D], whose dtype may differ from q's; fp8 (1 byte) has the largest value of
+        its type for what lies beyond, infinity included.
         """
         ...
 

@@ -105,6 +105,9 @@ def scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
 def store(new: torch.Tensor, cache: torch.Tensor, kv_index: torch.Tensor) -> None:
     """Write a step's K or V, [T, Hkv, D], to its places in the cache, as ``Ops.rope_and_store``
     does."""
+    if cache.dtype.itemsize == 1:
+        largest = torch.finfo(cache.dtype).max
+        new = new.clamp(-largest, largest)
     cache.view(-1, *cache.shape[2:])[kv_index] = new.to(cache.dtype)
 
 

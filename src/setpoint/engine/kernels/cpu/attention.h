@@ -1,5 +1,5 @@
 // The attention computation: its scratch, the keys that a query row sees, and three groups of
-// functions, which attention_pool.h, attention_block.h and attention.cpp define.
+// functions, which attention_pool.h, attention_block.h and attention_run.h define.
 #pragma once
 #include <type_traits>
 #include <variant>
@@ -50,6 +50,7 @@ struct Attention {
   const AttentionWork& work;
   const int64_t dim, group, dim_words;
   const int64_t window;
+  const PoolReader<KV> reader;
   const float tanh_scale;  // scores are tanh(tanh_scale * q.k) with a soft cap, q.k without
   const float log2_scale;  // probabilities are 2^(log2_scale * (score - maximum))
   // Scratch of this thread.
@@ -68,6 +69,7 @@ struct Attention {
         group(c.num_heads / c.num_kv_heads),
         dim_words((dim + P * W - 1) / (P * W) * W),
         window(c.window ? c.window : INT64_MAX),
+        reader(c.kv_dtype),
         tanh_scale(c.softcap ? c.scale / c.softcap : 0.f),
         log2_scale((c.softcap ? c.softcap : c.scale) * 1.44269504f) {
     auto take = [&scratch](int64_t bytes) {
@@ -211,7 +213,7 @@ struct Attention {
     store(to, fma(load(to), splat(kept), part * added));
   }
 
-  // attention.cpp: computes items, and merges the results of several items for a row.
+  // attention_run.h: computes items, and merges the results of several items for a row.
   void start(const Partial& s, int64_t rows);
   template <class Q>
   void write_output(const Segment& segment, int64_t head, const Partial& s);

@@ -197,8 +197,8 @@ inline void Attention<Mul, KV>::few_rows_block(const Block& block, int64_t begin
 #if SP_TILES
   if constexpr (kTiles) {
     ahead.keys.spread_over((keys.end - keys.begin) / kKeys * (dim_words / kTile));
-    few_scores_on_tiles(block.keys, begin, keys.begin, keys.end, dim, dim_words, q, rows, scores,
-                        [&] { ahead.keys.advance(); });
+    few_scores_on_tiles(reader, block.keys, begin, keys.begin, keys.end, dim, dim_words, q, rows,
+                        scores, [&] { ahead.keys.advance(); });
     softmax(0, rows, keys, block_key);
     merge_statistics(to, block_max, block_sum, rows);
     ahead.values.spread_over((keys.end - keys.begin) / P);
@@ -211,11 +211,11 @@ inline void Attention<Mul, KV>::few_rows_block(const Block& block, int64_t begin
   softmax(0, rows, keys, block_key);
   merge_statistics(to, block_max, block_sum, rows);
   ahead.values.spread_over((keys.end - keys.begin) / P);
-  auto columns = [&, values = block.values](int64_t k, int64_t n, int i, int strip)
-                     __attribute__((always_inline)) {
-                       if (i == 0) ahead.values.advance();
-                       return Mul::as_vec(value_words(Mul(), values, k, begin, n, i, strip));
-                     };
+  auto columns = [&, values = block.values, reader = reader](
+                     int64_t k, int64_t n, int i, int strip) __attribute__((always_inline)) {
+    if (i == 0) ahead.values.advance();
+    return Mul::as_vec(value_words(Mul(), reader, values, k, begin, n, i, strip));
+  };
   merge_output(0, rows, keys, columns, to);
 }
 

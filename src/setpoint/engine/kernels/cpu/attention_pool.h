@@ -79,12 +79,12 @@ inline __attribute__((always_inline)) void Attention<Mul, KV>::load_square(const
                                                                            vf (&square)[W]) {
   if ((k + W) * P <= dim) {
 #pragma GCC unroll 16
-    for (int i = 0; i < W; ++i) square[i] = key_words(Mul(), keys[i] + begin, k);
+    for (int i = 0; i < W; ++i) square[i] = key_words(Mul(), reader, keys[i] + begin, k);
   } else {
     for (int i = 0; i < W; ++i) {
       KV edge[W * P] = {};
       __builtin_memcpy(edge, keys[i] + begin + k * P, (dim - k * P) * sizeof(KV));
-      square[i] = key_words(Mul(), edge, 0);
+      square[i] = key_words(Mul(), reader, edge, 0);
     }
   }
   transpose(square);
@@ -114,8 +114,9 @@ inline void Attention<Mul, KV>::pack_values(const Block& block, int64_t begin, K
     for (; n + 2 <= vectors; n += 2)
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i)
-        store_raw(to + (n + i) * W, value_words(Mul(), block.values, k, begin, n, i, 2));
-    if (n < vectors) store_raw(to + n * W, value_words(Mul(), block.values, k, begin, n, 0, 1));
+        store_raw(to + (n + i) * W, value_words(Mul(), reader, block.values, k, begin, n, i, 2));
+    if (n < vectors)
+      store_raw(to + n * W, value_words(Mul(), reader, block.values, k, begin, n, 0, 1));
   }
 }
 

@@ -2,6 +2,7 @@
 // activations, soft caps. Arithmetic in fp32, rounded once.
 #include "activations.h"
 #include "calls.h"
+#include "fp8.h"
 #include "simd.h"
 #include "threads.h"
 
@@ -116,6 +117,20 @@ void rope_and_store(const RopeCall& call) {
            });
 }
 
+template <class T>
+void rope_and_store_as(const RopeCall& call) {
+  switch (call.kv_dtype) {
+    case kF32:
+      return rope_and_store<T, float>(call);
+    case kBF16:
+      return rope_and_store<T, bf16>(call);
+    case kE4M3:
+      return rope_and_store<T, e4m3>(call);
+    case kE5M2:
+      return rope_and_store<T, e5m2>(call);
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -141,12 +156,7 @@ void setpoint_soft_cap(const SoftCapCall* call) {
 }
 
 void setpoint_rope_and_store(const RopeCall* call) {
-  if (call->dtype == kBF16)
-    call->kv_dtype == kBF16 ? rope_and_store<bf16, bf16>(*call)
-                            : rope_and_store<bf16, float>(*call);
-  else
-    call->kv_dtype == kBF16 ? rope_and_store<float, bf16>(*call)
-                            : rope_and_store<float, float>(*call);
+  call->dtype == kBF16 ? rope_and_store_as<bf16>(*call) : rope_and_store_as<float>(*call);
 }
 
 }  // extern "C"

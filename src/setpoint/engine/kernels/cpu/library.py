@@ -40,7 +40,10 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 logger = logging.getLogger(__name__)
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""Numbers of the dtypes in C++ (simd.h, DType)."""
+"""Numbers of the dtypes that the kernels compute in, in C++ (simd.h, DType)."""
+
+KV_DTYPES = {**DTYPES, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3}
+"""… of those that a KV cache may have."""
 
 _pointer, _i64, _i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 

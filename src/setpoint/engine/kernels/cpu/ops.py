@@ -19,7 +19,7 @@ from setpoint.engine.kernels.cpu.calls import (
     RopeCall,
     SoftCapCall,
 )
-from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
+from setpoint.engine.kernels.cpu.library import DTYPES, KV_DTYPES, Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 
@@ -204,7 +204,7 @@ class CpuOps:
         call.q_stride = q_stride[0]
         call.k_stride = k_stride[0]
         call.v_stride = v_stride[0]
-        call.kv_dtype = DTYPES[k_cache.dtype]
+        call.kv_dtype = KV_DTYPES[k_cache.dtype]
         call.threads = torch.get_num_threads()
         self._kernels.rope_and_store(self._rope_address)
         return q

@@ -14,7 +14,7 @@
 #define SP_WIDTH 4  // SSE2, NEON
 #endif
 
-enum DType : int32_t { kF32 = 0, kBF16 = 1 };
+enum DType : int32_t { kF32 = 0, kBF16 = 1, kE4M3 = 2, kE5M2 = 3 };
 
 typedef float vf __attribute__((vector_size(SP_WIDTH * 4)));
 typedef int32_t vi __attribute__((vector_size(SP_WIDTH * 4)));

@@ -1,6 +1,7 @@
 // Products of a few rows, as attention needs them, and the reading of words of K and V from the
 // pool.
 #pragma once
+#include "fp8.h"
 #include "plan.h"
 #include "simd.h"
 
@@ -69,22 +70,41 @@ inline void pack_words(const bf16* from, uint32_t* to, int64_t n) {
   __builtin_memcpy(to, from, n * sizeof(bf16));
 }
 
+// Reads numbers of the pool.
+template <class KV>
+struct PoolReader {
+  explicit PoolReader(int32_t) {}
+  inline vf numbers(const KV* p) const { return load(p); }
+};
+template <>
+struct PoolReader<fp8> {
+  const FP8Format format;
+  explicit PoolReader(int32_t dtype) : format(dtype == kE4M3 ? e4m3::kFormat : e5m2::kFormat) {}
+  inline vf numbers(const fp8* p) const { return load(format, p); }
+};
+
 // W words of one row of K from word k on.
 template <class KV>
-inline vf key_words(MulF32, const KV* row, int64_t k) {
-  return load(row + k);
+inline vf key_words(MulF32, const PoolReader<KV>& reader, const KV* row, int64_t k) {
+  return reader.numbers(row + k);
 }
 // W words of V, elements (n + i) * W .. of the keys that word k stands for; i of N that are read
 // together.
 template <class KV>
-inline vf value_words(MulF32, const KV* const* rows, int64_t k, int64_t begin, int64_t n, int i,
-                      int) {
-  return load(rows[k] + begin + (n + i) * W);
+inline vf value_words(MulF32, const PoolReader<KV>& reader, const KV* const* rows, int64_t k,
+                      int64_t begin, int64_t n, int i, int) {
+  return reader.numbers(rows[k] + begin + (n + i) * W);
 }
 #ifdef __AVX512BF16__
-inline vf key_words(MulBF16, const bf16* row, int64_t k) { return load_raw<vf>(row + 2 * k); }
+inline vf key_words(MulBF16, const PoolReader<bf16>&, const bf16* row, int64_t k) {
+  return load_raw<vf>(row + 2 * k);
+}
+inline vf key_words(MulBF16, const PoolReader<fp8>& reader, const fp8* row, int64_t k) {
+  return to_bf16(reader.format, _mm512_cvtepu8_epi16(load_raw<__m256i>(row + 2 * k)));
+}
 
-inline __attribute__((always_inline)) vf value_words(MulBF16, const bf16* const* rows, int64_t k,
+inline __attribute__((always_inline)) vf value_words(MulBF16, const PoolReader<bf16>&,
+                                                     const bf16* const* rows, int64_t k,
                                                      int64_t begin, int64_t n, int i, int N) {
   const bf16 *a = rows[2 * k] + begin + n * W, *b = rows[2 * k + 1] + begin + n * W;
   if (N == 1) {
@@ -101,5 +121,14 @@ inline __attribute__((always_inline)) vf value_words(MulBF16, const bf16* const*
   const __m512i index = _mm512_load_si512(order[i % 2]);
   return (vf)_mm512_permutex2var_epi16(load_raw<__m512i>(a + i / 2 * 32), index,
                                        load_raw<__m512i>(b + i / 2 * 32));
+}
+
+inline __attribute__((always_inline)) vf value_words(MulBF16, const PoolReader<fp8>& reader,
+                                                     const fp8* const* rows, int64_t k,
+                                                     int64_t begin, int64_t n, int i, int) {
+  const int64_t at = begin + (n + i) * W;
+  const __m512i low = _mm512_cvtepu8_epi32(load_raw<__m128i>(rows[2 * k] + at)),
+                high = _mm512_cvtepu8_epi32(load_raw<__m128i>(rows[2 * k + 1] + at));
+  return to_bf16(reader.format, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
 }
 #endif

@@ -37,12 +37,23 @@ inline void turn_columns(const float* c, int64_t rows, float* to) {
 }
 
 // 16 rows of the pool as a tile of their words [k, k + 16): where they lie if they are evenly
-// spaced and the words whole, else a copy.
+// spaced and the words whole, else a copy. Of an 8-bit pool, a copy in bf16.
 struct PoolTile {
   const void* rows;
   int64_t stride;
 
-  PoolTile(const bf16* const* keys, int64_t begin, int64_t k, int64_t dim,
+  PoolTile(const PoolReader<fp8>& reader, const fp8* const* keys, int64_t begin, int64_t k,
+           int64_t dim, uint32_t (*copy)[kTile])
+      : rows(copy), stride(sizeof(copy[0])) {
+    const int64_t codes = dim - 2 * k < 2 * kTile ? dim - 2 * k : 2 * kTile;
+    for (int i = 0; i < kTile; ++i) {
+      fp8 row[2 * kTile] = {};
+      __builtin_memcpy(row, keys[i] + begin + 2 * k, codes);
+      store_raw(copy[i], key_words(MulBF16(), reader, row, 0));
+    }
+  }
+
+  PoolTile(const PoolReader<bf16>&, const bf16* const* keys, int64_t begin, int64_t k, int64_t dim,
            uint32_t (*copy)[kTile]) {
     const int64_t words = dim / 2 - k < kTile ? dim / 2 - k : kTile;
     stride = (const char*)keys[1] - (const char*)keys[0];
@@ -63,9 +74,9 @@ struct PoolTile {
 // Scores of up to 16 query rows with the keys [begin_key, end_key) of a block, which are read in
 // place: the keys are the rows of the first factor, and the queries, turned by load_turned, the
 // columns of the second.
-template <class Touch>
-inline void few_scores_on_tiles(const bf16* const* keys, int64_t begin, int64_t begin_key,
-                                int64_t end_key, int64_t dim, int64_t dim_words,
+template <class KV, class Touch>
+inline void few_scores_on_tiles(const PoolReader<KV>& reader, const KV* const* keys, int64_t begin,
+                                int64_t begin_key, int64_t end_key, int64_t dim, int64_t dim_words,
                                 const uint32_t* turned, int64_t rows, float* scores,
                                 const Touch& touch) {
   alignas(64) uint32_t copies[2][kTile][kTile];
@@ -75,8 +86,8 @@ inline void few_scores_on_tiles(const bf16* const* keys, int64_t begin, int64_t 
     Tiles::zero<1>();
     for (int64_t k = 0; k < dim_words; k += kTile) {
       touch();
-      const PoolTile a(keys + j, begin, k, dim, copies[0]),
-          b(keys + j + kTile, begin, k, dim, copies[1]);
+      const PoolTile a(reader, keys + j, begin, k, dim, copies[0]),
+          b(reader, keys + j + kTile, begin, k, dim, copies[1]);
       Tiles::load<6>(turned + k * kTile, kTile * 4);
       Tiles::load<4>(a.rows, a.stride);
       Tiles::load<5>(b.rows, b.stride);

@@ -1,0 +1,195 @@
+"""A KV cache in 8 bits: which value every number is stored as, and attention that gives the bits of
+a wider cache with the same values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_captured_steps import make_runner, of_architecture, said, same
+from test_cpu_attention import (
+    CASES,
+    LEVELS,
+    VARIANTS,
+    Case,
+    Problem,
+    Row,
+    make_problem,
+    make_shape,
+    random_rows,
+)
+
+from setpoint.engine.kernels.cpu import ops as cpu_ops
+from setpoint.engine.kernels.ref import RefOps
+from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.tiny_models import write_tiny_llama
+
+BF16, FP32 = torch.bfloat16, torch.float32
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+KINDS = [E4M3, E5M2]
+LARGEST = {E4M3: 0x7E, E5M2: 0x7B}
+"""Codes of the largest values."""
+
+
+def stored(ops: object, values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """What the values [tokens, dim] are in a cache, written as keys (at an angle of zero) and as
+    values. -> codes [tokens, dim]."""
+    tokens, dim = values.shape
+    caches = [torch.zeros(1, tokens, 1, dim, dtype=kind) for _ in range(2)]
+    cos_sin = torch.cat((torch.ones(1, dim // 2), torch.zeros(1, dim // 2)), dim=-1)
+    zeros = torch.zeros(tokens, dtype=torch.int64)
+    heads = values.unsqueeze(1)
+    ops.rope_and_store(
+        heads.clone(), heads.clone(), heads, cos_sin, zeros, *caches, torch.arange(tokens)
+    )
+    keys, same_values = (cache.view(torch.uint8)[0, :, 0] for cache in caches)
+    halves = values.isfinite().view(tokens, 2, -1)  # 0 x infinity is NaN in a rotation
+    usual = halves.all(dim=1, keepdim=True).expand_as(halves).reshape(tokens, dim)
+    assert torch.equal(keys[usual] & 0x7F, same_values[usual] & 0x7F)
+    return same_values
+
+
+def nearest(values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """The codes by their definition: the finite value that is nearest, of two the even one, found
+    among all values."""
+    magnitudes = torch.arange(LARGEST[kind] + 1, dtype=torch.uint8).view(kind).double()
+    between = (magnitudes[1:] + magnitudes[:-1]) / 2
+    wanted = values.double().abs().contiguous()
+    low, high = (torch.searchsorted(between, wanted, right=right) for right in (False, True))
+    codes = torch.where(low % 2 == 0, low, high)
+    codes = torch.where(wanted.isnan(), 0x7F, codes)
+    return (codes | (values.signbit().long() << 7)).to(torch.uint8)
+
+
+def hard_numbers() -> torch.Tensor:
+    """All numbers of 16 bits, and numbers in fp32 around all borders between two codes."""
+    all_bf16 = torch.arange(-(1 << 15), 1 << 15).short().view(BF16).float()
+    codes = torch.arange(127, dtype=torch.uint8)
+    borders = [
+        (kind_values[1:] + kind_values[:-1]) / 2
+        for kind_values in (codes.view(kind).float() for kind in KINDS)
+    ]
+    around = torch.cat(
+        borders + [b * (1 + 2**-23) for b in borders] + [b * (1 - 2**-23) for b in borders]
+    )
+    numbers = torch.cat((all_bf16, around, -around))
+    return torch.cat((numbers, torch.zeros(-len(numbers) % 96))).view(-1, 96)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_every_number_is_stored_as_the_nearest(dtype: torch.dtype, kind: torch.dtype) -> None:
+    values = hard_numbers().to(dtype)
+    expected, nan = nearest(values, kind), values.isnan()
+    for ops in (RefOps(), *(cpu_ops.create(dtype, level=level) for level in LEVELS)):
+        codes = stored(ops, values, kind)
+        assert torch.equal(codes[~nan], expected[~nan])
+        assert codes[nan].view(kind).isnan().all()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_code_is_read_as_its_value(level: str, kind: torch.dtype) -> None:
+    """A token that sees one key gets that key's values."""
+    codes = torch.arange(LARGEST[kind] + 1, dtype=torch.uint8)
+    values = torch.cat((codes, codes | 0x80)).view(kind)
+    values = values.view(torch.uint8)[torch.arange(256) % len(values)].view(kind)
+    for dtype in (FP32, BF16):
+        problem = make_problem(Case(3, 1, 64, 4, (Row(1, 1),) * 4), dtype, kind)
+        pages = problem.batch.page_table[problem.batch.slots, 0].long()
+        problem.v_cache[pages, 0, 0] = values.view(4, 64)
+        expected = values.view(4, 1, 64).to(dtype).expand(-1, 3, -1)
+        assert torch.equal(problem.run(level), expected)
+
+
+def widened(problem: Problem, dtype: torch.dtype) -> Problem:
+    """The same problem with a cache of this type."""
+    shape = problem.shape
+    return Problem(
+        make_shape(
+            shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.page_size, shape.dtype, dtype
+        ),
+        problem.q,
+        problem.k_cache.to(dtype),
+        problem.v_cache.to(dtype),
+        problem.batch,
+        problem.variant,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("level", LEVELS)
+def test_bits_are_those_of_a_wider_cache(level: str, kind: torch.dtype) -> None:
+    for number, case in enumerate(CASES):
+        variant = list(VARIANTS)[number % len(VARIANTS)]
+        for dtype in (FP32, BF16):
+            problem = make_problem(case, dtype, kind, variant)
+            assert torch.equal(problem.run(level), widened(problem, BF16).run(level)), (case, dtype)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("level", LEVELS)
+def test_any_values(level: str, kind: torch.dtype) -> None:
+    """Of any size and sign, among them the smallest."""
+    rows = (*random_rows(3, 8, 300), Row(1, 400), Row(90, 200))
+    for dtype in (FP32, BF16):
+        problem = make_problem(Case(6, 2, 80, 16, rows), dtype, kind)
+        for cache in (problem.k_cache, problem.v_cache):
+            codes = torch.randint(0, LARGEST[kind] + 1, cache.shape, dtype=torch.uint8)
+            signs = torch.randint(0, 2, cache.shape, dtype=torch.uint8) << 7
+            cache.view(torch.uint8)[1:] = (codes | signs)[1:]
+        result = problem.run(level)
+        assert torch.equal(result, widened(problem, BF16).run(level))
+        assert result.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("where", ["k_cache", "v_cache"])
+def test_nan_is_not_hidden(where: str, level: str, kind: torch.dtype) -> None:
+    for dtype in (FP32, BF16):
+        problem = make_problem(Case(4, 2, 32, 16, (Row(2, 200), Row(1, 200))), dtype, kind)
+        page = problem.batch.page_table[problem.batch.slots[1], 3]
+        getattr(problem, where)[page, 5, 1, 7] = torch.nan
+        result = problem.run(level)
+        assert result[2, 2:].isnan().any(dim=-1).all()
+        assert result[2, :2].isfinite().all()
+        assert result[:2].isfinite().all()
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
+def test_replayed_steps_and_chunks(architecture: str, kv_dtype: str, tmp_path: Path) -> None:
+    """The same logits whether steps are replayed, and however prompts are cut."""
+    folder = write_tiny(tmp_path, of_architecture(architecture))
+    replayed, eager = (
+        make_runner(folder, kv_dtype=kv_dtype, capture=capture) for capture in (True, False)
+    )
+    first, second = said(replayed), said(eager)
+    assert first[0] == second[0]
+    assert same(first[1], second[1])
+    assert said(eager, chunk=7)[0] == second[0]
+    assert replayed.pool.num_bytes == make_runner(folder).pool.num_bytes / 2
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_reference_agrees(dtype: str, kv_dtype: str, tmp_path: Path) -> None:
+    """The C++ kernels and plain torch store and read the same codes."""
+    folder = write_tiny(tmp_path, of_architecture("LlamaForCausalLM"))
+    logits = [
+        said(make_runner(folder, dtype, kv_dtype=kv_dtype, capture=False, **more))[1][0]
+        for more in ({}, {"attention_backend": "torch_ref"})
+    ]
+    error = (logits[0] - logits[1]).norm() / logits[1].norm()
+    assert error < 0.02
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8_e4m3", "fp8_e5m2"])
+def test_code_of_another_library(kv_dtype: str, tmp_path: Path) -> None:
+    """The trial at start allows for the rounding."""
+    runner = make_runner(
+        write_tiny_llama(tmp_path), kv_dtype=kv_dtype, model_impl="transformers", capture=False
+    )
+    assert runner.pool.memory.dtype.itemsize == 1
