@@ -122,7 +122,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    print(environment("torch", "transformers"))
+    print(environment("torch", "transformers", times=False))
     print(f"\n| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     agree = True
     for row in rows(arguments.only, arguments.tokens, not arguments.no_default_model):

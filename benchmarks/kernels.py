@@ -293,8 +293,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     clock = time.thread_time if arguments.threads == 1 else time.perf_counter
+    about = environment("torch", level=arguments.level)
     level = library.load(arguments.level).level
-    print(f"{environment('torch')}, level {level}, {arguments.threads} threads, {clock.__name__}")
+    print(f"{about}, level {level}, {arguments.threads} threads, {clock.__name__}")
     parts = (products, block_products, attention, elementwise)
     for part in parts:
         if part.__name__ in (arguments.only or part.__name__).split(","):

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from setpoint.engine.kernels.cpu.build import LEVEL_VARIABLE, is_emulated
+
 
 def cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
@@ -48,8 +50,12 @@ def versions(*packages: str) -> dict[str, str]:
     return found
 
 
-def environment(*packages: str) -> str:
-    """Machine, versions of ``packages`` and commit, as one line."""
+def environment(*packages: str, level: str | None = None, times: bool = True) -> str:
+    """Machine, versions of ``packages`` and commit, as one line. Ends a benchmark that ``times``
+    something if it would time emulated tiles, by ``level`` or by SETPOINT_CPU_ISA."""
+    chosen = level or os.environ.get(LEVEL_VARIABLE, "")
+    if times and is_emulated(chosen):
+        sys.exit(f"{chosen} exists for tests: its times say nothing about any machine.")
     named = ", ".join(f"{name} {number}" for name, number in versions(*packages).items())
     return f"{cpu_name()}, {os.cpu_count()} CPUs, {named}, commit {commit()}"
 

@@ -30,13 +30,19 @@ CHUNK = (
 
 
 @contextmanager
-def broken(behaviour: Callable[[BaseHTTPRequestHandler], None], *, good: int = 0) -> Iterator[str]:
-    """A server that answers ``good`` requests as it should and then behaves so."""
+def broken(
+    behaviour: Callable[[BaseHTTPRequestHandler], None],
+    *,
+    good: int = 0,
+    says: bytes = b'{"data": [{"id": "m"}]}',
+) -> Iterator[str]:
+    """A server that answers ``good`` requests as it should and then behaves so; it ``says`` this to
+    every question about itself."""
     left = [good]
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.answer(b'{"data": [{"id": "m"}]}')
+            self.answer(says)
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
@@ -68,6 +74,14 @@ def broken(behaviour: Callable[[BaseHTTPRequestHandler], None], *, good: int = 0
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_emulated_tiles_are_not_timed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = b'{"data": [{"id": "m"}], "kernel_level": "amx_emulated", "kernels_emulated": true}'
+    with broken(errs, good=9, says=said) as url:
+        code = cli.main(["bench", "serving", "--base-url", url, "--tokenizer", str(folder)])
+    assert code != 0
+    assert "amx_emulated, which exists for tests" in capsys.readouterr().err
 
 
 def errs(handler: Any) -> None:

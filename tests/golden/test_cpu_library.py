@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import shutil
 import subprocess
 import sys
 import time
+import warnings
 
+import psutil
 import pytest
 
 from setpoint.engine.kernels.cpu import build, calls, library
@@ -183,3 +186,22 @@ def test_every_struct_of_a_kernel_is_compared():
         if isinstance(each, type) and issubclass(each, ctypes.Structure)
     }
     assert mirrored == set(calls.STRUCTS)
+
+
+def test_a_compiler_that_fails_leaves_nothing_open(tmp_path):
+    """Neither a process nor a pipe, of the files that were being compiled beside the one."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *attention.cpp*) sleep 1; exit 1;; *rows.cpp*) exit 0;; esac\n'
+        "exec sleep 60\n"
+    )
+    compiler.chmod(0o755)
+    began = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        with pytest.raises(build.BuildError, match="failed"):
+            build.compile_library(str(compiler), "scalar", tmp_path / "x.so")
+        gc.collect()
+    assert time.monotonic() - began < 30
+    assert not psutil.Process().children()

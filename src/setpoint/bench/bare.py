@@ -11,6 +11,7 @@ import gc
 import os
 from functools import partial
 
+from setpoint.bench.emulation import refuse_emulation
 from setpoint.bench.one_batch import Subject
 from setpoint.checkpoint.source import DEFAULT_MODEL
 from setpoint.config.commandline import CommandLine
@@ -60,17 +61,13 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
     from setpoint.engine.executor.build import build_runner
     from setpoint.engine.executor.inproc import InprocExecutor
     from setpoint.engine.executor.measured import MeasuredExecutor
-    from setpoint.engine.kernels.cpu.build import is_emulated
     from setpoint.engine.kernels.cpu.limits import machine_limits
     from setpoint.launch.loading import compile_small_steps
     from setpoint.launch.mapping import engine_config
 
     runner = build_runner(engine_config(config, asked.model, str(source.folder)))
-    if runner.report.level and is_emulated(runner.report.level):
-        raise ConfigError(
-            f"SETPOINT_CPU_ISA asks for {runner.report.level}, which exists for tests: its times"
-            " say nothing about any machine."
-        )
+    report = runner.report
+    refuse_emulation({"kernel_level": report.level, "kernels_emulated": report.emulated})
     pages = -(-length // config.options.page_size) * len(cache_layout(asked.model, length).groups)
     runner.allocate(num_pages=num_slots * pages, max_slots=num_slots, context_len=length)
     if config.options.enable_torch_compile:
@@ -80,7 +77,6 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
     gc.collect()
     # as in the engine process: no garbage collection walks over the model during a step
     gc.freeze()
-    report = runner.report
     return Subject(
         executor=InprocExecutor(runner),
         page_size=config.options.page_size,

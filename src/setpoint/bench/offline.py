@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from setpoint.bench import comparison, report
+from setpoint.bench.emulation import refuse_emulation
 from setpoint.bench.metrics import totals
 from setpoint.bench.progress import waiting
 from setpoint.bench.prompts import make_prompts
@@ -46,7 +47,9 @@ def bench_offline(line: CommandLine, env: EnvSettings) -> int:
 
 
 def _measure(engine: Engine, own: OfflineOptions) -> dict[str, Any]:
-    tokenizer = Tokenizer.from_folder(engine.get_server_info()["tokenizer_path"])
+    info = engine.get_server_info()
+    refuse_emulation(info)
+    tokenizer = Tokenizer.from_folder(info["tokenizer_path"])
     with waiting(f"Making {own.num_prompts} prompts"):
         prompts = make_prompts(own, tokenizer)
     if not own.skip_warmup:

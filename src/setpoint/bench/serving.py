@@ -21,6 +21,7 @@ import msgspec
 from setpoint.bench import comparison, metrics, report
 from setpoint.bench.backends import BACKENDS, Wish, on_event
 from setpoint.bench.chart import serving_chart
+from setpoint.bench.emulation import refuse_emulation
 from setpoint.bench.http import ExchangeError, Server
 from setpoint.bench.load import arrival_times, drive
 from setpoint.bench.metrics import Run
@@ -104,6 +105,7 @@ class _Bench:
 
     async def measure(self) -> dict[str, Any]:
         own = self._own
+        refuse_emulation(await self._server_info())
         model = own.model or await self._first_model()
         tokenizer, folder = await self._tokenizer(model)
         with waiting(f"Making {own.num_prompts} prompts"):

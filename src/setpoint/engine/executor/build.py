@@ -20,7 +20,7 @@ from setpoint.core.model import ModelSpec
 from setpoint.core.records import Fallback
 from setpoint.engine.attention.base import AttentionBackend, AttentionShape, choose_attention
 from setpoint.engine.executor.trial import try_out
-from setpoint.engine.kernels.cpu.build import why_no_better
+from setpoint.engine.kernels.cpu.build import is_emulated, why_no_better
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.kernels.memory import why_small_pages
 from setpoint.engine.kernels.ops import Ops
@@ -110,6 +110,7 @@ def build_runner(config: EngineConfig) -> ModelRunner:
             linear=chosen.linear.name,
             attention=chosen.attention.name,
             level=_level(chosen),
+            emulated=is_emulated(_level(chosen)),
             fallbacks=_fallbacks(config, native, chosen),
         ),
         capture=config.capture,

@@ -58,6 +58,8 @@ class LoadReport:
     attention: str
     level: str
     """The instruction set that the C++ kernels were compiled for; empty if none of them runs."""
+    emulated: bool
+    """Whether that is a level for tests, whose speed says nothing about any machine."""
     fallbacks: tuple[Fallback, ...]
     """The better implementations that cannot run here, with reasons."""
 
