@@ -1,12 +1,18 @@
-"""The doctor's page: its table of causes is that of the checks, and every name of the contract is
-explained.
+"""The doctor's page: its table of causes is that of the checks, its example is what the command
+prints, and every name of the contract is explained.
 
-After a change of the checks: ``python tests/unit/test_doctor_docs.py`` writes the table anew.
+After a change of the checks: ``python tests/unit/test_doctor_docs.py`` writes table and example
+anew.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import setpoint
@@ -16,6 +22,27 @@ from setpoint.advisor.doctor.findings import Report
 
 PAGE = Path(setpoint.__file__).parents[2] / "docs" / "doctor.md"
 TABLE = re.compile(r"(<!-- causes: [^\n]*-->\n)(.*?)(<!-- end of causes -->)", re.DOTALL)
+EXAMPLE = re.compile(
+    r"(`(tests/doctor_corpus/[^`]*)`.*?`setpoint doctor ([^`]*)`:\n\n```text\n)(.*?)(```\n)",
+    re.DOTALL,
+)
+
+
+def printed(case: str, name: str) -> str:
+    """What the command prints on a terminal of 100 columns for a case of the corpus, in a file of
+    this name."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(PAGE.parents[1] / case, Path(folder, name))
+        done = subprocess.run(
+            [sys.executable, "-m", "setpoint.cli", "doctor", name],
+            cwd=folder,
+            env={**os.environ, "COLUMNS": "100", "PYTHONIOENCODING": "utf-8"},
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+        )
+    assert done.returncode == 1, done.stderr
+    return done.stdout
 
 
 def table() -> str:
@@ -30,12 +57,14 @@ def _first(text: str) -> str:
 
 
 def written(text: str) -> str:
-    return TABLE.sub(lambda found: found[1] + table() + found[3], text)
+    text = TABLE.sub(lambda found: found[1] + table() + found[3], text)
+    return EXAMPLE.sub(lambda found: found[1] + printed(found[2], found[3]) + found[5], text)
 
 
-def test_the_table_of_causes_is_that_of_the_checks() -> None:
+def test_table_and_example_are_current() -> None:
     text = PAGE.read_text()
     assert TABLE.search(text)
+    assert EXAMPLE.search(text)
     assert text == written(text)
 
 

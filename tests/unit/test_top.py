@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import io
 import itertools
+import socket
+import threading
+import time
+from functools import partial
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from setpoint.top import events
+from setpoint.config.running_server import TopOptions
+from setpoint.core.errors import RequestError
+from setpoint.observe.waiting import Waiting
+from setpoint.top import command, events
 from setpoint.top.events import Lost, lines, parsed
 from setpoint.top.screen import Server, screen
 
@@ -150,3 +157,24 @@ def test_a_new_stream_brings_no_moment_twice() -> None:
         server.take("moment", moment(1000.0 + second))
     assert [each.at for each in server.moments] == [1000.0 + second for second in range(7)]
     assert server.line == "8 running, 12 waiting, KV pool 50 %, 431 tokens/s, limit: seq-cap"
+
+
+def test_a_server_that_is_slow_to_answer_is_waited_for_aloud(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "Waiting", partial(Waiting, first_s=0.05))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                time.sleep(0.5)
+                connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(RequestError, match="has no console"):
+            command.top(TopOptions(url=url), api_key=None)
+        thread.join()
+    assert f"Waiting for {url} … " in capsys.readouterr().err

@@ -12,6 +12,7 @@ from rich.live import Live
 
 from setpoint.config.running_server import TopOptions
 from setpoint.core.errors import ConfigError
+from setpoint.observe.waiting import Waiting, on_stderr
 from setpoint.top.events import Lost, events
 from setpoint.top.screen import Server, screen
 
@@ -35,7 +36,11 @@ def top(wanted: TopOptions, *, api_key: str | None) -> int:
 def _show(url: str, api_key: str | None, console: Console) -> None:
     server = Server()
     stream = events(url, api_key)
-    server.take(*next(stream))  # what is wrong from the start ends the command
+    waiting = Waiting(f"Waiting for {url}", on_stderr())
+    try:
+        server.take(*next(stream))  # what is wrong from the start ends the command
+    finally:
+        waiting.end()
     if not console.is_terminal:
         _follow(stream, server, url, api_key, _Lines(server, console).renew)
         return
