@@ -27,6 +27,8 @@ MAX_RATE = 1.2
 HIGH_USAGE = 0.8
 EFFECTIVE = 0.95 * MAX_CONSERVATIVENESS
 """From here on, a larger value changes nothing."""
+EXPECTED = 0.5
+"""Factor of the retractions: measured were 0.33 and 0.79 (docs/notebook.md)."""
 
 
 def find(case: Case) -> Finding | None:
@@ -86,7 +88,7 @@ def _effect(present: float, wanted: float, ratios: list[float]) -> Effect:
     return estimate(
         "retractions per minute",
         0.0,
-        min(1.0, 1 / factor**2),
+        EXPECTED,
         1.0,
         f"the memory reserve becomes {factor:.1f} times as large ({source}). The interval is wide "
         "because nobody knows how long the next outputs will be",
