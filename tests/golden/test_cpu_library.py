@@ -204,4 +204,4 @@ def test_a_compiler_that_fails_leaves_nothing_open(tmp_path):
             build.compile_library(str(compiler), "scalar", tmp_path / "x.so")
         gc.collect()
     assert time.monotonic() - began < 30
-    assert not psutil.Process().children()
+    assert not [child for child in psutil.Process().children() if child.name() == "sleep"]

@@ -37,7 +37,7 @@ INSTEAD = {
     "--disaggregation-mode": "One engine does prefill and decode here; leave it out.",
     "--dp-size": "Start several servers behind a router instead.",
     "--hicache-storage-backend": "The cache is kept in memory only; leave it out.",
-    "--kv-cache-dtype": "The KV cache has no 8-bit type here; bf16 is the smallest.",
+    "--kv-cache-dtype": "The smallest types of the KV cache here are fp8_e4m3 and fp8_e5m2.",
     "--quantization": "On a CPU, w8a8_int8 stores weights in 8 bits.",
 }
 """Option -> advice for users who ask for something that SGLang has and this version does not."""
