@@ -1,5 +1,5 @@
-"""Setpoint compared with llama.cpp's server, vLLM's CPU build and transformers, in one run, on the
-workloads W1-W4 of benchmarks/serving.py.
+"""Setpoint compared with llama.cpp's server, vLLM's CPU build, OpenVINO GenAI and transformers, in
+one run, on the workloads W1-W4 of benchmarks/serving.py.
 
     python benchmarks/peers/install.py  # once
     python benchmarks/compare.py --name peers  # three repetitions: an hour and a half
@@ -9,10 +9,10 @@ workloads W1-W4 of benchmarks/serving.py.
 Everybody serves the same weights with the same number of threads, to the same client on the same
 machine. A turn is a fresh process, alone on the machine: it starts, warms up on each workload and
 is measured on it, and ends. Setpoint has a turn before every peer's, so that a machine that becomes
-faster or slower does so for both. transformers is timed without HTTP, in its favour. A peer that is
-not installed or does not come up is a row with the reason; one with a failed request has no figure
-there, and the exit code is 1. With --name, JSON goes to benchmarks/results/; benchmarks/chart.py
-draws it.
+faster or slower does so for both. OpenVINO and transformers are timed without HTTP, in their
+favour. A peer that is not installed or does not come up is a row with the reason; one with a failed
+request has no figure there, and the exit code is 1. With --name, JSON goes to benchmarks/results/;
+benchmarks/chart.py draws it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathlib import Path
 
 from contenders import Contender, HttpServer, SetpointServer, StartError, free_port, parse_variant
 from machine import environment, save, versions
-from peer_process import transformers_peer
+from peer_process import PeerProcess, transformers_peer
 from peers.catalog import Peer, catalog, installed_versions, missing
 from peers.install import DEFAULT_DIR
 from report import DECODE, OUTPUT, PREFILL, TTFT, WALL, Comparison, Metric, Report, Results, number
@@ -138,6 +138,8 @@ def setpoint_entrant(
 
 def peer_entrant(peer: Peer) -> Entrant:
     def start() -> Contender:
+        if peer.offline:
+            return PeerProcess(peer.name, peer.command(0), environment=peer.environment)
         port = free_port()
         return HttpServer(
             peer.name,

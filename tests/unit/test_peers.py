@@ -232,6 +232,10 @@ def test_every_server_gets_the_same_threads_and_room(tmp_path: Path) -> None:
     assert peers["vLLM W8A8"].command(1)[4].endswith("w8a8")
     assert peers["vLLM"].environment["VLLM_CPU_OMP_THREADS_BIND"] == "0-2"
     assert peers["vLLM"].environment["LD_PRELOAD"].endswith("libiomp5.so")
+    openvino = peers["OpenVINO int8"]
+    assert openvino.offline
+    assert openvino.command(0)[2].endswith("openvino/int8")
+    assert openvino.command(0)[3:] == ["--num-threads", "3"]
 
 
 def record() -> dict[str, object]:
