@@ -3,6 +3,8 @@ a wider cache with the same values."""
 
 from __future__ import annotations
 
+import platform
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from test_cpu_attention import (
     random_rows,
 )
 
+from setpoint.engine.kernels.cpu import build, library
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.testing.against_transformers import write_tiny
@@ -126,6 +129,25 @@ def test_bits_are_those_of_a_wider_cache(level: str, kind: torch.dtype) -> None:
         for dtype in (FP32, BF16):
             problem = make_problem(case, dtype, kind, variant)
             assert torch.equal(problem.run(level), widened(problem, BF16).run(level)), (case, dtype)
+
+
+@pytest.mark.full
+@pytest.mark.skipif("avx512_bf16" not in LEVELS, reason="the other levels have one way only")
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_without_the_permutations_of_bytes(
+    kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU without AVX512_VBMI reads codes in another way."""
+    levels = build.LEVELS[platform.machine()]
+    monkeypatch.setitem(levels, "avx512_bf16", replace(levels["avx512_bf16"], more=()))
+    library._load.cache_clear()
+    try:
+        for case in CASES:
+            problem = make_problem(case, BF16, kind)
+            expected = widened(problem, BF16).run("avx512_bf16")
+            assert torch.equal(problem.run("avx512_bf16"), expected), case
+    finally:
+        library._load.cache_clear()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -78,6 +78,10 @@ inline __attribute__((always_inline)) void Attention<Mul, KV>::load_square(const
                                                                            int64_t begin, int64_t k,
                                                                            vf (&square)[W]) {
   if ((k + W) * P <= dim) {
+#ifdef __AVX512VBMI__
+    if constexpr (P == 2 && std::is_same_v<KV, fp8>)
+      return turn_codes(reader.format, keys, begin + k * P, square);
+#endif
 #pragma GCC unroll 16
     for (int i = 0; i < W; ++i) square[i] = key_words(Mul(), reader, keys[i] + begin, k);
   } else {

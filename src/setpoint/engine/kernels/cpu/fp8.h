@@ -11,8 +11,9 @@ struct fp8 {
 
 struct FP8Format {
   int32_t mantissa, bias;
-  int32_t largest;       // code of the largest value; above it are infinities and NaN
-  const uint16_t* bf16;  // [128] the values of the positive codes, which bf16 holds exactly
+  int32_t largest;            // code of the largest value; above it are infinities and NaN
+  const uint16_t* bf16;       // [128] the values of the positive codes, which bf16 holds exactly
+  const uint8_t *low, *high;  // [128] their bytes
 };
 
 // A code in the format that its type names. Numbers are stored by type, so that the constants are
@@ -23,6 +24,7 @@ struct FP8Code {
 
   struct Table {
     alignas(64) uint16_t bf16[128] = {};
+    alignas(64) uint8_t low[128] = {}, high[128] = {};
     constexpr Table() {
       for (int code = 0; code < 128; ++code) {
         if (code > kLargest) {
@@ -34,11 +36,14 @@ struct FP8Code {
           while (code >> (power + 1)) ++power;
           bf16[code] = ((128 - kBias - kMantissa + power) << 7) | ((code << (7 - power)) & 0x7f);
         }
+        low[code] = bf16[code] & 0xff;
+        high[code] = bf16[code] >> 8;
       }
     }
   };
   static constexpr Table kTable{};
-  static constexpr FP8Format kFormat{kMantissa, kBias, kLargest, kTable.bf16};
+  static constexpr FP8Format kFormat{kMantissa,   kBias,      kLargest,
+                                     kTable.bf16, kTable.low, kTable.high};
 };
 typedef FP8Code<3, 7, 0x7e> e4m3;   // torch.float8_e4m3fn: up to 448, no infinity
 typedef FP8Code<2, 15, 0x7b> e5m2;  // torch.float8_e5m2: up to 57344
@@ -85,4 +90,77 @@ inline __attribute__((always_inline)) vf to_bf16(const FP8Format& format, __m512
   return (vf)_mm512_ternarylogic_epi32(sizes, signs, _mm512_set1_epi16((short)0x8000),
                                        0xf8);  // sizes | (signs & 0x8000)
 }
+
+#ifdef __AVX512VBMI__
+// The low and the high bytes of 64 codes as bf16.
+struct BF16Bytes {
+  __m512i low, high;
+  inline __attribute__((always_inline)) BF16Bytes(const FP8Format& format, __m512i codes) {
+    auto find = [=](const uint8_t* table) __attribute__((always_inline)) {
+      return _mm512_permutex2var_epi8(_mm512_load_si512(table), codes,
+                                      _mm512_load_si512(table + 64));
+    };
+    low = find(format.low);
+    high = _mm512_ternarylogic_epi32(find(format.high), codes, _mm512_set1_epi8((char)0x80),
+                                     0xf8);  // high | (codes & 0x80)
+  }
+};
+
+// Which bytes of BF16Bytes make the words of the codes 0 and 1, or 2 and 3, of every four.
+struct PairOrder {
+  alignas(64) uint8_t bytes[2][64] = {};
+  constexpr PairOrder() {
+    for (int pair = 0; pair < 2; ++pair)
+      for (int i = 0; i < 64; ++i)  // 64 and above: of the high bytes
+        bytes[pair][i] = i / 4 * 4 + 2 * pair + i % 4 / 2 + i % 2 * 64;
+  }
+};
+constexpr PairOrder kPairOrder{};
+
+// 32 codes of each of 16 rows as words of bf16, turned: square[k] has word k of all rows.
+inline __attribute__((always_inline)) void turn_codes(const FP8Format& format,
+                                                      const fp8* const* rows, int64_t begin,
+                                                      vf (&square)[16]) {
+  __m512i r[8], t[8];  // rows i and i + 8 side by side; four codes are an element
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i)
+    r[i] = _mm512_inserti64x4(_mm512_castsi256_si512(load_raw<__m256i>(rows[i] + begin)),
+                              load_raw<__m256i>(rows[i + 8] + begin), 1);
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {  // 4 x 4 squares inside the 128-bit lanes
+    const __m512i a = _mm512_unpacklo_epi32(r[i], r[i + 1]),
+                  b = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    const __m512i c = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]),
+                  d = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
+    t[i] = _mm512_unpacklo_epi64(a, c);
+    t[i + 1] = _mm512_unpackhi_epi64(a, c);
+    t[i + 2] = _mm512_unpacklo_epi64(b, d);
+    t[i + 3] = _mm512_unpackhi_epi64(b, d);
+  }
+  const __m512i even = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13),
+                odd = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+  const __m512i first = _mm512_load_si512(kPairOrder.bytes[0]),
+                second = _mm512_load_si512(kPairOrder.bytes[1]);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {  // codes 4 i ... 4 i + 3 of all rows
+    const BF16Bytes bytes(format,
+                          _mm512_permutex2var_epi64(t[i % 4], i < 4 ? even : odd, t[4 + i % 4]));
+    square[2 * i] = (vf)_mm512_permutex2var_epi8(bytes.low, first, bytes.high);
+    square[2 * i + 1] = (vf)_mm512_permutex2var_epi8(bytes.low, second, bytes.high);
+  }
+}
+
+// Vector i of four of words: element j is code 16 i + j of two rows of 64 codes. The four share
+// what they have in common.
+inline __attribute__((always_inline)) vf interleaved(const FP8Format& format, const fp8* a,
+                                                     const fp8* b, int i) {
+  // A lane gets four neighbouring codes of each vector.
+  const __m512i turn = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i x = _mm512_permutexvar_epi32(turn, load_raw<__m512i>(a)),
+                y = _mm512_permutexvar_epi32(turn, load_raw<__m512i>(b));
+  const BF16Bytes bytes(format, i < 2 ? _mm512_unpacklo_epi8(x, y) : _mm512_unpackhi_epi8(x, y));
+  return (vf)(i % 2 ? _mm512_unpackhi_epi8(bytes.low, bytes.high)
+                    : _mm512_unpacklo_epi8(bytes.low, bytes.high));
+}
+#endif
 #endif

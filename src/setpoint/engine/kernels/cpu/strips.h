@@ -125,7 +125,12 @@ inline __attribute__((always_inline)) vf value_words(MulBF16, const PoolReader<b
 
 inline __attribute__((always_inline)) vf value_words(MulBF16, const PoolReader<fp8>& reader,
                                                      const fp8* const* rows, int64_t k,
-                                                     int64_t begin, int64_t n, int i, int) {
+                                                     int64_t begin, int64_t n, int i, int N) {
+#ifdef __AVX512VBMI__
+  if (N == 4)
+    return interleaved(reader.format, rows[2 * k] + begin + n * W, rows[2 * k + 1] + begin + n * W,
+                       i);
+#endif
   const int64_t at = begin + (n + i) * W;
   const __m512i low = _mm512_cvtepu8_epi32(load_raw<__m128i>(rows[2 * k] + at)),
                 high = _mm512_cvtepu8_epi32(load_raw<__m128i>(rows[2 * k + 1] + at));
