@@ -167,8 +167,8 @@ def multiply(weights: Sequence[PackedWeight], inputs: Sequence[torch.Tensor]) ->
 
 def attention(level: str | None, clock: Timer) -> None:
     print(
-        "\nattention, bf16, per layer                    µs      GB/s   GFLOP/s      e4m3 pool"
-        "               e5m2 pool               torch SDPA (contiguous, prefill only)"
+        "\nattention, bf16, per layer                      µs      GB/s   GFLOP/s   µs with an e4m3"
+        " pool        µs with an e5m2 pool    µs of torch's SDPA (contiguous, prefill only)"
     )
     for case in BATCHES:
         q, pools, batch = problem(case)
