@@ -76,7 +76,7 @@ LEVELS = {
         "avx512_bf16": Level(_AVX512_BF16, _AVX512_BF16_FLAGS, more=_VBMI),
         "avx512_vnni": Level(_AVX2 | _AVX512 | {"avx512_vnni"}, (*_AVX512_FLAGS, "-mavx512vnni")),
         "avx512": Level(_AVX2 | _AVX512, _AVX512_FLAGS),
-        "avx2": Level(_AVX2, ("-mavx2", "-mfma")),
+        "avx2": Level(_AVX2, ("-mavx2", "-mfma"), more=(("f16c", "-mf16c"),)),
         "scalar": _SCALAR,
         "amx_emulated": Level(
             _AVX512_BF16, (*_AVX512_BF16_FLAGS, "-DSETPOINT_TILES_EMULATED"), emulated=True

@@ -67,6 +67,20 @@ static inline void store(FP8Code<kMantissa, kBias, kLargest>* p, vf v) {
 }
 
 static inline vf load(const FP8Format& format, const fp8* p) {
+#if SP_WIDTH == 16 || defined(__F16C__)
+  // Shifted, an e5m2 is an fp16, and an e4m3 a 256th of its value.
+  typedef int16_t vs __attribute__((vector_size(SP_WIDTH * 2)));
+  const int16_t excess = format.mantissa - 2, nan = 0x7f00 >> excess,
+                keep = excess ? 0xbfff : 0xffff;  // the sign is shifted in twice
+  vs half = (vs)(__builtin_convertvector(load_raw<vb>(p), vh) << 8) >> excess & keep;
+  half |= (half & 0x7fff) == nan;
+#if SP_WIDTH == 16
+  const vf value = (vf)_mm512_cvtph_ps((__m256i)half);
+#else
+  const vf value = (vf)_mm256_cvtph_ps((__m128i)half);
+#endif
+  return value * (float)(1 << 8 * excess);
+#else
   const vi bits = __builtin_convertvector(load_raw<vb>(p), vi), size = bits & 0x7f;
   const int dropped = 23 - format.mantissa;
   const vi normal = (size << dropped) + ((127 - format.bias) << 23);
@@ -75,6 +89,7 @@ static inline vf load(const FP8Format& format, const fp8* p) {
   const vi strange = ((size << dropped) & 0x7fffff) | 0x7f800000;
   const vi value = size > format.largest ? strange : (size >> format.mantissa ? normal : small);
   return (vf)(value | (bits & 0x80) << 24);
+#endif
 }
 
 #if defined(__AVX512BF16__) && SP_WIDTH == 16
