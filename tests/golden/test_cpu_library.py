@@ -61,6 +61,51 @@ def test_a_failing_compiler_is_a_reason(tmp_path):
     assert not list((tmp_path / "cache/setpoint/kernels").iterdir())
 
 
+def compiler_without(folder, *words):
+    """A compiler that refuses command lines with one of these words."""
+    compiler = folder / "g++"
+    cases = "|".join(f"*{word}*" for word in words)
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in {cases}) echo "g++: error: unrecognized option"; exit 1;; esac\n'
+        f'exec {build.find_compiler()} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    return str(compiler)
+
+
+LEVEL_AND_WHY = """
+from setpoint.engine.kernels.cpu import build, library
+kernels = library.load()
+print(kernels.level, '|', build.why_no_better(kernels.level))
+"""
+
+
+def test_a_compiler_that_is_too_old_for_the_best_level_gets_the_next_one_with_the_reason(tmp_path):
+    levels = [level for level in build.supported_levels() if not build.is_emulated(level)]
+    if levels == ["scalar"]:
+        pytest.skip("this machine has one level only")
+    compiler = compiler_without(tmp_path, "-mavx")
+    output = run_python(QUICK_BUILD + LEVEL_AND_WHY, CXX=compiler, XDG_CACHE_HOME=str(tmp_path))
+    level, why = output.strip().split(" | ")
+    assert level == "scalar"
+    assert why.startswith("the C++ kernels for avx2 cannot be compiled: ")
+    assert "unrecognized option" in why
+
+
+def test_a_compiler_that_does_not_know_a_further_flag_builds_the_level_without_it(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(build, "_cpu_flags", lambda: {"avx2", "fma", "f16c", "avx_vnni"})
+    monkeypatch.setattr(build, "FLAGS", ("-std=c++17", "-O0", "-fPIC", "-fopenmp"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", compiler_without(tmp_path, "-mavxvnni"))
+    compiler = build.find_compiler()
+    built = build.ensure_built("avx2")
+    assert built == build.library_path(compiler, "avx2", more=False)
+    assert built.exists()
+    assert not build.library_path(compiler, "avx2").exists()
+
+
 def test_an_unwritable_cache_is_logged_and_the_kernels_run(tmp_path):
     (tmp_path / "setpoint").write_text("a file where a folder should be")
     code = f"import sys; sys.stderr = sys.stdout\n{QUICK_BUILD}print(library.load('scalar').level)"
@@ -104,7 +149,7 @@ def test_the_cached_library_is_found_by_its_sources(monkeypatch, tmp_path):
 def test_a_new_library_removes_those_of_its_level_that_nobody_used_for_long(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(
-        build, "compile_library", lambda compiler, level, target: target.write_bytes(b"")
+        build, "compile_library", lambda compiler, level, target, more: target.write_bytes(b"")
     )
     build.cache_dir().mkdir(parents=True)
     long_ago = time.time() - build.UNUSED_S - 60
@@ -112,7 +157,8 @@ def test_a_new_library_removes_those_of_its_level_that_nobody_used_for_long(monk
         build.cache_dir() / name for name in ("avx2-1.so", "avx2-2.so", "avx512-3.so")
     )
     used = build.ensure_built("avx2")
-    for path in (unused, recent, other):
+    measured = build.cache_dir() / "avx2-1-processor.json"
+    for path in (unused, measured, recent, other):
         path.write_bytes(b"")
     for path in (used, unused, other):
         os.utime(path, (long_ago, long_ago))

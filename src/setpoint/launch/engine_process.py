@@ -173,6 +173,7 @@ def _ready_info(runner: ModelRunner, pool: PoolConfig) -> dict[str, Any]:
         "linear_layers": runner.report.linear,
         "attention": runner.report.attention,
         "kernel_level": runner.report.level,
+        "kernel_choices": runner.report.choices,
         "kernels_emulated": runner.report.emulated,
         "decisions": [asdict(decision) for decision in pool.decisions],
     }

@@ -98,6 +98,8 @@ def _log_weights(runner: ModelRunner, spec: ModelSpec, available: int) -> None:
         loaded.level or "torch's own",
     )
     logger.debug("Weights: %s", loaded.weights)
+    if loaded.choices:
+        logger.info("Fastest products at the level %s: %s.", loaded.level, loaded.choices)
 
 
 def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, available: int) -> None:

@@ -58,6 +58,9 @@ class LoadReport:
     attention: str
     level: str
     """The instruction set that the C++ kernels were compiled for; empty if none of them runs."""
+    choices: str
+    """Which of the implementations with the same bits the products take, as measured here; empty
+    if the level has one of each."""
     emulated: bool
     """Whether that is a level for tests, whose speed says nothing about any machine."""
     fallbacks: tuple[Fallback, ...]

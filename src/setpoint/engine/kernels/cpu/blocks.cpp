@@ -9,7 +9,9 @@
 #include "blocks.h"
 
 #include "buffer.h"
+#include "choices.h"
 #include "gated.h"
+#include "widened.h"
 
 namespace {
 
@@ -137,7 +139,7 @@ void few_rows(const LinearCall& call, Range rows, int64_t panel, const uint8_t* 
 }
 
 template <int kKind>
-void linear(const LinearCall& call) {
+void linear(const LinearCall& call, const WidenedPair* widened) {
   struct Worker {
     uint32_t* words;
     int64_t panel;  // the one in words
@@ -156,10 +158,18 @@ void linear(const LinearCall& call) {
       worker.panel = panel;
       rows.begin += kFirstRows;
     }
-    multiply_panel(call, rows, panel, worker.words);
+    multiply_panel(call, widened, rows, panel, worker.words);
   };
   call.gate == kNoGate ? for_panels(call, make, multiply)
                        : for_panels(GatedLinearCall(call), make, multiply);
+}
+
+template <int kKind>
+void linear(const LinearCall& call) {
+  if (call.rows <= kFirstRows || chosen(kProductBF16, call.rows) == kPairs)
+    return linear<kKind>(call, nullptr);
+  in_widened_batches(call,
+                     [](const LinearCall& part, const WidenedPair* x) { linear<kKind>(part, x); });
 }
 
 #endif

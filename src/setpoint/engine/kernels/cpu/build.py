@@ -45,7 +45,8 @@ class Level:
     tiles: bool = False
     """Whether it uses matrix tiles, which a process must ask the system for."""
     more: tuple[tuple[str, str], ...] = ()
-    """Words of that line, and the compiler flag that each allows: a faster way to the same bits."""
+    """Words of that line, and the compiler flag that each allows: a faster way to the same bits. A
+    compiler that does not know one of them gets none."""
     emulated: bool = False
     """Whether it is plain code that gives the same bits as a level that the machine may lack: slow,
     for tests, chosen by name only."""
@@ -76,7 +77,9 @@ LEVELS = {
         "avx512_bf16": Level(_AVX512_BF16, _AVX512_BF16_FLAGS, more=_VBMI),
         "avx512_vnni": Level(_AVX2 | _AVX512 | {"avx512_vnni"}, (*_AVX512_FLAGS, "-mavx512vnni")),
         "avx512": Level(_AVX2 | _AVX512, _AVX512_FLAGS),
-        "avx2": Level(_AVX2, ("-mavx2", "-mfma"), more=(("f16c", "-mf16c"),)),
+        "avx2": Level(
+            _AVX2, ("-mavx2", "-mfma"), more=(("f16c", "-mf16c"), ("avx_vnni", "-mavxvnni"))
+        ),
         "scalar": _SCALAR,
         "amx_emulated": Level(
             _AVX512_BF16, (*_AVX512_BF16_FLAGS, "-DSETPOINT_TILES_EMULATED"), emulated=True
@@ -92,6 +95,10 @@ _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 0x1023, 18
 
 class BuildError(Exception):
     """The kernels cannot be compiled or cannot run here; the message says why."""
+
+
+class CompileError(BuildError):
+    """The compiler failed at one level; another may do."""
 
 
 def cache_dir() -> Path:
@@ -175,7 +182,12 @@ def choose_level(name: str = "") -> str:
         raise BuildError(
             f"this machine cannot run the level {name!r}; it can run {', '.join(levels)}"
         )
-    return name or next(level for level in levels if not is_emulated(level))
+    if name:
+        return name
+    for level in levels:
+        if not is_emulated(level):
+            return level
+    raise BuildError("; ".join(_refused.values()))
 
 
 def find_compiler() -> str:
@@ -187,19 +199,19 @@ def find_compiler() -> str:
     return path
 
 
-def library_path(compiler: str, level: str) -> Path:
+def library_path(compiler: str, level: str, *, more: bool = True) -> Path:
     """The path in the cache of the library for these sources, flags and compiler, whether it is
-    built or not."""
+    built or not. ``more``: with the level's further flags that this processor allows."""
     digest = hashlib.sha256(_run([compiler, "--version"]).encode())
-    digest.update(repr((FLAGS, _flags(level))).encode())
+    digest.update(repr((FLAGS, _flags(level, more=more))).encode())
     for source in sorted([*SOURCE_DIR.glob("*.cpp"), *SOURCE_DIR.glob("*.h")]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return cache_dir() / f"{level}-{digest.hexdigest()[:16]}.so"
 
 
-def compile_library(compiler: str, level: str, target: Path) -> None:
+def compile_library(compiler: str, level: str, target: Path, *, more: bool = True) -> None:
     """Compile and link to ``target``, which appears whole or not at all: concurrent builds replace
-    each other's equal files.
+    each other's equal files. Raises CompileError.
 
     It is linked without an OpenMP runtime: the process already has torch's, and a second one would
     keep a second pool of threads spinning on the same cores (``library`` binds torch's).
@@ -211,7 +223,7 @@ def compile_library(compiler: str, level: str, target: Path) -> None:
         }
         running = [
             subprocess.Popen(
-                [compiler, *FLAGS, *_flags(level), "-c", "-o", built, str(source)],
+                [compiler, *FLAGS, *_flags(level, more=more), "-c", "-o", built, str(source)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -226,7 +238,7 @@ def compile_library(compiler: str, level: str, target: Path) -> None:
                 )
                 output, _ = process.communicate()
                 if process.returncode:
-                    raise BuildError(f"{compiler} failed: {_first_error(output)}")
+                    raise CompileError(f"{compiler} failed: {_first_error(output)}")
         finally:
             for process in running:
                 if process.poll() is None:
@@ -242,21 +254,31 @@ def ensure_built(level: str) -> Path:
     """The cached library, compiled now if it is missing. Raises BuildError if that is impossible,
     and OSError if the cache is not writable."""
     compiler = find_compiler()
-    target = library_path(compiler, level)
+    if _flags(level, more=True) != _flags(level, more=False):
+        with contextlib.suppress(CompileError):
+            return _ensure_built(compiler, level, more=True)
+    return _ensure_built(compiler, level, more=False)
+
+
+def _ensure_built(compiler: str, level: str, *, more: bool) -> Path:
+    target = library_path(compiler, level, more=more)
     with contextlib.suppress(OSError):  # it does not exist, or belongs to another user
         os.utime(target)
     if not target.exists():
-        compile_library(compiler, level, target)
+        compile_library(compiler, level, target, more=more)
         _remove_unused(level)
     return target
 
 
 def _remove_unused(level: str) -> None:
-    """Remove libraries of this level that have not been used for long. A process that has one
-    loaded keeps it; one that is about to load it compiles its own (``library.load``)."""
+    """Remove libraries of this level that have not been used for long, with what was measured for
+    them. A process that has one loaded keeps it; one that is about to load it compiles its own
+    (``library.load``)."""
     for library in cache_dir().glob(f"{level}-*.so"):
         with contextlib.suppress(OSError):  # already gone, or another user's
             if library.stat().st_mtime < time.time() - UNUSED_S:
+                for measured in cache_dir().glob(f"{library.stem}-*.json"):
+                    measured.unlink()
                 library.unlink()
     for scratch in cache_dir().glob("build-*"):  # left by a process that was killed
         with contextlib.suppress(OSError):
@@ -269,16 +291,16 @@ def _cpu_flags() -> set[str]:
     return next((set(line.split()) for line in lines if line.startswith("flags")), set())
 
 
-def _flags(level: str) -> tuple[str, ...]:
+def _flags(level: str, *, more: bool) -> tuple[str, ...]:
     chosen = LEVELS[platform.machine()][level]
     present = _cpu_flags()
-    return (*chosen.flags, *(flag for word, flag in chosen.more if word in present))
+    return (*chosen.flags, *(flag for word, flag in chosen.more if more and word in present))
 
 
 def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise BuildError(f"{command[0]} failed: {_first_error(done.stdout + done.stderr)}")
+        raise CompileError(f"{command[0]} failed: {_first_error(done.stdout + done.stderr)}")
     return done.stdout
 
 

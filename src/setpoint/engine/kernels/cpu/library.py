@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from setpoint.engine.kernels.cpu import build
+from setpoint.engine.kernels.cpu import build, probe
 from setpoint.engine.kernels.cpu.calls import (
     AttentionCall,
     BestCall,
@@ -35,6 +35,8 @@ from setpoint.engine.kernels.cpu.calls import (
     SoftCapCall,
     difference,
 )
+from setpoint.engine.kernels.cpu.choices import Choice, choose, implementations
+from setpoint.engine.kernels.cpu.openmp import share_openmp
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 logger = logging.getLogger(__name__)
@@ -118,8 +120,16 @@ class Kernels:
         self.program = library.setpoint_program
         self.program.argtypes, self.program.restype = (_pointer,), None
         self.level = level
+        self.path = path
         self.usable: bool = bool(library.setpoint_has_tiles())
         """Whether the processor really has what its flags promise for this level."""
+        library.setpoint_implementations.restype = ctypes.c_char_p
+        self.implementations = implementations(library.setpoint_implementations().decode())
+        """Product -> its implementations at this level, which give the same bits. Without a choice
+        the first one runs."""
+        self.choices: tuple[Choice, ...] = ()
+        """What was chosen of them; written once, by ``load``."""
+        self._choose = library.setpoint_choose
         library.setpoint_vector_columns.restype = _i64
         self.vector_columns: int = library.setpoint_vector_columns()
         """Number of fp32 elements in a vector at this level."""
@@ -143,6 +153,10 @@ class Kernels:
         self.read_memory.argtypes, self.read_memory.restype = (_pointer, _i64, _i32), None
         self.multiply = library.setpoint_multiply
         self.multiply.argtypes, self.multiply.restype = (_i32, _i64, _i32), _i64
+
+    def choose(self, product: str, size_class: int, implementation: int) -> None:
+        """Let rows of a class (``choices.CLASS_ROWS``) take this implementation of a product."""
+        self._choose(list(self.implementations).index(product), size_class, implementation)
 
     def address(self, name: str) -> int:
         """Address of the C function of an entry of KERNELS."""
@@ -177,16 +191,24 @@ def load(level: str | None = None) -> Kernels:
 @functools.cache
 def _load(name: str) -> Kernels:
     try:
-        level = build.choose_level(name)
-        _share_openmp()
-        kernels = _open(level)
-        if kernels.usable:
-            return kernels
-        build.refuse(
-            level,
-            "this CPU names matrix tiles but offers no palette of them, as some hypervisors do",
-        )
-        return _open(build.choose_level(name))
+        share_openmp()
+        while True:
+            level = build.choose_level(name)
+            try:
+                kernels = _open(level)
+            except build.CompileError as error:
+                build.refuse(level, f"the C++ kernels for {level} cannot be compiled: {error}")
+                if name:
+                    raise
+                continue
+            if kernels.usable:
+                if not build.is_emulated(level):
+                    kernels.choices = choose(kernels, kernels.path, probe.measure)
+                return kernels
+            build.refuse(
+                level,
+                "this CPU names matrix tiles but offers no palette of them, as some hypervisors do",
+            )
     except (build.BuildError, OSError) as error:
         raise KernelsUnavailable(str(error)) from error
 
@@ -206,18 +228,3 @@ def _open(level: str) -> Kernels:
             return Kernels(scratch / "kernels.so", level)
         finally:
             shutil.rmtree(scratch)  # a loaded library no longer needs its file
-
-
-def _share_openmp() -> None:
-    """Make the symbols of torch's OpenMP runtime visible to the kernels, which are linked without
-    one."""
-    with open("/proc/self/maps") as maps:
-        mapped = {line.split()[-1] for line in maps}
-    runtimes = sorted(
-        path
-        for path in mapped
-        if os.path.basename(path).startswith(("libgomp", "libiomp5", "libomp"))
-    )
-    if not runtimes:
-        raise KernelsUnavailable("torch has loaded no OpenMP runtime to share")
-    ctypes.CDLL(runtimes[0], mode=ctypes.RTLD_GLOBAL)

@@ -54,6 +54,14 @@ struct Int8 {
     return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
   }
 };
+#elif defined(__AVXVNNI__) && SP_WIDTH == 8
+struct Int8 {
+  typedef vi vec;
+  static constexpr int per_lane = 4;
+  static inline vi step(vi acc, vi a, vi b) {
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)a, (__m256i)b);
+  }
+};
 #else
 typedef F32 Int8;
 #endif

@@ -51,13 +51,16 @@ class CpuLimits:
 
     def flops(self, product: str) -> float:
         """Operations per second of products of this type, summed. A type without kernels is
-        multiplied as float32."""
+        multiplied as float32, and so is bfloat16 on processors where that is faster."""
         if product not in self._flops:
             number = PRODUCTS.get(product, PRODUCTS["float32"])
             operations = self._kernels.multiply(number, 1, self._threads) * ROUNDS * self._threads
-            self._flops[product] = operations / _best(
+            measured = operations / _best(
                 lambda: self._kernels.multiply(number, ROUNDS, self._threads)
             )
+            if product == "bfloat16":
+                measured = max(measured, self.flops("float32"))
+            self._flops[product] = measured
         return self._flops[product]
 
     def measured(self) -> dict[str, Any]:

@@ -7,17 +7,19 @@
 #include <cpuid.h>
 #endif
 
+#include "choices.h"
 #include "gated.h"
+#include "widened.h"
 
 namespace {
 
 template <class Mul, class T, class Call>
 void linear(const Call& call, const void* weight) {
-  typedef typename Mul::word word;
+  typedef typename Mul::packed packed;
   for_panels(
       call, [](int) { return 0; },
       [&](int, int64_t panel, Range rows, bool last) {
-        panel_rows<Mul, T>(call, rows, panel, (const word*)weight + panel * kPanel * call.k_words,
+        panel_rows<Mul, T>(call, rows, panel, (const packed*)weight + panel * kPanel * call.k_words,
                            last);
       });
 }
@@ -46,10 +48,19 @@ void linear_on_tiles(const Call& call, const void* weight) {
 }  // namespace
 
 #if !SP_TILES
-void multiply_panel(const LinearCall& call, Range rows, int64_t panel, const uint32_t* words) {
-  call.gate == kNoGate
-      ? panel_rows<MulBF16, bf16>(call, rows, panel, words, false)
-      : panel_rows<MulBF16, bf16>(GatedLinearCall(call), rows, panel, words, false);
+template <class Mul>
+static void multiply_panel(const LinearCall& call, Range rows, int64_t panel,
+                           const uint32_t* words) {
+  call.gate == kNoGate ? panel_rows<Mul, bf16>(call, rows, panel, words, false)
+                       : panel_rows<Mul, bf16>(GatedLinearCall(call), rows, panel, words, false);
+}
+
+void multiply_panel(const LinearCall& call, const WidenedPair* widened, Range rows, int64_t panel,
+                    const uint32_t* words) {
+  if (!widened) return multiply_panel<MulBF16>(call, rows, panel, words);
+  LinearCall on_widened = call;
+  on_widened.x = widened;
+  multiply_panel<MulWidened>(on_widened, rows, panel, words);
 }
 #endif
 
@@ -85,7 +96,11 @@ void setpoint_linear(const LinearCall* call) {
   call->gate == kNoGate ? linear_on_tiles(*call, call->weight)
                         : linear_on_tiles(GatedLinearCall(*call), call->weight);
 #else
-  linear<MulBF16, bf16>(*call);
+  if (chosen(kProductBF16, call->rows) == kPairs) return linear<MulBF16, bf16>(*call);
+  in_widened_batches(*call, [](LinearCall part, const WidenedPair* x) {
+    part.x = x;
+    linear<MulWidened, bf16>(part);
+  });
 #endif
 }
 

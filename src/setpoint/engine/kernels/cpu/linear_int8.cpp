@@ -6,6 +6,7 @@
 // the instructions that multiply bytes want one unsigned factor. The 128s add 128 times the sum of
 // a column's weights to its result, which is taken off again at the end.
 #include "buffer.h"
+#include "choices.h"
 #include "gated.h"
 
 namespace {
@@ -23,12 +24,22 @@ struct GatedRounded : Rounded {};
 // A word is four bytes: unsigned ones of x, signed ones of the weight.
 #if defined(__AVX512VNNI__) && SP_WIDTH == 16
 struct MulInt8 {
-  typedef uint32_t word;
+  typedef uint32_t word, packed;
   typedef __m512i vec;
   typedef vi sum;
-  static inline vec load_vec(const word* b) { return load_raw<vec>(b); }
+  static inline vec load_vec(const packed* b) { return load_raw<vec>(b); }
   static inline vi step(vi acc, word a, vec b) {
     return (vi)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32((int)a), b);
+  }
+};
+#elif defined(__AVXVNNI__) && SP_WIDTH == 8
+struct MulInt8 {
+  typedef uint32_t word, packed;
+  typedef __m256i vec;
+  typedef vi sum;
+  static inline vec load_vec(const packed* b) { return load_raw<vec>(b); }
+  static inline vi step(vi acc, word a, vec b) {
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)acc, _mm256_set1_epi32((int)a), b);
   }
 };
 #else
@@ -51,12 +62,12 @@ inline vi pair_products(vs a, vs b) {
 // Without an instruction for four bytes: those at even and at odd places apart, as int16. One that
 // multiplies bytes to int16 sums would lose the upper end of large ones.
 struct MulInt8 {
-  typedef uint32_t word;
+  typedef uint32_t word, packed;
   struct vec {
     vs even, odd;
   };
   typedef vi sum;
-  static inline vec load_vec(const word* b) {
+  static inline vec load_vec(const packed* b) {
     const vs bytes = load_raw<vs>(b);
     return {bytes << 8 >> 8, bytes >> 8};
   }
@@ -213,8 +224,19 @@ void round_rows(const T* x, int64_t rows, int64_t k, uint8_t* out, int64_t bytes
 }
 
 template <class T, class X>
+void multiply_on_vectors(const X& x) {
+  for_panels(
+      x, [](int) { return 0; },
+      [&](int, int64_t panel, Range range, bool last) {
+        panel_rows<MulInt8, T>(x, range, panel,
+                               (const uint32_t*)x.call.weight + panel * kPanel * x.k_words, last);
+      });
+}
+
+template <class T, class X>
 void multiply(const X& x) {
 #if SP_TILES
+  if (chosen(kProductInt8, x.rows) == kOnVectors) return multiply_on_vectors<T>(x);
   const TileRows rows(x.x, x.k_words);
   const int64_t steps = x.k_words / kTile;
   for_panels(
@@ -225,12 +247,7 @@ void multiply(const X& x) {
                                last);
       });
 #else
-  for_panels(
-      x, [](int) { return 0; },
-      [&](int, int64_t panel, Range range, bool last) {
-        panel_rows<MulInt8, T>(x, range, panel,
-                               (const uint32_t*)x.call.weight + panel * kPanel * x.k_words, last);
-      });
+  multiply_on_vectors<T>(x);
 #endif
 }
 

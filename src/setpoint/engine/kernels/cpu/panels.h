@@ -61,16 +61,26 @@ static inline __attribute__((always_inline)) void store_sums(const LinearCall& c
   }
 }
 
-// `Call` has x, rows, columns, k_words and threads as LinearCall does, and a store_sums of its own.
+// The processor's mode while a thread sums products of one kind. Sums are not used before end().
+template <class Mul>
+struct SumMode {
+  template <int M, int N>
+  void end(typename Mul::sum (&)[M][N]) const {}
+};
+
+// `Call` has x, rows, columns, k_words and threads as LinearCall does (x of Mul::word), and a
+// store_sums of its own.
 template <bool kAhead, class Mul, class T, int M, class Call>
 static inline void panel_tile(const Call& call, int64_t row, int64_t panel,
-                              const typename Mul::word* words) {
+                              const typename Mul::packed* words) {
   typedef typename Mul::word word;
+  typedef typename Mul::packed packed;
   const word* x = (const word*)call.x + row * call.k_words;
   for (int64_t n = 0; n < kPanel; n += kTileVectors * W) {
-    const word* weight = words + n;
+    const packed* weight = words + n;
     const char* ahead = (const char*)(words + kPanel * call.k_words) + n * call.k_words * 4;
     typename Mul::sum acc[M][kTileVectors];
+    const SumMode<Mul> mode;
     tile<Mul, M, kTileVectors>(
         x, call.k_words, call.k_words,
         [=](int64_t k, int v) {
@@ -79,13 +89,14 @@ static inline void panel_tile(const Call& call, int64_t row, int64_t panel,
           return Mul::load_vec(weight + k * kPanel + v * W);
         },
         acc);
+    mode.end(acc);
     store_sums<T>(call, row, panel * kPanel + n, acc);
   }
 }
 
 template <class Mul, class T, int M = 1, class Call>
 static inline void panel_tile_of(const Call& call, Range rows, int64_t panel,
-                                 const typename Mul::word* words, bool prefetch_next) {
+                                 const typename Mul::packed* words, bool prefetch_next) {
   if (rows.size() == M) {
     if (M >= kRowsToPrefetch && prefetch_next)
       return panel_tile<M >= kRowsToPrefetch, Mul, T, M>(call, rows.begin, panel, words);
@@ -99,7 +110,7 @@ static inline void panel_tile_of(const Call& call, Range rows, int64_t panel,
 // is this thread's next.
 template <class Mul, class T, class Call>
 static inline void panel_rows(const Call& call, Range rows, int64_t panel,
-                              const typename Mul::word* words, bool prefetch_next) {
+                              const typename Mul::packed* words, bool prefetch_next) {
   const int64_t tiles = (rows.size() + kTileRows - 1) / kTileRows;
   for (int64_t t = 0; t < tiles; ++t)
     panel_tile_of<Mul, T>(call, rows.part(t, tiles), panel, words, t == 0 && prefetch_next);
@@ -273,8 +284,10 @@ static inline void for_panels(const Call& call, const Make& make, const Body& bo
 }
 
 #if !SP_TILES
-// Rows of x times a panel of bf16 words (linear.cpp).
-void multiply_panel(const LinearCall& call, Range rows, int64_t panel, const uint32_t* words);
+struct WidenedPair;
+// Rows of x times a panel of bf16 words (linear.cpp). widened: the rows of x in fp32, or null.
+void multiply_panel(const LinearCall& call, const WidenedPair* widened, Range rows, int64_t panel,
+                    const uint32_t* words);
 #endif
 
 void linear_on_blocks(const LinearCall& call);  // blocks.cpp

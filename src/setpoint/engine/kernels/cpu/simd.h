@@ -199,38 +199,38 @@ static inline vf tanh(vf x) {
   return m / (m + 2.f);
 }
 
-// How products are summed: `word` is one 4-byte element of A (or of one lane of B), `vec` a vector
-// of B ready to be multiplied, `sum` a vector of sums.
+// How products are summed: `word` is an element of A, `packed` a 4-byte element of B as it lies in
+// memory, `vec` a vector of B ready to be multiplied, `sum` a vector of sums.
 struct MulF32 {
-  typedef float word;
+  typedef float word, packed;
   typedef vf vec, sum;
   static constexpr int per_word = 1;
   static inline vec as_vec(vf words) { return words; }
-  static inline vec load_vec(const word* b) { return load(b); }
+  static inline vec load_vec(const packed* b) { return load(b); }
   static inline vf step(vf acc, word a, vec b) { return splat(a) * b + acc; }
 };
 // A word is a pair of bf16; both products are added.
 #if defined(__AVX512BF16__) && SP_WIDTH == 16
 struct MulBF16 {
-  typedef uint32_t word;
+  typedef uint32_t word, packed;
   typedef __m512bh vec;
   typedef vf sum;
   static constexpr int per_word = 2;
   static inline vec as_vec(vf words) { return (vec)words; }
-  static inline vec load_vec(const word* b) { return load_raw<vec>(b); }
+  static inline vec load_vec(const packed* b) { return load_raw<vec>(b); }
   static inline vf step(vf acc, word a, vec b) {
     return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)a), b);
   }
 };
 #else
 struct MulBF16 {
-  typedef uint32_t word;
+  typedef uint32_t word, packed;
   struct vec {
     vf low, high;
   };
   typedef vf sum;
   static constexpr int per_word = 2;
-  static inline vec load_vec(const word* b) {
+  static inline vec load_vec(const packed* b) {
     const vu pairs = load_raw<vu>(b);
     return {(vf)(pairs << 16), (vf)(pairs & 0xffff0000u)};
   }

@@ -1,0 +1,142 @@
+"""Which implementation of a product rows take, among those that give the same bits: the fastest one
+on this processor for each class of numbers of rows (choices.h).
+
+It is measured once (``probe``) and kept beside the compiled library, under the processor's
+identity. Neither the level nor any bit of a result depends on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+CLASS_ROWS = (1, 8, 32, None)
+"""The most rows of each class (choices.h, kClassRows); the last one is open."""
+_IDENTITY = ("vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags")
+
+
+class Chooser(Protocol):
+    """What a choice needs of ``library.Kernels``."""
+
+    implementations: dict[str, list[str]]
+    linear: Callable[[int], None]
+    linear_int8: Callable[[int], None]
+
+    def choose(self, product: str, size_class: int, implementation: int) -> None: ...
+
+
+@dataclass(slots=True, frozen=True)
+class Choice:
+    """What the rows of one class take for one product."""
+
+    product: str
+    """"bf16" or "int8"."""
+    most_rows: int | None
+    """The most rows of the class; None: any number."""
+    name: str
+    """The implementation."""
+    others: dict[str, float | None]
+    """The other implementations and their times, as multiples of this one's; None for one that
+    gives other bits here. Empty if the time did not suffice to measure them."""
+
+
+def implementations(listed: str) -> dict[str, list[str]]:
+    """What ``setpoint_implementations`` lists: product -> names."""
+    products = (entry.split("=") for entry in listed.split(";"))
+    return {product: names.split(",") for product, names in products}
+
+
+def choose(
+    kernels: Chooser, library: Path, measure: Callable[[Chooser], tuple[Choice, ...]]
+) -> tuple[Choice, ...]:
+    """Choose for every product that has several implementations: as measured before for this
+    library on this processor, else measured now."""
+    several = {name: found for name, found in kernels.implementations.items() if len(found) > 1}
+    if not several:
+        return ()
+    kept = library.with_name(f"{library.stem}-{_identity()}.json")
+    choices = _read(kept, several)
+    if choices is None:
+        choices = measure(kernels)
+        _write(kept, choices)
+    for choice in choices:
+        kernels.choose(
+            choice.product,
+            CLASS_ROWS.index(choice.most_rows),
+            several[choice.product].index(choice.name),
+        )
+    return choices
+
+
+def described(choices: tuple[Choice, ...]) -> str:
+    """What was chosen and why: "int8: up to 8 rows vectors (matrix tiles: 1.20 to 1.60 times as
+    long), above matrix tiles (…)". Empty if there was nothing to choose."""
+    return "; ".join(
+        f"{product}: "
+        + ", ".join(_runs([choice for choice in choices if choice.product == product]))
+        for product in dict.fromkeys(choice.product for choice in choices)
+    )
+
+
+def _runs(choices: list[Choice]) -> Iterator[str]:
+    """A part of the sentence for each run of classes that take the same implementation."""
+    for name, group in itertools.groupby(choices, key=lambda choice: choice.name):
+        run = list(group)
+        most = run[-1].most_rows
+        if len(run) < len(choices):
+            name = f"above {name}" if most is None else f"up to {_rows(most)} {name}"
+        yield f"{name} ({_why(run)})"
+
+
+def _rows(rows: int) -> str:
+    return "1 row" if rows == 1 else f"{rows} rows"
+
+
+def _why(run: list[Choice]) -> str:
+    measured = [choice.others for choice in run if choice.others]
+    if not measured:
+        return "not measured"
+    return ", ".join(
+        f"{name}: {_times_text([others[name] for others in measured])}" for name in measured[0]
+    )
+
+
+def _times_text(times: list[float | None]) -> str:
+    known = [f"{each:.2f}" for each in times if each is not None]
+    if len(known) < len(times):
+        return "other bits on this processor"
+    return f"{' to '.join(dict.fromkeys((min(known), max(known))))} times as long"
+
+
+def _identity() -> str:
+    """A name for this processor: what the system says of it, and nothing that changes with its
+    load."""
+    text = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    lines = [line for line in text.splitlines() if line.partition("\t")[0].strip() in _IDENTITY]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _read(path: Path, several: dict[str, list[str]]) -> tuple[Choice, ...] | None:
+    """The choices that were kept, or None if there are none for these products."""
+    try:
+        choices = tuple(Choice(**entry) for entry in json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    complete = [(choice.most_rows, choice.product) for choice in choices] == [
+        (rows, product) for rows in CLASS_ROWS for product in several
+    ]
+    return choices if complete and all(c.name in several[c.product] for c in choices) else None
+
+
+def _write(path: Path, choices: tuple[Choice, ...]) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs the next start 50 ms
+        partial.write_text(json.dumps([asdict(choice) for choice in choices], indent=1))
+        partial.replace(path)

@@ -1,0 +1,137 @@
+"""Measures the implementations of a product that give the same bits, and takes the fastest one for
+each class of numbers of rows.
+
+That takes some milliseconds, on one thread and in its own CPU time. An implementation that gives
+other bits on this processor is not taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from setpoint.engine.kernels.cpu.calls import Int8LinearCall, LinearCall
+from setpoint.engine.kernels.cpu.choices import CLASS_ROWS, Choice, Chooser
+
+PROBED_ROWS = (1, 6, 24, 96)
+"""Rows that stand for a class."""
+K, COLUMNS = 1024, 256
+"""Shape of the weight that is measured: half a MiB in bf16, which stays in the second-level cache,
+since only the instructions are compared."""
+BUDGET_S = 0.05
+"""Seconds of CPU time for all measurements; what is left out then keeps its first
+implementation."""
+ROUNDS = 5
+"""Runs of each implementation, by turns; the fastest one counts."""
+LEAST_S = 100e-6
+"""Shortest run: many times the clock's step."""
+WORTHWHILE = 0.95
+"""Another implementation is taken if it needs less than this share of the first one's time."""
+
+
+def measure(kernels: Chooser) -> tuple[Choice, ...]:
+    """A choice for each product that has several implementations, for each class of rows."""
+    several = {name: found for name, found in kernels.implementations.items() if len(found) > 1}
+    end = time.thread_time() + BUDGET_S
+    choices = []
+    for size_class in range(len(CLASS_ROWS)):
+        for product, names in several.items():
+            seconds = _times(kernels, product, size_class, end)
+            if seconds is None:
+                choices.append(Choice(product, CLASS_ROWS[size_class], names[0], {}))
+                continue
+            best = min(range(len(names)), key=seconds.__getitem__)
+            if seconds[best] > WORTHWHILE * seconds[0]:
+                best = 0
+            others = {
+                name: round(each / seconds[best], 3) if math.isfinite(each) else None
+                for i, (name, each) in enumerate(zip(names, seconds, strict=True))
+                if i != best
+            }
+            choices.append(Choice(product, CLASS_ROWS[size_class], names[best], others))
+    return tuple(choices)
+
+
+def _times(kernels: Chooser, product: str, size_class: int, end: float) -> list[float] | None:
+    """Seconds of a call with each implementation, infinite for one whose result differs from that
+    of the first; None if the thread's time reaches ``end``."""
+    run, out = _PRODUCTS[product](kernels, PROBED_ROWS[size_class])
+    fastest = [math.inf] * len(kernels.implementations[product])
+    results = []
+    repeats = 1
+    for turn in range(ROUNDS + 1):
+        longest = 0.0
+        for implementation in range(len(fastest)):
+            if time.thread_time() > end:
+                return None
+            kernels.choose(product, size_class, implementation)
+            begin = time.thread_time()
+            for _ in range(repeats):
+                run()
+            each = (time.thread_time() - begin) / repeats
+            longest = max(longest, each)
+            if turn:  # the first one brings the weight and the code into the caches
+                fastest[implementation] = min(fastest[implementation], each)
+            else:
+                results.append(out.tobytes())
+        repeats = math.ceil(LEAST_S / max(longest, 1e-9))
+    return [
+        each if result == results[0] else math.inf
+        for each, result in zip(fastest, results, strict=True)
+    ]
+
+
+def _bf16(rows: int, columns: int) -> npt.NDArray[np.uint16]:
+    """Bits of numbers of both signs from 2^-27 to 2."""
+    drawn = np.random.default_rng(rows).integers(0, 1 << 16, (rows, columns), np.uint16)
+    return drawn & 0x8FFF | np.uint16(100 << 7)
+
+
+def _bf16_product(kernels: Chooser, rows: int) -> tuple[Callable[[], None], npt.NDArray[Any]]:
+    weight, x, out = _bf16(COLUMNS, K), _bf16(rows, K), np.zeros((rows, COLUMNS), np.uint16)
+    call = LinearCall(
+        x=x.ctypes.data,
+        weight=weight.ctypes.data,
+        out=out.ctypes.data,
+        rows=rows,
+        columns=COLUMNS,
+        k_words=K // 2,
+        dtype=1,
+        threads=1,
+    )
+    return partial(_run, kernels.linear, call, (weight, x)), out
+
+
+def _int8_product(kernels: Chooser, rows: int) -> tuple[Callable[[], None], npt.NDArray[Any]]:
+    weight = np.random.default_rng(1).integers(-127, 128, (COLUMNS, K), np.int8)
+    scales, shifts = np.ones(COLUMNS, np.float32), np.zeros(COLUMNS, np.int32)
+    x, out = _bf16(rows, K), np.zeros((rows, COLUMNS), np.uint16)
+    call = Int8LinearCall(
+        x=x.ctypes.data,
+        weight=weight.ctypes.data,
+        scales=scales.ctypes.data,
+        shifts=shifts.ctypes.data,
+        out=out.ctypes.data,
+        rows=rows,
+        columns=COLUMNS,
+        k=K,
+        k_words=K // 4,
+        dtype=1,
+        threads=1,
+    )
+    return partial(_run, kernels.linear_int8, call, (weight, scales, shifts, x)), out
+
+
+def _run(kernel: Callable[[int], None], call: ctypes.Structure, _held: Any) -> None:
+    """``_held``: the arrays whose addresses are in the call."""
+    kernel(ctypes.addressof(call))
+
+
+_PRODUCTS = {"bf16": _bf16_product, "int8": _int8_product}
