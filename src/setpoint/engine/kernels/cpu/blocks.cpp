@@ -18,6 +18,16 @@ namespace {
 // Rows that are multiplied while a panel is unpacked; each number up to it is code of its own.
 constexpr int kFirstRows = kTileRows < 8 ? kTileRows : 8;
 
+// Prefetch distance in blocks of products that unpack each block once; at the end of a panel it
+// reaches into the next one.
+constexpr int64_t kBlocksAhead = 16;
+
+template <int kKind>
+inline void fetch_block(const uint8_t* block) {
+  for (int line = 0; line * 64 < Layout<kKind>::kBytes; ++line)
+    __builtin_prefetch(block + line * 64, 0, 2);
+}
+
 #if SP_TILES
 
 // A block of K is a step of tiles.
@@ -46,8 +56,6 @@ void linear(const Call& call, const LinearCall& given) {
   const TileRows x(given.x, given.rows, given.k_words);
   // Of a panel that is used once only the last few blocks are kept.
   constexpr int64_t kHeldOnce = 4;
-  // Prefetch distance in blocks; at the end of a panel it reaches into the next one.
-  constexpr int64_t kBlocksAhead = 16;
   const bool once = given.rows <= 2 * kTile;
   const int64_t held = once ? kHeldOnce : blocks;
   auto make = [&](int) {
@@ -70,9 +78,7 @@ void linear(const Call& call, const LinearCall& given) {
             // for.
             if (k + 1 < blocks)
               unpack<kKind>(packed + (k + 1) * Layout<kKind>::kBytes, words_of(k + 1));
-            for (int line = 0; line * 64 < Layout<kKind>::kBytes; ++line)
-              __builtin_prefetch(packed + (k + kBlocksAhead) * Layout<kKind>::kBytes + line * 64, 0,
-                                 2);
+            fetch_block<kKind>(packed + (k + kBlocksAhead) * Layout<kKind>::kBytes);
             return words_of(k);
           },
           sums);
@@ -109,6 +115,7 @@ void block_tile(const LinearCall& call, int64_t row, int64_t panel, const uint8_
     vf acc[M][kTileVectors] = {};
     for (int64_t k = 0; k < call.k_words; k += kBlock / 2, block += Layout<kKind>::kBytes) {
       const Columns<kKind> columns[kTileVectors] = {{block, n / W}, {block, n / W + 1}};
+      if constexpr (!kStore) fetch_block<kKind>(block + kBlocksAhead * Layout<kKind>::kBytes);
       for (int half = 0; half < 2; ++half, x += kHalfWords, to += kHalfWords * kPanel)
 #pragma GCC unroll 8
         for (int w = 0; w < kHalfWords; ++w)
@@ -149,16 +156,16 @@ void linear(const LinearCall& call, const WidenedPair* widened) {
     thread_local Buffer buffer;
     return Worker{few ? nullptr : (uint32_t*)buffer.at_least(call.k_words * kPanel * 4), -1};
   };
-  auto multiply = [&](Worker& worker, int64_t panel, Range rows, bool) {
-    const uint8_t* blocks =
-        (const uint8_t*)call.weight + panel * (call.k_words / (kBlock / 2)) * Layout<kKind>::kBytes;
+  const int64_t bytes = call.k_words / (kBlock / 2) * Layout<kKind>::kBytes;  // of a panel
+  auto multiply = [&](Worker& worker, int64_t panel, Range rows, bool last) {
+    const uint8_t* blocks = (const uint8_t*)call.weight + panel * bytes;
     if (few) return few_rows<kKind>(call, rows, panel, blocks);
     if (worker.panel != panel) {
       block_tile<kKind, kFirstRows, true>(call, rows.begin, panel, blocks, worker.words);
       worker.panel = panel;
       rows.begin += kFirstRows;
     }
-    multiply_panel(call, widened, rows, panel, worker.words);
+    multiply_panel(call, widened, rows, panel, worker.words, Ahead::behind(blocks, bytes, last));
   };
   call.gate == kNoGate ? for_panels(call, make, multiply)
                        : for_panels(GatedLinearCall(call), make, multiply);

@@ -19,8 +19,9 @@ void linear(const Call& call, const void* weight) {
   for_panels(
       call, [](int) { return 0; },
       [&](int, int64_t panel, Range rows, bool last) {
-        panel_rows<Mul, T>(call, rows, panel, (const packed*)weight + panel * kPanel * call.k_words,
-                           last);
+        const packed* words = (const packed*)weight + panel * kPanel * call.k_words;
+        panel_rows<Mul, T>(call, rows, panel, words,
+                           Ahead::behind(words, kPanel * call.k_words * 4, last));
       });
 }
 
@@ -49,18 +50,18 @@ void linear_on_tiles(const Call& call, const void* weight) {
 
 #if !SP_TILES
 template <class Mul>
-static void multiply_panel(const LinearCall& call, Range rows, int64_t panel,
-                           const uint32_t* words) {
-  call.gate == kNoGate ? panel_rows<Mul, bf16>(call, rows, panel, words, false)
-                       : panel_rows<Mul, bf16>(GatedLinearCall(call), rows, panel, words, false);
+static void multiply_panel(const LinearCall& call, Range rows, int64_t panel, const uint32_t* words,
+                           Ahead ahead) {
+  call.gate == kNoGate ? panel_rows<Mul, bf16>(call, rows, panel, words, ahead)
+                       : panel_rows<Mul, bf16>(GatedLinearCall(call), rows, panel, words, ahead);
 }
 
 void multiply_panel(const LinearCall& call, const WidenedPair* widened, Range rows, int64_t panel,
-                    const uint32_t* words) {
-  if (!widened) return multiply_panel<MulBF16>(call, rows, panel, words);
+                    const uint32_t* words, Ahead ahead) {
+  if (!widened) return multiply_panel<MulBF16>(call, rows, panel, words, ahead);
   LinearCall on_widened = call;
   on_widened.x = widened;
-  multiply_panel<MulWidened>(on_widened, rows, panel, words);
+  multiply_panel<MulWidened>(on_widened, rows, panel, words, ahead);
 }
 #endif
 

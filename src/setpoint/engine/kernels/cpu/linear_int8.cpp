@@ -228,8 +228,9 @@ void multiply_on_vectors(const X& x) {
   for_panels(
       x, [](int) { return 0; },
       [&](int, int64_t panel, Range range, bool last) {
-        panel_rows<MulInt8, T>(x, range, panel,
-                               (const uint32_t*)x.call.weight + panel * kPanel * x.k_words, last);
+        const uint32_t* words = (const uint32_t*)x.call.weight + panel * kPanel * x.k_words;
+        panel_rows<MulInt8, T>(x, range, panel, words,
+                               Ahead::behind(words, kPanel * x.k_words * 4, last));
       });
 }
 

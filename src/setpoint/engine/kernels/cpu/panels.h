@@ -61,6 +61,18 @@ static inline __attribute__((always_inline)) void store_sums(const LinearCall& c
   }
 }
 
+// Memory that will be read next. Tiles of many rows bring it to L2 while they work, each an equal
+// share: a burst would take the buffers that they are read through themselves.
+struct Ahead {
+  const char* from = nullptr;
+  int64_t bytes = 0;
+
+  // What lies behind `bytes` at `here`, if it is this thread's next.
+  static Ahead behind(const void* here, int64_t bytes, bool next) {
+    return next ? Ahead{(const char*)here + bytes, bytes} : Ahead{};
+  }
+};
+
 // The processor's mode while a thread sums products of one kind. Sums are not used before end().
 template <class Mul>
 struct SumMode {
@@ -72,20 +84,22 @@ struct SumMode {
 // store_sums of its own.
 template <bool kAhead, class Mul, class T, int M, class Call>
 static inline void panel_tile(const Call& call, int64_t row, int64_t panel,
-                              const typename Mul::packed* words) {
+                              const typename Mul::packed* words, const char* ahead,
+                              int64_t ahead_bytes) {
   typedef typename Mul::word word;
   typedef typename Mul::packed packed;
   const word* x = (const word*)call.x + row * call.k_words;
   for (int64_t n = 0; n < kPanel; n += kTileVectors * W) {
     const packed* weight = words + n;
-    const char* ahead = (const char*)(words + kPanel * call.k_words) + n * call.k_words * 4;
+    const int64_t pass = n / (kTileVectors * W) * call.k_words;
     typename Mul::sum acc[M][kTileVectors];
     const SumMode<Mul> mode;
     tile<Mul, M, kTileVectors>(
         x, call.k_words, call.k_words,
         [=](int64_t k, int v) {
           if constexpr (kAhead)
-            if (v * W % 16 == 0) __builtin_prefetch(ahead + (k * kTileVectors + v) * W * 4, 0, 2);
+            if (v * W % 16 == 0)
+              __builtin_prefetch(ahead + (pass + k) * ahead_bytes + v * ahead_bytes / 2, 0, 2);
           return Mul::load_vec(weight + k * kPanel + v * W);
         },
         acc);
@@ -96,24 +110,28 @@ static inline void panel_tile(const Call& call, int64_t row, int64_t panel,
 
 template <class Mul, class T, int M = 1, class Call>
 static inline void panel_tile_of(const Call& call, Range rows, int64_t panel,
-                                 const typename Mul::packed* words, bool prefetch_next) {
+                                 const typename Mul::packed* words, const char* ahead,
+                                 int64_t ahead_bytes) {
   if (rows.size() == M) {
-    if (M >= kRowsToPrefetch && prefetch_next)
-      return panel_tile<M >= kRowsToPrefetch, Mul, T, M>(call, rows.begin, panel, words);
-    return panel_tile<false, Mul, T, M>(call, rows.begin, panel, words);
+    if (M >= kRowsToPrefetch && ahead_bytes)
+      return panel_tile<M >= kRowsToPrefetch, Mul, T, M>(call, rows.begin, panel, words, ahead,
+                                                         ahead_bytes);
+    return panel_tile<false, Mul, T, M>(call, rows.begin, panel, words, nullptr, 0);
   }
   if constexpr (M < kTileRows)
-    panel_tile_of<Mul, T, M + 1>(call, rows, panel, words, prefetch_next);
+    panel_tile_of<Mul, T, M + 1>(call, rows, panel, words, ahead, ahead_bytes);
 }
 
-// Rows of x times the panel that lies at `words`; prefetch_next: the next panel lies behind it and
-// is this thread's next.
+// Rows of x times the panel that lies at `words`.
 template <class Mul, class T, class Call>
 static inline void panel_rows(const Call& call, Range rows, int64_t panel,
-                              const typename Mul::packed* words, bool prefetch_next) {
+                              const typename Mul::packed* words, Ahead ahead) {
   const int64_t tiles = (rows.size() + kTileRows - 1) / kTileRows;
+  const int64_t steps = kPanel / (kTileVectors * W) * call.k_words;  // of a tile
+  const int64_t each = (ahead.bytes + tiles * steps - 1) / (tiles * steps);
   for (int64_t t = 0; t < tiles; ++t)
-    panel_tile_of<Mul, T>(call, rows.part(t, tiles), panel, words, t == 0 && prefetch_next);
+    panel_tile_of<Mul, T>(call, rows.part(t, tiles), panel, words, ahead.from + t * steps * each,
+                          each);
 }
 
 #if SP_TILES
@@ -287,7 +305,7 @@ static inline void for_panels(const Call& call, const Make& make, const Body& bo
 struct WidenedPair;
 // Rows of x times a panel of bf16 words (linear.cpp). widened: the rows of x in fp32, or null.
 void multiply_panel(const LinearCall& call, const WidenedPair* widened, Range rows, int64_t panel,
-                    const uint32_t* words);
+                    const uint32_t* words, Ahead ahead);
 #endif
 
 void linear_on_blocks(const LinearCall& call);  // blocks.cpp
