@@ -32,7 +32,7 @@ constexpr int kUnitRows = 4 * kTileRows, kRowAlign = 1;
 constexpr int64_t kBatchBytes = 512 * 1024;
 #endif
 
-// A tile of at least this many rows brings the next panel to L2 while it works. Fewer rows do so
+// A tile of at least this many rows brings what is read next to L2 while it works. Fewer rows do so
 // little with a panel that the hardware's own prefetching does better.
 constexpr int kRowsToPrefetch = 6;
 
@@ -81,11 +81,11 @@ struct SumMode {
 };
 
 // `Call` has x, rows, columns, k_words and threads as LinearCall does (x of Mul::word), and a
-// store_sums of its own.
+// store_sums of its own. ahead_step: bytes from `ahead` on that the tile brings at each step of K.
 template <bool kAhead, class Mul, class T, int M, class Call>
 static inline void panel_tile(const Call& call, int64_t row, int64_t panel,
                               const typename Mul::packed* words, const char* ahead,
-                              int64_t ahead_bytes) {
+                              int64_t ahead_step) {
   typedef typename Mul::word word;
   typedef typename Mul::packed packed;
   const word* x = (const word*)call.x + row * call.k_words;
@@ -99,7 +99,7 @@ static inline void panel_tile(const Call& call, int64_t row, int64_t panel,
         [=](int64_t k, int v) {
           if constexpr (kAhead)
             if (v * W % 16 == 0)
-              __builtin_prefetch(ahead + (pass + k) * ahead_bytes + v * ahead_bytes / 2, 0, 2);
+              __builtin_prefetch(ahead + (pass + k) * ahead_step + v * ahead_step / 2, 0, 2);
           return Mul::load_vec(weight + k * kPanel + v * W);
         },
         acc);
@@ -111,21 +111,22 @@ static inline void panel_tile(const Call& call, int64_t row, int64_t panel,
 template <class Mul, class T, int M = 1, class Call>
 static inline void panel_tile_of(const Call& call, Range rows, int64_t panel,
                                  const typename Mul::packed* words, const char* ahead,
-                                 int64_t ahead_bytes) {
+                                 int64_t ahead_step) {
   if (rows.size() == M) {
-    if (M >= kRowsToPrefetch && ahead_bytes)
+    if (M >= kRowsToPrefetch && ahead_step)
       return panel_tile<M >= kRowsToPrefetch, Mul, T, M>(call, rows.begin, panel, words, ahead,
-                                                         ahead_bytes);
+                                                         ahead_step);
     return panel_tile<false, Mul, T, M>(call, rows.begin, panel, words, nullptr, 0);
   }
   if constexpr (M < kTileRows)
-    panel_tile_of<Mul, T, M + 1>(call, rows, panel, words, ahead, ahead_bytes);
+    panel_tile_of<Mul, T, M + 1>(call, rows, panel, words, ahead, ahead_step);
 }
 
 // Rows of x times the panel that lies at `words`.
 template <class Mul, class T, class Call>
 static inline void panel_rows(const Call& call, Range rows, int64_t panel,
                               const typename Mul::packed* words, Ahead ahead) {
+  if (rows.size() == 0) return;
   const int64_t tiles = (rows.size() + kTileRows - 1) / kTileRows;
   const int64_t steps = kPanel / (kTileVectors * W) * call.k_words;  // of a tile
   const int64_t each = (ahead.bytes + tiles * steps - 1) / (tiles * steps);
