@@ -14,6 +14,7 @@ from setpoint.core.records import Fallback
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build, library
+from setpoint.engine.kernels.cpu.choices import described
 from setpoint.engine.runner.model_runner import LoadReport
 from setpoint.testing.plans import Driver
 from setpoint.testing.tiny_models import write_tiny_llama
@@ -56,6 +57,10 @@ def test_a_forced_level_runs_and_the_report_says_what_would(
         f"SETPOINT_CPU_ISA asks for it; this machine can run {LEVELS[0]}",
     )
     assert (fallback in report.fallbacks) == (level != LEVELS[0])
+    kernels = library.load()
+    measured = not report.emulated and any(len(n) > 1 for n in kernels.implementations.values())
+    assert bool(report.choices) == measured
+    assert report.choices == described(kernels.choices)
 
 
 @pytest.mark.skipif("avx2" not in LEVELS, reason="this machine has no AVX2")

@@ -172,9 +172,9 @@ def test_the_fastest_is_chosen_for_each_class_and_the_first_if_it_is_hardly_slow
         (None, "second"),
     ]
     assert described(made) == (
-        "bf16: up to 1 row first (second: 1.20 times as long), up to 8 rows second (first: 2.00"
-        " times as long), up to 32 rows first (second: 0.97 times as long), above second (first:"
-        " 2.00 times as long)"
+        "bf16 products on first with 1 row (on second they take 1.20 times as long), on second up to"
+        " 8 rows (on first they take 2.00 times as long), on first up to 32 rows (on second they take"
+        " 0.97 times as long), on second above (on first they take 2.00 times as long)"
     )
 
 
@@ -183,7 +183,8 @@ def test_an_implementation_that_gives_other_bits_here_is_not_taken(monkeypatch, 
     made = chosen(monkeypatch, kernels, tmp_path)
     assert list(kernels.chosen.values()) == [2] * 4
     assert described(made) == (
-        "bf16: third (first: 2.50 times as long, second: other bits on this processor)"
+        "bf16 products on third (on first they take 2.50 times as long, on second they have other"
+        " bits on this processor)"
     )
     assert chosen(monkeypatch, Scripted((1e-6,) * 4, (1e-6,) * 4, (1e-6,) * 4), tmp_path) == made
 
@@ -215,7 +216,7 @@ def test_a_measurement_is_kept_for_this_library_on_this_processor(monkeypatch, t
     other = Scripted(slow, fast)
     assert {each.name for each in chosen(monkeypatch, other, tmp_path)} == {"second"}
     assert len(list(tmp_path.iterdir())) == 2
-    assert described(first) == "bf16: second (first: 5.00 times as long)"
+    assert described(first) == "bf16 products on second (on first they take 5.00 times as long)"
 
 
 def test_what_takes_too_long_to_measure_keeps_its_first_implementation(monkeypatch, tmp_path):
@@ -223,7 +224,7 @@ def test_what_takes_too_long_to_measure_keeps_its_first_implementation(monkeypat
     made = chosen(monkeypatch, kernels, tmp_path)
     assert [each.name for each in made] == ["second", "first", "first", "first"]
     assert [bool(each.others) for each in made] == [True, False, False, False]
-    assert described(made).endswith("above first (not measured)")
+    assert described(made).endswith(", on first above (not measured)")
 
 
 def test_a_cache_that_cannot_be_written_is_no_hindrance(monkeypatch, tmp_path):

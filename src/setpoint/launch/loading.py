@@ -99,7 +99,7 @@ def _log_weights(runner: ModelRunner, spec: ModelSpec, available: int) -> None:
     )
     logger.debug("Weights: %s", loaded.weights)
     if loaded.choices:
-        logger.info("Fastest products at the level %s: %s.", loaded.level, loaded.choices)
+        logger.info("Fastest on this processor at level %s: %s.", loaded.level, loaded.choices)
 
 
 def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, available: int) -> None:

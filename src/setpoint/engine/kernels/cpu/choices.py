@@ -76,10 +76,10 @@ def choose(
 
 
 def described(choices: tuple[Choice, ...]) -> str:
-    """What was chosen and why: "int8: up to 8 rows vectors (matrix tiles: 1.20 to 1.60 times as
-    long), above matrix tiles (…)". Empty if there was nothing to choose."""
+    """What was chosen and why: "int8 products on vectors up to 8 rows (on matrix tiles they take
+    1.20 to 1.60 times as long), on matrix tiles above (…)". Empty if there was no choice."""
     return "; ".join(
-        f"{product}: "
+        f"{product} products "
         + ", ".join(_runs([choice for choice in choices if choice.product == product]))
         for product in dict.fromkeys(choice.product for choice in choices)
     )
@@ -89,14 +89,14 @@ def _runs(choices: list[Choice]) -> Iterator[str]:
     """A part of the sentence for each run of classes that take the same implementation."""
     for name, group in itertools.groupby(choices, key=lambda choice: choice.name):
         run = list(group)
-        most = run[-1].most_rows
-        if len(run) < len(choices):
-            name = f"above {name}" if most is None else f"up to {_rows(most)} {name}"
-        yield f"{name} ({_why(run)})"
+        rows = "" if len(run) == len(choices) else _rows(run[-1].most_rows)
+        yield f"on {name}{rows} ({_why(run)})"
 
 
-def _rows(rows: int) -> str:
-    return "1 row" if rows == 1 else f"{rows} rows"
+def _rows(most: int | None) -> str:
+    if most is None:
+        return " above"
+    return " with 1 row" if most == 1 else f" up to {most} rows"
 
 
 def _why(run: list[Choice]) -> str:
@@ -104,15 +104,15 @@ def _why(run: list[Choice]) -> str:
     if not measured:
         return "not measured"
     return ", ".join(
-        f"{name}: {_times_text([others[name] for others in measured])}" for name in measured[0]
+        f"on {name} they {_times([others[name] for others in measured])}" for name in measured[0]
     )
 
 
-def _times_text(times: list[float | None]) -> str:
+def _times(times: list[float | None]) -> str:
     known = [f"{each:.2f}" for each in times if each is not None]
     if len(known) < len(times):
-        return "other bits on this processor"
-    return f"{' to '.join(dict.fromkeys((min(known), max(known))))} times as long"
+        return "have other bits on this processor"
+    return f"take {' to '.join(dict.fromkeys((min(known), max(known))))} times as long"
 
 
 def _identity() -> str:
