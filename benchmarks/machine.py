@@ -19,6 +19,8 @@ import psutil
 
 from setpoint.engine.kernels.cpu.build import LEVEL_VARIABLE, is_emulated
 
+REPOSITORY = Path(__file__).resolve().parent.parent
+
 
 def cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
@@ -78,8 +80,8 @@ def save(
     """Keep ``figures`` in folder/<date>-<name>.json with what they belong to: command, machine,
     commit and ``packages`` (``versions``).
 
-    load: the load average before the measurement. The home folder is written as ~, so that the file
-    names nobody.
+    load: the load average before the measurement. The home folder is written as ~, and paths in
+    this repository begin there, so that the file names nobody.
     """
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     record = {
@@ -92,7 +94,8 @@ def save(
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{date}-{name}.json"
-    path.write_text(without_home(json.dumps(record, indent=1, ensure_ascii=False)) + "\n")
+    text = json.dumps(record, indent=1, ensure_ascii=False).replace(f"{REPOSITORY}/", "")
+    path.write_text(without_home(text) + "\n")
     return path
 
 
