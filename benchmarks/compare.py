@@ -5,6 +5,7 @@ one run, on the workloads W1-W4 of benchmarks/serving.py.
     python benchmarks/compare.py --name peers  # three repetitions: an hour and a half
     python benchmarks/compare.py --only W1,W2 --contenders "llama.cpp BF16,vLLM" --reps 5
     python benchmarks/compare.py --variant "setpoint int8=--quantization w8a8_int8"
+    python benchmarks/compare.py --shape llama-3.2-1b  # made by benchmarks/shapes.py
 
 Everybody serves the same weights with the same number of threads, to the same client on the same
 machine. A turn is a fresh process, alone on the machine: it starts, warms up on each workload and
@@ -32,7 +33,15 @@ from pathlib import Path
 from contenders import Contender, HttpServer, SetpointServer, StartError, free_port, parse_variant
 from machine import environment, save, versions
 from peer_process import PeerProcess, transformers_peer
-from peers.catalog import Peer, catalog, installed_versions, missing
+from peers.catalog import (
+    Copies,
+    Peer,
+    catalog,
+    default_copies,
+    installed_versions,
+    missing,
+    shape_copies,
+)
 from peers.install import DEFAULT_DIR
 from report import DECODE, OUTPUT, PREFILL, TTFT, WALL, Comparison, Metric, Report, Results, number
 from serving import NUM_THREADS, PACKAGES, WARM_UP_TOKENS, quiet_sample
@@ -78,6 +87,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--only", default="W1,W2,W3,W4", help="workloads, e.g. W1,W2")
     parser.add_argument("--contenders", help="peers and variants, comma-separated; default: all")
+    parser.add_argument(
+        "--shape",
+        help="random weights of this shape, e.g. llama-3.2-1b, instead of the default model",
+    )
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument(
         "--server-args",
@@ -157,9 +170,25 @@ def peer_entrant(peer: Peer) -> Entrant:
     )
 
 
-def entrants(args: argparse.Namespace, model: str, run: Run) -> tuple[Entrant, list[Entrant]]:
+def served(args: argparse.Namespace) -> Copies:
+    """The model that everybody serves. Raises ValueError for a shape that is not there."""
+    if args.shape is not None:
+        copies = shape_copies(args.peers_dir, args.shape)
+        if not copies.bf16.exists():
+            raise ValueError(
+                f"--shape {args.shape}: not there; python benchmarks/shapes.py makes it"
+            )
+        return copies
+    # One folder for everybody: the file that install.py took the other copies from, if it is there.
+    packaged = next(iter(sorted((args.peers_dir / "models").glob("*.gguf"))), None)
+    source = locate(None if packaged is None else str(packaged), log=print)
+    return default_copies(args.peers_dir, source.folder)
+
+
+def entrants(args: argparse.Namespace, copies: Copies, run: Run) -> tuple[Entrant, list[Entrant]]:
     """Setpoint, and everybody who is asked for and installed; the others are noted in ``run``.
     Raises ValueError for an unknown name."""
+    model = str(copies.bf16)
     ours = setpoint_entrant(
         OURS, "bf16", model, ["--quantization", "unquant", *shlex.split(args.server_args)], {}
     )
@@ -169,7 +198,7 @@ def entrants(args: argparse.Namespace, model: str, run: Run) -> tuple[Entrant, l
         rivals.append(
             setpoint_entrant(name, "", model, [*shlex.split(args.server_args), *arguments], environ)
         )
-    peers = catalog(args.peers_dir, model, num_threads=NUM_THREADS)
+    peers = catalog(args.peers_dir, copies, num_threads=NUM_THREADS)
     rivals += [peer_entrant(peer) for peer in peers]
     rivals.append(
         Entrant("transformers", "bf16", lambda: transformers_peer(model, num_threads=NUM_THREADS))
@@ -328,11 +357,8 @@ def main() -> int:
         raise SystemExit(f"--only {args.only}: workloads are W1, W2, W3, W4")
     load = os.getloadavg()[0]
     run = Run({workload.name: {} for workload in workloads})
-    # One folder for everybody: the file that install.py took the other copies from, if it is there.
-    packaged = next(iter(sorted((args.peers_dir / "models").glob("*.gguf"))), None)
-    model = str(locate(None if packaged is None else str(packaged), log=print).folder)
     try:
-        ours, rivals = entrants(args, model, run)
+        ours, rivals = entrants(args, served(args), run)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     print(f"{environment(*PACKAGES)}; load average before: {load:.2f}\n", flush=True)

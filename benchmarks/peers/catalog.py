@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from peers.install import FAILED, INSTALLED
@@ -39,11 +40,43 @@ class Peer:
     start_timeout_s: float = 120.0
 
 
-def llama_cpp(folder: Path, kind: str, precision: str, num_threads: int) -> Peer:
+@dataclass(slots=True, frozen=True)
+class Copies:
+    """One model in the formats of all contenders; install.py and shapes.py write them."""
+
+    bf16: Path
+    """A checkpoint's folder: of Setpoint, vLLM and transformers."""
+    w8a8: Path
+    gguf_dir: Path
+    openvino_dir: Path
+
+    def gguf(self, kind: str) -> Path:
+        """``kind``: BF16, Q8_0, Q4_0."""
+        return self.gguf_dir / f"{kind}.gguf"
+
+    def openvino(self, weights: str) -> Path:
+        """``weights``: fp16, int8."""
+        return self.openvino_dir / weights
+
+
+def default_copies(peers_dir: Path, bf16: Path) -> Copies:
+    """Of the default model, whose conversion to bf16 is in Setpoint's own cache."""
+    return Copies(
+        bf16, peers_dir / "vllm" / "w8a8", peers_dir / "llama.cpp", peers_dir / "openvino"
+    )
+
+
+def shape_copies(peers_dir: Path, name: str) -> Copies:
+    """Of a shape with random weights."""
+    folder = peers_dir / "shapes" / name
+    return Copies(folder / "bf16", folder / "w8a8", folder, folder)
+
+
+def llama_cpp(folder: Path, model: Path, kind: str, precision: str, num_threads: int) -> Peer:
     def command(port: int) -> list[str]:
         return [
             str(folder / "build" / "bin" / "llama-server"),
-            *("--model", str(folder / f"{kind}.gguf"), "--host", "127.0.0.1", "--port", str(port)),
+            *("--model", str(model), "--host", "127.0.0.1", "--port", str(port)),
             # As many as everybody, for prompts too.
             *("--threads", str(num_threads), "--threads-batch", str(num_threads)),
             # A slot per request, so that nothing queues; the context is divided between the slots.
@@ -68,7 +101,7 @@ def llama_cpp(folder: Path, kind: str, precision: str, num_threads: int) -> Peer
 
 
 def vllm(
-    folder: Path, model: str, *, name: str, precision: str, num_threads: int, eager: bool
+    folder: Path, model: Path, *, name: str, precision: str, num_threads: int, eager: bool
 ) -> Peer:
     def command(port: int) -> list[str]:
         return [
@@ -77,7 +110,7 @@ def vllm(
             *("-m", "vllm.entrypoints.openai.api_server"),
             *(
                 "--model",
-                model,
+                str(model),
                 "--served-model-name",
                 "default",
                 "--host",
@@ -115,46 +148,37 @@ def vllm(
     return Peer(name, precision, "vllm", command, environment=environment, start_timeout_s=420.0)
 
 
-def openvino(folder: Path, weights: str, precision: str, num_threads: int) -> Peer:
-    """OpenVINO GenAI on the model that was exported with these weights; it computes in bf16."""
+def openvino(folder: Path, model: Path, weights: str, precision: str, num_threads: int) -> Peer:
+    """OpenVINO GenAI on ``model``, exported with these weights; it computes in bf16."""
 
     def command(port: int) -> list[str]:
         script = Path(__file__).with_name("openvino_peer.py")
         return [
-            *(str(folder / "venv" / "bin" / "python"), str(script), str(folder / weights)),
+            *(str(folder / "venv" / "bin" / "python"), str(script), str(model)),
             *("--num-threads", str(num_threads)),
         ]
 
     return Peer(f"OpenVINO {weights}", precision, "openvino", command, offline=True)
 
 
-def catalog(peers_dir: Path, model: str, *, num_threads: int) -> Sequence[Peer]:
-    """All peers but transformers (peer_process.py); ``model``: the folder of the bf16 weights."""
+def catalog(peers_dir: Path, copies: Copies, *, num_threads: int) -> Sequence[Peer]:
+    """All peers but transformers (peer_process.py)."""
     llama, vllm_dir, openvino_dir = (peers_dir / name for name in ("llama.cpp", "vllm", "openvino"))
-    w8a8 = str(vllm_dir / "w8a8")
+    gguf = {"BF16": "bf16", "Q8_0": "8 bit", "Q4_0": "4 bit"}
+    exports = {"fp16": "bf16", "int8": "8-bit weights"}
+    of_vllm = partial(vllm, vllm_dir, num_threads=num_threads)
     return (
-        llama_cpp(llama, "BF16", "bf16", num_threads),
-        llama_cpp(llama, "Q8_0", "8 bit", num_threads),
-        llama_cpp(llama, "Q4_0", "4 bit", num_threads),
-        vllm(vllm_dir, model, name="vLLM", precision="bf16", num_threads=num_threads, eager=False),
-        vllm(
-            vllm_dir,
-            model,
-            name="vLLM eager",
-            precision="bf16",
-            num_threads=num_threads,
-            eager=True,
+        *(
+            llama_cpp(llama, copies.gguf(kind), kind, precision, num_threads)
+            for kind, precision in gguf.items()
         ),
-        vllm(
-            vllm_dir,
-            w8a8,
-            name="vLLM W8A8",
-            precision="8 bit",
-            num_threads=num_threads,
-            eager=False,
+        of_vllm(copies.bf16, name="vLLM", precision="bf16", eager=False),
+        of_vllm(copies.bf16, name="vLLM eager", precision="bf16", eager=True),
+        of_vllm(copies.w8a8, name="vLLM W8A8", precision="8 bit", eager=False),
+        *(
+            openvino(openvino_dir, copies.openvino(weights), weights, precision, num_threads)
+            for weights, precision in exports.items()
         ),
-        openvino(openvino_dir, "fp16", "bf16", num_threads),
-        openvino(openvino_dir, "int8", "8-bit weights", num_threads),
     )
 
 

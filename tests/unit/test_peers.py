@@ -16,14 +16,21 @@ import compare
 import machine
 import psutil
 import pytest
+import shapes
+import torch
 from compare import Entrant, Run
 from contenders import Contender, HttpServer, Sample, free_port
 from peer_process import PeerProcess
 from peers import install
-from peers.catalog import Peer, catalog, missing
+from peers.catalog import Peer, catalog, default_copies, missing
+from safetensors.torch import load_file
 from workloads import QUICK, Workload
 
+from setpoint.checkpoint.source import locate
+from setpoint.checkpoint.spec import read_spec
+from setpoint.testing.byte_tokenizer import write_byte_tokenizer
 from setpoint.testing.server import wait_until
+from setpoint.testing.tiny_models import write_tiny_llama
 
 SERVER = """
 import json, sys
@@ -170,7 +177,9 @@ time.sleep(99)
 
 def test_a_failed_installation_leaves_its_reason(tmp_path: Path) -> None:
     peer = next(
-        each for each in catalog(tmp_path, "model", num_threads=2) if each.needs == "llama.cpp"
+        each
+        for each in catalog(tmp_path, default_copies(tmp_path, Path("model")), num_threads=2)
+        if each.needs == "llama.cpp"
     )
     assert missing(peer, tmp_path) == "not installed: python benchmarks/peers/install.py llama.cpp"
 
@@ -201,20 +210,22 @@ def test_who_is_not_installed_is_in_the_table(tmp_path: Path) -> None:
             "cold=--disable-radix-cache",
         ]
     )
-    ours, rivals = compare.entrants(args, "model", run)
+    copies = default_copies(tmp_path, Path("model"))
+    ours, rivals = compare.entrants(args, copies, run)
     assert [each.name for each in rivals] == ["transformers"]
     assert "skipped: not installed: python benchmarks/peers/install.py vllm" in row(
         compare.table(ours, rivals, [W1], run), "vLLM"
     )
     args.contenders = "cold,vllm"
     with pytest.raises(ValueError, match="no vllm; there are cold"):
-        compare.entrants(args, "model", run)
+        compare.entrants(args, copies, run)
 
 
 def test_every_server_gets_the_same_threads_and_room(tmp_path: Path) -> None:
     (tmp_path / "vllm" / "venv" / "lib").mkdir(parents=True)
     (tmp_path / "vllm" / "venv" / "lib" / "libiomp5.so").touch()
-    peers = {peer.name: peer for peer in catalog(tmp_path, "the-model", num_threads=3)}
+    copies = default_copies(tmp_path, Path("the-model"))
+    peers = {peer.name: peer for peer in catalog(tmp_path, copies, num_threads=3)}
     llama = peers["llama.cpp Q8_0"].command(1234)
     for flag, value in (
         ("--port", "1234"),
@@ -236,6 +247,56 @@ def test_every_server_gets_the_same_threads_and_room(tmp_path: Path) -> None:
     assert openvino.offline
     assert openvino.command(0)[2].endswith("openvino/int8")
     assert openvino.command(0)[3:] == ["--num-threads", "3"]
+
+
+def test_everybody_serves_the_shape_that_is_asked_for(tmp_path: Path) -> None:
+    args = compare.parse(["--shape", "tiny", "--peers-dir", str(tmp_path)])
+    with pytest.raises(ValueError, match=r"--shape tiny: not there; python benchmarks/shapes\.py"):
+        compare.served(args)
+    folder = tmp_path / "shapes" / "tiny"
+    (folder / "bf16").mkdir(parents=True)
+    copies = compare.served(args)
+    models = {
+        peer.name: next(word for word in peer.command(1) if str(folder) in word)
+        for peer in catalog(tmp_path, copies, num_threads=2)
+    }
+    assert {name: Path(model).name for name, model in models.items()} == {
+        "llama.cpp BF16": "BF16.gguf",
+        "llama.cpp Q8_0": "Q8_0.gguf",
+        "llama.cpp Q4_0": "Q4_0.gguf",
+        "vLLM": "bf16",
+        "vLLM eager": "bf16",
+        "vLLM W8A8": "w8a8",
+        "OpenVINO fp16": "fp16",
+        "OpenVINO int8": "int8",
+    }
+    ours, _ = compare.entrants(args, copies, Run({"W1": {}}))
+    arguments = ours.description["arguments"]
+    assert isinstance(arguments, list)
+    assert arguments[:2] == ["--model-path", str(folder / "bf16")]
+
+
+@pytest.mark.parametrize("shape", list(shapes.SHAPES))
+def test_a_shape_is_a_checkpoint_with_one_set_of_weights(shape: str, tmp_path: Path) -> None:
+    tokenizer = write_tiny_llama(tmp_path / "tokenizer")
+    write_byte_tokenizer(tokenizer)
+    smaller = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    }
+    for name in ("one", "two"):
+        shapes.write_model(shapes.SHAPES[shape] | smaller, tokenizer, tmp_path / name)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert {weight.dtype for weight in one.values()} == {torch.bfloat16}
+    assert one["model.layers.0.mlp.up_proj.weight"].float().std() == pytest.approx(0.02, rel=0.1)
+    source = locate(str(tmp_path / "one"), log=lambda line: None)
+    spec = read_spec(source.folder)
+    assert spec.vocab_size == shapes.SHAPES[shape]["vocab_size"]
 
 
 def record() -> dict[str, object]:
@@ -280,10 +341,10 @@ def test_the_chart_draws_medians_ranges_and_reasons() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["llama.cpp BF16", "vLLM eager"])
 def test_an_installed_peer_answers(name: str) -> None:
-    peer = next(
-        each for each in catalog(install.DEFAULT_DIR, "model", num_threads=2) if each.name == name
-    )
-    if (reason := missing(peer, install.DEFAULT_DIR)) is not None:
+    where = install.DEFAULT_DIR
+    peers = catalog(where, default_copies(where, Path("model")), num_threads=2)
+    peer = next(each for each in peers if each.name == name)
+    if (reason := missing(peer, where)) is not None:
         pytest.skip(reason)
     command = [sys.executable, compare.__file__, "--quick", "--contenders", name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=850, check=False)
