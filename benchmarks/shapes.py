@@ -6,8 +6,9 @@ can be compared at sizes whose weights this machine cannot download.
     python benchmarks/compare.py --shape llama-3.2-1b
 
 Speed does not depend on what the weights say, and every engine gets the same ones: one set of bf16
-values, and roundings of it. The tokenizer is the default model's; the ids above its own stand for
-nothing. What is there already is kept. A peer that is not installed gets no copy.
+values, and roundings of it. The tokenizer is the default model's. Answers consist of the ids that
+the workloads' prompts have too, since an id without text would bring a stream no chunk. What is
+there already is kept. A peer that is not installed gets no copy.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from peers.install import (
     packaged_model,
     run,
 )
+from workloads import VOCAB
 
 from setpoint.checkpoint.source import locate
 
@@ -79,7 +81,8 @@ CONVERTER_NEEDS = ("sentencepiece", "pyyaml")
 
 def write_model(config: dict[str, object], tokenizer: Path, folder: Path) -> None:
     """A checkpoint as the hub has it: ``config``, bf16 weights with a standard deviation of 0.02,
-    and the tokenizer's files."""
+    and the tokenizer's files. The embeddings of ids outside ``VOCAB`` are zeros: their logits are
+    then 0, which is never the largest of thousands."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -92,6 +95,10 @@ def write_model(config: dict[str, object], tokenizer: Path, folder: Path) -> Non
     model = AutoModelForCausalLM.from_config(
         AutoConfig.from_pretrained(unfinished), dtype=torch.bfloat16
     )
+    with torch.no_grad():
+        embedding = model.get_input_embeddings().weight
+        embedding[: VOCAB[0]] = 0
+        embedding[VOCAB[1] :] = 0
     model.save_pretrained(unfinished)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer / name, unfinished)

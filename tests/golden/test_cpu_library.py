@@ -92,8 +92,23 @@ def test_a_compiler_that_is_too_old_for_the_best_level_gets_the_next_one_with_th
     assert "unrecognized option" in why
 
 
+def test_a_forced_level_that_cannot_be_compiled_has_one_reason_however_often_it_is_asked_for(
+    tmp_path,
+):
+    code = (
+        f"{QUICK_BUILD}for _ in range(2):\n    try:\n        library.load('avx2')\n"
+        "    except library.KernelsUnavailable as error:\n        print(error)\n"
+    )
+    if "avx2" not in build.supported_levels():
+        pytest.skip("this machine has no such level")
+    compiler = compiler_without(tmp_path, "-mavx")
+    first, second = run_python(code, CXX=compiler, XDG_CACHE_HOME=str(tmp_path)).splitlines()
+    assert "unrecognized option" in first
+    assert "unrecognized option" in second
+
+
 def test_a_compiler_that_does_not_know_a_further_flag_builds_the_level_without_it(
-    monkeypatch, tmp_path
+    monkeypatch, tmp_path, caplog
 ):
     monkeypatch.setattr(build, "_cpu_flags", lambda: {"avx2", "fma", "f16c", "avx_vnni"})
     monkeypatch.setattr(build, "FLAGS", ("-std=c++17", "-O0", "-fPIC", "-fopenmp"))
@@ -104,6 +119,9 @@ def test_a_compiler_that_does_not_know_a_further_flag_builds_the_level_without_i
     assert built == build.library_path(compiler, "avx2", more=False)
     assert built.exists()
     assert not build.library_path(compiler, "avx2").exists()
+    assert "are compiled without -mavxvnni -mf16c: " in caplog.text
+    build.compile_to(tmp_path / "elsewhere.so", "avx2")
+    assert (tmp_path / "elsewhere.so").exists()
 
 
 def test_an_unwritable_cache_is_logged_and_the_kernels_run(tmp_path):

@@ -126,13 +126,19 @@ def test_the_mode_of_the_processor_is_left_as_it_was() -> None:
 class Scripted:
     """Kernels of given speeds: seconds of CPU time of a call, by implementation and class."""
 
-    def __init__(self, *seconds: tuple[float, ...], wrong: int | None = None) -> None:
+    def __init__(
+        self,
+        *seconds: tuple[float, ...],
+        wrong: int | None = None,
+        wrong_classes: tuple[int, ...] = (0, 1, 2, 3),
+    ) -> None:
+        """``wrong``: an implementation whose bits differ in these classes."""
         self.implementations = {
             "bf16": ["first", "second", "third"][: len(seconds)],
             "int8": ["one"],
         }
         self._seconds = seconds
-        self._wrong = wrong
+        self._wrong, self._wrong_classes = wrong, wrong_classes
         self._now = 0.0
         self._class = 0
         self.chosen = dict.fromkeys(range(len(CLASS_ROWS)), 0)
@@ -146,7 +152,9 @@ class Scripted:
         implementation = self.chosen[self._class]
         self._now += self._seconds[implementation][self._class]
         result = LinearCall.from_address(address).out
-        ctypes.c_uint16.from_address(result).value = implementation == self._wrong
+        ctypes.c_uint16.from_address(result).value = (
+            implementation == self._wrong and self._class in self._wrong_classes
+        )
 
     linear_int8 = linear
 
@@ -189,6 +197,18 @@ def test_an_implementation_that_gives_other_bits_here_is_not_taken(monkeypatch, 
     assert chosen(monkeypatch, Scripted((1e-6,) * 4, (1e-6,) * 4, (1e-6,) * 4), tmp_path) == made
 
 
+@pytest.mark.parametrize("size_class", range(len(CLASS_ROWS)))
+def test_other_bits_for_some_rows_bar_an_implementation_for_all(monkeypatch, tmp_path, size_class):
+    kernels = Scripted((50e-6,) * 4, (10e-6,) * 4, wrong=1, wrong_classes=(size_class,))
+    chosen(monkeypatch, kernels, tmp_path)
+    assert list(kernels.chosen.values()) == [0] * 4, "a row's bits do not depend on its batch"
+
+
+def test_a_clock_that_sees_no_time_pass_measures_nothing(monkeypatch, tmp_path):
+    made = chosen(monkeypatch, Scripted((0.0,) * 4, (0.0,) * 4), tmp_path)
+    assert described(made) == "bf16 products on first (not measured)"
+
+
 def test_a_measurement_is_kept_for_this_library_on_this_processor(monkeypatch, tmp_path):
     slow, fast = (50e-6,) * 4, (10e-6,) * 4
     first = chosen(monkeypatch, Scripted(slow, fast), tmp_path)
@@ -225,6 +245,7 @@ def test_what_takes_too_long_to_measure_keeps_its_first_implementation(monkeypat
     assert [each.name for each in made] == ["second", "first", "first", "first"]
     assert [bool(each.others) for each in made] == [True, False, False, False]
     assert described(made).endswith(", on first above (not measured)")
+    assert not list(tmp_path.iterdir()), "the next start measures again"
 
 
 def test_a_cache_that_cannot_be_written_is_no_hindrance(monkeypatch, tmp_path):

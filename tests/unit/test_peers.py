@@ -24,7 +24,7 @@ from peer_process import PeerProcess
 from peers import install
 from peers.catalog import Peer, catalog, default_copies, missing
 from safetensors.torch import load_file
-from workloads import QUICK, Workload
+from workloads import QUICK, VOCAB, Workload
 
 from setpoint.checkpoint.source import locate
 from setpoint.checkpoint.spec import read_spec
@@ -294,6 +294,8 @@ def test_a_shape_is_a_checkpoint_with_one_set_of_weights(shape: str, tmp_path: P
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert {weight.dtype for weight in one.values()} == {torch.bfloat16}
     assert one["model.layers.0.mlp.up_proj.weight"].float().std() == pytest.approx(0.02, rel=0.1)
+    used = one["model.embed_tokens.weight"].float().norm(dim=1).nonzero().flatten()
+    assert (int(used[0]), int(used[-1]) + 1) == VOCAB, "no answer has an id without text"
     source = locate(str(tmp_path / "one"), log=lambda line: None)
     spec = read_spec(source.folder)
     assert spec.vocab_size == shapes.SHAPES[shape]["vocab_size"]

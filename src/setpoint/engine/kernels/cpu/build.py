@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -20,10 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from setpoint.core.progress import report, reported_to
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 SOURCE_DIR = Path(__file__).parent
 LEVEL_VARIABLE = "SETPOINT_CPU_ISA"
@@ -178,6 +184,8 @@ def choose_level(name: str = "") -> str:
     """The named level, or the best one if the name is empty. Raises BuildError if this machine
     lacks it."""
     levels = supported_levels()
+    if name in _refused:
+        raise BuildError(_refused[name])
     if name and name not in levels:
         raise BuildError(
             f"this machine cannot run the level {name!r}; it can run {', '.join(levels)}"
@@ -254,10 +262,30 @@ def ensure_built(level: str) -> Path:
     """The cached library, compiled now if it is missing. Raises BuildError if that is impossible,
     and OSError if the cache is not writable."""
     compiler = find_compiler()
-    if _flags(level, more=True) != _flags(level, more=False):
-        with contextlib.suppress(CompileError):
-            return _ensure_built(compiler, level, more=True)
-    return _ensure_built(compiler, level, more=False)
+    return _with_possible_flags(level, lambda more: _ensure_built(compiler, level, more=more))
+
+
+def compile_to(target: Path, level: str) -> None:
+    """Compile the library to a path outside the cache. Raises BuildError."""
+    compiler = find_compiler()
+    _with_possible_flags(level, lambda more: compile_library(compiler, level, target, more=more))
+
+
+def _with_possible_flags(level: str, build: Callable[[bool], T]) -> T:
+    """``build(more)`` with the level's further flags that this processor allows; without them, as
+    the log then says, if the compiler cannot."""
+    further = set(_flags(level, more=True)) - set(_flags(level, more=False))
+    if further:
+        try:
+            return build(True)
+        except CompileError as error:
+            logger.warning(
+                "The C++ kernels for %s are compiled without %s: %s",
+                level,
+                " ".join(sorted(further)),
+                error,
+            )
+    return build(False)
 
 
 def _ensure_built(compiler: str, level: str, *, more: bool) -> Path:
@@ -314,9 +342,15 @@ def _first_error(output: str) -> str:
 def main() -> int:
     """Build the library. A machine that cannot build it still works, so this never fails an
     installation."""
+    path = None
     try:
         with reported_to(lambda doing: print(doing, flush=True)):
-            path = ensure_built(choose_level())
+            while path is None:
+                level = choose_level()
+                try:
+                    path = ensure_built(level)
+                except CompileError as error:
+                    refuse(level, f"{level} cannot be compiled: {error}")
     except (BuildError, OSError) as error:
         print(f"C++ kernels not built ({error}); the torch implementations will run instead.")
     else:

@@ -65,7 +65,8 @@ def choose(
     choices = _read(kept, several)
     if choices is None:
         choices = measure(kernels)
-        _write(kept, choices)
+        if all(choice.others for choice in choices):  # else the next start tries again
+            _write(kept, choices)
     for choice in choices:
         kernels.choose(
             choice.product,
@@ -87,7 +88,8 @@ def described(choices: tuple[Choice, ...]) -> str:
 
 def _runs(choices: list[Choice]) -> Iterator[str]:
     """A part of the sentence for each run of classes that take the same implementation."""
-    for name, group in itertools.groupby(choices, key=lambda choice: choice.name):
+    alike = itertools.groupby(choices, key=lambda choice: (choice.name, bool(choice.others)))
+    for (name, _), group in alike:
         run = list(group)
         rows = "" if len(run) == len(choices) else _rows(run[-1].most_rows)
         yield f"on {name}{rows} ({_why(run)})"
@@ -100,11 +102,13 @@ def _rows(most: int | None) -> str:
 
 
 def _why(run: list[Choice]) -> str:
-    measured = [choice.others for choice in run if choice.others]
-    if not measured:
-        return "not measured"
-    return ", ".join(
-        f"on {name} they {_times([others[name] for others in measured])}" for name in measured[0]
+    """Of classes that were all measured, or none of them."""
+    return (
+        ", ".join(
+            f"on {name} they {_times([choice.others[name] for choice in run])}"
+            for name in run[0].others
+        )
+        or "not measured"
     )
 
 
@@ -116,11 +120,12 @@ def _times(times: list[float | None]) -> str:
 
 
 def _identity() -> str:
-    """A name for this processor: what the system says of it, and nothing that changes with its
-    load."""
+    """A name for this processor and the probe: what the system says of the one, and nothing that
+    changes with its load; the source of the other."""
     text = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     lines = [line for line in text.splitlines() if line.partition("\t")[0].strip() in _IDENTITY]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    probe = Path(__file__).with_name("probe.py").read_bytes()
+    return hashlib.sha256("\n".join(lines).encode() + probe).hexdigest()[:16]
 
 
 def _read(path: Path, several: dict[str, list[str]]) -> tuple[Choice, ...] | None:

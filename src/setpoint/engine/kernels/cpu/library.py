@@ -191,7 +191,6 @@ def load(level: str | None = None) -> Kernels:
 @functools.cache
 def _load(name: str) -> Kernels:
     try:
-        share_openmp()
         while True:
             level = build.choose_level(name)
             try:
@@ -214,6 +213,7 @@ def _load(name: str) -> Kernels:
 
 
 def _open(level: str) -> Kernels:
+    share_openmp()
     try:
         return Kernels(build.ensure_built(level), level)
     except OSError as error:
@@ -224,7 +224,7 @@ def _open(level: str) -> Kernels:
         )
         scratch = Path(tempfile.mkdtemp(prefix="setpoint-kernels-"))
         try:
-            build.compile_library(build.find_compiler(), level, scratch / "kernels.so")
+            build.compile_to(scratch / "kernels.so", level)
             return Kernels(scratch / "kernels.so", level)
         finally:
             shutil.rmtree(scratch)  # a loaded library no longer needs its file

@@ -2,7 +2,7 @@
 each class of numbers of rows.
 
 That takes some milliseconds, on one thread and in its own CPU time. An implementation that gives
-other bits on this processor is not taken.
+other bits on this processor, for any number of rows, is not taken for any.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ ROUNDS = 5
 """Runs of each implementation, by turns; the fastest one counts."""
 LEAST_S = 100e-6
 """Shortest run: many times the clock's step."""
+MOST_REPEATS = 1000
+"""Of a call within a run, however fast it seems on a clock with long steps."""
 WORTHWHILE = 0.95
 """Another implementation is taken if it needs less than this share of the first one's time."""
 
@@ -40,28 +42,42 @@ def measure(kernels: Chooser) -> tuple[Choice, ...]:
     """A choice for each product that has several implementations, for each class of rows."""
     several = {name: found for name, found in kernels.implementations.items() if len(found) > 1}
     end = time.thread_time() + BUDGET_S
-    choices = []
-    for size_class in range(len(CLASS_ROWS)):
-        for product, names in several.items():
-            seconds = _times(kernels, product, size_class, end)
-            if seconds is None:
-                choices.append(Choice(product, CLASS_ROWS[size_class], names[0], {}))
-                continue
-            best = min(range(len(names)), key=seconds.__getitem__)
-            if seconds[best] > WORTHWHILE * seconds[0]:
-                best = 0
-            others = {
-                name: round(each / seconds[best], 3) if math.isfinite(each) else None
-                for i, (name, each) in enumerate(zip(names, seconds, strict=True))
-                if i != best
-            }
-            choices.append(Choice(product, CLASS_ROWS[size_class], names[best], others))
-    return tuple(choices)
+    seconds = {
+        (rows, product): _times(kernels, product, size_class, end)
+        for size_class, rows in enumerate(CLASS_ROWS)
+        for product in several
+    }
+    for (_, product), found in seconds.items():
+        for i, each in enumerate(found or ()):
+            if math.isinf(each):
+                for (_, other), same in seconds.items():
+                    if other == product and same is not None:
+                        same[i] = math.inf
+    return tuple(
+        _choice(product, rows, several[product], found)
+        for (rows, product), found in seconds.items()
+    )
+
+
+def _choice(
+    product: str, most_rows: int | None, names: list[str], seconds: list[float] | None
+) -> Choice:
+    if seconds is None:
+        return Choice(product, most_rows, names[0], {})
+    best = min(range(len(names)), key=seconds.__getitem__)
+    if seconds[best] > WORTHWHILE * seconds[0]:
+        best = 0
+    others = {
+        name: round(each / seconds[best], 3) if math.isfinite(each) else None
+        for i, (name, each) in enumerate(zip(names, seconds, strict=True))
+        if i != best
+    }
+    return Choice(product, most_rows, names[best], others)
 
 
 def _times(kernels: Chooser, product: str, size_class: int, end: float) -> list[float] | None:
     """Seconds of a call with each implementation, infinite for one whose result differs from that
-    of the first; None if the thread's time reaches ``end``."""
+    of the first; None if the thread's time reaches ``end``, or its clock saw no time pass."""
     run, out = _PRODUCTS[product](kernels, PROBED_ROWS[size_class])
     fastest = [math.inf] * len(kernels.implementations[product])
     results = []
@@ -81,7 +97,9 @@ def _times(kernels: Chooser, product: str, size_class: int, end: float) -> list[
                 fastest[implementation] = min(fastest[implementation], each)
             else:
                 results.append(out.tobytes())
-        repeats = math.ceil(LEAST_S / max(longest, 1e-9))
+        repeats = min(math.ceil(LEAST_S / max(longest, 1e-9)), MOST_REPEATS)
+    if not all(fastest):
+        return None
     return [
         each if result == results[0] else math.inf
         for each, result in zip(fastest, results, strict=True)
@@ -91,7 +109,16 @@ def _times(kernels: Chooser, product: str, size_class: int, end: float) -> list[
 def _bf16(rows: int, columns: int) -> npt.NDArray[np.uint16]:
     """Bits of numbers of both signs from 2^-27 to 2."""
     drawn = np.random.default_rng(rows).integers(0, 1 << 16, (rows, columns), np.uint16)
-    return drawn & 0x8FFF | np.uint16(100 << 7)
+    return _on_a_line(drawn & 0x8FFF | np.uint16(100 << 7))
+
+
+def _on_a_line(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy that begins with a line of the cache, as the engine's weights do."""
+    room = np.empty(values.nbytes + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    copy = room[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy
 
 
 def _bf16_product(kernels: Chooser, rows: int) -> tuple[Callable[[], None], npt.NDArray[Any]]:
@@ -110,7 +137,7 @@ def _bf16_product(kernels: Chooser, rows: int) -> tuple[Callable[[], None], npt.
 
 
 def _int8_product(kernels: Chooser, rows: int) -> tuple[Callable[[], None], npt.NDArray[Any]]:
-    weight = np.random.default_rng(1).integers(-127, 128, (COLUMNS, K), np.int8)
+    weight = _on_a_line(np.random.default_rng(1).integers(-127, 128, (COLUMNS, K), np.int8))
     scales, shifts = np.ones(COLUMNS, np.float32), np.zeros(COLUMNS, np.int32)
     x, out = _bf16(rows, K), np.zeros((rows, COLUMNS), np.uint16)
     call = Int8LinearCall(

@@ -37,7 +37,9 @@ static inline void store_raw(void* p, V v) {
   __builtin_memcpy(p, &v, sizeof(V));
 }
 
-static inline vf splat(float x) { return vf{} + x; }
+// x - 0 is x, so the compiler broadcasts it from memory. x + 0 is another number for -0: it would
+// add first, and broadcast from a register.
+static inline vf splat(float x) { return x - vf{}; }
 static inline vf select(vi mask, vf a, vf b) { return mask ? a : b; }
 #if SP_WIDTH == 16
 static inline vf vmax(vf a, vf b) {

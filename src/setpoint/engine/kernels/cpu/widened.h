@@ -1,7 +1,6 @@
 // Products of bf16 by multiply-adds of fp32, for rows of x that were widened to fp32 before: their
-// elements then come from memory as the factor of a multiply-add, and cost no instruction of their
-// own. On some processors this is twice as fast as the instruction for bf16 pairs; the bits are the
-// same.
+// elements are then broadcast from memory, which needs no unit that multiplies or shuffles. On some
+// processors this is twice as fast as the instruction for bf16 pairs; the bits are the same.
 #pragma once
 #include "buffer.h"
 #include "panels.h"
