@@ -101,7 +101,8 @@ def resident_bytes() -> int:
 
 def test_populated_memory_is_resident_and_holds_what_it_held() -> None:
     mib = 1 << 20
-    memory = torch.empty(64 * mib, dtype=torch.uint8)
+    # Pages of its own: memory that was in use before may still be resident.
+    memory = torch.frombuffer(mmap.mmap(-1, 64 * mib), dtype=torch.uint8)
     memory[5 * mib] = 7
     before = resident_bytes()
     try:

@@ -185,7 +185,7 @@ def choose_level(name: str = "") -> str:
     lacks it."""
     levels = supported_levels()
     if name in _refused:
-        raise BuildError(_refused[name])
+        raise BuildError(f"this machine cannot run the level {name!r}: {_refused[name]}")
     if name and name not in levels:
         raise BuildError(
             f"this machine cannot run the level {name!r}; it can run {', '.join(levels)}"
