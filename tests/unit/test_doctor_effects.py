@@ -91,6 +91,17 @@ def test_a_moment_that_knows_its_busy_time_is_a_step_whatever_it_waited() -> Non
     assert found == [Step(0.02, 4.0, 0.0)] * 5
 
 
+@pytest.mark.parametrize("left", [5e-324, 4e-16])
+def test_what_rounding_leaves_of_an_idle_moment_is_no_step(left: float) -> None:
+    """Found by the property test of every report: times of 0 s, and a division by their mean."""
+    times = [left, 0.2, 0.2, left]
+    moments = [Moment(at=i, num_decode=2, running=4.0, busy_s=s) for i, s in enumerate(times)]
+    assert steps(examine(seen(rank(moments)))) == [Step(0.1, 4.0, 0.0)] * 2
+    idle = [Moment(at=i, num_decode=2, running=4.0, busy_s=left) for i in range(4)]
+    fixed = fixed_share_of(examine(seen(rank(idle))), 4.0)
+    assert (fixed.low, fixed.high) == (0.0, 1.0)
+
+
 @given(
     st.lists(st.tuples(st.floats(1e-4, 1e3), st.floats(1, 1e4), st.floats(0, 1e6)), max_size=30),
     st.floats(1, 4096),

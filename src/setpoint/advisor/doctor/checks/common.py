@@ -67,12 +67,18 @@ def confidence(case: Case, share: float, load: Load, best: float = HIGHEST) -> f
     return round(max(0.05, min(value, best)), 2)
 
 
+SHORTEST_STEP_S = 1e-6
+"""No device takes a decode step in less. A busy time is a difference of two sums, and what
+rounding leaves of an idle moment is no step."""
+
+
 def steps(case: Case) -> list[Step]:
     """The decode steps of this source, those of ramp and drain too, because their batches have
     other sizes. A line's throughput is over the time since the line before, whose batch may have
     been another one, and contains the prefills between."""
     interval = case.number("decode_log_interval") or LINE_STEPS
-    return [step for rank in case.ranks for step in _steps(rank.moments, interval)]
+    found = (step for rank in case.ranks for step in _steps(rank.moments, interval))
+    return [step for step in found if step.seconds >= SHORTEST_STEP_S]
 
 
 def _steps(moments: Sequence[Moment], interval: float) -> Iterator[Step]:
