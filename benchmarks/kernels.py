@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from machine import environment
 
-from setpoint.core.model import BLOCK, BLOCK_BYTES
+from setpoint.core.model import BLOCK_KINDS
 from setpoint.engine.attention import cpu as cpu_attention
 from setpoint.engine.attention.base import (
     AttentionBackend,
@@ -119,7 +119,9 @@ def block_products(level: str | None, clock: Timer) -> None:
     pairs = []
     for name, (columns, k) in ALL_PRODUCTS:
         kind = "Q8_0" if name == "head" else "Q4_1"
-        raw = torch.randint(0, 64, (columns, k // BLOCK * BLOCK_BYTES[kind]), dtype=torch.uint8)
+        stored = BLOCK_KINDS[kind]
+        row_bytes = k // stored.num_values * stored.num_bytes
+        raw = torch.randint(0, 64, (columns, row_bytes), dtype=torch.uint8)
         pairs.append(
             (
                 ours.pack(Blocks(kind, raw), None),

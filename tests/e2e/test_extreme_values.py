@@ -162,9 +162,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, S
     sizes = ("--dtype", "float32", "--num-threads", "1", "--max-total-tokens", "4096")
     files = ("--file-storage-path", str(home / "files"))
     arguments = ("--model-path", str(folder), *sizes)
+    env = {"SGLANG_TORCH_PROFILER_DIR": str(home / "profiles")}
     with (
-        running_server(home / "generates", *arguments, *files, "--strict-accounting") as generates,
-        running_server(home / "embeds", *arguments, "--is-embedding") as embeds,
+        running_server(
+            home / "generates", *arguments, *files, "--strict-accounting", env=env
+        ) as generates,
+        running_server(home / "embeds", *arguments, "--is-embedding", env=env) as embeds,
     ):
         yield {"generates": generates, "embeds": embeds}
 

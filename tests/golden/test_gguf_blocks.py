@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from setpoint.checkpoint.gguf_convert import _round_bf16, converted_folder
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
-from setpoint.core.model import BLOCK_BYTES, BLOCKS_FILE, ModelSpec
+from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE, ModelSpec
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build
@@ -30,20 +30,29 @@ from setpoint.testing.plans import Driver
 
 BF16 = torch.bfloat16
 LEVELS = build.supported_levels()
+SCALES = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q6_K": (208,)}
+"""Where a block has its fp16 numbers; those not named have one at 0."""
 ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 24, 25, 48, 49, 64, 123)
 
 
-def quantised(kind: str, columns: int, k: int, seed: int = 0) -> tuple[Blocks, torch.Tensor]:
+def row_of(kind: str, num_blocks: int) -> int:
+    """Values in a row of ``num_blocks`` times 32, or of that many blocks if a block has more."""
+    return num_blocks * BLOCK_KINDS[kind].num_values
+
+
+def quantised(
+    kind: str, columns: int, k: int, seed: int = 0, size: float = 0.1
+) -> tuple[Blocks, torch.Tensor]:
     """Random blocks (all codes, scales of both signs, zero and subnormal), and what the conversion
     makes of them."""
-    rng = np.random.default_rng(seed)
-    scales = rng.normal(0, 0.1, (2, columns, k // 32)).astype(np.float16)
+    rng, block = np.random.default_rng(seed), BLOCK_KINDS[kind]
+    num_blocks = k // block.num_values
+    scales = rng.normal(0, size, (2, columns, num_blocks)).astype(np.float16)
     scales[:, ::7] *= np.float16(1e-4)
     scales[0, ::5] = 0
-    raw = rng.integers(0, 256, (columns, k // 32, BLOCK_BYTES[kind]), dtype=np.uint8)
-    raw[..., :2] = scales[0][..., None].view(np.uint8)
-    if kind == "Q4_1":
-        raw[..., 2:4] = scales[1][..., None].view(np.uint8)
+    raw = rng.integers(0, 256, (columns, num_blocks, block.num_bytes), dtype=np.uint8)
+    for at, values in zip(SCALES.get(kind, (0,)), scales, strict=False):
+        raw[..., at : at + 2] = values[..., None].view(np.uint8)
     rows = raw.reshape(columns, -1)
     bits = _round_bf16(gguf.dequantize(rows, Kind[kind]))
     return Blocks(kind, torch.from_numpy(rows)), torch.from_numpy(bits.view(np.int16)).view(BF16)
@@ -51,9 +60,12 @@ def quantised(kind: str, columns: int, k: int, seed: int = 0) -> tuple[Blocks, t
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("columns", "k"), [(1, 32), (33, 64), (70, 96), (96, 608)])
-def test_a_product_on_blocks_is_that_on_bf16(columns: int, k: int, kind: str, level: str) -> None:
+@pytest.mark.parametrize(("columns", "num_blocks"), [(1, 1), (33, 2), (70, 3), (96, 19)])
+def test_a_product_on_blocks_is_that_on_bf16(
+    columns: int, num_blocks: int, kind: str, level: str
+) -> None:
     torch.manual_seed(columns)
+    k = row_of(kind, num_blocks)
     blocks, weight = quantised(kind, columns, k)
     x, bias = torch.randn(max(ROWS), k).to(BF16), torch.randn(columns).to(BF16)
     for b in (None, bias):
@@ -63,7 +75,8 @@ def test_a_product_on_blocks_is_that_on_bf16(columns: int, k: int, kind: str, le
         )
         for rows in ROWS:
             assert torch.equal(ours(x[-rows:]), panels(x[-rows:])), rows
-    assert ours.num_bytes == -(-columns // 32) * 32 * blocks.rows.shape[1] + bias.nbytes
+    held = num_blocks * BLOCK_KINDS[kind].held_bytes
+    assert ours.num_bytes == -(-columns // 32) * 32 * held + bias.nbytes
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -71,8 +84,9 @@ def test_a_product_on_blocks_is_that_on_bf16(columns: int, k: int, kind: str, le
 @pytest.mark.parametrize("size", [16, 35])
 def test_a_gated_product_on_blocks_is_that_on_bf16(size: int, kind: str, level: str) -> None:
     torch.manual_seed(size)
-    blocks, weight = quantised(kind, 2 * size, 96)
-    x, bias = torch.randn(60, 96).to(BF16), torch.randn(2 * size).to(BF16)
+    k = row_of(kind, 3)
+    blocks, weight = quantised(kind, 2 * size, k)
+    x, bias = torch.randn(60, k).to(BF16), torch.randn(2 * size).to(BF16)
     for b, gate in ((None, "silu_mul"), (bias, "gelu_tanh_mul")):
         ours = block_linear.create(BF16, level=level).pack_gated(blocks, b, gate)
         panels = panel_linear.create(BF16, level=level).pack_gated(weight, b, gate)
@@ -83,11 +97,26 @@ def test_a_gated_product_on_blocks_is_that_on_bf16(size: int, kind: str, level: 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_those_of_the_dequantised_weight(kind: str, level: str) -> None:
-    blocks, weight = quantised(kind, 70, 96)
+    blocks, weight = quantised(kind, 70, row_of(kind, 3))
     ids = torch.randint(0, 70, (200,), dtype=torch.int32)
     assert torch.equal(
         block_linear.create(BF16, level=level).pack(blocks, None).rows(ids), weight[ids]
     )
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_every_scale_of_a_k_quant_meets_its_codes(kind: str) -> None:
+    """Values that differ from block to block and from code to code, so that none can be exchanged
+    for another unnoticed; the oracle is the gguf package."""
+    rng = np.random.default_rng(1)
+    raw = rng.integers(0, 256, (64, BLOCK_KINDS[kind].num_bytes), dtype=np.uint8)
+    for at in SCALES[kind]:
+        raw[:, at : at + 2] = rng.uniform(0.5, 1, 64).astype(np.float16)[:, None].view(np.uint8)
+    expected = _round_bf16(gguf.dequantize(raw, Kind[kind]))
+    packed = block_linear.create(BF16).pack(Blocks(kind, torch.from_numpy(raw)), None)
+    rows = packed.rows(torch.arange(64, dtype=torch.int32)).view(torch.int16).numpy()
+    np.testing.assert_array_equal(rows.view(np.uint16), expected)
+    assert len(np.unique(expected[0])) > 100
 
 
 @pytest.mark.parametrize("num_rows", [3, 60])
@@ -110,12 +139,12 @@ def threads():
 
 def convert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **how: object) -> Path:
     """A tiny random model in Q4_1, but for what ``how`` changes, converted under ``tmp_path``."""
-    model = tiny_gguf.TinyLlama(tie=bool(how.pop("tie", True)))
+    model = how.pop("model", None) or tiny_gguf.TinyLlama(tie=bool(how.pop("tie", True)))
     tensors = tiny_gguf.gguf_tensors(model, model.weights())
     raw = {
         name: (gguf.quantize(tensors[name], kind), kind)
         for name, kind in how.pop("kinds", {}).items()
-    }
+    } | how.pop("raw", {})
     path = tiny_gguf.write(
         tmp_path / "m.gguf", tensors, tiny_gguf.metadata(model), kind=Kind.Q4_1, raw=raw
     )
@@ -173,6 +202,34 @@ def test_a_model_on_blocks_is_the_model_in_bf16(
     assert kept.report.weight_bytes < 0.5 * wide.report.weight_bytes
     assert "Q4_1" in kept.report.weights
     assert not kept.why_eager
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_a_file_of_k_quants_is_multiplied_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tie: bool
+) -> None:
+    """Q4_K and Q6_K mixed as llama.cpp's Q4_K_M mixes them: the embedding, the values and the down
+    projections of some layers have 6 bits."""
+    model = tiny_gguf.TinyLlama(hidden_size=256, intermediate_size=512, tie=tie)
+    six = ("token_embd.weight", "blk.0.attn_v.weight", "blk.0.ffn_down.weight")
+    raw = {}
+    for name, tensor in tiny_gguf.gguf_tensors(model, model.weights()).items():
+        if tensor.ndim == 2:
+            kind = Kind.Q6_K if name in six else Kind.Q4_K
+            raw[name] = (quantised(kind.name, *tensor.shape, size=1e-3)[0].rows.numpy(), kind)
+    folder = convert(tmp_path, monkeypatch, model=model, raw=raw)
+    kept, wide = runner_of(folder), runner_of(folder, "unquant")
+    ids = np.random.default_rng(0).integers(3, 300, 33).tolist()
+    for count in (1, 33):
+        logits = logits_of(kept, ids[:count])
+        assert torch.equal(logits, logits_of(wide, ids[:count]))
+        assert logits.isfinite().all()
+    # q, k and v of the first layer are one stack of two kinds: bf16.
+    assert kinds_kept(kept) == {"Q4_K": 6 + (not tie), "Q6_K": 2, "": 1}
+    assert kept.report.weight_bytes < 0.6 * wide.report.weight_bytes
+    blocks = read_spec(folder).blocks
+    assert blocks.kinds == ("Q4_K", "Q6_K")
+    assert blocks.embedding_bytes == 320 * 210
 
 
 def test_what_has_no_kernel_is_bf16_as_before(

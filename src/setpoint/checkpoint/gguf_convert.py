@@ -30,11 +30,11 @@ import numpy.typing as npt
 from setpoint.checkpoint import gguf_llama, gguf_tokenizer, safetensors_file
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.core.errors import CheckpointError
-from setpoint.core.model import BLOCK_BYTES, BLOCKS_FILE
+from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE
 from setpoint.core.progress import report
 from setpoint.core.weightfiles import SINGLE_NAME
 
-FORMAT = 3
+FORMAT = 4
 """Version of the folders that this module writes. Raising it converts every file anew."""
 
 ARCHITECTURES = {"llama": gguf_llama}
@@ -173,7 +173,7 @@ def _write_files(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) ->
     ]
     safetensors_file.write(folder / SINGLE_NAME, infos, _all_cast(file, targets, dtype))
     _write_blocks(
-        file, [target for target in targets if target.source.kind.name in BLOCK_BYTES], folder
+        file, [target for target in targets if target.source.kind.name in BLOCK_KINDS], folder
     )
 
 

@@ -15,7 +15,7 @@ from setpoint.checkpoint import safetensors_file
 from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, shown
 from setpoint.checkpoint.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
 from setpoint.core.jsonfile import read_object
-from setpoint.core.model import BLOCKS_FILE, KeptBlocks, ModelSpec, language_tensor
+from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE, KeptBlocks, ModelSpec, language_tensor
 
 CONFIG_NAME = "config.json"
 EMBEDDING = "model.embed_tokens.weight"
@@ -179,10 +179,11 @@ def _blocks(folder: Path, tensors: list[safetensors_file.TensorInfo]) -> KeptBlo
     if not path.is_file():
         return None
     sizes = {tensor.name: tensor.num_elements for tensor in tensors}
-    kept = {
-        tensor.name.rpartition(".")[::2]: tensor.num_bytes
-        for tensor in safetensors_file.read_header(path)
-    }
+    kept = {}
+    for tensor in safetensors_file.read_header(path):
+        name, _, kind = tensor.name.rpartition(".")
+        if block := BLOCK_KINDS.get(kind):
+            kept[name, kind] = tensor.num_bytes // block.num_bytes * block.held_bytes
     return KeptBlocks(
         num_parameters=sum(sizes.get(name, 0) for name, _ in kept),
         num_bytes=sum(kept.values()),

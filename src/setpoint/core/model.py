@@ -30,11 +30,27 @@ matrices whose blocks can be multiplied as they are. "NAME.KIND" is the tensor N
 bytes of a row]. The file is in the safetensors format but without its suffix, because other engines
 load every file that has the suffix."""
 
-BLOCK = 32
-"""Number of values in a block; they are neighbours in a row."""
 
-BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
-"""Kinds of blocks that are kept: ggml's name -> bytes of a block
+@dataclass(slots=True, frozen=True)
+class BlockKind:
+    """A way to quantise neighbours in a row together."""
+
+    num_values: int
+    """Values in a block."""
+    num_bytes: int
+    """Bytes of a block in a file."""
+    held_bytes: int
+    """Bytes of a block in memory, in the layout of ``engine.kernels.cpu`` (blocks.h)."""
+
+
+BLOCK_KINDS = {
+    "Q4_0": BlockKind(32, 18, 18),
+    "Q4_1": BlockKind(32, 20, 20),
+    "Q8_0": BlockKind(32, 34, 34),
+    "Q4_K": BlockKind(256, 144, 148),
+    "Q6_K": BlockKind(256, 210, 210),
+}
+"""Kinds of blocks that are kept, by ggml's names
 (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h)."""
 
 
@@ -44,10 +60,11 @@ class KeptBlocks:
 
     num_parameters: int
     num_bytes: int
+    """Bytes that its blocks take in memory."""
     kinds: tuple[str, ...]
     embedding_bytes: int
-    """Bytes of the embedding's blocks, or 0 if it has none. An embedding that is tied to the head
-    is held once."""
+    """Bytes in memory of the embedding's blocks, or 0 if it has none. An embedding that is tied to
+    the head is held once."""
 
 
 LANGUAGE_MODEL = (

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from setpoint.core.errors import CheckpointError
-from setpoint.core.model import BLOCK, BLOCK_BYTES, BLOCKS_FILE, language_tensor
+from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE, language_tensor
 from setpoint.core.weightfiles import INDEX_NAME, SINGLE_NAME, weight_files
 from setpoint.engine.quant.base import Blocks
 
@@ -111,14 +111,13 @@ class Checkpoint:
         )
         if kind is None:
             return None
-        rows = []
+        block, rows = BLOCK_KINDS[kind], []
         for part in parts:
             file, handle, stored = self.blocks[f"{part.name}.{kind}"]
-            found, expected = (
-                _read(file, handle, stored),
-                (part.shape[0], part.shape[1] // BLOCK * BLOCK_BYTES[kind]),
-            )
-            if found.dtype != torch.uint8 or found.shape != expected or part.shape[1] % BLOCK:
+            found = _read(file, handle, stored)
+            num_blocks, rest = divmod(part.shape[1], block.num_values)
+            expected = (part.shape[0], num_blocks * block.num_bytes)
+            if found.dtype != torch.uint8 or found.shape != expected or rest:
                 raise CheckpointError(
                     f"Tensor {stored!r} in {file} has shape {list(found.shape)}; the config asks"
                     f" for {list(expected)}."

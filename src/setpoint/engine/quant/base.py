@@ -47,7 +47,7 @@ class Blocks:
     """A weight [N, K] as a GGUF file stores it (``core.model.BLOCKS_FILE``)."""
 
     kind: str
-    """The kind of block, a key of ``core.model.BLOCK_BYTES``."""
+    """The kind of block, a key of ``core.model.BLOCK_KINDS``."""
     rows: torch.Tensor
     """uint8 [N, bytes of K values]."""
 

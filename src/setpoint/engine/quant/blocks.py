@@ -1,4 +1,4 @@
-"""Linear layers on the blocks of a GGUF file (kernels/cpu/blocks.cpp): codes of 4 or 8 bits,
+"""Linear layers on the blocks of a GGUF file (kernels/cpu/blocks.cpp): codes of 4 to 8 bits,
 converted to bf16 while they are multiplied. bf16 only.
 
 The product is bit for bit that of ``quant.cpu`` on the dequantised weight in bf16.
@@ -10,7 +10,7 @@ import ctypes
 
 import torch
 
-from setpoint.core.model import BLOCK, BLOCK_BYTES
+from setpoint.core.model import BLOCK_KINDS
 from setpoint.engine.kernels.cpu.calls import BlockRowsCall
 from setpoint.engine.kernels.cpu.library import Kernels, load
 from setpoint.engine.kernels.memory import in_huge_pages
@@ -18,8 +18,11 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.quant.base import Blocks
 from setpoint.engine.quant.cpu import PANEL, PanelWeight, alternating
 
-KINDS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 8}
-"""Kind of block -> its number in ggml, which the C++ code also uses (blocks.cpp, Kind)."""
+KINDS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
+"""Kind of block -> its number in ggml, which the C++ code also uses (blocks.h, Kind)."""
+BLOCK = 32
+"""Values in a block as the C++ code counts them; of K-quants, part of what a file stores
+together."""
 
 
 class BlockWeight(PanelWeight):
@@ -33,8 +36,12 @@ class BlockWeight(PanelWeight):
             raw = alternating(raw, kernels.vector_columns)
             bias = None if bias is None else alternating(bias, kernels.vector_columns)
         columns, row_bytes = raw.shape
-        num_blocks = row_bytes // BLOCK_BYTES[blocks.kind]
-        panels = in_huge_pages((-(-columns // PANEL), PANEL * row_bytes), torch.uint8)
+        stored = BLOCK_KINDS[blocks.kind]
+        num_stored = row_bytes // stored.num_bytes
+        num_blocks = num_stored * stored.num_values // BLOCK
+        panels = in_huge_pages(
+            (-(-columns // PANEL), PANEL * num_stored * stored.held_bytes), torch.uint8
+        )
         kernels.pack_blocks(
             raw.data_ptr(), columns, num_blocks, panels.data_ptr(), kind, torch.get_num_threads()
         )

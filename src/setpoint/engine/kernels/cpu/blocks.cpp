@@ -1,8 +1,9 @@
-// y = x Wᵀ + bias on weights that stay in the blocks of a GGUF file: 32 neighbours in K share an
-// fp16 scale d (and a minimum m), each is a code q of 4 or 8 bits. What is multiplied is
-// round_bf16(d q + m), what a conversion to bf16 gives, in the order of panels.h: results are bit
-// for bit those of bf16 panels. d q is exact in fp32 (11 + 8 bits), so a fused multiply-add gives
-// the same as two operations.
+// y = x Wᵀ + bias on weights that stay in the blocks of a GGUF file: 32 neighbours in K share a
+// scale d (Q6_K: 16 neighbours) and in some kinds a minimum m, each is a code q of 4 to 8 bits.
+// What is multiplied is round_bf16(d q + m), what a conversion to bf16 gives, in the order of
+// panels.h: results are bit for bit those of bf16 panels. d q is exact in fp32 (11 bits of d and 8
+// of q; of K-quants 11, 6 and 4 or 11, 7 and 5), so a fused multiply-add gives the same as two
+// operations.
 //
 // Codes become bf16 pairs in registers, once per panel and thread: the first rows are multiplied
 // with them at once, and if there are more rows the pairs are left behind as a panel of words.
@@ -11,6 +12,7 @@
 #include "buffer.h"
 #include "choices.h"
 #include "gated.h"
+#include "raw_blocks.h"
 #include "widened.h"
 
 namespace {
@@ -22,19 +24,13 @@ constexpr int kFirstRows = kTileRows < 8 ? kTileRows : 8;
 // reaches into the next one.
 constexpr int64_t kBlocksAhead = 16;
 
-template <int kKind>
-inline void fetch_block(const uint8_t* block) {
-  for (int line = 0; line * 64 < Layout<kKind>::kBytes; ++line)
-    __builtin_prefetch(block + line * 64, 0, 2);
-}
-
 #if SP_TILES
 
 // A block of K is a step of tiles.
 static_assert(kBlock == 2 * kTile);
 
 template <int kKind>
-void unpack(const uint8_t* block, uint32_t* words) {
+void unpack(const Layout<kKind>& block, uint32_t* words) {
   for (int v = 0; v < kTileVectors; ++v) {
     const Columns<kKind> columns(block, v);
     for (int half = 0; half < 2; ++half)
@@ -64,7 +60,8 @@ void linear(const Call& call, const LinearCall& given) {
   };
   for_panels(call, make, [&](Worker& worker, int64_t panel, Range rows, bool) {
     if (worker.panel != panel) {
-      const uint8_t* packed = (const uint8_t*)given.weight + panel * blocks * Layout<kKind>::kBytes;
+      const uint8_t* packed =
+          (const uint8_t*)given.weight + panel * Layout<kKind>::panel_bytes(blocks);
       const Range first{rows.begin, rows.size() < 2 * kTile ? rows.end : rows.begin + 2 * kTile};
       PairSums sums;
       const auto words_of = [&](int64_t k) {
@@ -73,12 +70,12 @@ void linear(const Call& call, const LinearCall& given) {
       tile_pair<TileBF16, bf16>(
           call, x, first, panel, {0, blocks}, blocks,
           [&](int64_t k) {
-            if (k == 0) unpack<kKind>(packed, words_of(0));
+            if (k == 0) unpack<kKind>({packed, 0}, words_of(0));
             // One block ahead of the tiles: what was stored a moment ago they would have to wait
             // for.
-            if (k + 1 < blocks)
-              unpack<kKind>(packed + (k + 1) * Layout<kKind>::kBytes, words_of(k + 1));
-            fetch_block<kKind>(packed + (k + kBlocksAhead) * Layout<kKind>::kBytes);
+            if (k + 1 < blocks) unpack(Layout<kKind>::of_panel(packed, k + 1), words_of(k + 1));
+            Layout<kKind>::fetch(packed + Layout<kKind>::panel_bytes(k + kBlocksAhead),
+                                 k % Layout<kKind>::kGroup);
             return words_of(k);
           },
           sums);
@@ -108,26 +105,30 @@ __attribute__((noinline)) void store_gated(const LinearCall& call, int64_t row, 
 template <int kKind, int M, bool kStore>
 void block_tile(const LinearCall& call, int64_t row, int64_t panel, const uint8_t* blocks,
                 uint32_t* words) {
+  typedef Layout<kKind> L;
   for (int n = 0; n < kPanel; n += kTileVectors * W) {
     const uint32_t* x = (const uint32_t*)call.x + row * call.k_words;
-    const uint8_t* block = blocks;
     uint32_t* to = words + n;
     vf acc[M][kTileVectors] = {};
-    for (int64_t k = 0; k < call.k_words; k += kBlock / 2, block += Layout<kKind>::kBytes) {
-      const Columns<kKind> columns[kTileVectors] = {{block, n / W}, {block, n / W + 1}};
-      if constexpr (!kStore) fetch_block<kKind>(block + kBlocksAhead * Layout<kKind>::kBytes);
-      for (int half = 0; half < 2; ++half, x += kHalfWords, to += kHalfWords * kPanel)
+    for (const uint8_t *group = blocks, *end = blocks + L::panel_bytes(call.k_words / (kBlock / 2));
+         group < end; group += L::kGroupBytes)
+#pragma GCC unroll 1
+      for (int i = 0; i < L::kGroup; ++i) {
+        const L block(group, i);
+        const Columns<kKind> columns[kTileVectors] = {{block, n / W}, {block, n / W + 1}};
+        if constexpr (!kStore) L::fetch(group + kBlocksAhead / L::kGroup * L::kGroupBytes, i);
+        for (int half = 0; half < 2; ++half, x += kHalfWords, to += kHalfWords * kPanel)
 #pragma GCC unroll 8
-        for (int w = 0; w < kHalfWords; ++w)
+          for (int w = 0; w < kHalfWords; ++w)
 #pragma GCC unroll 2
-          for (int v = 0; v < kTileVectors; ++v) {
-            const MulBF16::vec pairs = columns[v].word(half, w);
-            if constexpr (kStore) store_words(to + w * kPanel + v * W, pairs);
+            for (int v = 0; v < kTileVectors; ++v) {
+              const MulBF16::vec pairs = columns[v].word(half, w);
+              if constexpr (kStore) store_words(to + w * kPanel + v * W, pairs);
 #pragma GCC unroll 16
-            for (int m = 0; m < M; ++m)
-              acc[m][v] = MulBF16::step(acc[m][v], x[m * call.k_words + w], pairs);
-          }
-    }
+              for (int m = 0; m < M; ++m)
+                acc[m][v] = MulBF16::step(acc[m][v], x[m * call.k_words + w], pairs);
+            }
+      }
     if (call.gate == kNoGate) {
       store_sums<bf16>(call, row, panel * kPanel + n, acc);
     } else {
@@ -156,7 +157,7 @@ void linear(const LinearCall& call, const WidenedPair* widened) {
     thread_local Buffer buffer;
     return Worker{few ? nullptr : (uint32_t*)buffer.at_least(call.k_words * kPanel * 4), -1};
   };
-  const int64_t bytes = call.k_words / (kBlock / 2) * Layout<kKind>::kBytes;  // of a panel
+  const int64_t bytes = Layout<kKind>::panel_bytes(call.k_words / (kBlock / 2));
   auto multiply = [&](Worker& worker, int64_t panel, Range rows, bool last) {
     const uint8_t* blocks = (const uint8_t*)call.weight + panel * bytes;
     if (few) return few_rows<kKind>(call, rows, panel, blocks);
@@ -181,60 +182,50 @@ void linear(const LinearCall& call) {
 
 #endif
 
+// Block b of a panel that has this raw block in `column`.
 template <int kKind>
-void pack_block(const uint8_t* raw, int column, uint8_t* block) {
+void pack_block(const RawBlock<kKind>& raw, int column, uint8_t* panel, int64_t b) {
   typedef Layout<kKind> L;
-  __builtin_memcpy(block + column * 2, raw, 2);
-  if constexpr (L::kMinimum) __builtin_memcpy(block + (kPanel + column) * 2, raw + 2, 2);
-  const uint8_t* codes = raw + L::kRawScales;
-  if constexpr (L::kWide) {
-    for (int k = 0; k < kBlock; ++k)
-      block[L::kScales + k / 2 * 2 * kPanel + place(column, k % 2)] = codes[k];
-  } else {
-    for (int i = 0; i < 2; ++i)  // a file has k in the low and k + 16 in the high half of a byte
-      for (int parity = 0; parity < 2; ++parity) {
-        uint32_t word = 0;
-        for (int s = 0; s < 8; ++s)
-          word |= (uint32_t)(codes[2 * s + parity] >> (4 * i) & 15) << (4 * s);
-        __builtin_memcpy(block + L::kScales + (i * 2 * kPanel + place(column, parity)) * 4, &word,
-                         4);
-      }
-  }
+  const L block = L::of_panel(panel, b);
+  const auto writable = [](const uint8_t* at) { return const_cast<uint8_t*>(at); };
+  for (int i = 0; i < L::kNumberBytes / (2 * kPanel); ++i)
+    __builtin_memcpy(writable(block.numbers) + (i * kPanel + column) * 2, raw.numbers + 2 * i, 2);
+  for (int i = 0; i < L::kFactorBytes / kPanel; ++i)
+    writable(block.factors)[i * kPanel + column] = raw.factors[i];
+  for (int k = 0; k < kBlock; ++k) put_code<L>(writable(block.codes), column, k, raw.codes[k]);
 }
 
 template <int kKind>
 void pack(const uint8_t* raw, int64_t columns, int64_t blocks, uint8_t* to, int threads) {
-  typedef Layout<kKind> L;
+  typedef RawBlock<kKind> Raw;
+  const int64_t row_bytes = blocks / Layout<kKind>::kGroup * Raw::kBytes,
+                bytes = Layout<kKind>::panel_bytes(blocks);
   for_units((columns + kPanel - 1) / kPanel, threads, [](int) { return 0; },
             [&](int, int64_t panel) {
-              uint8_t* at = to + panel * blocks * L::kBytes;
-              __builtin_memset(at, 0, blocks * L::kBytes);
+              __builtin_memset(to + panel * bytes, 0, bytes);
               for (int column = 0; column < kPanel && panel * kPanel + column < columns; ++column)
                 for (int64_t b = 0; b < blocks; ++b)
-                  pack_block<kKind>(raw + ((panel * kPanel + column) * blocks + b) * L::kRawBytes,
-                                    column, at + b * L::kBytes);
+                  pack_block(Raw(raw + (panel * kPanel + column) * row_bytes, b), column,
+                             to + panel * bytes, b);
             });
 }
 
 template <int kKind>
 void read_row(const uint8_t* weight, int64_t row, int64_t blocks, bf16* out) {
   typedef Layout<kKind> L;
-  const uint8_t* block = weight + row / kPanel * blocks * L::kBytes;
+  const uint8_t* panel = weight + row / kPanel * L::panel_bytes(blocks);
   const int column = row % kPanel;
-  for (int64_t b = 0; b < blocks; ++b, block += L::kBytes, out += kBlock) {
-    const float scale = half(block + column * 2),
-                minimum = L::kMinimum ? half(block + (kPanel + column) * 2) : 0.f;
-    const uint8_t* codes = block + L::kScales;
+  for (int64_t b = 0; b < blocks; ++b, out += kBlock) {
+    const L block = L::of_panel(panel, b);
+    const auto number = [&](int i, int factor) {
+      const float number = half(block.numbers + (i * kPanel + column) * 2);
+      return L::kFactors ? number * (int8_t)block.factors[factor * kPanel + column] : number;
+    };
+    const float scales[] = {number(0, 0), number(0, L::kSets - 1)},
+                minimum = L::kMinimum ? number(1, L::kSets) : 0.f;
     for (int k = 0; k < kBlock; ++k) {
-      float value;
-      if constexpr (L::kWide) {
-        value = scale * (int8_t)codes[k / 2 * 2 * kPanel + place(column, k % 2)];
-      } else {
-        uint32_t word;
-        __builtin_memcpy(&word, codes + (k / 16 * 2 * kPanel + place(column, k % 2)) * 4, 4);
-        const int q = word >> (k % 16 / 2 * 4) & 15;
-        value = L::kMinimum ? scale * q + minimum : scale * (q - 8);
-      }
+      float value = scales[k / 16] * code_of<L>(block.codes, column, k);
+      if constexpr (L::kMinimum) value += minimum;
       uint32_t bits;
       __builtin_memcpy(&bits, &value, 4);
       out[k].bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
@@ -253,13 +244,17 @@ void linear_on_blocks(const LinearCall& call) {
       return linear<kQ4_1>(call);
     case kQ8_0:
       return linear<kQ8_0>(call);
+    case kQ4_K:
+      return linear<kQ4_K>(call);
+    case kQ6_K:
+      return linear<kQ6_K>(call);
   }
 }
 
 extern "C" {
 
-// raw: [columns][blocks] blocks as in the file. to: panels [ceil(columns / kPanel)][blocks] of
-// Layout.
+// raw: [columns] rows of the file, each of `blocks` times kBlock values. to: panels
+// [ceil(columns / kPanel)][blocks] of Layout.
 void setpoint_pack_blocks(const uint8_t* raw, int64_t columns, int64_t blocks, uint8_t* to,
                           int32_t kind, int32_t threads) {
   switch (kind) {
@@ -269,6 +264,10 @@ void setpoint_pack_blocks(const uint8_t* raw, int64_t columns, int64_t blocks, u
       return pack<kQ4_1>(raw, columns, blocks, to, threads);
     case kQ8_0:
       return pack<kQ8_0>(raw, columns, blocks, to, threads);
+    case kQ4_K:
+      return pack<kQ4_K>(raw, columns, blocks, to, threads);
+    case kQ6_K:
+      return pack<kQ6_K>(raw, columns, blocks, to, threads);
   }
 }
 
@@ -283,6 +282,10 @@ void setpoint_block_rows(const BlockRowsCall* call) {
         return read_row<kQ4_1>(call->weight, call->ids[i], call->blocks, out);
       case kQ8_0:
         return read_row<kQ8_0>(call->weight, call->ids[i], call->blocks, out);
+      case kQ4_K:
+        return read_row<kQ4_K>(call->weight, call->ids[i], call->blocks, out);
+      case kQ6_K:
+        return read_row<kQ6_K>(call->weight, call->ids[i], call->blocks, out);
     }
   });
 }

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kBlock = 32, kHalfWords = 8;  // a block is two halves of 8 pairs of K
 
-enum Kind : int32_t { kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8 };  // ggml's numbers
+enum Kind : int32_t { kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14 };  // ggml's numbers
 
 #if defined(__AVX512BF16__) && SP_WIDTH == 16
 constexpr bool kInterleaved =
@@ -20,16 +20,52 @@ constexpr int place(int column, int parity) {
   return kInterleaved ? 2 * column + parity : kPanel * parity + column;
 }
 
-// A block of K for the columns of a panel: [kPanel] scales, for Q4_1 [kPanel] minimums, codes.
-// Codes of 8 bits: [kBlock / 2][place(column, k % 2)] int8. Codes of 4 bits: [2][place(column, k %
-// 2)] words, of which word i has k = 16 i + 2 s + parity in bits 4 s … 4 s + 3.
+// A panel in memory is a row of groups, each of the blocks of K for which a file has fp16 numbers:
+//
+//   [kPanel] fp16 scales, for kinds with a minimum [kPanel] fp16 minimums,
+//   kGroup blocks of
+//     K-quants: [kSets][kPanel] int8 factors of the scales (one for the block, or one for each
+//     half), for kinds with a minimum [kPanel] int8 factors of the minimums, codes.
+//
+// Codes of 8 bits: [kBlock / 2][place(column, k % 2)] int8. Shorter ones: [kBits / 2][place(column,
+// k % 2)] words. Of 4 bits word i has k = 16 i + 2 s + parity in bits 4 s … 4 s + 3. Of 6 bits
+// words 0 and 1 have the same k, s below 5 in bits 6 s … 6 s + 5, the two low bits of s = 7 in bits
+// 30 and 31; word 2 has the rest of them, in 16 bits for each half: s = 5, s = 6, four high bits of
+// s = 7.
 template <int kKind>
 struct Layout {
-  static constexpr bool kMinimum = kKind == kQ4_1, kWide = kKind == kQ8_0;
-  static constexpr int kScales = kPanel * 2 * (kMinimum ? 2 : 1);
-  static constexpr int kBytes = kScales + kPanel * kBlock / (kWide ? 1 : 2);
-  static constexpr int kRawScales = kMinimum ? 4 : 2,
-                       kRawBytes = kRawScales + kBlock / (kWide ? 1 : 2);
+  static constexpr bool kMinimum = kKind == kQ4_1 || kKind == kQ4_K,
+                        kFactors = kKind == kQ4_K || kKind == kQ6_K;
+  static constexpr int kBits = kKind == kQ8_0 ? 8 : kKind == kQ6_K ? 6 : 4;
+  static constexpr int kGroup = kFactors ? 8 : 1, kSets = kKind == kQ6_K ? 2 : 1;
+  static constexpr int kNumberBytes = kPanel * 2 * (kMinimum ? 2 : 1),
+                       kFactorBytes = kFactors ? kPanel * (kSets + (kMinimum ? 1 : 0)) : 0,
+                       kBlockBytes = kFactorBytes + kPanel * kBlock * kBits / 8,
+                       kGroupBytes = kNumberBytes + kGroup * kBlockBytes;
+
+  const uint8_t* numbers;
+  const uint8_t* factors;
+  const uint8_t* codes;
+
+  // Block i of a group.
+  inline __attribute__((always_inline)) Layout(const uint8_t* group, int i)
+      : numbers(group),
+        factors(group + kNumberBytes + i * kBlockBytes),
+        codes(factors + kFactorBytes) {}
+
+  static Layout of_panel(const uint8_t* panel, int64_t b) {
+    return {panel + b / kGroup * kGroupBytes, (int)(b % kGroup)};
+  }
+
+  static int64_t panel_bytes(int64_t blocks) { return blocks / kGroup * kGroupBytes; }
+
+  // An even share of a group and what lies `ahead` of it, to the second-level cache.
+  static inline __attribute__((always_inline)) void fetch(const uint8_t* group, int i) {
+    constexpr int kShare = kGroupBytes / kGroup;
+    const uint8_t* share = group + i * kShare;
+#pragma GCC unroll 32
+    for (int line = 0; line * 64 < kShare; ++line) __builtin_prefetch(share + line * 64, 0, 2);
+  }
 };
 
 inline float half(const uint8_t* p) {
@@ -51,6 +87,45 @@ inline vf halves(const uint8_t* p) {
 #endif
 }
 
+// W int8. In two steps where there is no instruction: GCC 12 widens bytes to four times their size
+// one by one.
+inline __attribute__((always_inline)) vf signed_bytes(const uint8_t* p) {
+#if SP_WIDTH == 16
+  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_raw<__m128i>(p)));
+#else
+  typedef int8_t bytes __attribute__((vector_size(W)));
+  typedef int16_t shorts __attribute__((vector_size(2 * W)));
+  const shorts wide = __builtin_convertvector(load_raw<bytes>(p), shorts);
+  return __builtin_convertvector(__builtin_convertvector(wide, vi), vf);
+#endif
+}
+
+// W numbers, each times its factor.
+template <int kKind>
+inline __attribute__((always_inline)) vf products(const uint8_t* numbers, const uint8_t* factors) {
+  if constexpr (Layout<kKind>::kFactors) return halves(numbers) * signed_bytes(factors);
+  return halves(numbers);
+}
+
+constexpr int kWordBytes = 2 * kPanel * 4;  // of one word for each place
+
+// Codes q of 6 bits as 64 + q: bits of a word become the upper ones of a mantissa.
+inline __attribute__((always_inline)) vf mantissas(const uint8_t* codes, int half, int w) {
+  const vu own = load_raw<vu>(codes + half * kWordBytes);
+  const vu rest = load_raw<vu>(codes + 2 * kWordBytes) << (16 - 16 * half);  // in the upper 16 bits
+  const vu bits = w < 3    ? own << (17 - 6 * w)
+                  : w < 5  ? own >> (6 * w - 17)
+                  : w == 5 ? rest << 1
+                  : w == 6 ? rest >> 5
+                           : (rest >> 9 & 0x780000) | (own >> 13 & 0x060000);
+#if SP_WIDTH == 16
+  const vu mask = vu{} + 0x7e0000, base = vu{} + 0x42800000;
+  return (vf)_mm512_ternarylogic_epi32((__m512i)bits, (__m512i)mask, (__m512i)base, 0xea);
+#else
+  return (vf)((bits & 0x7e0000) | 0x42800000);
+#endif
+}
+
 #if defined(__AVX512BF16__) && SP_WIDTH == 16
 
 // W columns (vector v) of a block.
@@ -58,12 +133,18 @@ template <int kKind>
 struct Columns {
   typedef Layout<kKind> L;
   const uint8_t* codes;
-  __m512 scale[2], minimum[2];  // of columns 0 … 7 and 8 … 15, each twice
+  __m512 scale[L::kSets][2], minimum[L::kSets][2];  // of columns 0 … 7 and 8 … 15, each twice
 
-  inline __attribute__((always_inline)) Columns(const uint8_t* block, int v)
-      : codes(block + L::kScales + v * (L::kWide ? 32 : 128)) {
-    twice(halves(block + v * 32), scale);
-    if constexpr (L::kMinimum) twice(halves(block + kPanel * 2 + v * 32), minimum);
+  inline __attribute__((always_inline)) Columns(const L& block, int v)
+      : codes(block.codes + v * (L::kBits == 8 ? 32 : 128)) {
+    const uint8_t *numbers = block.numbers + v * W * 2, *factors = block.factors + v * W;
+    for (int set = 0; set < L::kSets; ++set) {
+      twice(products<kKind>(numbers, factors + set * kPanel), scale[set]);
+      if constexpr (L::kBits == 6)
+        for (int i = 0; i < 2; ++i) minimum[set][i] = scale[set][i] * -96;
+    }
+    if constexpr (L::kMinimum)
+      twice(products<kKind>(numbers + kPanel * 2, factors + L::kSets * kPanel), minimum[0]);
   }
 
   // Pair w of a half.
@@ -79,21 +160,25 @@ struct Columns {
   }
 
   inline __attribute__((always_inline)) __m512 values(int half, int w, int i) const {
-    if constexpr (L::kWide) {
+    const int set = L::kSets == 1 ? 0 : half;
+    const __m512 scale = this->scale[set][i];
+    if constexpr (L::kBits == 6)  // (64 + q) d - 96 d = (q - 32) d, which is exact
+      return _mm512_fmadd_ps((__m512)mantissas(codes + i * 64, half, w), scale, minimum[set][i]);
+    if constexpr (L::kBits == 8) {
       const __m512i q = _mm512_cvtepi8_epi32(
           load_raw<__m128i>(codes + (half * kHalfWords + w) * 2 * kPanel + i * 16));
-      return _mm512_mul_ps(_mm512_cvtepi32_ps(q), scale[i]);
+      return _mm512_mul_ps(_mm512_cvtepi32_ps(q), scale);
     } else {
+      const __m512i q =
+          _mm512_srli_epi32(load_raw<__m512i>(codes + half * kWordBytes + i * 64), w * 4);
       // A permutation looks at the low 4 bits of an index only, so the other codes of the word need
       // not be masked off.
-      const __m512i q =
-          _mm512_srli_epi32(load_raw<__m512i>(codes + half * 8 * kPanel + i * 64), w * 4);
       if constexpr (L::kMinimum) {
         const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        return _mm512_fmadd_ps(_mm512_permutexvar_ps(q, table), scale[i], minimum[i]);
+        return _mm512_fmadd_ps(_mm512_permutexvar_ps(q, table), scale, minimum[0][i]);
       } else {
         const __m512 table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-        return _mm512_mul_ps(_mm512_permutexvar_ps(q, table), scale[i]);
+        return _mm512_mul_ps(_mm512_permutexvar_ps(q, table), scale);
       }
     }
   }
@@ -106,13 +191,16 @@ inline void store_words(uint32_t* to, MulBF16::vec words) { store_raw(to, words)
 template <int kKind>
 struct Columns {
   typedef Layout<kKind> L;
-  typedef int8_t bytes __attribute__((vector_size(W)));
   const uint8_t* codes;
-  vf scale, minimum;
+  vf scale[L::kSets], minimum;
 
-  inline __attribute__((always_inline)) Columns(const uint8_t* block, int v)
-      : codes(block + L::kScales + v * W * (L::kWide ? 1 : 4)), scale(halves(block + v * W * 2)) {
-    if constexpr (L::kMinimum) minimum = halves(block + kPanel * 2 + v * W * 2);
+  inline __attribute__((always_inline)) Columns(const L& block, int v)
+      : codes(block.codes + v * W * (L::kBits == 8 ? 1 : 4)) {
+    const uint8_t *numbers = block.numbers + v * W * 2, *factors = block.factors + v * W;
+    for (int set = 0; set < L::kSets; ++set)
+      scale[set] = products<kKind>(numbers, factors + set * kPanel);
+    if constexpr (L::kMinimum)
+      minimum = products<kKind>(numbers + kPanel * 2, factors + L::kSets * kPanel);
   }
 
   inline __attribute__((always_inline)) MulBF16::vec word(int half, int w) const {
@@ -121,13 +209,15 @@ struct Columns {
 
  private:
   inline __attribute__((always_inline)) vf value(int half, int w, int parity) const {
+    const vf scale = this->scale[L::kSets == 1 ? 0 : half];
     vf v;
-    if constexpr (L::kWide) {
-      const bytes q =
-          load_raw<bytes>(codes + (half * kHalfWords + w) * 2 * kPanel + parity * kPanel);
-      v = __builtin_convertvector(__builtin_convertvector(q, vi), vf) * scale;
+    if constexpr (L::kBits == 6) {
+      v = (mantissas(codes + parity * 4 * kPanel, half, w) - 96) * scale;
+    } else if constexpr (L::kBits == 8) {
+      v = signed_bytes(codes + (half * kHalfWords + w) * 2 * kPanel + parity * kPanel) * scale;
     } else {
-      const vi q = (vi)((load_raw<vu>(codes + (half * 2 + parity) * 4 * kPanel) >> (w * 4)) & 15);
+      const uint8_t* words = codes + half * kWordBytes + parity * 4 * kPanel;
+      const vi q = (vi)(load_raw<vu>(words) >> (w * 4) & 15);
       if constexpr (L::kMinimum)
         v = __builtin_convertvector(q, vf) * scale + minimum;
       else

@@ -1,0 +1,116 @@
+// Blocks as a GGUF file stores them
+// (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h), read out one by one.
+#pragma once
+#include "blocks.h"
+
+namespace {
+
+// Where a panel has `count` bits of a code, from bit `low` of it on: in word `word`, from bit
+// `shift`.
+struct Field {
+  int word, shift, low, count;
+};
+
+// Of code k, if it has fewer than 8 bits; 6 bits may be in two places.
+template <int kBits>
+inline void fields_of(int k, Field (&fields)[2]) {
+  const int half = k / 16, s = k % 16 / 2;
+  fields[1] = {0, 0, 0, 0};
+  if (kBits == 4) {
+    fields[0] = {half, 4 * s, 0, 4};
+  } else if (s < 5) {
+    fields[0] = {half, 6 * s, 0, 6};
+  } else if (s < 7) {
+    fields[0] = {2, 16 * half + 6 * (s - 5), 0, 6};
+  } else {
+    fields[0] = {half, 30, 0, 2};
+    fields[1] = {2, 16 * half + 12, 2, 4};
+  }
+}
+
+// The codes of a block were zero before.
+template <class L>
+inline void put_code(uint8_t* codes, int column, int k, uint8_t code) {
+  if constexpr (L::kBits == 8) {
+    codes[k / 2 * 2 * kPanel + place(column, k % 2)] = code;
+  } else {
+    Field fields[2];
+    fields_of<L::kBits>(k, fields);
+    for (const Field& field : fields) {
+      uint8_t* at = codes + (field.word * 2 * kPanel + place(column, k % 2)) * 4;
+      const uint32_t bits = code >> field.low & ((1 << field.count) - 1);
+      const uint32_t word = load_raw<uint32_t>(at) | bits << field.shift;
+      __builtin_memcpy(at, &word, 4);
+    }
+  }
+}
+
+// What is multiplied by the scale.
+template <class L>
+inline int code_of(const uint8_t* codes, int column, int k) {
+  if constexpr (L::kBits == 8) {
+    return (int8_t)codes[k / 2 * 2 * kPanel + place(column, k % 2)];
+  } else {
+    Field fields[2];
+    fields_of<L::kBits>(k, fields);
+    int code = 0;
+    for (const Field& field : fields) {
+      const uint8_t* at = codes + (field.word * 2 * kPanel + place(column, k % 2)) * 4;
+      code |= (load_raw<uint32_t>(at) >> field.shift & ((1 << field.count) - 1)) << field.low;
+    }
+    return L::kMinimum ? code : code - (1 << (L::kBits - 1));
+  }
+}
+
+// Block b of a row of a file, in the parts that a panel has.
+template <int kKind>
+struct RawBlock {
+  typedef Layout<kKind> L;
+  // Of a group, in a file.
+  static constexpr int kBytes = kKind == kQ4_K   ? 144
+                                : kKind == kQ6_K ? 210
+                                                 : (L::kMinimum ? 4 : 2) + kBlock * L::kBits / 8;
+
+  const uint8_t* numbers;  // fp16: of the scale, of the minimum
+  int8_t factors[2];
+  uint8_t codes[kBlock];
+
+  RawBlock(const uint8_t* row, int64_t b) : numbers(row + b / L::kGroup * kBytes) {
+    if constexpr (kKind == kQ4_K) {
+      read_q4_k(b % L::kGroup);
+    } else if constexpr (kKind == kQ6_K) {
+      read_q6_k(b % L::kGroup);
+    } else {
+      const uint8_t* raw = numbers + (L::kMinimum ? 4 : 2);
+      for (int k = 0; k < kBlock; ++k)
+        codes[k] = L::kBits == 8 ? raw[k] : raw[k % 16] >> (k / 16 * 4) & 15;
+    }
+  }
+
+ private:
+  // d and that of the minimum, which is subtracted; 6 bits of both factors for each of 8 blocks,
+  // those of the last four blocks in two parts; codes of two blocks in the halves of 32 bytes.
+  void read_q4_k(int b) {
+    const uint8_t *six = numbers + 4, *low = six + 12 + b / 2 * 32;
+    factors[0] = b < 4 ? six[b] & 63 : (six[b + 4] & 15) | six[b - 4] >> 6 << 4;
+    factors[1] = -(b < 4 ? six[b + 4] & 63 : six[b + 4] >> 4 | six[b] >> 6 << 4);
+    for (int k = 0; k < kBlock; ++k) codes[k] = low[k] >> (b % 2 * 4) & 15;
+  }
+
+  // The low 4 bits of 256 codes, their high 2 bits, a factor for every 16 codes, d. A half of 128
+  // codes is 4 blocks: blocks 0 and 2 (1 and 3) in the halves of the same 32 bytes, the high bits
+  // of all four in those of 32 bytes.
+  void read_q6_k(int b) {
+    const uint8_t* raw = numbers;
+    numbers += 208;
+    const int part = b / 4, of_part = b % 4;
+    const uint8_t *low = raw + part * 64 + of_part % 2 * 32, *high = raw + 128 + part * 32;
+    for (int k = 0; k < kBlock; ++k) {
+      const int q = (low[k] >> (of_part / 2 * 4) & 15) | (high[k] >> (of_part * 2) & 3) << 4;
+      codes[k] = q;
+    }
+    for (int i = 0; i < 2; ++i) factors[i] = (int8_t)raw[192 + 2 * b + i];
+  }
+};
+
+}  // namespace
