@@ -99,30 +99,41 @@ def test_a_gated_product_on_blocks_is_that_on_bf16(size: int, kind: str, level: 
 def test_rows_are_those_of_the_dequantised_weight(kind: str, level: str) -> None:
     blocks, weight = quantised(kind, 70, row_of(kind, 3))
     ids = torch.randint(0, 70, (200,), dtype=torch.int32)
-    assert torch.equal(
-        block_linear.create(BF16, level=level).pack(blocks, None).rows(ids), weight[ids]
-    )
+    rows = block_linear.create(BF16, level=level).pack(blocks, None).rows(ids)
+    # As integers, so that zeros have their signs, too.
+    assert torch.equal(rows.view(torch.int16), weight[ids].view(torch.int16))
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
-def test_every_scale_of_a_k_quant_meets_its_codes(kind: str) -> None:
+def test_every_scale_of_a_k_quant_meets_its_codes(kind: str, level: str) -> None:
     """Values that differ from block to block and from code to code, so that none can be exchanged
-    for another unnoticed; the oracle is the gguf package."""
+    for another unnoticed; the oracle is the gguf package. Products with the unit matrix are the
+    values that are multiplied."""
     rng = np.random.default_rng(1)
     raw = rng.integers(0, 256, (64, BLOCK_KINDS[kind].num_bytes), dtype=np.uint8)
     for at in SCALES[kind]:
         raw[:, at : at + 2] = rng.uniform(0.5, 1, 64).astype(np.float16)[:, None].view(np.uint8)
     expected = _round_bf16(gguf.dequantize(raw, Kind[kind]))
-    packed = block_linear.create(BF16).pack(Blocks(kind, torch.from_numpy(raw)), None)
+    packed = block_linear.create(BF16, level=level).pack(Blocks(kind, torch.from_numpy(raw)), None)
     rows = packed.rows(torch.arange(64, dtype=torch.int32)).view(torch.int16).numpy()
     np.testing.assert_array_equal(rows.view(np.uint16), expected)
+    unit, weight = torch.eye(256).to(BF16), torch.from_numpy(expected.view(np.int16)).view(BF16)
+    for num_rows in (1, 8, 256):
+        for first in range(0, 256, num_rows):
+            rows = unit[first : first + num_rows]
+            assert torch.equal(packed(rows), weight[:, first : first + num_rows].T)
     assert len(np.unique(expected[0])) > 100
 
 
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])
 @pytest.mark.parametrize("num_rows", [3, 60])
-def test_number_of_threads_does_not_change_a_product_on_blocks(threads, num_rows: int) -> None:
-    blocks, _ = quantised("Q4_1", 576, 192)
-    x, results = torch.randn(num_rows, 192).to(BF16), []
+def test_number_of_threads_does_not_change_a_product_on_blocks(
+    threads, num_rows: int, kind: str
+) -> None:
+    k = row_of(kind, 6)
+    blocks, _ = quantised(kind, 576, k)
+    x, results = torch.randn(num_rows, k).to(BF16), []
     for count in (1, 2, 5):
         threads(count)
         results.append(block_linear.create(BF16).pack(blocks, None)(x))
@@ -229,6 +240,7 @@ def test_a_file_of_k_quants_is_multiplied_as_it_is(
     assert kept.report.weight_bytes < 0.6 * wide.report.weight_bytes
     blocks = read_spec(folder).blocks
     assert blocks.kinds == ("Q4_K", "Q6_K")
+    assert blocks.num_bytes < blocks.held_bytes < 1.03 * blocks.num_bytes
     assert blocks.embedding_bytes == 320 * 210
 
 

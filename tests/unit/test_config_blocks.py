@@ -17,7 +17,11 @@ SPEC = tiny_spec(
     vocab_size=1024,
     num_parameters=200_000,
     blocks=KeptBlocks(
-        num_parameters=190_000, num_bytes=150_000, kinds=("Q4_1", "Q8_0"), embedding_bytes=69_632
+        num_parameters=190_000,
+        num_bytes=140_000,
+        held_bytes=150_000,
+        kinds=("Q4_1", "Q8_0"),
+        embedding_bytes=69_632,
     ),
 )
 CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)

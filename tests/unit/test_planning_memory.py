@@ -82,13 +82,13 @@ def test_parts_by_hand() -> None:
 
 
 def test_blocks_of_a_gguf_take_their_own_bytes() -> None:
-    kept = replace(SPEC, blocks=KeptBlocks(900_000, 500_000, ("Q4_1",), 0))
+    kept = replace(SPEC, blocks=KeptBlocks(900_000, 480_000, 500_000, ("Q4_1",), 0))
     assert weight_bytes(kept, 2, blocks=True) == 2 * 100_000 + 500_000
     assert (
         weight_bytes(kept, 2, head_copied=True, blocks=True) == 2 * 100_000 + 500_000 + 2 * 256 * 64
     )
     assert weight_bytes(kept, 2, blocks=False) == weight_bytes(SPEC, 2, blocks=True) == 2_000_000
-    tied = replace(kept, blocks=KeptBlocks(900_000, 500_000, ("Q4_1", "Q8_0"), 10_000))
+    tied = replace(kept, blocks=KeptBlocks(900_000, 480_000, 500_000, ("Q4_1", "Q8_0"), 10_000))
     assert weight_bytes(tied, 2, head_copied=True, blocks=True) == 2 * 100_000 + 500_000
     assert replace(CPU_MODEL, spec=tied, dtype_bytes=2).weights() == 2 * 100_000 + 500_000
 

@@ -179,16 +179,18 @@ def _blocks(folder: Path, tensors: list[safetensors_file.TensorInfo]) -> KeptBlo
     if not path.is_file():
         return None
     sizes = {tensor.name: tensor.num_elements for tensor in tensors}
-    kept = {}
+    kept, held = {}, {}
     for tensor in safetensors_file.read_header(path):
         name, _, kind = tensor.name.rpartition(".")
         if block := BLOCK_KINDS.get(kind):
-            kept[name, kind] = tensor.num_bytes // block.num_bytes * block.held_bytes
+            kept[name, kind] = tensor.num_bytes
+            held[name] = tensor.num_bytes // block.num_bytes * block.held_bytes
     return KeptBlocks(
         num_parameters=sum(sizes.get(name, 0) for name, _ in kept),
         num_bytes=sum(kept.values()),
+        held_bytes=sum(held.values()),
         kinds=tuple(sorted({kind for _, kind in kept})),
-        embedding_bytes=sum(size for (name, _), size in kept.items() if name == EMBEDDING),
+        embedding_bytes=held.get(EMBEDDING, 0),
     )
 
 

@@ -60,7 +60,10 @@ class KeptBlocks:
 
     num_parameters: int
     num_bytes: int
-    """Bytes that its blocks take in memory."""
+    """Bytes in the file."""
+    held_bytes: int
+    """Bytes in memory, if all of them are kept. A stack of q, k and v, or of gate and up, whose
+    parts differ in kind is not."""
     kinds: tuple[str, ...]
     embedding_bytes: int
     """Bytes in memory of the embedding's blocks, or 0 if it has none. An embedding that is tied to

@@ -79,7 +79,7 @@ def weight_bytes(
     )
     wide = (spec.num_parameters + copy) * dtype_bytes
     if kept:
-        wide += kept.num_bytes - kept.num_parameters * dtype_bytes
+        wide += kept.held_bytes - kept.num_parameters * dtype_bytes
     if not int8:
         return wide
     hidden, inner = spec.hidden_size, spec.intermediate_size

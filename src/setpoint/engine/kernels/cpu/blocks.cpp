@@ -1,9 +1,9 @@
 // y = x Wᵀ + bias on weights that stay in the blocks of a GGUF file: 32 neighbours in K share a
-// scale d (Q6_K: 16 neighbours) and in some kinds a minimum m, each is a code q of 4 to 8 bits.
-// What is multiplied is round_bf16(d q + m), what a conversion to bf16 gives, in the order of
+// scale d (Q6_K: 16 neighbours) and in some kinds a minimum m, each weight is a code q of 4 to 8
+// bits. What is multiplied is round_bf16(d q + m), what a conversion to bf16 gives, in the order of
 // panels.h: results are bit for bit those of bf16 panels. d q is exact in fp32 (11 bits of d and 8
 // of q; of K-quants 11, 6 and 4 or 11, 7 and 5), so a fused multiply-add gives the same as two
-// operations.
+// operations; so is m of K-quants (11 + 6 bits).
 //
 // Codes become bf16 pairs in registers, once per panel and thread: the first rows are multiplied
 // with them at once, and if there are more rows the pairs are left behind as a panel of words.
@@ -23,6 +23,14 @@ constexpr int kFirstRows = kTileRows < 8 ? kTileRows : 8;
 // Prefetch distance in blocks of products that unpack each block once; at the end of a panel it
 // reaches into the next one.
 constexpr int64_t kBlocksAhead = 16;
+static_assert(kBlocksAhead % Layout<kQ4_K>::kGroup == 0);
+
+// As core.model.BLOCK_KINDS says, by which memory is allocated.
+static_assert(Layout<kQ4_0>::kGroupBytes == kPanel * 18);
+static_assert(Layout<kQ4_1>::kGroupBytes == kPanel * 20);
+static_assert(Layout<kQ8_0>::kGroupBytes == kPanel * 34);
+static_assert(Layout<kQ4_K>::kGroupBytes == kPanel * 148);
+static_assert(Layout<kQ6_K>::kGroupBytes == kPanel * 210);
 
 #if SP_TILES
 
@@ -192,7 +200,7 @@ void pack_block(const RawBlock<kKind>& raw, int column, uint8_t* panel, int64_t 
     __builtin_memcpy(writable(block.numbers) + (i * kPanel + column) * 2, raw.numbers + 2 * i, 2);
   for (int i = 0; i < L::kFactorBytes / kPanel; ++i)
     writable(block.factors)[i * kPanel + column] = raw.factors[i];
-  for (int k = 0; k < kBlock; ++k) put_code<L>(writable(block.codes), column, k, raw.codes[k]);
+  put_codes<L>(writable(block.codes), column, raw.codes);
 }
 
 template <int kKind>
@@ -225,7 +233,7 @@ void read_row(const uint8_t* weight, int64_t row, int64_t blocks, bf16* out) {
                 minimum = L::kMinimum ? number(1, L::kSets) : 0.f;
     for (int k = 0; k < kBlock; ++k) {
       float value = scales[k / 16] * code_of<L>(block.codes, column, k);
-      if constexpr (L::kMinimum) value += minimum;
+      if constexpr (L::kMinimum) value += L::kFactors ? -minimum : minimum;
       uint32_t bits;
       __builtin_memcpy(&bits, &value, 4);
       out[k].bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
@@ -253,8 +261,8 @@ void linear_on_blocks(const LinearCall& call) {
 
 extern "C" {
 
-// raw: [columns] rows of the file, each of `blocks` times kBlock values. to: panels
-// [ceil(columns / kPanel)][blocks] of Layout.
+// raw: [columns] rows of the file, each of `blocks` times kBlock values; `blocks` is a multiple of
+// kGroup. to: [ceil(columns / kPanel)] panels.
 void setpoint_pack_blocks(const uint8_t* raw, int64_t columns, int64_t blocks, uint8_t* to,
                           int32_t kind, int32_t threads) {
   switch (kind) {

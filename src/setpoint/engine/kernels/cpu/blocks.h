@@ -24,8 +24,9 @@ constexpr int place(int column, int parity) {
 //
 //   [kPanel] fp16 scales, for kinds with a minimum [kPanel] fp16 minimums,
 //   kGroup blocks of
-//     K-quants: [kSets][kPanel] int8 factors of the scales (one for the block, or one for each
-//     half), for kinds with a minimum [kPanel] int8 factors of the minimums, codes.
+//     in K-quants: [kSets][kPanel] int8 factors of the scales (one for the block, or one for each
+//     half), then for kinds with a minimum [kPanel] int8 factors of the minimums;
+//     in all kinds: codes.
 //
 // Codes of 8 bits: [kBlock / 2][place(column, k % 2)] int8. Shorter ones: [kBits / 2][place(column,
 // k % 2)] words. Of 4 bits word i has k = 16 i + 2 s + parity in bits 4 s … 4 s + 3. Of 6 bits
@@ -59,7 +60,7 @@ struct Layout {
 
   static int64_t panel_bytes(int64_t blocks) { return blocks / kGroup * kGroupBytes; }
 
-  // An even share of a group and what lies `ahead` of it, to the second-level cache.
+  // Brings share i of kGroup even shares of a group to the second-level cache.
   static inline __attribute__((always_inline)) void fetch(const uint8_t* group, int i) {
     constexpr int kShare = kGroupBytes / kGroup;
     const uint8_t* share = group + i * kShare;
@@ -107,6 +108,13 @@ inline __attribute__((always_inline)) vf products(const uint8_t* numbers, const 
   return halves(numbers);
 }
 
+// What is added: K-quants have what is subtracted.
+template <int kKind>
+inline __attribute__((always_inline)) vf minimums(const uint8_t* numbers, const uint8_t* factors) {
+  if constexpr (Layout<kKind>::kFactors) return -products<kKind>(numbers, factors);
+  return products<kKind>(numbers, factors);
+}
+
 constexpr int kWordBytes = 2 * kPanel * 4;  // of one word for each place
 
 // Codes q of 6 bits as 64 + q: bits of a word become the upper ones of a mantissa.
@@ -144,7 +152,7 @@ struct Columns {
         for (int i = 0; i < 2; ++i) minimum[set][i] = scale[set][i] * -96;
     }
     if constexpr (L::kMinimum)
-      twice(products<kKind>(numbers + kPanel * 2, factors + L::kSets * kPanel), minimum[0]);
+      twice(minimums<kKind>(numbers + kPanel * 2, factors + L::kSets * kPanel), minimum[0]);
   }
 
   // Pair w of a half.
@@ -162,7 +170,7 @@ struct Columns {
   inline __attribute__((always_inline)) __m512 values(int half, int w, int i) const {
     const int set = L::kSets == 1 ? 0 : half;
     const __m512 scale = this->scale[set][i];
-    if constexpr (L::kBits == 6)  // (64 + q) d - 96 d = (q - 32) d, which is exact
+    if constexpr (L::kBits == 6)  // (64 + q) d - 96 d = (q - 32) d, exact but for the sign of zero
       return _mm512_fmadd_ps((__m512)mantissas(codes + i * 64, half, w), scale, minimum[set][i]);
     if constexpr (L::kBits == 8) {
       const __m512i q = _mm512_cvtepi8_epi32(
@@ -200,7 +208,7 @@ struct Columns {
     for (int set = 0; set < L::kSets; ++set)
       scale[set] = products<kKind>(numbers, factors + set * kPanel);
     if constexpr (L::kMinimum)
-      minimum = products<kKind>(numbers + kPanel * 2, factors + L::kSets * kPanel);
+      minimum = minimums<kKind>(numbers + kPanel * 2, factors + L::kSets * kPanel);
   }
 
   inline __attribute__((always_inline)) MulBF16::vec word(int half, int w) const {

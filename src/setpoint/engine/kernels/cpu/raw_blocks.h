@@ -5,43 +5,38 @@
 
 namespace {
 
-// Where a panel has `count` bits of a code, from bit `low` of it on: in word `word`, from bit
-// `shift`.
+// Where a panel has `count` bits of a code of fewer than 8, from bit `low` of it on: in word
+// `word`, from bit `shift`.
 struct Field {
   int word, shift, low, count;
 };
 
-// Of code k, if it has fewer than 8 bits; 6 bits may be in two places.
+// Of code k, the first or second of two. Only a code of 6 bits has a second.
 template <int kBits>
-inline void fields_of(int k, Field (&fields)[2]) {
+inline Field field_of(int k, int i) {
   const int half = k / 16, s = k % 16 / 2;
-  fields[1] = {0, 0, 0, 0};
-  if (kBits == 4) {
-    fields[0] = {half, 4 * s, 0, 4};
-  } else if (s < 5) {
-    fields[0] = {half, 6 * s, 0, 6};
-  } else if (s < 7) {
-    fields[0] = {2, 16 * half + 6 * (s - 5), 0, 6};
-  } else {
-    fields[0] = {half, 30, 0, 2};
-    fields[1] = {2, 16 * half + 12, 2, 4};
-  }
+  if (kBits == 4) return {half, 4 * s, 0, i ? 0 : 4};
+  if (s < 5) return {half, 6 * s, 0, i ? 0 : 6};
+  if (s < 7) return {2, 16 * half + 6 * (s - 5), 0, i ? 0 : 6};
+  return i ? Field{2, 16 * half + 12, 2, 4} : Field{half, 30, 0, 2};
 }
 
-// The codes of a block were zero before.
 template <class L>
-inline void put_code(uint8_t* codes, int column, int k, uint8_t code) {
+inline void put_codes(uint8_t* to, int column, const uint8_t (&codes)[kBlock]) {
   if constexpr (L::kBits == 8) {
-    codes[k / 2 * 2 * kPanel + place(column, k % 2)] = code;
+    for (int k = 0; k < kBlock; ++k) to[k / 2 * 2 * kPanel + place(column, k % 2)] = codes[k];
   } else {
-    Field fields[2];
-    fields_of<L::kBits>(k, fields);
-    for (const Field& field : fields) {
-      uint8_t* at = codes + (field.word * 2 * kPanel + place(column, k % 2)) * 4;
-      const uint32_t bits = code >> field.low & ((1 << field.count) - 1);
-      const uint32_t word = load_raw<uint32_t>(at) | bits << field.shift;
-      __builtin_memcpy(at, &word, 4);
-    }
+    uint32_t words[L::kBits / 2][2] = {};
+#pragma GCC unroll 32
+    for (int k = 0; k < kBlock; ++k)
+      for (int i = 0; i < (L::kBits == 6 ? 2 : 1); ++i) {
+        const Field field = field_of<L::kBits>(k, i);
+        const uint32_t bits = codes[k] >> field.low & ((1 << field.count) - 1);
+        words[field.word][k % 2] |= bits << field.shift;
+      }
+    for (int i = 0; i < L::kBits / 2; ++i)
+      for (int parity = 0; parity < 2; ++parity)
+        __builtin_memcpy(to + (i * 2 * kPanel + place(column, parity)) * 4, &words[i][parity], 4);
   }
 }
 
@@ -51,10 +46,9 @@ inline int code_of(const uint8_t* codes, int column, int k) {
   if constexpr (L::kBits == 8) {
     return (int8_t)codes[k / 2 * 2 * kPanel + place(column, k % 2)];
   } else {
-    Field fields[2];
-    fields_of<L::kBits>(k, fields);
     int code = 0;
-    for (const Field& field : fields) {
+    for (int i = 0; i < 2; ++i) {
+      const Field field = field_of<L::kBits>(k, i);
       const uint8_t* at = codes + (field.word * 2 * kPanel + place(column, k % 2)) * 4;
       code |= (load_raw<uint32_t>(at) >> field.shift & ((1 << field.count) - 1)) << field.low;
     }
@@ -93,7 +87,7 @@ struct RawBlock {
   void read_q4_k(int b) {
     const uint8_t *six = numbers + 4, *low = six + 12 + b / 2 * 32;
     factors[0] = b < 4 ? six[b] & 63 : (six[b + 4] & 15) | six[b - 4] >> 6 << 4;
-    factors[1] = -(b < 4 ? six[b + 4] & 63 : six[b + 4] >> 4 | six[b] >> 6 << 4);
+    factors[1] = b < 4 ? six[b + 4] & 63 : six[b + 4] >> 4 | six[b] >> 6 << 4;
     for (int k = 0; k < kBlock; ++k) codes[k] = low[k] >> (b % 2 * 4) & 15;
   }
 
