@@ -46,7 +46,8 @@ def quantised(
     """Random blocks (all codes, scales of both signs, zero and subnormal), and what the conversion
     makes of them."""
     rng, block = np.random.default_rng(seed), BLOCK_KINDS[kind]
-    num_blocks = k // block.num_values
+    num_blocks, rest = divmod(k, block.num_values)
+    assert not rest
     scales = rng.normal(0, size, (2, columns, num_blocks)).astype(np.float16)
     scales[:, ::7] *= np.float16(1e-4)
     scales[0, ::5] = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_gguf_blocks import quantised
+from test_gguf_blocks import quantised, row_of
 
 from setpoint.engine.kernels.cpu import build, choices, library
 from setpoint.engine.kernels.cpu.calls import LinearCall
@@ -83,7 +83,8 @@ def test_bf16_has_the_same_bits_however_it_is_multiplied(columns, k, gate, level
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", block_linear.KINDS)
 def test_blocks_have_the_same_bits_however_they_are_multiplied(kind, level):
-    blocks, weight = quantised(kind, 96, 608)
+    k = row_of(kind, 5)
+    blocks, weight = quantised(kind, 96, k)
     for gate in GATES:
         method, panels = (
             block_linear.create(BF16, level=level),
@@ -95,7 +96,7 @@ def test_blocks_have_the_same_bits_however_they_are_multiplied(kind, level):
             else (method.pack_gated(blocks, None, gate), panels.pack_gated(weight, None, gate))
         )
         for rows in ROWS:
-            x = numbers(rows, 608)
+            x = numbers(rows, k)
             both = [(packed(x), words(x)) for _ in implementations(level, "bf16")]
             assert all_equal([each for pair in both for each in pair]), (rows, gate)
 
