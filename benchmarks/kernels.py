@@ -119,9 +119,7 @@ def block_products(level: str | None, clock: Timer) -> None:
     pairs = []
     for name, (columns, k) in ALL_PRODUCTS:
         kind = "Q8_0" if name == "head" else "Q4_1"
-        stored = BLOCK_KINDS[kind]
-        row_bytes = k // stored.num_values * stored.num_bytes
-        raw = torch.randint(0, 64, (columns, row_bytes), dtype=torch.uint8)
+        raw = torch.randint(0, 64, (columns, BLOCK_KINDS[kind].row_bytes(k)), dtype=torch.uint8)
         pairs.append(
             (
                 ours.pack(Blocks(kind, raw), None),

@@ -184,7 +184,7 @@ def _blocks(folder: Path, tensors: list[safetensors_file.TensorInfo]) -> KeptBlo
         name, _, kind = tensor.name.rpartition(".")
         if block := BLOCK_KINDS.get(kind):
             kept[name, kind] = tensor.num_bytes
-            held[name] = tensor.num_bytes // block.num_bytes * block.held_bytes
+            held[name] = block.in_memory(tensor.num_bytes)
     return KeptBlocks(
         num_parameters=sum(sizes.get(name, 0) for name, _ in kept),
         num_bytes=sum(kept.values()),

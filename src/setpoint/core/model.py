@@ -42,6 +42,14 @@ class BlockKind:
     held_bytes: int
     """Bytes of a block in memory, in the layout of ``engine.kernels.cpu`` (blocks.h)."""
 
+    def row_bytes(self, num_values: int) -> int:
+        """Bytes in a file of a row of so many values, a multiple of a block's."""
+        return num_values // self.num_values * self.num_bytes
+
+    def in_memory(self, num_bytes: int) -> int:
+        """Bytes in memory of what has ``num_bytes`` in a file."""
+        return num_bytes // self.num_bytes * self.held_bytes
+
 
 BLOCK_KINDS = {
     "Q4_0": BlockKind(32, 18, 18),

@@ -115,9 +115,9 @@ class Checkpoint:
         for part in parts:
             file, handle, stored = self.blocks[f"{part.name}.{kind}"]
             found = _read(file, handle, stored)
-            num_blocks, rest = divmod(part.shape[1], block.num_values)
-            expected = (part.shape[0], num_blocks * block.num_bytes)
-            if found.dtype != torch.uint8 or found.shape != expected or rest:
+            columns, k = part.shape
+            expected = (columns, block.row_bytes(k))
+            if found.dtype != torch.uint8 or found.shape != expected or k % block.num_values:
                 raise CheckpointError(
                     f"Tensor {stored!r} in {file} has shape {list(found.shape)}; the config asks"
                     f" for {list(expected)}."

@@ -37,11 +37,9 @@ class BlockWeight(PanelWeight):
             bias = None if bias is None else alternating(bias, kernels.vector_columns)
         columns, row_bytes = raw.shape
         stored = BLOCK_KINDS[blocks.kind]
-        num_stored = row_bytes // stored.num_bytes
-        num_blocks = num_stored * stored.num_values // BLOCK
-        panels = in_huge_pages(
-            (-(-columns // PANEL), PANEL * num_stored * stored.held_bytes), torch.uint8
-        )
+        num_blocks = row_bytes // stored.num_bytes * stored.num_values // BLOCK
+        panel_bytes = PANEL * stored.in_memory(row_bytes)
+        panels = in_huge_pages((-(-columns // PANEL), panel_bytes), torch.uint8)
         kernels.pack_blocks(
             raw.data_ptr(), columns, num_blocks, panels.data_ptr(), kind, torch.get_num_threads()
         )
