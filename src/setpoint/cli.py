@@ -137,7 +137,7 @@ def _replay(arguments: list[str]) -> int:
 
 def _doctor(arguments: list[str]) -> int:
     line, _ = _read("doctor", arguments)
-    from setpoint.advisor.doctor.command import doctor
+    from setpoint.doctor.command import doctor
 
     return doctor(line.own)
 

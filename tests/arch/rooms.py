@@ -8,12 +8,12 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), {"numpy", "msgspec"}),
     "planning": ({"core"}, set()),
     "observe": ({"core"}, {"msgspec"}),
-    "advisor": (
+    "doctor": (
         {"core", "observe", "recording"},
         {"httpx2", "msgspec", "numpy", "prometheus_client", "zstandard"},
     ),
-    "advisor.doctor.report": ({"advisor", "core", "observe"}, {"rich"}),
-    "advisor.doctor.command": ({"advisor", "advisor.doctor.report", "config", "core"}, {"rich"}),
+    "doctor.report": ({"doctor", "core", "observe"}, {"rich"}),
+    "doctor.command": ({"doctor", "doctor.report", "config", "core"}, {"rich"}),
     "config": ({"core", "planning"}, {"msgspec", "psutil", "yaml"}),
     "checkpoint": ({"core"}, {"numpy", "gguf", "huggingface_hub", "tokenizers"}),
     "ipc": ({"core"}, {"msgspec"}),
@@ -134,7 +134,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "launch": (
         {
-            "advisor",
+            "doctor",
             "core",
             "config",
             "planning",
@@ -169,7 +169,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "batch.command": ({"batch", "config", "core", "launch", "observe"}, {"uvloop"}),
     "playback": (
         {
-            "advisor",
+            "doctor",
             "config",
             "core",
             "frontend",
@@ -181,7 +181,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"fastapi", "msgspec", "starlette", "uvicorn"},
     ),
     "top": (
-        {"advisor", "advisor.doctor.report", "config", "core", "observe"},
+        {"doctor", "doctor.report", "config", "core", "observe"},
         {"httpx2", "msgspec", "rich"},
     ),
     "set_options": ({"config", "core"}, {"httpx2", "msgspec"}),
@@ -215,7 +215,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "cli": (
         {
-            "advisor.doctor.command",
+            "doctor.command",
             "batch.command",
             "bench",
             "bench.bare",

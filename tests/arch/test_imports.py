@@ -23,7 +23,7 @@ CONTROL_PLANE = (
     "grammar",
     "recording",
     "frontend",
-    "advisor",
+    "doctor",
     "batch",
     "cli",
     "launch.server",

@@ -1,4 +1,8 @@
-"""Files and functions are short, without exceptions; C++ files, too."""
+"""Files stay readable and functions short, without exceptions; C++ files, too.
+
+One concept, one file: the limit is there to make an author ask whether a file holds two concepts,
+not to have a concept cut in two.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,8 @@ import setpoint
 
 ROOT = Path(setpoint.__file__).parent
 REPOSITORY = ROOT.parents[1]
-MAX_FILE = 400
+MAX_FILE = 600
 MAX_FUNCTION = 60
-P90_FILE = 230
-"""Lines that nine of ten modules of the package do not exceed."""
 
 
 def cpp_files() -> list[Path]:
@@ -32,15 +34,6 @@ def test_files_are_short() -> None:
     for path in python_files() + cpp_files():
         name, lines = str(path.relative_to(REPOSITORY)), len(path.read_text().splitlines())
         assert lines <= MAX_FILE, f"{name} has {lines} lines"
-
-
-def test_most_files_are_shorter() -> None:
-    """Largest first in the message: the first ones to split along a seam."""
-    sizes = sorted(
-        ((len(path.read_text().splitlines()), path.name) for path in ROOT.rglob("*.py")),
-        reverse=True,
-    )
-    assert sizes[len(sizes) // 10][0] <= P90_FILE, sizes[: len(sizes) // 10]
 
 
 def test_functions_are_short() -> None:

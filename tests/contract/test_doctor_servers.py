@@ -13,11 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from test_doctor_route import INFO, capped
 
-from setpoint.advisor.doctor.observations import Observations
-from setpoint.advisor.doctor.readers import pages
-from setpoint.advisor.doctor.readers.sources import observe_sources
-from setpoint.advisor.doctor.watching import Watched
 from setpoint.core.errors import SourceError
+from setpoint.doctor.observations import Observations
+from setpoint.doctor.readers import pages
+from setpoint.doctor.readers.sources import observe_sources
+from setpoint.doctor.watching import Watched
 from setpoint.launch.doctor import ServerDoctor
 from setpoint.testing.fake_engine import FakeEngine
 

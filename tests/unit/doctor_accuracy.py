@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from setpoint.advisor.doctor.diagnose import diagnose
-from setpoint.advisor.doctor.findings import Report
-from setpoint.advisor.doctor.lives import main_one
-from setpoint.advisor.doctor.readers.sources import observe_sources
 from setpoint.core.errors import SourceError
+from setpoint.doctor.diagnose import diagnose
+from setpoint.doctor.findings import Report
+from setpoint.doctor.lives import main_one
+from setpoint.doctor.readers.sources import observe_sources
 
 REPOSITORY = Path(__file__).parents[2]
 CORPUS = REPOSITORY / "tests" / "doctor_corpus"

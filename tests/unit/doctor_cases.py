@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from setpoint.advisor.doctor.observations import Event, Facts, Observations, Rank, Source
+from setpoint.doctor.observations import Event, Facts, Observations, Rank, Source
 from setpoint.observe.moments import Moment
 
 GAP = 2.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from setpoint.advisor.doctor.findings import Action, Effect, Finding, PhaseSpan, Report, RuledOut
-from setpoint.advisor.doctor.observations import (
+from setpoint.doctor.findings import Action, Effect, Finding, PhaseSpan, Report, RuledOut
+from setpoint.doctor.observations import (
     Event,
     Evidence,
     Facts,

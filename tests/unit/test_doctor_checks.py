@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from doctor_cases import decode, prefill, rank, retract, seen
 
-from setpoint.advisor.doctor.diagnose import diagnose
-from setpoint.advisor.doctor.findings import Report
-from setpoint.advisor.doctor.observations import Rank
+from setpoint.doctor.diagnose import diagnose
+from setpoint.doctor.findings import Report
+from setpoint.doctor.observations import Rank
 from setpoint.observe.moments import Moment
 
 READY: dict[str, Any] = {

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from setpoint import cli
-from setpoint.advisor.doctor.checks import CHECKS
-from setpoint.advisor.doctor.readers import pages
+from setpoint.doctor.checks import CHECKS
+from setpoint.doctor.readers import pages
 
 CASES = Path(__file__).parents[1] / "doctor_corpus" / "cases"
 

@@ -9,12 +9,12 @@ from doctor_cases import decode, rank, seen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from setpoint.advisor.doctor.checks import BY_CAUSE, CHECKS
-from setpoint.advisor.doctor.diagnose import diagnose, opposed, ranked, without_contradictions
-from setpoint.advisor.doctor.equations import conservativeness_against_retractions
-from setpoint.advisor.doctor.findings import Action, Finding
-from setpoint.advisor.doctor.observations import Event, Facts, Observations, Rank, Source
 from setpoint.core.records import Refusal
+from setpoint.doctor.checks import BY_CAUSE, CHECKS
+from setpoint.doctor.diagnose import diagnose, opposed, ranked, without_contradictions
+from setpoint.doctor.equations import conservativeness_against_retractions
+from setpoint.doctor.findings import Action, Finding
+from setpoint.doctor.observations import Event, Facts, Observations, Rank, Source
 from setpoint.observe.moments import Moment
 
 SHARES = st.one_of(st.none(), st.floats(0, 1), st.floats(0, 10))

@@ -16,9 +16,9 @@ import tempfile
 from pathlib import Path
 
 import setpoint
-from setpoint.advisor.doctor.checks import CHECKS
-from setpoint.advisor.doctor.contract import contract
-from setpoint.advisor.doctor.findings import Report
+from setpoint.doctor.checks import CHECKS
+from setpoint.doctor.contract import contract
+from setpoint.doctor.findings import Report
 
 PAGE = Path(setpoint.__file__).parents[2] / "docs" / "doctor.md"
 TABLE = re.compile(r"(<!-- causes: [^\n]*-->\n)(.*?)(<!-- end of causes -->)", re.DOTALL)

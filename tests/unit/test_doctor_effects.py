@@ -9,10 +9,10 @@ from doctor_cases import decode, prefill, rank, seen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setpoint.advisor.doctor.case import examine
-from setpoint.advisor.doctor.checks.common import fixed_share_of, steps, throughput_effect
-from setpoint.advisor.doctor.findings import Effect
-from setpoint.advisor.doctor.step_times import Step, fixed_share
+from setpoint.doctor.case import examine
+from setpoint.doctor.checks.common import fixed_share_of, steps, throughput_effect
+from setpoint.doctor.findings import Effect
+from setpoint.doctor.step_times import Step, fixed_share
 from setpoint.observe.moments import Moment
 
 NOISE = 0.1

@@ -15,10 +15,10 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setpoint.advisor.doctor.observations import Observations
-from setpoint.advisor.doctor.readers.log import stream
-from setpoint.advisor.doctor.readers.log.reader import read_chunks, read_log
 from setpoint.core.errors import SourceError
+from setpoint.doctor.observations import Observations
+from setpoint.doctor.readers.log import stream
+from setpoint.doctor.readers.log.reader import read_chunks, read_log
 
 EARLY_2024 = """\
 new fill batch. #seq: 2. #cached_token: 478. #new_token: 254. #remaining_req: 3. #running_req: 4. tree_cache_hit_rate: 80.81%.

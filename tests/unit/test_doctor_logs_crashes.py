@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from setpoint.advisor.doctor.diagnose import diagnose
-from setpoint.advisor.doctor.findings import Report
-from setpoint.advisor.doctor.readers.log.reader import read_chunks
+from setpoint.doctor.diagnose import diagnose
+from setpoint.doctor.findings import Report
+from setpoint.doctor.readers.log.reader import read_chunks
 
 ARGS = "server_args=ServerArgs(model_path='/models/m', tp_size={tp}, mem_fraction_static={fraction}, max_running_requests=None, chunked_prefill_size={chunk}, disable_cuda_graph={eager}, cuda_graph_max_bs=None, attention_backend={backend}, schedule_conservativeness=1.0, max_total_tokens=None)"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.10 GiB of which 98.00 MiB is free. Process 3877 has 78.89 GiB memory in use."

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.advisor.doctor.observations import Observations
-from setpoint.advisor.doctor.readers.folder import read_folder
-from setpoint.advisor.doctor.readers.log.reader import read_chunks
-from setpoint.advisor.doctor.readers.log.server_args import options_of
-from setpoint.advisor.doctor.readers.sources import observe_sources
 from setpoint.core.errors import SourceError
+from setpoint.doctor.observations import Observations
+from setpoint.doctor.readers.folder import read_folder
+from setpoint.doctor.readers.log.reader import read_chunks
+from setpoint.doctor.readers.log.server_args import options_of
+from setpoint.doctor.readers.sources import observe_sources
 
 
 def decode(
@@ -229,7 +229,7 @@ SIZE = 1_000_000_000
 SECONDS = 90  # three times what is wanted of one core of a machine that does nothing else
 READ = """
 import sys, time
-from setpoint.advisor.doctor.readers.log.reader import read_log
+from setpoint.doctor.readers.log.reader import read_log
 (seen,) = read_log(sys.argv[1])
 # getrusage would count the parent that this process was forked from
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.advisor.doctor.readers import metrics
-from setpoint.advisor.doctor.readers.metrics import RESTARTED, of_scrapes
-from setpoint.advisor.doctor.readers.scrape import Scrape, read_scrape
-from setpoint.advisor.doctor.readers.sources import observe_sources
 from setpoint.core.errors import SourceError
+from setpoint.doctor.readers import metrics
+from setpoint.doctor.readers.metrics import RESTARTED, of_scrapes
+from setpoint.doctor.readers.scrape import Scrape, read_scrape
+from setpoint.doctor.readers.sources import observe_sources
 from setpoint.observe.moments import Moment
 
 OLD = """\

@@ -7,12 +7,12 @@ from doctor_report_cases import BEGAN, report, seen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from setpoint.advisor.doctor.findings import Report
-from setpoint.advisor.doctor.observations import Facts, Observations, Rank, Source
-from setpoint.advisor.doctor.report.drawing import chart
-from setpoint.advisor.doctor.report.figures import Charts, charts, duration
-from setpoint.advisor.doctor.report.plots import ASCII, UNICODE, phases, plot
-from setpoint.advisor.doctor.report.wording import of_figure
+from setpoint.doctor.findings import Report
+from setpoint.doctor.observations import Facts, Observations, Rank, Source
+from setpoint.doctor.report.drawing import chart
+from setpoint.doctor.report.figures import Charts, charts, duration
+from setpoint.doctor.report.plots import ASCII, UNICODE, phases, plot
+from setpoint.doctor.report.wording import of_figure
 from setpoint.observe.moments import Moment
 
 

@@ -11,10 +11,10 @@ from html.parser import HTMLParser
 import pytest
 from doctor_report_cases import empty_handed_report, finding, healthy_report, report, seen
 
-from setpoint.advisor.doctor.checks import BY_CAUSE
-from setpoint.advisor.doctor.findings import Report
-from setpoint.advisor.doctor.observations import Evidence, Facts, Observations
-from setpoint.advisor.doctor.report.html import page
+from setpoint.doctor.checks import BY_CAUSE
+from setpoint.doctor.findings import Report
+from setpoint.doctor.observations import Evidence, Facts, Observations
+from setpoint.doctor.report.html import page
 
 VOID = {"meta", "line", "rect", "path", "br"}
 

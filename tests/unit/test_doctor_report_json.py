@@ -12,9 +12,9 @@ import jsonschema
 import pytest
 from doctor_report_cases import empty_handed_report, finding, healthy_report, report
 
-from setpoint.advisor.doctor.contract import contract
-from setpoint.advisor.doctor.findings import Action, Effect, Report
-from setpoint.advisor.doctor.observations import Evidence
+from setpoint.doctor.contract import contract
+from setpoint.doctor.findings import Action, Effect, Report
+from setpoint.doctor.observations import Evidence
 
 TEXT, NUMBER = {"type": "string"}, {"type": "number"}
 SHARE = {"type": "number", "minimum": 0, "maximum": 1}

@@ -11,11 +11,11 @@ import pytest
 from doctor_report_cases import empty_handed_report, finding, healthy_report, report, seen
 from rich.console import Console
 
-from setpoint.advisor.doctor.checks import BY_CAUSE
-from setpoint.advisor.doctor.findings import Action, Effect, Report, RuledOut
-from setpoint.advisor.doctor.observations import Evidence, Facts, Observations, Source
-from setpoint.advisor.doctor.report import wording
-from setpoint.advisor.doctor.report.terminal import MAX_LINES, print_report
+from setpoint.doctor.checks import BY_CAUSE
+from setpoint.doctor.findings import Action, Effect, Report, RuledOut
+from setpoint.doctor.observations import Evidence, Facts, Observations, Source
+from setpoint.doctor.report import wording
+from setpoint.doctor.report.terminal import MAX_LINES, print_report
 
 EMPTY = Observations(sources=[Source("x.log", "log")], facts=Facts(), ranks=[])
 

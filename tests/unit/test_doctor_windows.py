@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from doctor_runs import LONG, POOL, SHORT, Run, run_for
 
-from setpoint.advisor.doctor.diagnose import diagnose
-from setpoint.advisor.doctor.observations import Observations
-from setpoint.advisor.doctor.readers.kept import live_observations
-from setpoint.advisor.doctor.readers.log.reader import read_chunks
-from setpoint.advisor.doctor.readers.metrics import of_scrapes
-from setpoint.advisor.doctor.readers.scrape import read_scrape
-from setpoint.advisor.doctor.readers.sources import observe_sources
+from setpoint.doctor.diagnose import diagnose
+from setpoint.doctor.observations import Observations
+from setpoint.doctor.readers.kept import live_observations
+from setpoint.doctor.readers.log.reader import read_chunks
+from setpoint.doctor.readers.metrics import of_scrapes
+from setpoint.doctor.readers.scrape import read_scrape
+from setpoint.doctor.readers.sources import observe_sources
 from setpoint.observe.moments import Moment, merged
 from setpoint.testing.traffic import Load
 

@@ -1,16 +1,16 @@
-"""The doctor of a server: gives the frontend's watch (``frontend.watching``) the advisor's checks,
+"""The doctor of a server: gives the frontend's watch (``frontend.watching``) the doctor's checks,
 which the frontend does not know."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from setpoint.advisor.doctor.contract import contract
-from setpoint.advisor.doctor.diagnose import ADVICE, STATES, diagnose
-from setpoint.advisor.doctor.limits import Limits, binding_limit
-from setpoint.advisor.doctor.observations import Observations
-from setpoint.advisor.doctor.readers.info import facts_of
-from setpoint.advisor.doctor.readers.kept import live_observations
+from setpoint.doctor.contract import contract
+from setpoint.doctor.diagnose import ADVICE, STATES, diagnose
+from setpoint.doctor.limits import Limits, binding_limit
+from setpoint.doctor.observations import Observations
+from setpoint.doctor.readers.info import facts_of
+from setpoint.doctor.readers.kept import live_observations
 from setpoint.frontend.limit_news import Diagnosis
 from setpoint.frontend.service import Service
 from setpoint.frontend.watching import Life

@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from setpoint.advisor.doctor.case import examine
-from setpoint.advisor.doctor.contract import contract
-from setpoint.advisor.doctor.diagnose import diagnose
-from setpoint.advisor.doctor.limits import binding_limit
-from setpoint.advisor.doctor.observations import Observations
-from setpoint.advisor.doctor.readers.kept import observed
-from setpoint.advisor.doctor.readers.recording import opened, read_recording
 from setpoint.core.errors import SourceError
+from setpoint.doctor.case import examine
+from setpoint.doctor.contract import contract
+from setpoint.doctor.diagnose import diagnose
+from setpoint.doctor.limits import binding_limit
+from setpoint.doctor.observations import Observations
+from setpoint.doctor.readers.kept import observed
+from setpoint.doctor.readers.recording import opened, read_recording
 from setpoint.observe.moments import Moment
 from setpoint.playback.lives import Lives
 

@@ -1,2 +1,0 @@
-"""Says what limits a server and what to change. Reads what servers tell about themselves; never
-reaches into one."""

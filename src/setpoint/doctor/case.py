@@ -1,0 +1,247 @@
+"""What a check is given: the observations, and what several checks compute from them."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from setpoint.doctor.findings import Phase, PhaseSpan
+from setpoint.doctor.limits import AT_BUDGET, Limits, at_budget, binding_limit
+from setpoint.doctor.load import Load, weigh
+from setpoint.doctor.observations import Facts, Observations, Rank
+from setpoint.doctor.phases import MIN_GAP_S, label, running_of, spans, waits
+from setpoint.observe.moments import Moment
+
+MIN_COVERAGE = 0.5
+MIN_LINES = 5
+MIN_SECONDS = 20.0
+MIN_DECODING = 0.1
+MANY_LINES = 10
+"""This many lines are evidence, however little time they span."""
+NEARLY = 0.97
+PINNED = 0.7
+"""Share of the moments with a queue in which the same number of requests runs, if that number is a
+cap that the source does not name."""
+LINES_PER_MINUTE = 60.0
+"""Batch lines of a minute, if the source has no clock: 40 decode steps take about a second."""
+MIN_BUDGET = 256
+"""Smaller prefill batches are not taken for full ones."""
+MANY_EQUAL = 6
+"""Batches of exactly the greatest size, which is then their budget, however many are smaller."""
+LOADED: tuple[Phase, ...] = ("steady",)
+
+
+@dataclass(slots=True, frozen=True)
+class Case:
+    """Frozen view of one server. Checks are pure functions of it."""
+
+    seen: Observations
+    phases: dict[str, list[PhaseSpan]] = field(default_factory=dict)
+    """By the name of the rank."""
+    loads: dict[str, Load] = field(default_factory=dict)
+    """Steady phases by the name of the rank."""
+    load: Load = field(default_factory=Load)
+    """Steady phases of all ranks, in the order of time."""
+    decoding: Load = field(default_factory=Load)
+    """Those moments of ``load`` in which requests generated, or all if these are too few to stand
+    for it: usage and running requests are judged here, because lines about a prefill show them
+    before their new requests have joined."""
+    limits: Limits = field(default_factory=Limits)
+    slots_named: bool = False
+    """The source names the cap of ``limits.slots``; otherwise it is inferred from requests that
+    stand at one number."""
+    retractions_per_minute: float = 0.0
+    """Of the rank that has most, over its busy time."""
+    num_retractions: int = 0
+    """Of all ranks."""
+
+    @property
+    def facts(self) -> Facts:
+        return self.seen.facts
+
+    @property
+    def ranks(self) -> list[Rank]:
+        return self.seen.ranks
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """A server option by its field name; ``default`` if the source does not tell it."""
+        value = self.facts.options.get(name)
+        return default if value is None else value
+
+    def number(self, name: str) -> float | None:
+        """A server option that is a number, or None."""
+        value = self.facts.options.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return float(value)
+
+    @property
+    def has_load(self) -> bool:
+        """Enough batches under load, read well enough, for a judgement."""
+        if len(self.load) < MIN_LINES or self.seen.coverage < MIN_COVERAGE:
+            return False
+        if len(self.load) >= MANY_LINES or not self.load.has_clock:
+            return True
+        return self.load.seconds >= MIN_SECONDS
+
+    @property
+    def conservativeness(self) -> float:
+        value = self.number("schedule_conservativeness")
+        return 1.0 if value is None else value
+
+    def queued(self, load: Load | None = None) -> Load:
+        """The part of a load in which requests wait."""
+        return (load or self.decoding).where(waits)
+
+    def share_of(self, limit: str) -> float:
+        """Share of the loaded time in which this limit binds."""
+        return self.load.share(lambda moment: binding_limit(moment, self.limits) == limit)
+
+
+def examine(seen: Observations) -> Case:
+    """The case of these observations."""
+    phases, loads = {}, {}
+    clock = all(source.clock != "none" for source in seen.sources)
+    for rank in seen.ranks:
+        labels = label(rank.moments)
+        ready = [event.at for event in rank.events if event.kind == "ready"]
+        phases[rank.name] = spans(rank.moments, labels, ready[0] if ready else None)
+        loads[rank.name] = _steady(rank.moments, labels, clock)
+    pairs = [
+        pair for load in loads.values() for pair in zip(load.moments, load.weights, strict=True)
+    ]
+    pairs.sort(key=lambda pair: pair[0].at)
+    load = Load(tuple(m for m, _ in pairs), tuple(w for _, w in pairs), clock)
+    decoding = load.where(lambda moment: moment.num_decode > 0)
+    if len(decoding) < max(MIN_LINES, MIN_DECODING * len(load)):
+        decoding = load
+    limits, named = _limits(seen.facts, load, decoding)
+    return Case(
+        seen=seen,
+        phases=phases,
+        loads=loads,
+        load=load,
+        decoding=decoding,
+        limits=limits,
+        slots_named=named,
+        num_retractions=sum(_retractions(rank) for rank in seen.ranks),
+        retractions_per_minute=max((_rate(rank, clock) for rank in seen.ranks), default=0.0),
+    )
+
+
+def _steady(moments: list[Moment], labels: list[Phase], clock: bool) -> Load:
+    weights = weigh(moments, MIN_GAP_S)
+    if not clock or not any(weights):
+        weights = [1.0] * len(moments)
+    kept = [i for i, name in enumerate(labels) if name in LOADED and tells(moments[i])]
+    return Load(tuple(moments[i] for i in kept), tuple(weights[i] for i in kept), clock)
+
+
+def tells(moment: Moment) -> bool:
+    """Whether it shows a batch or a queue; a moment may hold nothing but a retraction."""
+    return moment.running is not None or moment.queue is not None or moment.usage is not None
+
+
+def _retractions(rank: Rank) -> int:
+    counted = sum(moment.retractions for moment in rank.moments)
+    return max(counted, rank.num_events.get("retraction", 0))
+
+
+def _rate(rank: Rank, clock: bool) -> float:
+    """Retractions per minute of the busy time, or of its last three quarters if they are fewer
+    there: what a load began with and has ceased does not bind any more."""
+    rate = _retractions(rank) / _busy_minutes(rank, clock)
+    later = replace(rank, moments=rank.moments[len(rank.moments) // 4 :], num_events={})
+    if not any(moment.retractions for moment in rank.moments) or not later.moments:
+        return rate
+    return min(rate, _retractions(later) / _busy_minutes(later, clock))
+
+
+def _busy_minutes(rank: Rank, clock: bool) -> float:
+    """At least half a minute, so that one retraction in a short log is no rate."""
+    if clock:
+        minutes = sum(weigh(rank.moments, MIN_GAP_S)) / 60
+    else:
+        minutes = sum(max(moment.num_decode, 1) for moment in rank.moments) / LINES_PER_MINUTE
+    return max(minutes, 0.5)
+
+
+def _limits(facts: Facts, load: Load, decoding: Load) -> tuple[Limits, bool]:
+    slots, named = _slots(facts, decoding)
+    tokens, whole = _prefill_tokens(facts, load)
+    reasons = any(moment.refusals for moment in load.moments)
+    limits = Limits(slots, tokens, whole_prompts=whole, reasons=reasons)
+    waiting = load.where(lambda moment: waits(moment) and moment.num_prefill > 0)
+    full = waiting.where(lambda moment: at_budget(moment, limits))
+    decodes = sum(1 for moment in load.moments if moment.num_decode and not moment.num_prefill)
+    # Prefill goes before decode: where its batches are always full, few decode steps run between.
+    bound = len(full) >= max(3, 0.6 * len(waiting), 0.5 * decodes)
+    return replace(limits, prefill_bound=bound), named
+
+
+def _slots(facts: Facts, decoding: Load) -> tuple[float | None, bool]:
+    """The cap of running requests of one rank, and whether the source names it."""
+    most = decoding.most(running_of) or 0.0
+    named = facts.max_running_requests
+    option = facts.options.get("max_running_requests")
+    if named is None and isinstance(option, int) and not isinstance(option, bool):
+        parts = facts.options.get("attn_dp_size") or facts.options.get("dp_size") or 1
+        divided = option // parts if isinstance(parts, int) and parts > 0 else option
+        named = divided if most <= divided else option
+    pipeline = facts.options.get("pp_size")
+    if named and isinstance(pipeline, int) and pipeline > 1 and most <= named // pipeline:
+        named //= pipeline
+    if named and most <= 1.05 * named:
+        return float(named), True
+    return _pinned(decoding), False
+
+
+def _pinned(decoding: Load) -> float | None:
+    """The number at which running requests stand still while others wait."""
+    waiting = decoding.where(lambda moment: waits(moment) and moment.num_decode > 0)
+    running = [(m.running, m.running_max or m.running) for m in waiting.moments if m.running]
+    if len(running) < MIN_LINES:
+        return None
+    most = max(peak for _, peak in running)
+    if most != int(most):
+        return None
+    # The mean of several batches is a little lower: a slot is empty until the next step.
+    stands = sum(peak == most and mean >= NEARLY * most for mean, peak in running)
+    return most if stands >= PINNED * len(running) else None
+
+
+def _prefill_tokens(facts: Facts, load: Load) -> tuple[float | None, bool]:
+    """Prompt tokens that one prefill batch may have, and whether prompts stay whole in it."""
+    chunk = _size(facts.chunked_prefill_size, facts.options.get("chunked_prefill_size"))
+    most = _size(facts.max_prefill_tokens, facts.options.get("max_prefill_tokens"))
+    if chunk is None:
+        seen = _usual_prefill(load)
+        return (seen, False) if seen is not None else (most, True)
+    if chunk > 0 and (most is None or most <= 0 or chunk <= most):
+        return chunk, False
+    return (most, True) if most and most > 0 else (None, True)
+
+
+def _size(*values: Any) -> float | None:
+    """The first of these that is a number."""
+    for value in values:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    return None
+
+
+def _usual_prefill(load: Load) -> float | None:
+    """The size at which batches stop, if no line names it: the last prompt is cut there."""
+    sizes = [
+        moment.new_tokens / moment.num_prefill for moment in load.moments if moment.num_prefill
+    ]
+    if len(sizes) < MIN_LINES or max(sizes) < MIN_BUDGET:
+        return None
+    usual = statistics.mode(sizes)
+    same = sum(size >= AT_BUDGET * usual for size in sizes) >= 0.5 * len(sizes)
+    if usual >= 0.98 * max(sizes) and sizes.count(usual) >= 3 and same:
+        return usual
+    # Prompts of a natural length do not meet at the greatest one; chunks of long prompts do.
+    most = max(sizes)
+    return most if most % MIN_BUDGET == 0 and sizes.count(most) >= MANY_EQUAL else None

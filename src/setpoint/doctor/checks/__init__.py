@@ -1,0 +1,66 @@
+"""The checks: one file for each cause, with its rule, its source in the guides and its
+counter-evidence."""
+
+from __future__ import annotations
+
+from setpoint.doctor.checks import (
+    admission_delayed,
+    backend_suboptimal,
+    batch_too_large,
+    client_bound,
+    grammar_queue,
+    graph_miss,
+    healthy,
+    host_bound,
+    kv_conservative,
+    kv_full,
+    kv_optimistic,
+    long_prompt_blocking,
+    mem_headroom_low,
+    mem_underused,
+    not_enough_evidence,
+    oom_decode,
+    oom_init,
+    oom_prefill,
+    other_pool_full,
+    parallelism_suboptimal,
+    pool_leak,
+    prefill_budget,
+    prefix_miss,
+    queue_too_long,
+    rank_imbalance,
+    seq_cap,
+    server_dead,
+)
+from setpoint.doctor.checks.check import Check
+
+CHECKS: tuple[Check, ...] = (
+    server_dead.CHECK,
+    pool_leak.CHECK,
+    oom_init.CHECK,
+    oom_prefill.CHECK,
+    oom_decode.CHECK,
+    client_bound.CHECK,
+    seq_cap.CHECK,
+    kv_conservative.CHECK,
+    kv_optimistic.CHECK,
+    kv_full.CHECK,
+    prefill_budget.CHECK,
+    long_prompt_blocking.CHECK,
+    queue_too_long.CHECK,
+    prefix_miss.CHECK,
+    graph_miss.CHECK,
+    mem_underused.CHECK,
+    batch_too_large.CHECK,
+    mem_headroom_low.CHECK,
+    parallelism_suboptimal.CHECK,
+    backend_suboptimal.CHECK,
+    rank_imbalance.CHECK,
+    grammar_queue.CHECK,
+    other_pool_full.CHECK,
+    host_bound.CHECK,
+    admission_delayed.CHECK,
+    healthy.CHECK,
+    not_enough_evidence.CHECK,
+)
+BY_CAUSE: dict[str, Check] = {check.cause: check for check in CHECKS}

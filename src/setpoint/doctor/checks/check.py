@@ -1,0 +1,33 @@
+"""What a check is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from setpoint.doctor.case import Case
+from setpoint.doctor.findings import Finding
+
+
+@dataclass(slots=True, frozen=True)
+class Check:
+    """A cause, how it is found, and what ``setpoint doctor --explain`` teaches about it."""
+
+    cause: str
+    """Its fixed id, as "seq-cap"."""
+    title: str
+    """The cause in a few words, as it begins a line of the report."""
+    find: Callable[[Case], Finding | None]
+    """None: it does not hold, or there is no evidence for it. Pure."""
+    meaning: str
+    """What it is, for someone who meets it for the first time."""
+    rule: str
+    """When it is found."""
+    counter_evidence: str
+    """What rules it out although the rule holds."""
+    guide: str
+    """What the tuning guides say, in our words, and which guide says it."""
+    equation: str = ""
+    """How the value of the action is computed."""
+    picture: str = ""
+    """A drawing in text, at most 72 columns wide."""

@@ -1,0 +1,201 @@
+"""What several checks need to put a finding together: lines to quote, confidence, effects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from setpoint.doctor.case import Case
+from setpoint.doctor.findings import Direction, Effect
+from setpoint.doctor.load import Load
+from setpoint.doctor.observations import Event, EventKind, Evidence
+from setpoint.doctor.phases import LINE_STEPS, MIN_GAP_S
+from setpoint.doctor.step_times import (
+    FixedShare,
+    Step,
+    careful_growth,
+    fixed_share,
+)
+from setpoint.observe.moments import Moment
+
+HIGHEST = 0.97
+"""No check is surer than this of what it reads from a log."""
+
+NOISE = 0.1
+"""Share by which two measurements of one throughput differ at least."""
+
+
+def quote(load: Load, count: int = 3) -> tuple[Evidence, ...]:
+    """Some moments of a load, of its whole length: of those that tell of decode steps if these are
+    enough, because they show usage and running requests as they are."""
+    decoding = [moment for moment in load.moments if moment.num_decode]
+    moments = decoding if len(decoding) >= count else load.moments
+    if not moments:
+        return ()
+    count = min(count, len(moments))
+    places = sorted({round(i * (len(moments) - 1) / max(count - 1, 1)) for i in range(count)})
+    return tuple(Evidence(moments[place].line, moments[place].text) for place in places)
+
+
+def quote_events(case: Case, kind: EventKind, count: int = 2) -> tuple[Evidence, ...]:
+    found = events(case, kind)
+    places = sorted({round(i * (len(found) - 1) / max(count - 1, 1)) for i in range(count)})
+    return tuple(Evidence(found[place].line, found[place].text) for place in places if found)
+
+
+def events(case: Case, kind: EventKind) -> list[Event]:
+    return [event for rank in case.ranks for event in rank.events if event.kind == kind]
+
+
+def said(case: Case, *names: str) -> tuple[Evidence, ...]:
+    """The line that tells the first of these facts or options that is known."""
+    found = [case.facts.said[name] for name in names if name in case.facts.said]
+    return tuple(found[:1])
+
+
+def once(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """Without lines that are quoted already: the ready line tells several facts."""
+    return tuple(dict.fromkeys(evidence))
+
+
+def confidence(case: Case, share: float, load: Load, best: float = HIGHEST) -> float:
+    """From how much of the time a cause holds (``share``), in how many moments it was seen, and
+    how much of the source was understood."""
+    seen = 1 - math.exp(-len(load) / 6)
+    value = (0.35 + 0.65 * share) * (0.6 + 0.4 * seen) * (0.5 + 0.5 * case.seen.coverage)
+    return round(max(0.05, min(value, best)), 2)
+
+
+SHORTEST_STEP_S = 1e-6
+"""No device takes a decode step in less. A busy time is a difference of two sums, and what
+rounding leaves of an idle moment is no step."""
+
+
+def steps(case: Case) -> list[Step]:
+    """The decode steps of this source, those of ramp and drain too, because their batches have
+    other sizes. A line's throughput is over the time since the line before, whose batch may have
+    been another one, and contains the prefills between."""
+    interval = case.number("decode_log_interval") or LINE_STEPS
+    found = (step for rank in case.ranks for step in _steps(rank.moments, interval))
+    return [step for step in found if step.seconds >= SHORTEST_STEP_S]
+
+
+def _steps(moments: Sequence[Moment], interval: float) -> Iterator[Step]:
+    before: Moment | None = None  # the last decode batch without idleness since
+    prompts = 0
+    at = 0.0
+    for moment in moments:
+        if not 0 <= moment.at - at <= MIN_GAP_S:
+            before = None
+        at = moment.at
+        if moment.busy_s is not None:
+            if moment.num_decode and moment.running and moment.busy_s > 0:
+                count = moment.num_decode
+                yield Step(moment.busy_s / count, moment.running, moment.new_tokens / count)
+            continue
+        prompts += moment.new_tokens
+        if not moment.num_decode:
+            continue
+        if before is not None and moment.running and moment.gen_throughput:
+            running = (moment.running + (before.running or 0.0)) / 2
+            num_steps = moment.num_decode * max(interval, 1)
+            yield Step(running / moment.gen_throughput, running, prompts / num_steps)
+        before, prompts = moment, 0
+
+
+def fixed_share_of(case: Case, running: float) -> FixedShare:
+    """How much of a step does not depend on the batch, at this many running requests."""
+    return fixed_share(steps(case), max(running, 1.0), case.facts.device)
+
+
+LOOK_AGAIN = (
+    " Then measure again: what was read does not show how much a still larger batch would gain."
+)
+
+
+def careful(case: Case, fixed: FixedShare, growth: float) -> tuple[float, str]:
+    """Growth of the batch to advise, and what to add to the advice: this much if the steps of this
+    source tell what it brings, else no more than one looks at before the next change."""
+    most = careful_growth(fixed.running, case.facts.device)
+    if growth <= most or fixed.is_known:
+        return growth, ""
+    return most, LOOK_AGAIN
+
+
+def throughput_effect(fixed: FixedShare, growth: float) -> Effect:
+    """Generated tokens per second if ``growth`` times as many requests run together. While reading
+    the weights takes most of a step, throughput grows with the batch; later it saturates. So the
+    factor is between 1 and growth, and noise adds 10 % or more on each side; where in it, the steps
+    of this source say, of all batch sizes that it has."""
+    growth = max(growth, 1.0)
+    low, expected, high = fixed.gains(growth)
+    noise = max(NOISE, fixed.scatter)
+    return estimate(
+        "output throughput",
+        low - noise,
+        expected,
+        high + noise,
+        batch_instead(fixed, growth),
+    )
+
+
+def batch_instead(fixed: FixedShare, growth: float) -> str:
+    """The reason of an effect that follows from another batch size."""
+    source = (
+        f"estimated from {counted(fixed.num_steps, 'observed step time')}"
+        if fixed.num_steps
+        else "no step times were observed, so this is all that is possible"
+    )
+    return (
+        f"{fixed.running * growth:,.0f} instead of {fixed.running:,.0f} requests run together; "
+        f"about {percent(fixed.share)} ({percent(fixed.low)} to {percent(fixed.high)}) of the time "
+        f"of a decode step does not grow with the batch ({source})"
+    )
+
+
+def estimate(figure: str, low: float, expected: float, high: float, why: str) -> Effect:
+    """An effect whose interval holds the expected value, whatever the observations were."""
+    low, high = min(low, high), max(low, high)
+    expected = min(max(expected, low), high)
+    return Effect(figure, round(low, 3), round(expected, 3), round(high, 3), why)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def during(share: float) -> str:
+    """ "for 97 % of the time under load"."""
+    if share > 0.995:
+        return "throughout the load"
+    return f"for {percent(share)} of the time under load"
+
+
+def change(direction: Direction, flag: str, value: Any, present: float | None = None) -> str:
+    """ "Raise --max-running-requests from 16 to 64"."""
+    verb = {"increase": "Raise", "decrease": "Lower", "set": "Set"}[direction]
+    start = "" if present is None else f" from {plain(present)}"
+    return f"{verb} {flag}{start} to {plain(value)}"
+
+
+def plain(value: Any) -> str:
+    """As it is typed: "16", "0.35", "fcfs"."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if value == int(value) else f"{value:g}"
+    return str(value)
+
+
+def per_minute(case: Case) -> str:
+    """As what there is: "no retractions", "1.5 retractions per minute"."""
+    rate = case.retractions_per_minute
+    if not rate:
+        return "no retractions"
+    if rate < 0.05:
+        return "fewer than 0.1 retractions per minute"
+    return f"{rate:.1f} retractions per minute"
+
+
+def counted(number: int, one: str) -> str:
+    """ "1 moment", "2,000 moments"."""
+    return f"{number:,} {one}{'s' * (number != 1)}"

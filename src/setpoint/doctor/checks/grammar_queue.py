@@ -1,0 +1,60 @@
+"""grammar-queue: requests wait for their grammars to be compiled."""
+
+from __future__ import annotations
+
+from setpoint.doctor.case import Case
+from setpoint.doctor.checks.check import Check
+from setpoint.doctor.checks.common import confidence, during, quote
+from setpoint.doctor.findings import Action, Finding, RuledOut
+from setpoint.doctor.limits import FULL
+
+MIN_SHARE = 0.5
+
+
+def find(case: Case) -> Finding | None:
+    waiting = case.load.where(lambda m: (m.preparing or 0.0) >= max(1.0, 0.5 * (m.queue or 0.0)))
+    share = sum(waiting.weights) / (sum(case.load.weights) or 1.0)
+    usage = case.decoding.median(lambda moment: moment.usage)
+    if not case.has_load or share < MIN_SHARE or (usage is not None and usage >= FULL):
+        return None
+    count = waiting.median(lambda moment: moment.preparing) or 1.0
+    queue = waiting.median(lambda moment: moment.queue) or 0.0
+    return Finding(
+        cause="grammar-queue",
+        confidence=confidence(case, share, waiting, 0.9),
+        summary=f"Requests wait for their grammars to be compiled: {during(share)}, about "
+        f"{count:,.0f} wait for a grammar and {queue:,.0f} wait in the queue.",
+        evidence=quote(waiting),
+        action=Action(
+            "Have the clients use few schemas and send each one in exactly the same form, so that "
+            "its compiled grammar is found in the cache. Send one request with each schema first."
+        ),
+        ruled_out=(
+            RuledOut(
+                "client-bound",
+                f"The queue is short because about {count:,.0f} requests have not joined it yet.",
+            ),
+        ),
+        verify="Fewer requests wait for a grammar, and more run (#running-req).",
+        falsify="All requests use the same schema. Then they do not wait for its compilation.",
+        share=round(share, 3),
+    )
+
+
+CHECK = Check(
+    cause="grammar-queue",
+    title="Requests wait for their grammars to be compiled",
+    find=find,
+    meaning="A request for structured output (a JSON schema, a regular expression, a tool call) "
+    "joins the queue only once its grammar is compiled. New or large schemas take long; a schema "
+    "that was used before is found in a cache. Meanwhile the queue is short and the server has "
+    "room.",
+    rule="For at least half of the time under load, one or more requests wait for a grammar, at "
+    "least half as many as are in the queue, and less than 90 % of the KV pool is in use. Only "
+    "metrics and Setpoint's own records contain their number.",
+    counter_evidence="If the KV pool is full, these requests would have to wait anyway.",
+    guide="The guides do not cover it. It is one of the causes of a half-empty KV pool that can be "
+    "mistaken for a scheduler that is too cautious (kv-conservative).",
+    picture="""\
+clients -> [ compiling: 24 ] -> queue [ 0 ] -> running [##      ]""",
+)

@@ -1,0 +1,158 @@
+"""kv-conservative: the reserve for outputs that may still come keeps requests out."""
+
+from __future__ import annotations
+
+from setpoint.doctor.case import Case
+from setpoint.doctor.checks.check import Check
+from setpoint.doctor.checks.common import (
+    change,
+    confidence,
+    counted,
+    during,
+    fixed_share_of,
+    per_minute,
+    percent,
+    quote,
+    said,
+    throughput_effect,
+)
+from setpoint.doctor.checks.kv_optimistic import retracts_often
+from setpoint.doctor.checks.prefix_miss import switched_off
+from setpoint.doctor.equations import MIN_CONSERVATIVENESS, conservativeness_for
+from setpoint.doctor.findings import Action, Finding, RuledOut
+from setpoint.doctor.limits import FULL, at_budget, binding_limit
+from setpoint.doctor.load import Load
+
+MIN_SHARE = 0.5
+"""Share of the loaded time in which only the reserve is left as the reason."""
+
+CLEARLY_FREE = 0.85
+"""From this usage on, what is held back is hardly worth a change."""
+FEW = 0.05
+"""Waiting requests for each running one below which letting them in changes nothing."""
+
+
+def find(case: Case) -> Finding | None:
+    if not case.has_load or case.limits.prefill_bound or retracts_often(case):
+        return None
+    held = case.decoding.where(
+        lambda moment: binding_limit(moment, case.limits) == "kv-conservative"
+    )
+    share = sum(held.weights) / (sum(case.decoding.weights) or 1.0)
+    usage = held.median(lambda moment: moment.usage)
+    running = held.median(lambda moment: moment.running)
+    if share < MIN_SHARE or usage is None or not running:
+        return None
+    if case.option("disable_radix_cache") is True and switched_off(case) is not None:
+        return None  # each request waits for a prompt that a cache would hold: prefix-miss
+    queue = held.median(lambda moment: moment.queue) or 1.0
+    if queue < FEW * running or usage >= CLEARLY_FREE:
+        return None
+    present = case.conservativeness
+    value, growth = conservativeness_for(present, usage, running, queue)
+    return Finding(
+        cause="kv-conservative",
+        confidence=confidence(case, share, held, 0.93),
+        summary=f"The memory reserve for future output keeps requests waiting: {during(share)}, "
+        f"about {queue:,.0f} requests wait although only {percent(usage)} of the KV pool is in "
+        "use.",
+        evidence=quote(held) + said(case, "schedule_conservativeness", "max_running_requests"),
+        action=_action(present, value),
+        effect=throughput_effect(fixed_share_of(case, running), growth),
+        ruled_out=_alternatives(case, held, running),
+        risk="If outputs are longer than expected, the KV pool fills up and running requests are "
+        "retracted: they go back to the queue and are computed again. About one retraction a "
+        "minute costs little.",
+        verify="KV pool usage (token usage) rises above 0.9, the queue (#queue-req) shrinks, and "
+        "there is at most about one retraction a minute.",
+        falsify="KV pool usage (token usage) does not rise within a few hundred decode steps. Then "
+        "something else keeps requests waiting, such as the limit on loaded adapters, or single "
+        "requests with a huge max_new_tokens.",
+        share=round(share, 3),
+    )
+
+
+def _action(present: float, value: float) -> Action:
+    if present <= MIN_CONSERVATIVENESS:
+        return Action(
+            "Have the clients send a smaller max_new_tokens. --schedule-conservativeness is "
+            f"already at {present:g}, and before a request may run, the server still reserves all "
+            "of its max_new_tokens (up to 4096)."
+        )
+    return Action(
+        change("decrease", "--schedule-conservativeness", value, present) + ".",
+        "--schedule-conservativeness",
+        "decrease",
+        value,
+        live=True,
+    )
+
+
+def _alternatives(case: Case, held: Load, running: float) -> tuple[RuledOut, ...]:
+    why = []
+    if case.limits.slots:
+        why.append(
+            RuledOut(
+                "seq-cap",
+                f"About {running:,.0f} requests run; the limit is {case.limits.slots:,.0f}.",
+            )
+        )
+    else:
+        different = len({moment.running for moment in held.moments})
+        why.append(
+            RuledOut(
+                "seq-cap",
+                "No limit on running requests is known, and their number is not constant: it takes "
+                f"{counted(different, 'value')} in {counted(len(held), 'moment')}.",
+            )
+        )
+    full = case.load.share(lambda moment: at_budget(moment, case.limits))
+    why.append(
+        RuledOut(
+            "prefill-budget",
+            f"Prefill batches that fill their token budget take {percent(full)} of the time. "
+            "Decode steps run between them, which happens only if no request can be admitted.",
+        )
+    )
+    high = held.share(lambda moment: (moment.usage or 0.0) >= FULL)
+    why.append(
+        RuledOut(
+            "kv-full",
+            f"90 % or more of the KV pool is in use for only {percent(high)} of the time.",
+        )
+    )
+    why.append(RuledOut("kv-optimistic", f"There are {per_minute(case)}."))
+    return tuple(why)
+
+
+CHECK = Check(
+    cause="kv-conservative",
+    title="The memory reserve for future output keeps requests waiting",
+    find=find,
+    meaning="Before the scheduler admits a request, it reserves memory for what the running "
+    "requests may still generate: the rest of their max_new_tokens, times an estimate of how much "
+    "of it they will use (the new-token ratio). Clients often ask for a large max_new_tokens and "
+    "stop early. Then most of the reserve is never used: memory is free, and yet requests wait.",
+    rule="For at least half of the time under load, requests wait (at least one for every 20 that "
+    "run), less than 90 % of the KV pool is in use (median below 85 %), one more average request "
+    "would fit, fewer requests run than the limit allows, prefill batches do not fill their token "
+    "budget, and there is at most about one retraction a minute.",
+    counter_evidence="A queue beside a KV pool with room has other causes, which are checked "
+    "first: the limit on running requests, even if the server lowered it silently or no line names "
+    "it (seq-cap); the token budget of prefill batches (prefill-budget); a long prompt that blocks "
+    "others (long-prompt-blocking); grammars that are being compiled (grammar-queue); a second "
+    "memory pool that is full (other-pool-full); a recent retraction, which raised the estimate; "
+    "and a load that is still ramping up.",
+    guide="SGLang's tuning guides of all years: if token usage < 0.9 and #queue-req > 0 are "
+    "frequent, the server is too cautious about admitting requests; lower "
+    "--schedule-conservativeness to a value such as 0.3. This happens when many requests ask for a "
+    "large max_new_tokens but stop early at EOS or a stop string.",
+    equation="The free share of the pool, 1 - usage, is the reserve. It is proportional to the "
+    "conservativeness c and to the running requests. To run f times as many of them (f = 0.93 / "
+    "usage, or as many as wait): c' = c x (1 - f x usage) / (f x (1 - usage)), between 0.1 and "
+    "0.9 c. Example: usage 0.82 and c = 1 give f = 1.13 and c' = 0.34.",
+    picture="""\
+KV pool  [################################::::::::::::::::::::::::::::]
+          55 % in use                     reserved for max_new_tokens
+          120 requests wait: all of the rest is reserved""",
+)

@@ -1,0 +1,203 @@
+"""kv-full: the KV pool is too small for the load."""
+
+from __future__ import annotations
+
+from setpoint.doctor.case import Case
+from setpoint.doctor.checks.check import Check
+from setpoint.doctor.checks.common import (
+    change,
+    confidence,
+    fixed_share_of,
+    per_minute,
+    percent,
+    quote,
+    quote_events,
+    said,
+    throughput_effect,
+)
+from setpoint.doctor.checks.kv_optimistic import EFFECTIVE, retracts_often
+from setpoint.doctor.equations import GOOD_USAGE, mem_fraction_for, rounded
+from setpoint.doctor.findings import Action, Finding, RuledOut
+from setpoint.doctor.limits import binding_limit
+from setpoint.doctor.load import Load
+
+MIN_SHARE = 0.5
+LONG_QUEUE = 4.0
+"""Waiting requests for each running one: by Little's law a request waits this many times as long
+as it is served."""
+SMALL_BATCH = 64
+"""Below this each further request in a batch costs next to nothing: if the pool could not hold one
+more even without a reserve, a queue as long as the batch is reason enough."""
+GROWS = 1.6
+FALLS = 0.8
+
+
+def find(case: Case) -> Finding | None:
+    if not case.has_load:
+        return None
+    full = case.decoding.where(lambda moment: binding_limit(moment, case.limits) == "kv-full")
+    share = sum(full.weights) / (sum(case.decoding.weights) or 1.0)
+    usage = full.median(lambda moment: moment.usage)
+    running = full.median(lambda moment: moment.running)
+    queue = full.median(lambda moment: moment.queue)
+    if usage is None or not running or not queue:
+        return None
+    if retracts_often(case) and case.conservativeness < EFFECTIVE:
+        return None  # the estimate is wrong first of all: kv-optimistic
+    reason = _reserved(case) or _too_small(full, share, running, queue)
+    if reason is None:
+        return None
+    share = max(share, MIN_SHARE)
+    growth = min(2.0, (running + queue) / running)
+    action = _action(case, growth)
+    return Finding(
+        cause="kv-full",
+        confidence=confidence(case, share, full, 0.92),
+        summary=f"The KV pool is too small for the load: {percent(usage)} of it is in use by "
+        f"{running:,.0f} running requests, and {reason}.",
+        evidence=quote(full)
+        + quote_events(case, "retraction", 1)
+        + said(case, "max_total_num_tokens"),
+        action=action,
+        effect=throughput_effect(fixed_share_of(case, running), growth),
+        ruled_out=_alternatives(case, usage),
+        risk="An 8-bit KV cache changes outputs slightly: compare answers before it serves clients."
+        if action.flag == "--kv-cache-dtype"
+        else "A larger KV pool leaves less memory for activations: watch for out-of-memory errors "
+        "when long prompts are computed.",
+        verify="The ready line shows a larger max_total_num_tokens, more requests run "
+        "(#running-req), and the queue (#queue-req) shrinks.",
+        falsify="The queue does not shrink with a larger KV pool. Then more requests arrive than "
+        "this machine can compute.",
+        share=round(share, 3),
+    )
+
+
+def _reserved(case: Case) -> str | None:
+    """Requests are retracted although every token that may come is reserved."""
+    if not retracts_often(case):
+        return None
+    return (
+        f"there are {per_minute(case)} although --schedule-conservativeness "
+        f"{case.conservativeness:g} already reserves all of max_new_tokens"
+    )
+
+
+def _too_small(full: Load, share: float, running: float, queue: float) -> str | None:
+    """Why the queue is more than a well-used pool explains; None: it is not."""
+    trend = full.trend(lambda moment: moment.queue)
+    if share < MIN_SHARE or trend < FALLS:
+        return None
+    if trend >= GROWS and queue >= max(0.25 * running, 4):
+        return (
+            f"the queue grows (median {queue:,.0f} requests; its last third is {trend:.1f} times "
+            "as long as its first)"
+        )
+    usage = full.median(lambda moment: moment.usage) or 0.0
+    no_room = running < SMALL_BATCH and usage + usage / running >= 1
+    if queue >= LONG_QUEUE * running or (no_room and queue >= running):
+        return (
+            f"{queue:,.0f} wait, so a request waits {queue / running:.1f} times as long as it runs"
+        )
+    return None
+
+
+def _action(case: Case, growth: float) -> Action:
+    tokens = case.facts.max_total_num_tokens
+    asked = case.number("max_total_tokens")
+    if tokens and asked and tokens >= 0.98 * asked:
+        value = rounded(tokens * growth)
+        return Action(
+            f"{change('increase', '--max-total-tokens', value, asked)}, or remove the option: it "
+            "limits the KV pool, not the memory.",
+            "--max-total-tokens",
+            "increase",
+            value,
+        )
+    fraction = mem_fraction_for(
+        case.number("mem_fraction_static"), case.facts.available_gb, case.facts.total_gb
+    )
+    if fraction is not None:
+        return Action(
+            change(
+                "increase",
+                "--mem-fraction-static",
+                fraction,
+                case.number("mem_fraction_static"),
+            )
+            + f": {case.facts.available_gb:.1f} GB are free once the server is ready.",
+            "--mem-fraction-static",
+            "increase",
+            fraction,
+        )
+    dtype = str(case.option("kv_cache_dtype", "auto"))
+    if "fp8" not in dtype and "fp4" not in dtype:
+        return Action(
+            "Set --kv-cache-dtype to fp8_e4m3: the same memory then holds twice the tokens of a "
+            "16-bit KV cache. If outputs must not change, add a replica instead.",
+            "--kv-cache-dtype",
+            "set",
+            "fp8_e4m3",
+        )
+    return Action(
+        "Add a replica behind a router, or use a device with more memory. The KV cache is already "
+        "quantized, and no memory is left for a larger pool."
+    )
+
+
+def _alternatives(case: Case, usage: float) -> tuple[RuledOut, ...]:
+    why = [
+        RuledOut(
+            "kv-conservative",
+            f"{percent(usage)} of the KV pool is in use (median), so the memory reserve holds back "
+            f"at most {percent(1 - usage)}; {percent(GOOD_USAGE)} in use is the aim.",
+        ),
+        RuledOut("kv-optimistic", f"There are {per_minute(case)}."),
+    ]
+    if case.limits.slots:
+        most = case.decoding.most(lambda moment: moment.running) or 0.0
+        why.append(
+            RuledOut(
+                "seq-cap",
+                f"At most {most:,.0f} requests run; the limit is {case.limits.slots:,.0f}.",
+            )
+        )
+    if case.facts.available_gb is not None:
+        why.append(
+            RuledOut(
+                "mem-underused",
+                f"{case.facts.available_gb:.1f} GB were free when the server was ready.",
+            )
+        )
+    return tuple(why)
+
+
+CHECK = Check(
+    cause="kv-full",
+    title="The KV pool is too small for the load",
+    find=find,
+    meaning="The KV pool holds the keys and values of every token of every running request. It is "
+    "full of them, the scheduler's estimate is right, and still too many requests wait. Scheduler "
+    "options only choose which requests wait. What helps is a larger pool, a quantized KV cache, "
+    "shorter requests, or another replica.",
+    rule="For at least half of the time under load, requests wait while 90 % or more of the KV "
+    "pool is in use (or one more average request would not fit), the queue does not shrink, and "
+    "one of these holds: the queue grows by 60 % or more from its first to its last third; at "
+    "least four times as many requests wait as run; fewer than 64 requests run, at least as many "
+    "wait, and one more would not fit even without the memory reserve. It is also reported if "
+    "retractions go on although --schedule-conservativeness is at its effective maximum.",
+    counter_evidence="A full KV pool with a moderate queue is the state that the guides aim at "
+    "(healthy). So is a queue that shrinks, like that of an offline batch. If much memory is free "
+    "once the server is ready, the cause is mem-underused.",
+    guide="SGLang's tuning guides of 2025 and 2026: the larger the KV pool, the more requests can "
+    "run; set --mem-fraction-static as high as activations allow (5 to 8 GB left free). The guide "
+    "of 2026: quantize the KV cache with --kv-cache-dtype fp8_e4m3. All guides: prefer data "
+    "parallelism.",
+    equation="Little's law: time in the queue / time running = waiting requests / running "
+    "requests. A pool with f times the tokens runs f times the requests; f = min(2, (running + "
+    "waiting) / running).",
+    picture="""\
+queue                        running              KV pool
+[################## 150 ] -> [#### 30 ]           [############] 98 %
+      grows                   slots are free       nothing is free""",
+)

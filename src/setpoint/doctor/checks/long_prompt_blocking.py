@@ -1,0 +1,119 @@
+"""long-prompt-blocking: one long prompt at a time holds up the others."""
+
+from __future__ import annotations
+
+from setpoint.doctor.case import Case
+from setpoint.doctor.checks.check import Check
+from setpoint.doctor.checks.common import confidence, during, estimate, percent, quote, said
+from setpoint.doctor.checks.long_prompts import chunks_of_one
+from setpoint.doctor.checks.prefill_budget import prefill_action
+from setpoint.doctor.findings import Action, Finding, RuledOut
+from setpoint.doctor.limits import FULL, at_budget
+
+MIN_SHARE = 0.1
+"""Share of the loaded time that rows of chunks take."""
+
+
+def find(case: Case) -> Finding | None:
+    if not case.has_load:
+        return None
+    blocking, longest = chunks_of_one(case)
+    share = sum(blocking.weights) / (sum(case.load.weights) or 1.0)
+    counted = len(blocking) / max(len(case.load), 1)
+    full = case.load.where(lambda moment: at_budget(moment, case.limits))
+    usage = case.decoding.median(lambda moment: moment.usage)
+    if max(share, counted) < MIN_SHARE or len(blocking) <= 0.5 * len(full):
+        return None
+    if usage is not None and usage >= FULL:
+        return None
+    queue = blocking.median(lambda moment: moment.queue) or 1.0
+    size = case.limits.prefill_tokens or 1.0
+    return Finding(
+        cause="long-prompt-blocking",
+        confidence=confidence(case, min(1.0, 0.4 + max(share, counted)), blocking, 0.92),
+        summary=f"Long prompts block the requests behind them: {during(share)}, prefill computes "
+        f"chunks of a single long prompt (the longest has {longest:,.0f} tokens in "
+        f"{longest / size:.0f} chunks) while about {queue:,.0f} requests wait.",
+        evidence=quote(blocking, 4) + said(case, "chunked_prefill_size"),
+        action=_action(case),
+        effect=estimate(
+            "time to first token of the requests that wait",
+            0.6,
+            0.9,
+            1.0,
+            "fewer chunks have less fixed cost, and the last chunk of a prompt leaves more room "
+            "for others, but the tokens to compute stay the same (sglang#29358 measured a small "
+            "gain)",
+        ),
+        ruled_out=_alternatives(case, len(blocking), len(full), usage),
+        risk="Larger chunks need more memory for activations (about 1.5 MB per token), and running "
+        "requests wait longer for their next token. A separate server for long prompts avoids "
+        "both.",
+        verify="The 95th percentile of the time to first token falls, and its median does not "
+        "rise.",
+        falsify="Short requests wait just as long when no long prompt is being computed.",
+        share=round(max(share, counted), 3),
+    )
+
+
+def _action(case: Case) -> Action:
+    action = prefill_action(case)
+    return Action(
+        f"{action.text} If that is not enough, send long prompts to a separate server: the "
+        "scheduler works on only one partly computed prompt at a time, and no option changes that.",
+        action.flag,
+        action.direction,
+        action.value,
+        live=action.live,
+    )
+
+
+def _alternatives(
+    case: Case, blocking: int, full: int, usage: float | None
+) -> tuple[RuledOut, ...]:
+    why = [
+        RuledOut(
+            "prefill-budget",
+            f"{blocking:,} of {full:,} full prefill batches hold a single prompt; if the budget "
+            "were the limit, several prompts would share them.",
+        )
+    ]
+    if usage is not None:
+        why.append(RuledOut("kv-full", f"Only {percent(usage)} of the KV pool is in use (median)."))
+    running = case.decoding.median(lambda moment: moment.running)
+    if case.limits.slots and running is not None:
+        why.append(
+            RuledOut(
+                "seq-cap",
+                f"About {running:,.0f} requests run; the limit is {case.limits.slots:,.0f}.",
+            )
+        )
+    return tuple(why)
+
+
+CHECK = Check(
+    cause="long-prompt-blocking",
+    title="Long prompts block the requests behind them",
+    find=find,
+    meaning="A prompt that is longer than a prefill batch is computed in chunks, and only one "
+    "prompt at a time may be partly computed. Its chunks come first in every step and fill it. "
+    "Until its last chunk is computed, no other request is admitted, however short it is. The "
+    "running requests wait as well, unless prefill chunks are mixed with decode.",
+    rule="Runs of three or more full chunks of a single prompt (one sequence, the whole token "
+    "budget), with requests waiting, take at least a tenth of the time under load or of its lines "
+    "and are more than half of all full prefill batches, while less than 90 % of the KV pool is in "
+    "use.",
+    counter_evidence="Full batches that several prompts share are prefill-budget. If all prompts "
+    "are equally long, no short request is blocked; larger chunks or more devices help then, too.",
+    guide="SGLang's tuning guide of 2026: if long prompts dominate, raise --chunked-prefill-size. "
+    "Its remedies for running out of memory ask for the opposite, and chunks of 32768 tokens made "
+    "prefill only about 10 % faster and the time to first token hardly shorter (sglang#29358). "
+    "sglang#34623 calls it a missing feature that only one prompt may be partly computed.",
+    equation="the new value is computed as for prefill-budget; a prompt needs tokens / chunk size "
+    "steps",
+    picture="""\
+step     1        2        3        4        5        6
+chunk  [AAAAAAA][AAAAAAA][AAAAAAA][AAAAAAA][AAAAbcd][ decode ]
+queue   b c d    b c d e  b c d e  b c d e f ...
+        the short requests b to f wait for one prompt of 33,000 tokens""",
+)

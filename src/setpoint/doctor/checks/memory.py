@@ -1,0 +1,90 @@
+"""What several checks ask about the memory of a device. Sizes are in GB (2^30 bytes)."""
+
+from __future__ import annotations
+
+from setpoint.doctor.case import Case
+from setpoint.doctor.checks.common import change, events
+from setpoint.doctor.findings import Action
+from setpoint.doctor.observations import Event
+
+GUIDE_DEVICE_GB = 80.0
+"""The device that the guides' figures are about."""
+WANTED_FREE_GB = 6.5
+"""The middle of the 5 to 8 GB that the guides want free when the server is ready."""
+MAX_FRACTION = 0.97
+MIN_FRACTION = 0.3
+
+
+def total_gb(case: Case) -> float | None:
+    """Memory of one device: as a line says it, else the sum of what is known to be on it."""
+    facts = case.facts
+    for event in events(case, "oom"):
+        if isinstance(total := event.values.get("total_mib"), float) and total > 0:
+            return total / 1024
+    if facts.total_gb is not None:
+        return facts.total_gb
+    parts = (facts.weights_gb, facts.kv_gb, facts.available_gb)
+    if any(part is None for part in parts):
+        return None
+    return sum(part or 0.0 for part in parts) + (facts.graph_gb or 0.0)
+
+
+def scaled(figure_gb: float, total: float | None) -> float:
+    """A figure of the guides for a device of this size: in proportion on smaller ones."""
+    return figure_gb if total is None else figure_gb * min(total / GUIDE_DEVICE_GB, 1.0)
+
+
+def fraction(case: Case) -> float | None:
+    """--mem-fraction-static as it was given or chosen, else what weights and pool take."""
+    given = case.number("mem_fraction_static")
+    if given is not None and 0 < given < 1:
+        return given
+    facts, total = case.facts, total_gb(case)
+    if total and facts.weights_gb is not None and facts.kv_gb is not None:
+        return round(min((facts.weights_gb + facts.kv_gb) / total, 0.99), 3)
+    return None
+
+
+def fraction_that_leaves(case: Case, free_gb: float) -> float | None:
+    """The --mem-fraction-static with which this much is free when the server is ready: every GB is
+    1 / total of the fraction."""
+    present, total, available = fraction(case), total_gb(case), case.facts.available_gb
+    if present is None or not total or available is None:
+        return None
+    return within(present + (available - free_gb) / total)
+
+
+def within(value: float) -> float:
+    return round(min(max(value, MIN_FRACTION), MAX_FRACTION), 2)
+
+
+def ooms(case: Case, *places: str) -> list[Event]:
+    """Failed allocations, by where they failed, in the order of the log."""
+    found = [event for event in events(case, "oom") if event.values.get("where") in places]
+    return sorted(found, key=lambda event: event.line)
+
+
+def first_oom(case: Case, *places: str) -> tuple[Event, str] | None:
+    """The first allocation that failed in one of these places, and "an allocation of 0.76 GB"."""
+    found = ooms(case, *places)
+    if not found:
+        return None
+    size = tried_gb(found[0])
+    return found[0], "an allocation" + ("" if size is None else f" of {size:.2f} GB")
+
+
+def tried_gb(event: Event) -> float | None:
+    tried = event.values.get("tried_mib")
+    return tried / 1024 if isinstance(tried, float) else None
+
+
+def lower_fraction(case: Case, by_gb: float, rest: str) -> Action:
+    """Take memory from the pool. rest: how the sentence goes on."""
+    present, total = fraction(case), total_gb(case)
+    value = None
+    if present is not None:
+        step = max(by_gb / total if total else 0.05, 0.02)
+        value = min(within(present - step), round(present - 0.01, 2))
+    flag = "--mem-fraction-static"
+    lower = f"Lower {flag}" if value is None else change("decrease", flag, value, present)
+    return Action(f"{lower}{rest}", flag, "decrease", value)

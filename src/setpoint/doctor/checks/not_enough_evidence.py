@@ -1,0 +1,55 @@
+"""not-enough-evidence: the source does not show what an answer would need."""
+
+from __future__ import annotations
+
+from setpoint.doctor.case import MIN_COVERAGE, MIN_LINES, MIN_SECONDS, Case
+from setpoint.doctor.checks.check import Check
+from setpoint.doctor.checks.common import counted, quote
+from setpoint.doctor.findings import Action, Finding
+
+
+def find(case: Case) -> Finding | None:
+    if case.has_load:
+        return None
+    return Finding(
+        cause="not-enough-evidence",
+        confidence=0.9,
+        summary=_summary(case),
+        evidence=quote(case.load, 2),
+        action=Action("Read a log of at least one minute under the load that matters."),
+    )
+
+
+def _summary(case: Case) -> str:
+    if not any(rank.moments for rank in case.ranks):
+        return "There is not enough evidence: no batch of a server was found, so there is no load."
+    if case.seen.coverage < MIN_COVERAGE:
+        return (
+            f"There is not enough evidence: only {100 * case.seen.coverage:.0f} % of the batch "
+            "lines could be read."
+        )
+    if not len(case.load):
+        return "There is not enough evidence: only starts, ends and single requests, but no load."
+    seconds = f" in {case.load.seconds:.0f} seconds" if case.load.has_clock else ""
+    return (
+        f"There is not enough evidence: only {counted(len(case.load), 'moment')} of steady "
+        f"load{seconds}. A verdict needs at least {MIN_LINES} moments over {MIN_SECONDS:.0f} "
+        "seconds."
+    )
+
+
+CHECK = Check(
+    cause="not-enough-evidence",
+    title="There is not enough evidence",
+    find=find,
+    meaning="The doctor gives no advice that it cannot support. A few lines, a start without load, "
+    "the end of a benchmark, or a log of which hardly a line could be read do not show what limits "
+    "a server.",
+    rule="No other cause is found, and there are fewer than 5 moments or less than 20 seconds of "
+    "steady load (10 lines are enough, however quickly they follow each other), or less than half "
+    "of the batch lines could be read, or requests wait and nothing shows why.",
+    counter_evidence="A failed start, an out-of-memory error or an ended server is reported "
+    "without any load: the messages are evidence enough.",
+    guide="The guides begin with 'when the server is running at full load, look for the following "
+    "in the log': figures from any other time say nothing about a limit.",
+)

@@ -1,0 +1,108 @@
+"""pool-leak: pages of the KV pool are lost."""
+
+from __future__ import annotations
+
+from setpoint.doctor.case import Case
+from setpoint.doctor.checks.check import Check
+from setpoint.doctor.checks.common import counted, events
+from setpoint.doctor.findings import Action, Finding, RuledOut
+from setpoint.doctor.observations import Evidence
+from setpoint.observe.moments import Moment
+
+SURE = 1.05
+"""Tokens for each running request, as a multiple of the longest context."""
+MIN_MOMENTS = 5
+
+
+def find(case: Case) -> Finding | None:
+    leaks = events(case, "leak")
+    if leaks:
+        evidence = tuple(Evidence(event.line, event.text) for event in leaks[:3])
+        count = sum(rank.num_events.get("leak", 0) for rank in case.ranks)
+        return _finding(
+            case,
+            0.97,
+            "Pages of the KV pool are lost: the server's own check found pages that no request and "
+            f"no cached prefix owns ({counted(count, 'message')}).",
+            evidence,
+        )
+    lost = _impossible(case)
+    if len(lost) < MIN_MOMENTS:
+        return None
+    last = lost[-1]
+    return _finding(
+        case,
+        0.8,
+        f"Pages of the KV pool are lost: {counted(round(last.running or 0), 'running request')} "
+        f"cannot use {last.tokens:,.0f} tokens with contexts of at most "
+        f"{case.facts.context_len:,} tokens.",
+        tuple(Evidence(moment.line, moment.text) for moment in (lost[0], last)),
+    )
+
+
+def _impossible(case: Case) -> list[Moment]:
+    """Moments at which the running requests hold more tokens than their contexts allow."""
+    context = case.facts.context_len
+    if not context:
+        return []
+    return [
+        moment
+        for rank in case.ranks
+        for moment in rank.moments
+        if moment.num_decode
+        and not moment.num_prefill
+        and moment.running_max is not None
+        and moment.tokens is not None
+        and moment.tokens > SURE * context * max(moment.running_max, 1.0)
+    ]
+
+
+def _finding(case: Case, sure: float, summary: str, evidence: tuple[Evidence, ...]) -> Finding:
+    radix = case.option("disable_radix_cache") is not True
+    return Finding(
+        cause="pool-leak",
+        confidence=sure,
+        summary=summary,
+        evidence=evidence,
+        action=Action(
+            "Restart the server, and update it to a version that fixes the leak. It is a bug of "
+            "the server, and no option fixes it."
+            + (
+                " Until then, --disable-radix-cache avoids many of these errors, but shared "
+                "prefixes are then computed again."
+                if radix
+                else ""
+            )
+        ),
+        ruled_out=(
+            RuledOut(
+                "kv-full", "No request uses the lost pages; a larger KV pool would lose pages, too."
+            ),
+        ),
+        verify="When no request runs, KV pool usage (token usage) goes back to 0.00.",
+        falsify="KV pool usage (token usage) falls to 0.00 whenever the server is idle, and the "
+        "message does not come back.",
+        share=1.0,
+    )
+
+
+CHECK = Check(
+    cause="pool-leak",
+    title="Pages of the KV pool are lost",
+    find=find,
+    meaning="Every page of the KV pool is free, in use by a request, or kept for a cached prefix "
+    "that can be evicted. If the three do not add up to the whole pool, pages are lost: usage "
+    "rises slowly until no request can be admitted, or until the server's own check ends it.",
+    rule="A message says that the memory pool leaks or that its accounting is wrong; or at least "
+    f"{MIN_MOMENTS} decode lines show more tokens in use than the contexts of the running requests "
+    "can hold.",
+    counter_evidence="A full KV pool with many running requests is not a leak. Cached prefixes "
+    "that can be evicted do not count as in use.",
+    guide="The guides do not cover it. It is reported in sglang#140, #6778 (usage rises to 0.96 "
+    "and nothing runs any more), #6888, #11970, #20010.",
+    equation="lost = total - (available + evictable + protected)",
+    picture="""\
+KV pool in use     20 % .. 40 % .. 60 % .. 80 % .. 96 %
+running requests   30      28      31      12      0
+                   (usage should fall with the requests)""",
+)

@@ -1,0 +1,178 @@
+"""prefill-budget: prompts wait for room in prefill batches."""
+
+from __future__ import annotations
+
+from setpoint.doctor.case import Case
+from setpoint.doctor.checks.check import Check
+from setpoint.doctor.checks.common import (
+    change,
+    confidence,
+    during,
+    estimate,
+    per_minute,
+    percent,
+    quote,
+    said,
+)
+from setpoint.doctor.checks.long_prompts import chunks_of_one
+from setpoint.doctor.equations import prefill_size_for
+from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
+from setpoint.doctor.limits import FULL, at_budget, binding_limit
+
+MIN_SHARE = 0.4
+
+
+def find(case: Case) -> Finding | None:
+    if not case.has_load:
+        return None
+    bound = case.load.where(lambda moment: binding_limit(moment, case.limits) == "prefill-budget")
+    share = sum(bound.weights) / (sum(case.load.weights) or 1.0)
+    usage = case.decoding.median(lambda moment: moment.usage)
+    if share < MIN_SHARE or (usage is not None and usage >= FULL and _decodes(case)):
+        return None
+    full = bound.where(lambda moment: at_budget(moment, case.limits))
+    blocking, _ = chunks_of_one(case)
+    if len(blocking) > 0.5 * len(full) > 0:
+        return None
+    action = prefill_action(case)
+    queue = bound.median(lambda moment: moment.queue) or 1.0
+    size = case.limits.prefill_tokens
+    full_at = (
+        f"prefill batches are full ({size:,.0f} tokens)" if size else "prefill batches are full"
+    )
+    return Finding(
+        cause="prefill-budget",
+        confidence=confidence(case, min(1.0, share + 0.1), bound, 0.93),
+        summary=f"Prompts wait for room in prefill batches: {during(share)}, {full_at} and about "
+        f"{queue:,.0f} requests wait.",
+        evidence=quote(full if len(full) else bound)
+        + said(case, "chunked_prefill_size", "max_prefill_tokens"),
+        action=action,
+        effect=_effect(),
+        ruled_out=_alternatives(case, usage),
+        risk="Larger prefill batches need more memory for activations (about 1.5 MB per token), "
+        "and running requests wait longer for their next token while one is computed.",
+        verify="Prefill lines show the new budget (#new-token), input throughput rises, and the "
+        "queue (#queue-req) shrinks.",
+        falsify="Input throughput stays the same with larger batches. Then the device already "
+        "computes as fast as it can, and only more devices help.",
+        share=round(share, 3),
+    )
+
+
+def _decodes(case: Case) -> bool:
+    """Whether decode steps have a part of the time. One runs only if no request can be admitted: at
+    a full pool they show that memory is what lacks, and without them the budget is."""
+    decodes = case.load.where(lambda moment: moment.num_prefill == 0 and moment.num_decode > 0)
+    return len(decodes) > 0.1 * len(case.load)
+
+
+def prefill_action(case: Case) -> Action:
+    """Raise the budget that binds."""
+    chunk = case.facts.chunked_prefill_size
+    chunk = chunk if chunk is not None else _whole(case.number("chunked_prefill_size"))
+    most = case.facts.max_prefill_tokens
+    most = most if most is not None else _whole(case.number("max_prefill_tokens"))
+    per_batch = case.number("prefill_max_requests")
+    seqs = case.load.quantile(lambda m: m.new_seqs / m.num_prefill if m.num_prefill else None, 0.5)
+    if per_batch and seqs and seqs >= 0.9 * per_batch:
+        value = int(2 * per_batch)
+        return _raise("--prefill-max-requests", per_batch, value)
+    size = case.limits.prefill_tokens or (chunk if chunk and chunk > 0 else most) or 8192
+    waiting = case.load.median(lambda moment: moment.pending_tokens)
+    value = prefill_size_for(size, waiting, case.facts.available_gb)
+    by_total = most is not None and (chunk is None or chunk <= 0 or most < chunk)
+    if by_total or _refused_by(case, "token_budget") > _refused_by(case, "chunk_budget"):
+        return _raise("--max-prefill-tokens", size, value)
+    action = _raise("--chunked-prefill-size", size, value)
+    if most is not None and most < value:
+        note = f" Raise --max-prefill-tokens to {value} as well, or it becomes the next limit."
+        return Action(
+            action.text + note, action.flag, action.direction, action.value, live=action.live
+        )
+    return action
+
+
+def _raise(flag: str, present: float, value: int) -> Action:
+    text = change("increase", flag, value, present) + "."
+    # A larger chunk needs memory that is planned at the start.
+    return Action(text, flag, "increase", value, live=flag != "--chunked-prefill-size")
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _refused_by(case: Case, reason: str) -> int:
+    return sum(moment.refusals.get(reason, 0) for moment in case.load.moments)
+
+
+def _effect() -> Effect:
+    return estimate(
+        "input throughput",
+        1.0,
+        1.1,
+        1.5,
+        "each token costs the device the same in a larger batch; only the fixed cost of each step "
+        "is saved (chunks four times as large gave about 10 % in sglang#29358)",
+    )
+
+
+def _alternatives(case: Case, usage: float | None) -> tuple[RuledOut, ...]:
+    why = []
+    running = case.decoding.median(lambda moment: moment.running)
+    if case.limits.slots and running is not None:
+        why.append(
+            RuledOut(
+                "seq-cap",
+                f"About {running:,.0f} requests run; the limit is {case.limits.slots:,.0f}.",
+            )
+        )
+    if usage is not None:
+        why.append(RuledOut("kv-full", f"{percent(usage)} of the KV pool is in use (median)."))
+    prefills = case.load.where(lambda moment: moment.num_prefill > 0)
+    full = prefills.where(lambda moment: at_budget(moment, case.limits))
+    why.append(
+        RuledOut(
+            "kv-conservative",
+            f"{len(full):,} of {len(prefills):,} prefill batches are full. If the memory reserve "
+            "kept requests out, they would be small.",
+        )
+    )
+    blocking, _ = chunks_of_one(case)
+    why.append(
+        RuledOut(
+            "long-prompt-blocking",
+            f"{len(blocking):,} prefill batches are chunks of a single prompt.",
+        )
+    )
+    why.append(RuledOut("kv-optimistic", f"There are {per_minute(case)}."))
+    return tuple(why)
+
+
+CHECK = Check(
+    cause="prefill-budget",
+    title="Prompts wait for room in prefill batches",
+    find=find,
+    meaning="A prefill batch takes at most --chunked-prefill-size and at most --max-prefill-tokens "
+    "prompt tokens: its token budget. So many prompts arrive that every batch is full. Memory is "
+    "free and more requests could run, but requests wait for their prompts to be computed. Prefill "
+    "goes before decode, so the running requests wait, too.",
+    rule="For at least 40 % of the time under load, requests wait while prefill batches use 90 % "
+    "or more of their token budget, or lines between such batches show a queue (60 % of the "
+    "prefill batches with a queue are full, and there are at least half as many of them as decode "
+    "lines), and less than 90 % of the KV pool is in use. Setpoint's own records name the reasons "
+    "(token_budget, chunk_budget).",
+    counter_evidence="Full batches at the beginning of a load are its ramp. Full batches of a "
+    "single prompt are long-prompt-blocking. If most lines are decode lines, something else keeps "
+    "requests out, because a decode step runs only if no prefill batch can be formed.",
+    guide="SGLang's tuning guide of 2026: compute long prompts in large chunks "
+    "(--chunked-prefill-size 16384 for offline batches and long contexts). The older guides name "
+    "the option only as a remedy when prefill runs out of memory: lower it to 4096 or 2048.",
+    equation="new budget = 2 x the budget (4 x if more than 8 batches wait), but at most 32768, "
+    "and at most what the free memory minus 3 GB holds at 1.5 MB per token",
+    picture="""\
+queue                      prefill batch, budget 8192 tokens
+[ aaa bbb ccc ddd ... ] -> [aaaaabbbbbbbbccccccddd|  full every time
+                             decode waits meanwhile""",
+)

@@ -1,0 +1,198 @@
+"""prefix-miss: prompts share prefixes, but most of them are computed again."""
+
+from __future__ import annotations
+
+from setpoint.doctor.case import Case
+from setpoint.doctor.checks.check import Check
+from setpoint.doctor.checks.common import confidence, estimate, percent, quote, said
+from setpoint.doctor.findings import Action, Finding, RuledOut
+from setpoint.doctor.limits import at_budget
+from setpoint.doctor.load import Load
+from setpoint.observe.moments import Moment
+
+SHARED = 0.4
+"""A batch that finds at least this share of its prompts in the cache has shared prefixes."""
+MISSED = 0.1
+MIN_SHARED = 0.15
+"""Share of the batches that have them …"""
+MIN_MISSED = 0.5
+"""… and of those that find nothing, between which the order of requests decides."""
+MAX_HIT_RATE = 0.4
+MIN_BATCHES = 10
+MIN_QUEUED = 0.5
+CACHE_ORDERS = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
+LPM_LIMIT = 128
+MIN_TEMPLATE = 1000
+"""Tokens of a prompt from which a common part of it is worth a cache under load."""
+ALIKE = 0.1
+MIN_ALIKE = 0.6
+"""Share of the batches whose prompts are within ``ALIKE`` of the usual length."""
+
+
+def find(case: Case) -> Finding | None:
+    if not case.has_load:
+        return None
+    off = case.option("disable_radix_cache") is True
+    return switched_off(case) if off else _out_of_order(case)
+
+
+def _out_of_order(case: Case) -> Finding | None:
+    prefills = case.load.where(lambda m: m.num_prefill > 0 and m.new_tokens + m.cached_tokens > 0)
+    missed = prefills.where(lambda moment: _hit_rate(moment) <= MISSED)
+    shared = prefills.where(lambda moment: _hit_rate(moment) >= SHARED)
+    rate = overall_hit_rate(prefills)
+    count = max(len(prefills), 1)
+    queued = prefills.share(lambda moment: (moment.queue or 0.0) >= 1)
+    if len(prefills) < MIN_BATCHES or rate > MAX_HIT_RATE or queued < MIN_QUEUED:
+        return None
+    if len(shared) < MIN_SHARED * count or len(missed) < MIN_MISSED * count:
+        return None
+    policy = case.option("schedule_policy") or _default_policy(case)
+    if policy in CACHE_ORDERS:
+        return None
+    best = shared.median(_hit_rate) or SHARED
+    saved = (1 - rate) / max(1 - min(best, 0.95), 0.05)
+    return Finding(
+        cause="prefix-miss",
+        confidence=confidence(case, min(1.0, len(missed) / count + 0.2), prefills, 0.9),
+        summary=f"Shared prefixes are computed again: the prefix cache supplies {percent(rate)} of "
+        f"the prompt tokens overall, but {percent(best)} of them in {len(shared):,} of {count:,} "
+        f"prefill batches and at most {percent(MISSED)} in {len(missed):,}.",
+        evidence=quote(shared, 2) + quote(missed, 2) + said(case, "schedule_policy"),
+        action=Action(
+            "Set --schedule-policy to lpm (longest prefix match): requests whose prefix is in the "
+            "cache then go first, before it is evicted. It has an effect while at most "
+            f"{LPM_LIMIT} requests wait; limit a longer queue with --max-queued-requests.",
+            "--schedule-policy",
+            "set",
+            "lpm",
+        ),
+        effect=estimate(
+            "prompt tokens to compute",
+            1 / saved,
+            (1 + 1 / saved) / 2,
+            1.0,
+            f"if all batches found {percent(best)} in the cache, as the better ones do, instead of "
+            f"{percent(rate)} overall",
+        ),
+        ruled_out=(
+            RuledOut(
+                "prefill-budget",
+                "Prompt tokens that the prefix cache supplies need not be computed in any batch.",
+            ),
+            RuledOut(
+                "healthy",
+                "Prompts without shared prefixes would find nothing in any batch, and a common "
+                "system prompt would give all batches the same share. Here the shares differ: "
+                f"{percent(SHARED)} or more in {len(shared):,} batches, {percent(MISSED)} or less "
+                f"in {len(missed):,}.",
+            ),
+        ),
+        risk="Requests without a cached prefix wait longer than in order of arrival.",
+        verify="In the prefill lines, #cached-token rises and #new-token falls.",
+        falsify="The shares stay the same. Then the misses are the first requests with their "
+        "prefix, or running requests evict the prefixes, and a larger KV pool would help.",
+        share=len(missed) / count,
+    )
+
+
+def switched_off(case: Case) -> Finding | None:
+    """Without a cache nothing shows shared prefixes but lengths: prompts of one long system prompt
+    or template differ by a few tokens."""
+    prefills = case.load.where(
+        # A batch at its budget ends in the middle of a prompt, and tells no length.
+        lambda moment: moment.new_seqs > 0 and not at_budget(moment, case.limits)
+    )
+    usual = prefills.median(_each)
+    if usual is None or len(prefills) < MIN_BATCHES or usual < MIN_TEMPLATE:
+        return None
+    alike = prefills.where(lambda moment: abs(_each(moment) - usual) <= ALIKE * usual)
+    queued = prefills.share(lambda moment: (moment.queue or 0.0) >= 1)
+    if len(alike) < MIN_ALIKE * len(prefills) or queued < MIN_QUEUED:
+        return None
+    return Finding(
+        cause="prefix-miss",
+        confidence=confidence(case, len(alike) / len(prefills), prefills, 0.8),
+        summary="The prefix cache is switched off, and in "
+        f"{percent(len(alike) / len(prefills))} of the prefill batches the prompts have nearly the "
+        f"same {usual:.0f} tokens, as a common beginning makes them: it is computed again for each "
+        "request while others wait.",
+        evidence=said(case, "disable_radix_cache") + quote(alike),
+        action=Action(
+            "Start the server without --disable-radix-cache: a common beginning is then computed "
+            "once.",
+            "--disable-radix-cache",
+            "set",
+            False,
+        ),
+        effect=estimate(
+            "prompt tokens to compute",
+            0.1,
+            0.5,
+            1.0,
+            "a log without a cache does not tell how much of the prompts is common",
+        ),
+        ruled_out=(
+            RuledOut(
+                "kv-conservative",
+                "Each request computes the common part before it runs, and holds its own copy.",
+            ),
+        ),
+        risk="None to speak of if prompts share something; else the cache's bookkeeping costs a "
+        "little CPU time.",
+        verify="#cached-token is above 0 in most prefill lines, and #queue-req falls.",
+        falsify="#cached-token stays near 0: then the prompts have only their length in common.",
+        share=round(queued, 3),
+    )
+
+
+def _each(moment: Moment) -> float:
+    """Tokens of a prompt, in the mean of the batch."""
+    return moment.new_tokens / moment.new_seqs
+
+
+def _hit_rate(moment: Moment) -> float:
+    total = moment.new_tokens + moment.cached_tokens
+    return moment.cached_tokens / total if total else 0.0
+
+
+def overall_hit_rate(prefills: Load) -> float:
+    """Share of prompt tokens that the cache supplied."""
+    cached = sum(moment.cached_tokens for moment in prefills.moments)
+    total = cached + sum(moment.new_tokens for moment in prefills.moments)
+    return cached / total if total else 0.0
+
+
+def _default_policy(case: Case) -> str:
+    """Servers of 2024 sorted by longest prefix match unless told otherwise."""
+    old = any("2024" in source.generation for source in case.seen.sources)
+    return "lpm" if old else "fcfs"
+
+
+CHECK = Check(
+    cause="prefix-miss",
+    title="Shared prefixes are computed again",
+    find=find,
+    meaning="The prefix cache keeps keys and values of earlier prompts as long as memory allows. A "
+    "request that begins like an earlier one (the same document, conversation or few-shot "
+    "examples) computes only the rest of its prompt, if that beginning is still in the cache. In "
+    "order of arrival, requests of different groups alternate, and each group evicts the prefix of "
+    "the next.",
+    rule="While requests wait, at least 15 % of the prefill batches find 40 % or more of their "
+    "prompt tokens in the prefix cache, at least half find 10 % or less, and overall at most 40 % "
+    "are found; and the scheduling policy takes requests in order of arrival. Or the prefix cache "
+    "is switched off, and while requests wait, at least 60 % of the prefill batches have prompts "
+    "within 10 % of one length of 1,000 tokens or more.",
+    counter_evidence="Prompts that share nothing find nothing in any batch. A common system prompt "
+    "gives all batches the same share. In conversations, the first turns find nothing, but most "
+    "requests are later turns. Another order gains nothing in these cases, and without a queue "
+    "there is no order to choose.",
+    guide="SGLang's tuning guides of all years: if the workload has many shared prefixes, use "
+    "--schedule-policy lpm (longest prefix match; the default in 2024, today it is fcfs, order of "
+    "arrival). It sorts the queue for more cache hits, which costs scheduling time.",
+    equation="tokens to compute = 1 - hit rate. If all batches had the hit rate of the better "
+    "ones: (1 - better rate) / (1 - today's rate) of today's work",
+    picture="""\
+in order of arrival   A1 B1 C1 A2 B2 C2   all find their prefix evicted
+sorted by lpm         A1 A2 B1 B2 C1 C2   A2, B2, C2 find it cached""",
+)

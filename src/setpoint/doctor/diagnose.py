@@ -1,0 +1,150 @@
+"""From observations to a report: all checks, ranked, without contradictions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from setpoint.doctor.case import Case, examine
+from setpoint.doctor.checks import CHECKS
+from setpoint.doctor.findings import Action, Finding, Report, RuledOut
+from setpoint.doctor.observations import Observations
+
+FATAL = ("server-dead", "pool-leak", "oom-init", "oom-decode", "oom-prefill")
+"""The server ended or its memory is wrong: nothing else matters before that is mended."""
+ADVICE = ("mem-headroom-low", "backend-suboptimal", "parallelism-suboptimal")
+"""Nothing binds because of them."""
+STATES = ("healthy", "not-enough-evidence")
+BINDING = (
+    "client-bound",
+    "seq-cap",
+    "kv-conservative",
+    "kv-optimistic",
+    "kv-full",
+    "prefill-budget",
+    "long-prompt-blocking",
+    "queue-too-long",
+    "graph-miss",
+    "mem-underused",
+    "prefix-miss",
+    "batch-too-large",
+)
+EXPLAINS: dict[str, tuple[str, ...]] = {
+    "mem-underused": ("kv-full",),
+    "long-prompt-blocking": ("prefill-budget", "client-bound"),
+    "queue-too-long": ("kv-full",),
+    "graph-miss": ("client-bound", "kv-full"),
+    "mem-headroom-low": ("client-bound",),
+    "batch-too-large": ("client-bound",),
+    "prefix-miss": (
+        "client-bound",
+        "kv-full",
+        "kv-conservative",
+        "prefill-budget",
+        "mem-underused",
+    ),
+}
+"""A cause that stands before others which it brings about, or which say less."""
+
+UNEXPLAINED = "There is not enough evidence: requests wait, and nothing that was read shows why."
+SEVERE = 0.85
+"""Confidence from which mem-headroom-low stands before client-bound: most of the headroom is
+missing, and the next long prompt may end the server."""
+
+
+def diagnose(seen: Observations) -> Report:
+    """The report about one life of one server. Never raises for what a source may hold."""
+    case = examine(seen)
+    found = [finding for check in CHECKS if (finding := check.find(case)) is not None]
+    states = {finding.cause: finding for finding in found if finding.cause in STATES}
+    limits = [finding for finding in found if finding.cause not in STATES]
+    if any(finding.cause in FATAL for finding in limits):
+        # What bound before the failure is no advice: the server must be mended first.
+        limits = [finding for finding in limits if finding.cause in FATAL + ADVICE]
+    findings = without_contradictions(ranked(limits))
+    state = states.get("healthy") or states.get("not-enough-evidence")
+    if findings:
+        verdict, summary = findings[0].cause, findings[0].summary
+    elif state is not None:
+        verdict, summary = state.cause, state.summary
+    else:
+        verdict, summary = "not-enough-evidence", UNEXPLAINED
+    return Report(
+        verdict=verdict,
+        summary=summary,
+        findings=findings,
+        coverage=seen.coverage,
+        sources=seen.sources,
+        phases=case.phases,
+        missing=missing(case) if verdict == "not-enough-evidence" else (),
+        evidence=() if findings or state is None else state.evidence,
+    )
+
+
+def ranked(findings: list[Finding]) -> list[Finding]:
+    """The binding limit first: what ended the server, then the limit that binds most of the loaded
+    time, then advice, then causes that have no fixed id."""
+
+    def tier(finding: Finding) -> int:
+        for place, causes in enumerate((FATAL, BINDING, ADVICE)):
+            if finding.cause in causes:
+                return place
+        return 3
+
+    def weight(finding: Finding) -> float:
+        return finding.confidence * (1.0 if finding.share is None else finding.share)
+
+    order = sorted(findings, key=lambda finding: (tier(finding), -weight(finding)))
+    for cause, later in EXPLAINS.items():
+        places = {finding.cause: index for index, finding in enumerate(order)}
+        earlier = [places[other] for other in later if other in places]
+        if cause in ADVICE and cause in places and order[places[cause]].confidence < SEVERE:
+            continue
+        if cause in places and earlier and min(earlier) < places[cause]:
+            order.insert(min(earlier), order.pop(places[cause]))
+    return order
+
+
+def without_contradictions(findings: list[Finding]) -> list[Finding]:
+    """Of findings that ask for opposite changes of one flag, the first stays and names the others
+    among its alternatives."""
+    kept: list[Finding] = []
+    for finding in findings:
+        against = next(
+            (index for index, other in enumerate(kept) if opposed(other.action, finding.action)),
+            None,
+        )
+        if against is None:
+            kept.append(finding)
+            continue
+        why = (
+            f"It would ask for the opposite change of {finding.action.flag}, and is only "
+            f"{100 * finding.confidence:.0f} % sure. {finding.summary}"
+        )
+        stays = kept[against]
+        alternatives = tuple(each for each in stays.ruled_out if each.cause != finding.cause)
+        kept[against] = replace(stays, ruled_out=(*alternatives, RuledOut(finding.cause, why)))
+    return kept
+
+
+def opposed(one: Action, other: Action) -> bool:
+    """Whether two actions cannot both be taken."""
+    if one.flag is None or one.flag != other.flag:
+        return False
+    if {one.direction, other.direction} == {"increase", "decrease"}:
+        return True
+    return one.direction == other.direction == "set" and one.value != other.value
+
+
+def missing(case: Case) -> tuple[str, ...]:
+    """What would make an answer possible."""
+    wanted = []
+    if not case.has_load:
+        wanted.append("Read a log of at least one minute under the load that matters.")
+    if case.facts.max_running_requests is None or case.facts.max_total_num_tokens is None:
+        wanted.append(
+            "Keep the start of the log: the ready line (max_total_num_tokens=…) shows the limits, "
+            "the size of the KV pool and the free memory."
+        )
+    if case.seen.coverage < 0.8:
+        wanted.append("Read the log as the server wrote it: many batch lines were not understood.")
+    return tuple(wanted)

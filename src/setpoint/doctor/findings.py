@@ -1,0 +1,96 @@
+"""What the doctor says: plain data, the same for the terminal, JSON, HTML and ``GET /doctor``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from setpoint.doctor.observations import Evidence, Source
+
+Direction = Literal["increase", "decrease", "set"]
+
+
+@dataclass(slots=True, frozen=True)
+class Action:
+    """One change. flag None: what is to be done is outside the server (the client, another
+    machine)."""
+
+    text: str
+    """What to do, as one imperative sentence."""
+    flag: str | None = None
+    """As typed on the command line: "--max-running-requests"."""
+    direction: Direction | None = None
+    value: Any = None
+    """What to give the flag, computed from the observations; without a flag, the number that
+    ``text`` asks for, if there is one."""
+    live: bool = False
+    """Whether Setpoint takes the change while it serves (``setpoint set``)."""
+
+
+@dataclass(slots=True, frozen=True)
+class Effect:
+    """The predicted effect of the action on one figure, as a factor of today's value."""
+
+    figure: str
+    """"output throughput", "time to first token", "retractions per minute", …"""
+    low: float
+    expected: float
+    high: float
+    why: str
+    """The equation with its numbers, as one sentence."""
+
+
+@dataclass(slots=True, frozen=True)
+class RuledOut:
+    cause: str
+    why: str
+
+
+@dataclass(slots=True, frozen=True)
+class Finding:
+    cause: str
+    """The id of a check."""
+    confidence: float
+    """0 to 1."""
+    summary: str
+    """One sentence that names the limit and the number that proves it."""
+    evidence: tuple[Evidence, ...]
+    action: Action
+    effect: Effect | None = None
+    ruled_out: tuple[RuledOut, ...] = ()
+    risk: str = ""
+    verify: str = ""
+    """How to see that it helped."""
+    falsify: str = ""
+    """What would show that this finding is wrong."""
+    share: float | None = None
+    """Share of the time under load in which this limit bound."""
+
+
+Phase = Literal["start-up", "ramp", "steady", "drain", "idle"]
+
+
+@dataclass(slots=True, frozen=True)
+class PhaseSpan:
+    phase: Phase
+    start: float
+    end: float
+
+
+@dataclass(slots=True)
+class Report:
+    verdict: str
+    """Cause of the first finding, or "healthy", or "not-enough-evidence"."""
+    summary: str
+    """The verdict in one sentence, with the number that proves it."""
+    findings: list[Finding]
+    """The binding limit first."""
+    coverage: float
+    sources: list[Source]
+    phases: dict[str, list[PhaseSpan]] = field(default_factory=dict)
+    """By the name of the rank."""
+    evidence: tuple[Evidence, ...] = ()
+    """Of a verdict that is not the cause of a finding."""
+    missing: tuple[str, ...] = ()
+    """What a source would have to show for a surer answer; for not-enough-evidence what to do to
+    get it."""

@@ -1,0 +1,129 @@
+"""Which limit binds at one moment. The checks use it for every moment of a source, a server's own
+doctor for the last one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from setpoint.doctor.phases import running_of, waits
+from setpoint.observe.moments import Moment
+
+Limit = Literal[
+    "idle",
+    "client-bound",
+    "seq-cap",
+    "kv-full",
+    "kv-conservative",
+    "prefill-budget",
+    "grammar-queue",
+    "other-pool-full",
+    "admission-delayed",
+    "unknown",
+]
+"""What keeps more requests from running. kv-full: memory is in use, which is as it should be if the
+queue is moderate. client-bound: nothing waits. unknown: the moment tells too little."""
+
+FULL = 0.9
+"""Usage from which the guides call the memory well used."""
+OTHER_FULL = 0.95
+AT_CAP = 0.95
+AT_BUDGET = 0.9
+
+# The admission's reasons (core.records.Refusal); "blocked" only repeats the reason of the first.
+REASONS: dict[str, Limit] = {
+    "no_slot": "seq-cap",
+    "no_memory": "kv-conservative",
+    "token_budget": "prefill-budget",
+    "chunk_budget": "prefill-budget",
+    "prefill_limit": "prefill-budget",
+    "delayed": "admission-delayed",
+    "decode_turn": "admission-delayed",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """What a scheduler may use at most. None: unknown."""
+
+    slots: float | None = None
+    """Requests that may run."""
+    prefill_tokens: float | None = None
+    """Prompt tokens of one prefill batch."""
+    whole_prompts: bool = False
+    """Prompts are not cut to fill a batch: it is full if the next prompt does not fit."""
+    reasons: bool = False
+    """The source tells why requests were refused (``Moment.refusals``)."""
+    prefill_bound: bool = False
+    """Prefill batches are at that budget most of the time, so that a queue seen between two of them
+    waits for it, too."""
+
+
+def at_cap(moment: Moment, limits: Limits) -> bool:
+    running = running_of(moment)
+    if running is None or not limits.slots:
+        return False
+    most = max(running, moment.running_max or 0.0)
+    return most >= AT_CAP * limits.slots or most >= limits.slots - 1 > 1
+
+
+def at_budget(moment: Moment, limits: Limits) -> bool:
+    """Whether the moment's prefill batches used their budget of tokens."""
+    if not limits.prefill_tokens or not moment.num_prefill:
+        return False
+    tokens = moment.new_tokens / moment.num_prefill
+    if limits.whole_prompts and moment.new_seqs:
+        tokens += moment.new_tokens / moment.new_seqs
+    return tokens >= AT_BUDGET * limits.prefill_tokens
+
+
+def is_full(moment: Moment) -> bool:
+    """Whether the KV pool is in good use, or an average request more would not fit."""
+    usage = moment.usage or 0.0
+    return usage >= FULL or usage + usage / max(moment.running or 1e9, 1) >= 1
+
+
+def other_pool(moment: Moment) -> str | None:
+    """Name of a further pool that is full while the main one is not."""
+    full = [name for name, usage in moment.other_usage.items() if usage >= OTHER_FULL]
+    return full[0] if full and (moment.usage or 0.0) < FULL else None
+
+
+def binding_limit(moment: Moment, limits: Limits) -> Limit:
+    """The limit that keeps more requests from running. Reasons that the scheduler itself gives for
+    its refusals count for more than figures."""
+    if not waits(moment) and not (moment.queue is None and moment.refusals):
+        return _without_queue(moment)
+    reason = _reason(moment)
+    if reason is None and limits.reasons:
+        return "unknown"  # nobody was refused: the queue waits for the step that runs
+    if reason == "kv-conservative" or reason is None:
+        if other_pool(moment):
+            return "other-pool-full"
+        if reason is None and at_cap(moment, limits):
+            return "seq-cap"
+        if reason is None and at_budget(moment, limits):
+            return "prefill-budget"  # memory took this batch, whatever the usage is
+        if is_full(moment):
+            return "kv-full"
+        if reason is None and limits.prefill_bound:
+            return "prefill-budget"
+        return "unknown" if moment.usage is None and reason is None else "kv-conservative"
+    return reason
+
+
+def _reason(moment: Moment) -> Limit | None:
+    """What most refusals of the moment say."""
+    counts: dict[Limit, int] = {}
+    for name, count in moment.refusals.items():
+        if name in REASONS:
+            counts[REASONS[name]] = counts.get(REASONS[name], 0) + count
+    return max(counts.items(), key=lambda item: item[1])[0] if counts else None
+
+
+def _without_queue(moment: Moment) -> Limit:
+    if moment.preparing and moment.preparing >= 1:
+        return "grammar-queue"
+    if not moment.running and not moment.num_prefill and not moment.num_decode:
+        return "idle"
+    return "unknown" if moment.queue is None else "client-bound"

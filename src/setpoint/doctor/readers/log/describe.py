@@ -1,0 +1,130 @@
+"""What is said of a log as a whole: its generation, its clock, what is odd about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Set
+from typing import NoReturn
+
+import numpy as np
+
+from setpoint.core.errors import SourceError
+from setpoint.doctor.observations import Observations, Source
+from setpoint.doctor.readers.log.life import Life
+from setpoint.doctor.readers.log.server_log import ServerLog
+
+MANY_TIMES_BACK = 20
+_PROGRAMS = {
+    "vllm": "vLLM",
+    "llama": "llama.cpp",
+    "ollama": "Ollama",
+    "tensorrt": "TensorRT-LLM",
+    "text_generation": "TGI",
+    "nginx": "nginx",
+}
+
+
+def observations(source: Source, origin: str, server: ServerLog, num_servers: int) -> Observations:
+    """What one server of a log shows. source: of the whole log."""
+    life, notes = _life(server)
+    ranks = life.finished_ranks()
+    logs = list(life.ranks.values())
+    stamped = any(rank.is_stamped for rank in logs)
+    estimated = any(rank.is_estimated for rank in logs)
+    several = num_servers > 1 and origin
+    described = dataclasses.replace(
+        source,
+        name=f"{source.name} ({origin})" if several else source.name,
+        clock="timestamps" if stamped else "estimated" if estimated else "none",
+        generation=generation(life, server),
+        notes=[*source.notes, *notes, *_odd(life, server)],
+        unknown_fields=dict(source.unknown_fields),
+    )
+    life.facts.engine = "setpoint" if server.is_setpoint else "sglang"
+    ended = life.ended or any(event.kind in ("killed", "watchdog") for event in life.fatal_events())
+    return Observations([described], life.facts, ranks, ended)
+
+
+def generation(life: Life, server: ServerLog) -> str:
+    if server.is_setpoint:
+        return "Setpoint"
+    marks = life.styles
+    if "tree-cache-hit-rate" in marks or "cache hit rate" in marks:
+        return "SGLang 2024"
+    if "style ," in marks:
+        return "SGLang 2026" if "pending-token" in marks else "SGLang 0.5"
+    if "cuda graph" in marks or "cpu graph" in marks or "npu graph" in marks:
+        return "SGLang 2025"
+    return "SGLang 2024 or early 2025" if marks else "SGLang"
+
+
+def _life(server: ServerLog) -> tuple[Life, list[str]]:
+    """The life to diagnose: the last one that shows anything, and a note on the others."""
+    lives = server.lives
+    chosen = next((life for life in reversed(lives) if life.has_begun), lives[-1])
+    notes = []
+    if len(lives) > 1:
+        starts = ", ".join(str(life.first_line) for life in lives)
+        which = "last start" if chosen is lives[-1] else "last start that shows anything"
+        crashed = sum(1 for life in lives if life is not chosen and life.fatal_events())
+        crashes = f" {crashed} of the others ended with an error." if crashed else ""
+        notes.append(
+            f"The server was started {len(lives)} times in this log (lines {starts}). The report is"
+            f" about the {which}, from line {chosen.first_line} on.{crashes}"
+        )
+    return chosen, notes
+
+
+def _odd(life: Life, server: ServerLog) -> list[str]:
+    notes = []
+    back = sum(rank.times_back for rank in life.ranks.values())
+    mixed = (life.is_ready and life.num_before_ready > 2) or _two_pools(server.pools)
+    if mixed or back >= MANY_TIMES_BACK:
+        why = (
+            f"the clock goes back {back} times"
+            if back >= MANY_TIMES_BACK
+            else "its lines show KV pools of two sizes"
+            if _two_pools(server.pools)
+            else "batches run while another server is still starting"
+        )
+        notes.append(
+            f"Two servers seem to write to this log: {why}. This report mixes them; read a separate"
+            " log of each."
+        )
+    elif back:
+        times = "once" if back == 1 else f"{back} times"
+        notes.append(f"The clock goes back {times}; the times after that were shifted to follow.")
+    if server.tests_retraction:
+        notes.append(
+            "The server retracts requests on purpose (SGLANG_TEST_RETRACT); these retractions do"
+            " not count."
+        )
+    return notes
+
+
+def _two_pools(sizes: list[float]) -> bool:
+    """Whether #token / token usage, the size of the pool, has two values by turns. Usage has two
+    decimals, so that one pool's size scatters by a few percent."""
+    if len(sizes) < 20:
+        return False
+    values = np.array(sizes)
+    # Split where the gap between neighbours, in proportion, is widest.
+    ordered = np.sort(values)
+    gaps = ordered[1:] / ordered[:-1]
+    widest = int(np.argmax(gaps))
+    if gaps[widest] < 1.15 or min(widest + 1, len(values) - widest - 1) < len(values) / 10:
+        return False
+    upper = values > ordered[widest]
+    changes = np.count_nonzero(upper[1:] != upper[:-1])
+    return bool(changes >= min(8, len(values) / 10))
+
+
+def refuse(source: Source, words: Set[bytes]) -> NoReturn:
+    """Raise SourceError for a log in which no server was found."""
+    found = {word.decode().lower() for word in words}
+    program = next((name for mark, name in _PROGRAMS.items() if any(mark in w for w in found)), "")
+    looks = f" It looks like a log of {program}." if program else ""
+    raise SourceError(
+        f"{source.name} has {source.num_lines} lines, but none that SGLang or Setpoint writes about"
+        f' its batches, start or end ("Decode batch, #running-req: …").{looks}'
+    )

@@ -1,0 +1,100 @@
+"""One run of one server, from its start in the log to its end or the end of the log."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+
+from setpoint.doctor.observations import Event, Facts, Rank
+from setpoint.doctor.readers.log.rank_log import KEPT_EVENTS, RankLog
+
+_GROUP = re.compile(r"DP\d+|PP\d+")
+FATAL = ("oom", "watchdog", "killed", "traceback")
+
+
+@dataclass(slots=True)
+class Life:
+    first_line: int
+    facts: Facts = field(default_factory=Facts)
+    ranks: dict[str, RankLog] = field(default_factory=dict)
+    has_options: bool = False
+    is_ready: bool = False
+    """It has said so, or has run batches."""
+    ready_line: float = math.inf
+    ended: bool = False
+    last_kind: str = ""
+    """"prefill" or "decode": the last batch."""
+    num_before_ready: int = 0
+    """Batch lines after its options and before its ready line: those of another server."""
+    styles: set[str] = field(default_factory=set)
+    """Marks of the log's generation."""
+
+    def rank(self, name: str) -> RankLog:
+        if name not in self.ranks:
+            self.ranks[name] = RankLog(name)
+        return self.ranks[name]
+
+    @property
+    def num_batches(self) -> int:
+        return sum(rank.num_batches for rank in self.ranks.values())
+
+    @property
+    def has_begun(self) -> bool:
+        """It has shown more than its options and the first steps of its start."""
+        return self.is_ready or self.num_batches > 0 or bool(self.fatal_events())
+
+    def fatal_events(self) -> list[Event]:
+        events = [event for rank in self.ranks.values() for event in rank.events]
+        return [event for event in events if event.kind in FATAL]
+
+    @property
+    def last_at(self) -> float | None:
+        """Time of the last batch line."""
+        return max((rank.last_at for rank in self.ranks.values() if rank.num_batches), default=None)
+
+    @property
+    def shift(self) -> float:
+        return max((rank.shift for rank in self.ranks.values()), default=0.0)
+
+    @property
+    def interval(self) -> int:
+        asked = self.facts.options.get("decode_log_interval")
+        return asked if isinstance(asked, int) and asked > 0 else 40
+
+    def finished_ranks(self) -> list[Rank]:
+        """The schedulers. Of a tensor-parallel group only the first one reports batches, but each
+        warns of the same retraction: what the others say counts only where the first is silent."""
+        groups: dict[str, list[RankLog]] = {}
+        for rank in self.ranks.values():
+            groups.setdefault(" ".join(_GROUP.findall(rank.name)), []).append(rank)
+        frontend = self.ranks.get("")
+        ranks = []
+        for group in groups.values():
+            speaking = [rank for rank in group if rank.num_batches]
+            if not speaking and (group == [frontend] and len(self.ranks) > 1):
+                continue  # the parent process: its events are given to the first scheduler
+            leaders = speaking or [max(group, key=lambda rank: sum(rank.num_events.values()))]
+            for rank in group:
+                if rank not in leaders and rank is not frontend:
+                    _fold(leaders[0], rank)
+            ranks += leaders
+        if frontend is not None and frontend not in ranks and ranks:
+            _add(ranks[0], frontend)
+        return [rank.rank() for rank in ranks]
+
+
+def _fold(leader: RankLog, other: RankLog) -> None:
+    """Give a leader the events of those kinds that it does not tell itself."""
+    for kind, count in other.num_events.items():
+        if count > leader.num_events.get(kind, 0):
+            leader.events = [event for event in leader.events if event.kind != kind]
+            leader.events += [event for event in other.events if event.kind == kind]
+            leader.num_events[kind] = count
+
+
+def _add(rank: RankLog, other: RankLog) -> None:
+    for kind, count in other.num_events.items():
+        room = KEPT_EVENTS - min(rank.num_events.get(kind, 0), KEPT_EVENTS)
+        rank.events += [event for event in other.events if event.kind == kind][:room]
+        rank.num_events[kind] = rank.num_events.get(kind, 0) + count

@@ -1,0 +1,185 @@
+"""The lines that are neither batches nor start-up facts: what happened, and where.
+
+Wordings from threads of sgl-project/sglang: retractions (#4184, #14972, #26248), torch's
+out-of-memory text (#4547, #5285), "Not enough memory" (#322, #4330), the pool's own (#4602, #1739),
+leaks (#105, #6888, #11970, #16067, #20010), watchdog (#7783, #18582), ends (#8864, #6888).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from setpoint.doctor.observations import EventKind
+from setpoint.doctor.readers.log.wrapping import STAMP, seconds_of, unwrap
+
+KEYWORDS = (
+    b"server_args=",
+    b"ServerArgs(",
+    b"max_total_num_token",
+    b"oad weight ",
+    b"KV Cache is allocated",
+    b"Memory pool end",
+    b"Capture ",
+    b"Model: ",
+    b"Decision: ",
+    b"fired up and ready",
+    b"reduced from",
+    b"_reqs: ",
+    b"ut of memory",
+    b"ot enough memory",
+    b"allocate memory",
+    b"bad_alloc",
+    b"no room for one page",
+    b"CUDA error",
+    b"NCCL error",
+    b"hit an exception",
+    b"Traceback (most recent",
+    b'" 50',
+    b"igquit",
+    b"SIG",
+    b"Killed",
+    b"atchdog ",
+    b"leak detected",
+    b"accounting is broken",
+    b"queue is full",
+    b"timeout reached",
+    b"was answered 50",
+    b"max_new_tokens lowered",
+    b"exceeds the maximum allowed length",
+    b"ache flushed",
+    b"Fallback: ",
+    b"hutting down",
+    b"engine ends",
+)
+"""A line that has none of these says nothing that the doctor reads."""
+
+_PREFIX = re.compile(
+    rb"(?:\[(?:[\d:. ,-]*\d)?((?: ?[A-Z][A-Za-z_]*\d+)*|gpu(?:_id)?=\d+)\]:? ?)?"
+    rb"(?:[\d:. ,T-]{8,}(?: - )?)?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: - |: +))?"
+)
+_CLIENT_TEXT = re.compile(
+    rb"(?:Receive|Finish)[\w /]{0,40}: obj=|\{\"event\": ?\"request\.|self\.cur_batch"
+)
+_MIB = {b"B": 1 / (1 << 20), b"bytes": 1 / (1 << 20), b"KiB": 1 / 1024, b"MiB": 1.0, b"GiB": 1024.0}
+_SIZE = rb"([\d.]+) ?(bytes|[KMG]iB|B)\b"
+_TRIED = re.compile(rb"[Tt]ried to allocate " + _SIZE)
+_FREE = re.compile(_SIZE + rb"(?: is)? free")
+_TOTAL = re.compile(rb"total capac?i?ty of " + _SIZE + rb"|; " + _SIZE + rb" total capac")
+_RETRACTED = re.compile(rb"#retracted_reqs: (\d+)")
+_RATIO = re.compile(rb"#new_token_ratio: ([\d.]+) -> ([\d.]+)")
+_STATUS = re.compile(rb'" (50\d)\b')
+
+
+@dataclass(slots=True)
+class Message:
+    """A line without its wrapping and prefix."""
+
+    text: bytes
+    origin: str
+    rank: str
+    at: float | None
+    has_prefix: bool
+    """It begins a record of the log, so that it is no line of a traceback."""
+
+
+@dataclass(slots=True)
+class Happened:
+    kind: EventKind
+    values: dict[str, float | str] = field(default_factory=dict)
+
+
+def message_of(line: bytes) -> Message:
+    wrapped = unwrap(line.rsplit(b"\r", 1)[-1])
+    prefix = _PREFIX.match(wrapped.text)
+    assert prefix is not None  # it may be empty
+    stamp = STAMP.search(wrapped.text, 0, prefix.end())
+    at = seconds_of(stamp.group()) if stamp else wrapped.stamp
+    rank = (prefix[1] or b"").decode(errors="replace").strip()
+    text = wrapped.text[prefix.end() :]
+    return Message(text, wrapped.origin, rank, at, has_prefix=bool(stamp) or bool(rank))
+
+
+def quotes_a_client(text: bytes) -> bool:
+    """Request logs hold texts of clients, who may write anything."""
+    return _CLIENT_TEXT.search(text, 0, 200) is not None
+
+
+def happened(text: bytes) -> Happened | None:
+    """What a line tells. Where an allocation failed is for the caller to find out."""
+    if b"_reqs: " in text:
+        return _retraction(text)
+    for words, kind in _WORDS.items():
+        if words in text:
+            if kind == "oom":
+                return _oom(text)
+            return Happened(kind)
+    status = _STATUS.search(text)
+    return Happened("access-error", {"status": status[1].decode()}) if status else None
+
+
+_WORDS: dict[bytes, EventKind] = {
+    b"leak detected": "leak",
+    b"accounting is broken": "leak",
+    b"Killed process": "killed",
+    b"even after retracting": "aborted",
+    b"out of memory": "oom",
+    b"Out of memory": "oom",
+    b"ot enough memory": "oom",
+    b"allocate memory": "oom",
+    b"bad_alloc": "oom",
+    b"no room for one page": "oom",
+    b"atchdog timeout": "watchdog",
+    b"atchdog caught": "watchdog",
+    b"hit an exception": "traceback",
+    b"Traceback (most recent": "traceback",
+    b"CUDA error": "traceback",
+    b"NCCL error": "traceback",
+    b"eceived sigquit": "killed",
+    b"SIGQUIT": "killed",
+    b"SIGKILL": "killed",
+    b"SIGSEGV": "killed",
+    b"SIGABRT": "killed",
+    b"Killed": "killed",
+    b"engine ends": "killed",
+    b"queue is full": "queue-full",
+    b"timeout reached": "timeout",
+    b"was answered 50": "aborted",
+    b"max_new_tokens lowered": "clipped",
+    b"exceeds the maximum allowed length": "aborted",
+    b"ache flushed": "flushed",
+    b"Fallback: ": "fallback",
+    b"reduced from": "reduced",
+    b"fired up and ready": "ready",
+}
+"""The first of these that a line has tells what it is."""
+
+
+def _retraction(text: bytes) -> Happened | None:
+    count = _RETRACTED.search(text)
+    if count is None or len(count[1]) > 9:  # no server runs a thousand million requests
+        return None
+    values: dict[str, float | str] = {"num": float(count[1])}
+    ratio = _RATIO.search(text)
+    if ratio:
+        values |= {"ratio_before": _float(ratio[1]), "ratio_after": _float(ratio[2])}
+    if b"Testing retraction" in text:
+        values["testing"] = 1.0
+    return Happened("retraction", values)
+
+
+def _oom(text: bytes) -> Happened:
+    values: dict[str, float | str] = {}
+    for name, pattern in (("tried_mib", _TRIED), ("free_mib", _FREE), ("total_mib", _TOTAL)):
+        found = pattern.search(text)
+        if found:
+            number, unit = [group for group in found.groups() if group is not None]
+            values[name] = _float(number) * _MIB[unit]
+    return Happened("oom", values)
+
+
+def _float(digits: bytes) -> float:
+    try:
+        return float(digits)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,222 @@
+"""Reads a log: one pass, bounded memory, one ``Observations`` for each server that wrote it."""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from setpoint.core.errors import SourceError
+from setpoint.doctor.observations import Observations, Source
+from setpoint.doctor.readers.log.batch_lines import is_known
+from setpoint.doctor.readers.log.describe import observations, refuse
+from setpoint.doctor.readers.log.messages import KEYWORDS, message_of, quotes_a_client
+from setpoint.doctor.readers.log.scan import Scanned, Scanner
+from setpoint.doctor.readers.log.server_log import ServerLog, shown
+from setpoint.doctor.readers.log.stream import SwollenError, blocks, opened
+from setpoint.doctor.readers.log.table import Table, Tables
+
+
+def read_log(name: str) -> list[Observations]:
+    """The servers that wrote a log, usually one: of each its last life, or the one before if the
+    last one shows nothing.
+
+    name: a path, or "-" for standard input; gzip and Zstandard are unpacked. Raises SourceError if
+    the log cannot be read or is not one of SGLang or Setpoint.
+    """
+    with opened(name) as chunks:
+        return read_chunks(name, chunks)
+
+
+def read_chunks(name: str, chunks: Iterable[bytes]) -> list[Observations]:
+    """As ``read_log``, of the log's bytes, however they are cut up."""
+    reader = _Reader(name)
+    with _without_collector():
+        try:
+            for block, complete in blocks(chunks):
+                reader.block(block, complete)
+        except SwollenError as error:
+            reader.end_early(str(error))
+    return reader.finish()
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """The rows of a block are many small objects without cycles: looking for cycles among them
+    takes a quarter of the time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class _Reader:
+    def __init__(self, name: str) -> None:
+        self._source = Source(name, "log")
+        self._scanner, self._tables = Scanner(), Tables()
+        self._servers: dict[str, ServerLog] = {}
+        self._first = 1
+        self._cut = ""
+        """Why the rest of the log was not read."""
+        self._words: set[bytes] = set()
+        """Marks of other programs."""
+
+    def block(self, block: bytes, complete: bool) -> None:
+        """Take the next whole lines. complete: the last of them is."""
+        scanned = self._scanner.scan(block)
+        if not complete:
+            self._cut_off(scanned)
+        lines = _Lines(block)
+        tables: dict[str, dict[str, Table]] = {}
+        for (origin, rank), table in self._tables.of(scanned.found).items():
+            tables.setdefault(origin, {})[rank] = table
+        scanned.found = [found for found in scanned.found if found.lines]
+        impossible = [(n, lines.text(n).encode()) for n in sorted(self._tables.impossible)]
+        scanned.not_understood += impossible
+        self._count(scanned)
+        for origin in tables:
+            self._server(origin)
+        for origin, server in self._servers.items():
+            server.begin(tables.get(origin, {}), lines.text, self._first)
+        if scanned.rest:
+            self._messages(scanned.rest, tables, lines)
+        for server in self._servers.values():
+            server.end(scanned.num_lines)
+        self._first += scanned.num_lines
+
+    def end_early(self, why: str) -> None:
+        self._cut = why
+        self._source.notes.append(why)
+
+    def finish(self) -> list[Observations]:
+        self._source.num_lines = self._first - 1
+        found = [
+            observations(self._source, origin, server, len(self._servers))
+            for origin, server in self._servers.items()
+        ]
+        telling = [each for each in found if any(rank.moments for rank in each.ranks)] or [
+            each for each in found if any(rank.events for rank in each.ranks) or each.facts.said
+        ]
+        if not telling:
+            if self._cut:
+                raise SourceError(f"{self._cut} Before that, no server wrote anything.")
+            refuse(self._source, self._words)
+        return telling
+
+    def _server(self, origin: str) -> ServerLog:
+        if origin not in self._servers:
+            self._servers[origin] = ServerLog(self._first)
+        return self._servers[origin]
+
+    def _messages(
+        self, rest: list[tuple[int, bytes]], tables: dict[str, dict[str, Table]], lines: _Lines
+    ) -> None:
+        hits = iter(_hits([line for _, line in rest]))
+        hit = next(hits, None)
+        index = 0
+        while hit is not None or any(server.is_open for server in self._servers.values()):
+            if any(server.is_open for server in self._servers.values()):
+                following = index  # every line counts until the record ends
+            else:
+                assert hit is not None
+                following = max(hit, index)
+            if following >= len(rest):
+                return
+            number, line = rest[following]
+            index = following + 1
+            while hit is not None and hit < index:
+                hit = next(hits, None)
+            message = message_of(line)
+            if quotes_a_client(message.text):
+                continue
+            if message.origin not in self._servers:
+                server = self._server(message.origin)
+                server.begin(tables.get(message.origin, {}), lines.text, self._first)
+            self._servers[message.origin].message(number, line, message)
+
+    def _count(self, scanned: Scanned) -> None:
+        source = self._source
+        for found in scanned.found:
+            source.num_batch_lines += len(found.lines)
+            source.num_understood += len(found.lines)
+            for name in found.shape.names:
+                if not is_known(name):
+                    count = source.unknown_fields.get(name, 0)
+                    source.unknown_fields[name] = count + len(found.lines)
+            server = self._server(found.shape.origin)
+            server.life.styles.update(_marks(found.shape.names, found.shape.style))
+        source.num_batch_lines += len(scanned.not_understood)
+        if scanned.not_understood and not any("could not be read" in n for n in source.notes):
+            number, line = min(scanned.not_understood)
+            source.notes.append(
+                f"Some batch lines could not be read; the first is line {self._first + number}:"
+                f" {shown(line)[:120]}"
+            )
+        if not source.num_batch_lines and len(self._words) < 8:
+            head = b"\n".join(line[:200] for _, line in scanned.rest[:2000])
+            self._words.update(word for word in _OTHERS if word in head)
+
+    def _cut_off(self, scanned: Scanned) -> None:
+        """The last line has no end. If it is no whole batch line, it does not count as one."""
+        last = scanned.num_lines - 1
+        broken = [line for number, line in scanned.not_understood if number == last]
+        if not broken:
+            self._source.notes.append(
+                "The last line is not complete: the server may still be writing to the log."
+            )
+            return
+        scanned.not_understood.pop()
+        self._source.notes.append("The last line is cut off and was ignored.")
+
+
+_OTHERS = (
+    b"vllm",
+    b"VLLM",
+    b"llama_",
+    b"llama-server",
+    b"TensorRT",
+    b"text_generation",
+    b"nginx",
+    b"ollama",
+)
+
+
+def _marks(names: Iterable[str], style: str) -> Iterator[str]:
+    yield f"style {style}"
+    yield from names
+
+
+def _hits(lines: list[bytes]) -> list[int]:
+    """Indices of the lines that have one of the key words."""
+    text = b"\n".join(lines)
+    ends = np.cumsum([len(line) + 1 for line in lines]).tolist()
+    found: set[int] = set()
+    for word in KEYWORDS:
+        position = text.find(word)
+        while position >= 0:
+            index = bisect_right(ends, position)
+            found.add(index)
+            position = text.find(word, ends[index])
+    return sorted(found)
+
+
+class _Lines:
+    """The lines of a block by number; where they begin is found out when it is asked."""
+
+    def __init__(self, block: bytes) -> None:
+        self._block = block
+        self._ends: list[int] | None = None
+
+    def text(self, number: int) -> str:
+        if self._ends is None:
+            marks = np.frombuffer(self._block, np.uint8) == ord("\n")
+            self._ends = [*np.flatnonzero(marks).tolist(), len(self._block)]
+        start = self._ends[number - 1] + 1 if number else 0
+        return shown(self._block[start : self._ends[number]])

@@ -1,0 +1,251 @@
+"""What one server wrote into a log: its lives, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from setpoint.doctor.observations import Event, Evidence
+from setpoint.doctor.readers.log import startup
+from setpoint.doctor.readers.log.life import Life
+from setpoint.doctor.readers.log.messages import Happened, Message, happened
+from setpoint.doctor.readers.log.server_args import (
+    BEGINS,
+    is_whole,
+    options_of,
+    without_secrets,
+)
+from setpoint.doctor.readers.log.table import Column, Table, joined, retractions
+from setpoint.doctor.readers.log.trace import Options, Traceback
+
+SHOWN = 400
+"""Characters of a line that evidence shows."""
+
+
+def shown(line: bytes) -> str:
+    text = without_secrets(line.decode(errors="replace").strip())
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+class ServerLog:
+    """Takes a block after the other: first ``begin``, then each message in order, then ``end``."""
+
+    def __init__(self, line: int) -> None:
+        self.lives = [Life(line)]
+        self.pools: list[float] = []
+        """Sizes of the pool in tokens, as far as batch lines tell."""
+        self.is_setpoint = False
+        self.tests_retraction = False
+        self._open: Traceback | Options | None = None
+        self._last_trace: Traceback | None = None
+        self._tables: dict[str, Table] = {}
+        self._text: Callable[[int], str] = str
+        self._first = 1
+        self._taken = 0
+        self._events: list[tuple[str, Event]] = []
+        self._retracted: dict[str, list[tuple[int, float, dict[str, float]]]] = {}
+        self._order: tuple[NDArray[np.int64], NDArray[np.bool_]] | None = None
+
+    @property
+    def life(self) -> Life:
+        return self.lives[-1]
+
+    @property
+    def is_open(self) -> bool:
+        """The next lines may belong to a record that has begun."""
+        return self._open is not None
+
+    def begin(self, tables: Mapping[str, Table], text: Callable[[int], str], first: int) -> None:
+        """tables: the block's batch lines by rank; text: of a line of the block; first: the number
+        of the block's first line."""
+        self._tables = dict(tables)
+        self._text, self._first, self._taken = text, first, 0
+        self._order = None
+
+    def end(self, num_lines: int) -> None:
+        self._take(num_lines)
+        self._tables = {}
+
+    def message(self, number: int, line: bytes, message: Message) -> None:
+        """number: of the line within the block."""
+        text = message.text
+        if self._open is not None and self._continues(number, line, message):
+            return
+        words = text.decode(errors="replace")
+        begins = BEGINS.search(words)
+        if begins:
+            self._start(number)
+            self._open = Options(
+                self._first + number, message.at, words[begins.end() :], shown(line)
+            )
+            if is_whole(self._open.text):
+                self._options(self._open)
+            return
+        life = self.life
+        self._learn(number, line, message, words)
+        event = happened(text)
+        if event is None:
+            if "Shutting down" in words or "SIGTERM" in words:
+                life.ended = True
+            return
+        if event.kind == "traceback" and b"Traceback (most recent" in text:
+            self._open = Traceback(self._first + number, message.rank, message.at)
+        self._event(number, line, message, event)
+
+    def _continues(self, number: int, line: bytes, message: Message) -> bool:
+        record = self._open
+        assert record is not None
+        taken = record.takes(message)
+        if isinstance(record, Traceback):
+            event = happened(message.text) if taken else None
+            if event is not None and b"Traceback (most recent" not in message.text:
+                self._last_trace = record
+                self._event(number, line, message, event)
+        if record.ended:
+            self._open = None
+            if isinstance(record, Options):
+                self._options(record)
+        return taken
+
+    def _options(self, record: Options) -> None:
+        self._open = None
+        said = Evidence(record.line, record.first)
+        startup.learn_options(self.life.facts, options_of(record.text), said, record.text)
+        self.life.has_options = True
+
+    def _start(self, number: int) -> None:
+        """A server says its options: it begins, unless nothing has happened since the last such
+        line."""
+        self._take(number)
+        if self.life.has_begun or self.life.has_options:
+            self.lives.append(Life(self._first + number))
+        else:
+            self.life.first_line = self._first + number
+
+    def _learn(self, number: int, line: bytes, message: Message, words: str) -> None:
+        life = self.life
+        if "Load weight begin" in words and life.has_begun and not life.has_options:
+            self._take(number)
+            self.lives.append(life := Life(self._first + number))
+        said = Evidence(self._first + number, shown(line))
+        if "Decision: " in words or words.startswith("Model: "):
+            self.is_setpoint = True
+        startup.learn(life.facts, words, said)
+        if startup.is_ready_line(words):
+            life.is_ready = True
+            life.ready_line = min(life.ready_line, self._first + number)
+
+    def _event(self, number: int, line: bytes, message: Message, event: Happened) -> None:
+        life = self.life
+        if event.kind == "ready":
+            life.is_ready = True
+        elif event.kind == "oom":
+            self._locate(number, message.text, event)
+        elif event.kind == "retraction":
+            if event.values.get("testing"):
+                self.tests_retraction = True
+                return
+            figures = {name: float(value) for name, value in event.values.items()}
+            at = float("nan") if message.at is None else message.at
+            self._retracted.setdefault(message.rank, []).append((number, at, figures))
+        if event.kind in ("killed", "watchdog") or "no room for one page" in shown(line):
+            life.ended = True
+        found = Event(event.kind, message.at, self._first + number, shown(line), event.values)
+        self._events.append((message.rank, found))
+
+    def _locate(self, number: int, text: bytes, event: Happened) -> None:
+        """Where an allocation failed: by the frames of its traceback, else by what ran last."""
+        trace = self._last_trace if self._open is None else self._open
+        doing = list(trace.doing) if isinstance(trace, Traceback) else []
+        self._last_trace = None
+        started = self.life.is_ready or self._kind_before(number) != ""
+        if b"increase --mem-fraction-static" in text or b"no room for one page" in text:
+            doing.append("pool")
+        if b"apture" in text and b"graph" in text:
+            doing.append("graphs")
+        runs = [each for each in doing if each in ("prefill", "decode")]
+        # The pool's own messages name the step, wherever the source begins.
+        if b"Prefill out of memory" in text:
+            where = "prefill"
+        elif b"Decode out of memory" in text:
+            where = "decode"
+        elif not started:
+            where = "init"
+        else:
+            where = runs[-1] if runs else self._kind_before(number) or "unknown"
+        event.values["where"] = where
+        if doing:
+            event.values["doing"] = "graphs" if "graphs" in doing and where == "init" else doing[-1]
+
+    def _kind_before(self, number: int) -> str:
+        if self._order is None:
+            self._order = _order(self._tables.values())
+        lines, prefills = self._order
+        index = int(np.searchsorted(lines, number))
+        if index and lines[index - 1] >= self._taken:
+            return "prefill" if prefills[index - 1] else "decode"
+        return self.life.last_kind
+
+    def _take(self, end: int) -> None:
+        """Give the life that runs the lines before ``end`` that it has not had yet."""
+        life = self.life
+        kind = self._kind_before(end)
+        times: list[tuple[NDArray[np.int64], Column]] = []
+        for name, table in self._with_retractions().items():
+            part = table.part(self._taken, end)
+            if len(part):
+                rank = life.rank(name)
+                at = rank.take(part, self._text, self._first, interval=life.interval)
+                times.append((part.line, at))
+                if life.has_options:
+                    lines = part.line + self._first
+                    life.num_before_ready += int(np.count_nonzero(lines < life.ready_line))
+                self._pool_sizes(part)
+        life.last_kind = kind
+        if self._events:
+            self._date_events(times)
+        self._taken = max(self._taken, end)
+        self._retracted = {}
+
+    def _with_retractions(self) -> dict[str, Table]:
+        tables = dict(self._tables)
+        for name, rows in self._retracted.items():
+            extra = retractions(rows)
+            tables[name] = joined([tables[name], extra]) if name in tables else extra
+        return tables
+
+    def _pool_sizes(self, part: Table) -> None:
+        usage, tokens = part.columns.get("usage"), part.columns.get("tokens")
+        if usage is None or tokens is None or len(self.pools) > 200_000:
+            return
+        clear = (usage >= 0.2) & (tokens > 0)
+        self.pools += (tokens[clear] / usage[clear]).tolist()[:: max(len(part) // 500, 1)]
+
+    def _date_events(self, times: list[tuple[NDArray[np.int64], Column]]) -> None:
+        """An event without a stamp has the time of the batch line before it."""
+        lines = np.concatenate([line for line, _ in times]) if times else np.zeros(0, np.int64)
+        at = np.concatenate([each for _, each in times]) if times else np.zeros(0)
+        order = np.argsort(lines, kind="stable")
+        lines, at = lines[order], at[order]
+        for name, event in self._events:
+            index = int(np.searchsorted(lines, event.line - self._first, side="right"))
+            before = float(at[index - 1]) if index else self.life.last_at
+            if event.at is None:
+                event.at = before
+            elif before is not None:
+                event.at = max(event.at + self.life.shift, before)
+            self.life.rank(name).happened(event)
+        self._events = []
+
+
+def _order(tables: Iterable[Table]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Numbers of all batch lines in order, and whether each is about a prefill."""
+    parts = list(tables)
+    if not parts:
+        return np.zeros(0, np.int64), np.zeros(0, np.bool_)
+    lines = np.concatenate([table.line for table in parts])
+    prefills = np.concatenate([table.columns["is_prefill"] == 1 for table in parts])
+    order = np.argsort(lines, kind="stable")
+    return lines[order], prefills[order]

@@ -1,0 +1,153 @@
+"""What a server says about itself while it starts (``Facts``).
+
+Formats: SGLang's start-up lines since 2024 ("Load weight end. type=…, avail mem=…", "KV Cache is
+allocated. #tokens: …", "Memory pool end", "Capture cuda graph …" and, in 2026, "Capture target
+decode CUDA graph …"; sglang#4826, #11830, #12978, #27537) and those of Setpoint. Sizes are in GB
+as printed, which is 2^30 bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from setpoint.doctor.observations import Evidence, Facts
+from setpoint.doctor.readers.log.server_args import without_secrets
+
+_AROUND = 160
+"""Characters before and after an option that evidence of a long line shows."""
+_NUMBER = r"(-?\d+(?:\.\d+)?)"
+_PAIR = re.compile(
+    r"\b(max_total_num_tokens?|chunked_prefill_size|max_prefill(?:_num)?_tokens?|"
+    r"max_running_requests|context_len|available_[cg]pu_mem)=" + _NUMBER
+)
+_AVAILABLE = re.compile(r"avail mem=" + _NUMBER)
+_USED = re.compile(r"mem usage=" + _NUMBER)
+_SIZES = re.compile(r"\b(?:K|V|KV) size: " + _NUMBER)
+_TOKENS = re.compile(r"#tokens: (\d+)")
+_LIST = re.compile(r"\bbs[ =]\[([\d, ]+)\]")
+_REDUCED = re.compile(r"(?:from the requested|from) (\d+) to (\d+)")
+_MODEL = re.compile(r"Model: (.+) \(.*\)$")
+_FIELDS = {
+    "max_total_num_token": "max_total_num_tokens",
+    "max_prefill_num_token": "max_prefill_tokens",
+    "max_prefill_num_tokens": "max_prefill_tokens",
+}
+
+
+def is_ready_line(text: str) -> bool:
+    """The line that sums up the memory. Messages about leaks have some of its words."""
+    return re.search(r"\bmax_total_num_tokens?=\d+, ", text) is not None and (
+        "max_prefill" in text or "context_len" in text
+    )
+
+
+def learn(facts: Facts, text: str, said: Evidence) -> None:
+    """Take from one line what it says; the first word of a fact holds, except for free memory,
+    whose last word does."""
+    if is_ready_line(text):
+        _ready(facts, text, said)
+    for words, learner in _LEARNERS.items():
+        if words in text:
+            learner(facts, text, said)
+
+
+def put(facts: Facts, name: str, value: Any, said: Evidence, *, again: bool = False) -> None:
+    if value is not None and (again or getattr(facts, name) in (None, [])):
+        setattr(facts, name, value)
+        facts.said[name] = said
+
+
+def learn_options(facts: Facts, options: dict[str, Any], said: Evidence, text: str) -> None:
+    """text: all of the options, of which ``said`` may show the first alone."""
+    facts.options = options
+    for name in options:
+        facts.said.setdefault(name, _about(name, said, text))
+    names = {"model_path": "model", "context_length": "context_len"}
+    for name in ("model_path", "context_length", "chunked_prefill_size", "max_prefill_tokens"):
+        put(facts, names.get(name, name), options.get(name), _about(name, said, text))
+    device = options.get("device")
+    if isinstance(device, str):
+        put(facts, "device", "cpu" if device == "cpu" else "gpu", said)
+
+
+def _about(name: str, said: Evidence, text: str) -> Evidence:
+    """The part of the line in which this option is."""
+    option = re.compile(rf"""(?<![\w])['"]?{re.escape(name)}['"]?\s*[=:]""")
+    text = without_secrets(text)
+    place = option.search(text)
+    if place is None or option.search(said.text) is not None:
+        return said
+    begin = max(place.start() - _AROUND, 0)
+    return Evidence(said.line, f"server_args=… {text[begin : place.end() + _AROUND]} …")
+
+
+def _ready(facts: Facts, text: str, said: Evidence) -> None:
+    for name, number in _PAIR.findall(text):
+        if name.startswith("available"):
+            put(facts, "available_gb", float(number), said, again=True)
+            put(facts, "device", "cpu" if "cpu" in name else "gpu", said, again=True)
+        else:
+            # Data parallel ranks say the same; the resolved value counts more than the option.
+            put(facts, _FIELDS.get(name, name), int(float(number)), said, again=True)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> float | None:
+    found = pattern.search(text)
+    return float(found[1]) if found else None
+
+
+def _weights_begin(facts: Facts, text: str, said: Evidence) -> None:
+    # What --mem-fraction-static is a fraction of: the memory that is free before the weights.
+    put(facts, "total_gb", _first(_AVAILABLE, text), said)
+
+
+def _weights_end(facts: Facts, text: str, said: Evidence) -> None:
+    used, left = _first(_USED, text), _first(_AVAILABLE, text)
+    if used is None and left is not None and facts.total_gb is not None:
+        used = round(facts.total_gb - left, 2)
+    put(facts, "weights_gb", used, said)
+
+
+def _cache(facts: Facts, text: str, said: Evidence) -> None:
+    sizes = [float(size) for size in _SIZES.findall(text)]
+    put(facts, "kv_gb", round(sum(sizes), 2) if sizes else None, said)
+    tokens = _first(_TOKENS, text)
+    put(facts, "max_total_num_tokens", None if tokens is None else int(tokens), said)
+
+
+def _pool_end(facts: Facts, text: str, said: Evidence) -> None:
+    put(facts, "available_gb", _first(_AVAILABLE, text), said)
+
+
+def _capture(facts: Facts, text: str, said: Evidence) -> None:
+    sizes = _LIST.search(text)
+    if sizes:
+        numbers = sorted(int(size) for size in sizes[1].split(",") if size.strip())
+        put(facts, "graph_batch_sizes", numbers, said)
+    if "end" in text:
+        put(facts, "graph_gb", _first(_USED, text), said)
+        put(facts, "available_gb", _first(_AVAILABLE, text), said, again=True)
+
+
+def _model(facts: Facts, text: str, said: Evidence) -> None:
+    found = _MODEL.search(text)
+    put(facts, "model", found[1] if found else None, said)
+
+
+def _reduced(facts: Facts, text: str, said: Evidence) -> None:
+    found = _REDUCED.search(text)
+    if found and "max_running_requests" in text:
+        put(facts, "max_running_requests", int(found[2]), said)
+
+
+_LEARNERS: dict[str, Callable[[Facts, str, Evidence], None]] = {
+    "Load weight begin": _weights_begin,
+    "oad weight end": _weights_end,
+    "KV Cache is allocated": _cache,
+    "Memory pool end": _pool_end,
+    "Capture ": _capture,
+    "Model: ": _model,
+    "reduced from": _reduced,
+}

@@ -1,0 +1,64 @@
+"""What each SOURCE of ``setpoint doctor`` is, and who reads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from setpoint.core.errors import SourceError
+from setpoint.doctor.observations import Observations
+from setpoint.doctor.readers.folder import read_folder
+from setpoint.doctor.readers.log.reader import read_log
+from setpoint.doctor.readers.log.stream import STDIN
+from setpoint.doctor.readers.metrics import is_saved, read_saved, watch_metrics
+from setpoint.doctor.readers.recording import is_recording, opened, read_recording
+from setpoint.doctor.readers.server import watch_server
+
+
+def observe_sources(
+    names: Sequence[str], *, seconds: float, past_s: float = 0.0, api_key: str | None = None
+) -> list[Observations]:
+    """What the sources show, in their order; a log of several servers gives several.
+
+    names: log files (plain, gzip or Zstandard), "-" for standard input, folders of logs, URLs of
+    servers or of their /metrics, saved metrics, recordings; seconds: how long to watch a URL;
+    past_s: how much from before that is wanted of a server that remembers it; api_key: of a server,
+    by default the environment variable OPENAI_API_KEY. Raises SourceError for what cannot be read.
+    """
+    return [seen for name in names for seen in _observe(name, seconds, past_s, api_key)]
+
+
+def _observe(name: str, seconds: float, past_s: float, api_key: str | None) -> list[Observations]:
+    if name == STDIN:
+        return read_log(name)
+    if name.startswith(("http://", "https://")):
+        return [_watch(name, seconds, past_s, api_key)]
+    path = Path(name)
+    if path.is_dir():
+        return [read_folder(name)]
+    if is_recording(path):
+        return [read_recording(opened(name), name)]
+    if not path.exists():
+        raise SourceError(
+            f"{name} does not exist. Give a log file, a folder of logs, a recording, saved metrics,"
+            " the URL of a server (http://…), or - for standard input."
+        )
+    if is_saved(path):
+        return [read_saved(name)]
+    return read_log(name)
+
+
+def _watch(url: str, seconds: float, past_s: float, api_key: str | None) -> Observations:
+    key = api_key or os.environ.get("OPENAI_API_KEY")
+    try:
+        host = urlsplit(url).hostname
+    except ValueError:
+        host = None
+    if not host or any(character.isspace() for character in url):
+        raise SourceError(f"{url!r} is no URL: http://HOST:PORT was expected.")
+    is_page = url.partition("?")[0].rstrip("/").endswith("/metrics")
+    if is_page:
+        return watch_metrics(url, seconds=seconds, api_key=key)
+    return watch_server(url, seconds=seconds, past_s=past_s, api_key=key)
