@@ -51,6 +51,12 @@ class Ops(Protocol):
         finite or the row has a NaN."""
         ...
 
+    def top_tokens(self, logits: torch.Tensor, count: int) -> torch.Tensor:
+        """logits [S, V] -> the ``count`` <= V largest of each row, [S, count] int64: the largest
+        first, equal ones by rising index. So the first is that of ``best_tokens``, and a smaller
+        count gives the beginning of a larger one. A row with a NaN has any distinct indices."""
+        ...
+
     def mask_tokens(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
         """Set logits [S, V] to -inf in place where a bit of words [R, >= V / 32] int32 is 0: bit v
         of words[i], counted from the lowest of the first word, is token v of row rows[i], [R]

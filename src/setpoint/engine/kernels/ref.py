@@ -36,6 +36,18 @@ class RefOps:
         best, ids = logits.max(dim=-1)
         return ids.where(best.isfinite(), -1)
 
+    def top_tokens(self, logits: torch.Tensor, count: int) -> torch.Tensor:
+        if logits.dtype == torch.float64:
+            return logits.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+        # topk leaves the order of equal values open, so every token gets a key of its own: the
+        # logit's bits as an integer of the same order, then the index, counted from the end. Adding
+        # zero turns -0 into 0.
+        bits = (logits.float() + 0.0).view(torch.int32)
+        ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+        from_end = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
+        keys = ((ordered << 32) | from_end).topk(count, dim=-1).values
+        return logits.shape[1] - 1 - (keys & 0xFFFFFFFF)
+
     def mask_tokens(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
         bits = (words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
         allowed = bits.flatten(1)[:, : logits.shape[1]].bool()

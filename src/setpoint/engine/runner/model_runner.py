@@ -367,6 +367,7 @@ class ModelRunner:
                     ran.way.logits,
                     num_top=int(columns["num_top"][row]),
                     picked=np.zeros(0, np.int64) if lists is None else lists.picked,
+                    ops=self.backends.ops,
                 )
             except Exception as error:
                 failures[int(plan.rows.seq_ids[row])] = failure(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from setpoint.engine.kernels.device import to_device
+from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.sampling.columns import SamplingRows
 
 PIECE_BYTES = 64 << 20
@@ -60,17 +61,21 @@ def joined_logprobs(blocks: Sequence[Logprobs]) -> Logprobs:
     )
 
 
-def output_logprobs(logits: torch.Tensor, ids: torch.Tensor, rows: SamplingRows) -> Logprobs:
+def output_logprobs(
+    logits: torch.Tensor, ids: torch.Tensor, rows: SamplingRows, ops: Ops
+) -> Logprobs:
     """Logprobs of the chosen tokens ``ids`` [S] under the edited logits [S, V], for the rows that
     want them."""
     which = np.flatnonzero(rows.columns["logprobs"])
     columns = rows.columns[which]
     index = to_device(which, logits.device)
-    temperature = to_device(columns["temperature"], logits.device).unsqueeze(1)
-    scaled = logits[index].to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    picked = picked_ids(rows, which)
     return gather_logprobs(
-        scaled, ids[index], int(columns["num_top"].max()), to_device(picked, logits.device)
+        logits[index],
+        ids[index],
+        int(columns["num_top"].max()),
+        to_device(picked_ids(rows, which), logits.device),
+        ops,
+        temperature=to_device(columns["temperature"], logits.device),
     )
 
 
@@ -87,18 +92,32 @@ def picked_ids(rows: SamplingRows, which: np.ndarray) -> np.ndarray:
 
 
 def gather_logprobs(
-    logits: torch.Tensor, ids: torch.Tensor, num_top: int, picked: torch.Tensor
+    logits: torch.Tensor,
+    ids: torch.Tensor,
+    num_top: int,
+    picked: torch.Tensor,
+    ops: Ops,
+    *,
+    temperature: torch.Tensor | None = None,
 ) -> Logprobs:
-    """logits [R, V] (fp32 or wider), ids [R], picked [R, m] -> log softmax at those tokens, and the
-    ``num_top`` largest."""
-    total = logits.logsumexp(dim=-1, keepdim=True)
-    top = logits.topk(min(num_top, logits.shape[1]), dim=-1)
+    """logits [R, V], ids [R], picked [R, m] -> log softmax of logits / temperature [R] at those
+    tokens, and at the first ``num_top`` in the order of ``Ops.top_tokens``: before the division,
+    which may make different logits equal."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if temperature is not None:
+        wide = wide / temperature.unsqueeze(1)
+    total = wide.logsumexp(dim=-1, keepdim=True)
+    top_ids = ops.top_tokens(logits, min(num_top, logits.shape[1])) if num_top else picked[:, :0]
+
+    def at(tokens: torch.Tensor) -> torch.Tensor:
+        return (wide.gather(1, tokens) - total).float()
+
     return Logprobs(
-        values=(logits.gather(1, ids.long().unsqueeze(1)) - total).squeeze(1).float(),
+        values=at(ids.long().unsqueeze(1)).squeeze(1),
         ids=ids.int(),
-        top_values=(top.values - total).float(),
-        top_ids=top.indices.int(),
-        picked=(logits.gather(1, picked) - total).float(),
+        top_values=at(top_ids),
+        top_ids=top_ids.int(),
+        picked=at(picked),
     )
 
 
@@ -109,6 +128,7 @@ def prompt_logprobs(
     *,
     num_top: int,
     picked: np.ndarray,
+    ops: Ops,
 ) -> Logprobs:
     """hidden [R, C] at the positions before the tokens ``ids`` [R]; ``project`` computes logits
     from hidden states; picked [m]."""
@@ -117,10 +137,9 @@ def prompt_logprobs(
     begin, piece = 0, 1
     while begin < len(ids):
         logits = project(hidden[begin : begin + piece])
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         parts.append(
             gather_logprobs(
-                logits, ids[begin : begin + piece], num_top, wanted.expand(len(logits), -1)
+                logits, ids[begin : begin + piece], num_top, wanted.expand(len(logits), -1), ops
             )
         )
         begin, piece = begin + piece, max(1, PIECE_BYTES // (4 * logits.shape[1]))

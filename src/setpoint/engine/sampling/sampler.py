@@ -69,7 +69,9 @@ def sample(
             (index,), _draw(edited[index], rows.columns[drawn], peek).where(ids[index] >= 0, -1)
         )
     logprobs = (
-        output_logprobs(edited, ids.clamp(min=0), rows) if rows.columns["logprobs"].any() else None
+        output_logprobs(edited, ids.clamp(min=0), rows, ops)
+        if rows.columns["logprobs"].any()
+        else None
     )
     return Sampled(Shared(ids), logprobs)
 

@@ -127,6 +127,13 @@ struct BestCall {
   int32_t dtype, threads;
 };
 
+struct TopCall {
+  const void* logits;  // [rows, cols]
+  int64_t* out;        // [rows, count]
+  int64_t rows, cols, count;
+  int32_t dtype, threads;
+};
+
 struct MaskCall {
   void* logits;          // [.., cols]
   const int64_t* which;  // [rows]: the masked rows of logits

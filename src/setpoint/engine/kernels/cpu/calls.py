@@ -147,6 +147,14 @@ class BestCall(ctypes.Structure):
     ]
 
 
+class TopCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("logits", "out")),
+        *((name, _i64) for name in ("rows", "cols", "count")),
+        *((name, _i32) for name in ("dtype", "threads")),
+    ]
+
+
 class MaskCall(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("logits", "which", "words")),
@@ -182,6 +190,7 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     RopeCall,
     AttentionCall,
     BestCall,
+    TopCall,
     MaskCall,
     ProgramOp,
     ProgramCall,

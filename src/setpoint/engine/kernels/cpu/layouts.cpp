@@ -128,6 +128,12 @@ std::string layouts() {
               {FIELD(logits), FIELD(out), FIELD(rows), FIELD(cols), FIELD(dtype), FIELD(threads)});
   }
   {
+    typedef TopCall Call;
+    add<Call>(text, "TopCall",
+              {FIELD(logits), FIELD(out), FIELD(rows), FIELD(cols), FIELD(count), FIELD(dtype),
+               FIELD(threads)});
+  }
+  {
     typedef MaskCall Call;
     add<Call>(text, "MaskCall",
               {FIELD(logits), FIELD(which), FIELD(words), FIELD(rows), FIELD(cols),

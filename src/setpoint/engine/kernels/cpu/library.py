@@ -33,6 +33,7 @@ from setpoint.engine.kernels.cpu.calls import (
     PlaceCall,
     RopeCall,
     SoftCapCall,
+    TopCall,
     difference,
 )
 from setpoint.engine.kernels.cpu.choices import Choice, choose, implementations
@@ -78,6 +79,7 @@ KERNELS = {
     "rope_and_store": Kernel(RopeCall, "rope"),
     "silu_mul": Kernel(GatedCall, "activation"),
     "soft_cap": Kernel(SoftCapCall, "activation"),
+    "top_tokens": Kernel(TopCall, "sampling"),
 }
 """Name -> kernel, for every C function that computes a part of a forward pass."""
 
@@ -100,6 +102,7 @@ class Kernels:
     rope_and_store: Callable[[int], None]
     silu_mul: Callable[[int], None]
     soft_cap: Callable[[int], None]
+    top_tokens: Callable[[int], None]
     program: Callable[[int], None]
     """Runs a captured step."""
 

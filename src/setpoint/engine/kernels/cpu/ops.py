@@ -18,6 +18,7 @@ from setpoint.engine.kernels.cpu.calls import (
     PlaceCall,
     RopeCall,
     SoftCapCall,
+    TopCall,
 )
 from setpoint.engine.kernels.cpu.library import DTYPES, KV_DTYPES, Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
@@ -37,6 +38,8 @@ class CpuOps:
         self._place_address = ctypes.addressof(self._place)
         self._best = BestCall()
         self._best_address = ctypes.addressof(self._best)
+        self._top = TopCall()
+        self._top_address = ctypes.addressof(self._top)
         self._mask = MaskCall()
         self._mask_address = ctypes.addressof(self._mask)
         self._embedding = EmbeddingCall(dtype=DTYPES[dtype])
@@ -89,6 +92,20 @@ class CpuOps:
         call.dtype = DTYPES[logits.dtype]
         call.threads = torch.get_num_threads()
         self._kernels.best_tokens(self._best_address)
+        return out
+
+    def top_tokens(self, logits: torch.Tensor, count: int) -> torch.Tensor:
+        assert logits.is_contiguous()
+        assert count <= logits.shape[1]
+        out = torch.empty((len(logits), count), dtype=torch.int64)
+        call = self._top
+        call.logits = logits.data_ptr()
+        call.out = out.data_ptr()
+        call.rows, call.cols = logits.shape
+        call.count = count
+        call.dtype = DTYPES[logits.dtype]
+        call.threads = torch.get_num_threads()
+        self._kernels.top_tokens(self._top_address)
         return out
 
     def mask_tokens(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:

@@ -1,5 +1,8 @@
-// The first and the last kernel of a step: the position of each of its tokens, and the best token
+// The first and the last kernels of a step: the position of each of its tokens, and the best tokens
 // of each row of logits.
+#include <algorithm>
+#include <vector>
+
 #include "calls.h"
 #include "simd.h"
 #include "threads.h"
@@ -33,6 +36,47 @@ int64_t best(const T* logits, int64_t cols) {
   }
   for (; value(c) != top;) ++c;
   return c;
+}
+
+struct Ranked {
+  float value;
+  int64_t token;
+  // The larger first, of equal ones that with the lower id.
+  bool operator<(const Ranked& other) const {
+    return value > other.value || (value == other.value && token < other.token);
+  }
+};
+
+// The first "count" of the row, in order. The heap has the last of those found so far on top; as
+// tokens come by rising id, one with the same value as that comes after it.
+template <class T>
+void top(const T* logits, int64_t cols, int64_t count, int64_t* out) {
+  std::vector<Ranked> heap(count);
+  auto value = [=](int64_t at) { return load_part(logits + at, 1)[0]; };
+  for (int64_t c = 0; c < count; ++c) heap[c] = {value(c), c};
+  std::make_heap(heap.begin(), heap.end());
+  float least = heap[0].value;
+  auto enter = [&](int64_t c, float v) {
+    if (!(v > least)) return;
+    std::pop_heap(heap.begin(), heap.end());
+    heap.back() = {v, c};
+    std::push_heap(heap.begin(), heap.end());
+    least = heap[0].value;
+  };
+  constexpr int kAtOnce = 4;
+  int64_t c = count;
+  for (; c + kAtOnce * W <= cols; c += kAtOnce * W) {
+    vf largest = load(logits + c);
+    for (int i = 1; i < kAtOnce; ++i) largest = vmax(largest, load(logits + c + i * W));
+    if (!(max(largest) > least)) continue;
+    for (int i = 0; i < kAtOnce; ++i) {
+      const vf v = load(logits + c + i * W);
+      for (int lane = 0; lane < W; ++lane) enter(c + i * W + lane, v[lane]);
+    }
+  }
+  for (; c < cols; ++c) enter(c, value(c));
+  std::sort_heap(heap.begin(), heap.end());
+  for (int64_t i = 0; i < count; ++i) out[i] = heap[i].token;
 }
 
 // Writes "minus", the bits of -inf, where the mask has no bit. Most words of a mask are all ones or
@@ -75,6 +119,15 @@ void setpoint_best_tokens(const BestCall* call) {
     call->out[row] = call->dtype == kBF16
                          ? best((const bf16*)call->logits + row * call->cols, call->cols)
                          : best((const float*)call->logits + row * call->cols, call->cols);
+  });
+}
+
+void setpoint_top_tokens(const TopCall* call) {
+  for_rows(call->rows, call->cols, call->threads, [=](int64_t row) {
+    int64_t* out = call->out + row * call->count;
+    call->dtype == kBF16
+        ? top((const bf16*)call->logits + row * call->cols, call->cols, call->count, out)
+        : top((const float*)call->logits + row * call->cols, call->cols, call->count, out);
   });
 }
 
