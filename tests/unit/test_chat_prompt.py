@@ -16,7 +16,17 @@ from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
-from setpoint.testing.chat_templates import CHATML, QWEN2, QWEN3, TEMPLATES
+from setpoint.testing.chat_templates import (
+    ARGUMENTS_AS_TEXT,
+    ARGUMENTS_AS_THEY_ARE,
+    CHATML,
+    FUNCTIONS,
+    PARTS,
+    QWEN2,
+    QWEN3,
+    TEMPLATES,
+    THINKING,
+)
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 USER = {"role": "user", "content": "Weather in Rome?"}
@@ -130,6 +140,40 @@ def test_arguments_that_are_no_object_stay_as_they_are() -> None:
     assert prompt_of(template, turn(USER, broken)) == '{"city": '
 
 
+def test_a_template_that_reads_objects_only_is_given_broken_arguments_as_one() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"city": '}}
+    broken = {"role": "assistant", "content": "", "tool_calls": [call]}
+    prompt = prompt_of(FUNCTIONS, turn(USER, broken, {**RESULT, "tool_call_id": "a"}))
+    assert '[a f arguments={"city": ]' in prompt
+
+
+def test_a_template_that_reads_text_only_is_given_arguments_as_text() -> None:
+    for template in (ARGUMENTS_AS_TEXT, ARGUMENTS_AS_THEY_ARE):
+        prompt = prompt_of(template, turn(USER, CALLED, RESULT, tools=(WEATHER,)))
+        assert "weather" in prompt
+        assert '{"city": "Rome"}' in prompt
+        broken = {**CALLED, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]}
+        assert "{" in prompt_of(template, turn(USER, broken, RESULT))
+
+
+def test_text_in_parts_is_joined_where_the_template_does_not_read_parts() -> None:
+    parts = [{"type": "text", "text": "One."}, {"type": "refusal", "refusal": "Two."}]
+    told = turn({"role": "user", "content": parts}, CALLED, {**RESULT, "content": parts})
+    prompt = prompt_of(PARTS, told)
+    assert "<user>One.|Two.|<assistant>" in prompt
+    assert '<tool>"One. Two."<assistant>' in prompt, "results are not read in parts"
+    assert "<|im_start|>user\nOne. Two.<|im_end|>" in prompt_of(QWEN2, told)
+    described = prompt_of(CHATML, turn({"role": "user", "content": parts}, tools=(WEATHER,)))
+    assert described.endswith("\n\nOne. Two.<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_of_earlier_turns_has_any_of_three_names(key: str) -> None:
+    before = {"role": "assistant", "content": "4", key: "2 and 2"}
+    template = "{{ messages[1].reasoning_content }} {{ messages[1].thinking }}"
+    assert prompt_of(template, turn(USER, before, USER)) == "2 and 2 2 and 2"
+
+
 @pytest.mark.parametrize("nothing", [None, []])
 def test_keys_of_an_answer_that_hold_nothing_do_not_reach_the_template(nothing: Any) -> None:
     before = {"role": "assistant", "content": "4", "tool_calls": nothing, "refusal": None}
@@ -148,6 +192,23 @@ def test_the_last_message_is_continued() -> None:
     prompt = prompt_of(CHATML, turn(USER, started, continue_final_message=True))
     assert prompt.endswith("<|im_start|>assistant\nIt is ")
     assert prompt_of(QWEN3, turn(USER, continue_final_message=True)).endswith("assistant\n")
+
+
+def test_a_message_is_continued_as_an_earlier_answer_is_shown() -> None:
+    """Not behind the reasoning that the template opens for a new answer."""
+    assert prompt_of(THINKING, turn(USER)).endswith("<|assistant|><think>\n")
+    started = {"role": "assistant", "content": " It is ", "reasoning_content": "Hm."}
+    request = turn(USER, started, continue_final_message=True)
+    assert prompt_of(THINKING, request).endswith("<|assistant|>(Hm.)<think>Hm.</think>It is")
+
+
+def test_a_message_that_the_template_cannot_show_follows_the_prompt() -> None:
+    refusing = "{{ raise_exception('no') if messages[-1].role == 'assistant' }}Q{{ messages[0].content }}A:"
+    losing = "{{ messages[0].content }}A:"
+    started = {"role": "assistant", "content": "It is "}
+    for template in (refusing, losing):
+        prompt = prompt_of(template, turn(USER, started, continue_final_message=True))
+        assert prompt.endswith("Rome?A:It is ")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,12 @@ def render(source: str, **options: object) -> str:
 def test_variables_and_functions_of_templates() -> None:
     assert render("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}") == "<s>hi <b></s>"
     assert render("{{ messages[0] | tojson }}") == '{"role": "user", "content": "hi <b>"}'
+    assert render("{{ 'é<' | tojson(ensure_ascii=true) }}{{ 'é<' | tojson }}") == '"\\u00e9<""é<"'
+    assert render("{{ 'é' | tojson(true) }}") == '"\\u00e9"', (
+        "the first parameter, as in transformers"
+    )
+    shaped = "{{ {'b': 1, 'a': [2]} | tojson(indent=1, separators=(',', ':'), sort_keys=true) }}"
+    assert render(shaped) == '{\n "a":[\n  2\n ],\n "b":1\n}'
     assert render("{{ strftime_now('%Y') }}") == str(datetime.now().year)
     assert (
         render("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}.")
@@ -98,6 +104,25 @@ def test_a_template_that_does_not_compile_ends_start_up() -> None:
         ChatTemplate("{% if %}")
 
 
+def rendered_with_and_without_tools(folder: Path) -> tuple[str, str]:
+    source = find_chat_template(folder)
+    assert source is not None
+    return render(source, variables={"tools": [{}]}), render(source)
+
+
+@pytest.mark.parametrize("end", ["", "\n", "  ", "\n  "])
+def test_a_template_for_tools_renders_as_it_does_alone(tmp_path: Path, end: str) -> None:
+    """With the white space at its ends, which jinja2 strips in some places."""
+    sources = ["\n  {% if tools %}tools{% endif %}" + end, "{% set a = 1 %}\n\n{{ a }}" + end]
+    (tmp_path / "chat_template.jinja").write_text(sources[1])
+    assert find_chat_template(tmp_path) == sources[1]
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(sources[0])
+    with_tools, without = rendered_with_and_without_tools(tmp_path)
+    assert with_tools == render(sources[0], variables={"tools": [{}]})
+    assert without == render(sources[1])
+
+
 def test_where_templates_are_found(tmp_path: Path) -> None:
     assert find_chat_template(tmp_path) is None
     config = tmp_path / "tokenizer_config.json"
@@ -113,7 +138,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
             }
         )
     )
-    assert find_chat_template(tmp_path) == "d"
+    assert rendered_with_and_without_tools(tmp_path) == ("t", "d")
     (tmp_path / "chat_template.jinja").write_text("from file")
     assert find_chat_template(tmp_path) == "from file"
     own = tmp_path / "own.jinja"

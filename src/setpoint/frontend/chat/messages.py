@@ -1,5 +1,6 @@
 """Checks the history of a conversation and brings it into the form that chat templates are written
-for: every content a string, the arguments of every tool call an object."""
+for: every content a string or a list of parts of text, the arguments of every tool call an
+object."""
 
 from __future__ import annotations
 
@@ -37,10 +38,10 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         role = _role_of(message, where)
         # Clients send back what they got, nulls included; templates ask whether a key is there.
         made = {key: value for key, value in message.items() if value is not None}
-        made["content"] = _text_of(message.get("content"), where, role)
+        made["content"] = _content_of(message.get("content"), where, role)
         made.pop("tool_calls", None)
         if role == "assistant":
-            made |= _called(message, where)
+            made |= _reasoning(message) | _called(message, where)
             known_calls.update(call["id"] for call in made.get("tool_calls", ()))
         elif message.get("tool_calls"):
             raise RequestError(
@@ -62,7 +63,7 @@ def _role_of(message: Mapping[str, Any], where: str) -> str:
     raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}; got {got}.")
 
 
-def _text_of(content: Any, where: str, role: str) -> str:
+def _content_of(content: Any, where: str, role: str) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
     if role == "assistant" and (content is None or content == []):
@@ -75,7 +76,7 @@ def _text_of(content: Any, where: str, role: str) -> str:
         )
     if not content:
         raise RequestError(f"{where}.content must not be an empty list.")
-    return " ".join(_part_text(part, where) for part in content)
+    return [{"type": "text", "text": _part_text(part, where)} for part in content]
 
 
 def _part_text(part: Any, where: str) -> str:
@@ -85,6 +86,24 @@ def _part_text(part: Any, where: str) -> str:
         return text
     got = repr(shown(kind, 64)) if isinstance(kind, str) else kind_of(part)
     raise RequestError(f"{where}.content: this model reads text parts only, got {got}.")
+
+
+def as_text(content: str | Sequence[Mapping[str, str]]) -> str:
+    """The content of a message as one text, its parts joined as SGLang joins them."""
+    return content if isinstance(content, str) else " ".join(part["text"] for part in content)
+
+
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+
+
+def _reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The reasoning of an earlier answer, under the names by which templates read it. Clients send
+    it under any of three names."""
+    found = (message.get(key) for key in _REASONING_KEYS)
+    reasoning = next((text for text in found if isinstance(text, str)), None)
+    if reasoning is None:
+        return {}
+    return {"thinking": message.get("thinking") or reasoning, "reasoning_content": reasoning}
 
 
 class _Function(msgspec.Struct):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from setpoint.core.errors import RequestError
-from setpoint.frontend.chat.messages import checked_messages
+from setpoint.frontend.chat.messages import as_text, checked_messages
 from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.chat.tools import check_tools, for_template, offered, told_in_messages
 from setpoint.frontend.text.processor import TextProcessor
+from setpoint.frontend.text.shapes import TemplateShapes
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,8 +34,7 @@ async def chat_prompt(
     that the request does not set. Raises RequestError (400) for messages or tools that are wrong,
     and for those that the template refuses."""
     check_tools(request)
-    messages = checked_messages(request.messages)
-    started = _started(messages) if request.continue_final_message else ""
+    messages = await _in_shape(checked_messages(request.messages), text.shapes)
     if not text.template_mentions("developer"):
         for message in messages:
             if message["role"] == "developer":
@@ -43,24 +44,60 @@ async def chat_prompt(
         # Templates of different families know one name or the other.
         variables |= {"enable_thinking": request.thinking, "thinking": request.thinking}
     tools = offered(request)
+    is_continued = request.continue_final_message and messages[-1]["role"] == "assistant"
+    if is_continued and messages[-1].get("tool_calls"):
+        raise RequestError(
+            "continue_final_message: the last message has tool_calls, so its text cannot be"
+            " continued."
+        )
     if text.template_reads("tools"):
         variables["tools"] = for_template(tools) or None
     elif tools or not text.template_mentions("tool_calls"):
         messages = told_in_messages(messages, tools)
     variables.update(request.variables)
-    return Prompt(await text.render_chat(messages, variables=variables), started, variables)
+    if is_continued:
+        return await _continued(messages, text, variables)
+    return Prompt(await text.render_chat(messages, variables=variables), "", variables)
 
 
-def _started(messages: list[dict[str, Any]]) -> str:
-    """Take the assistant's message that the model shall continue out of the conversation; returns
-    its text, "" if the last message is another's."""
-    if messages[-1]["role"] != "assistant":
-        return ""
-    last = messages.pop()
-    if last.get("tool_calls"):
-        raise RequestError(
-            "continue_final_message: the last message has tool_calls, so its text cannot be"
-            " continued."
-        )
-    content: str = last["content"]
-    return content
+async def _in_shape(messages: list[dict[str, Any]], shapes: TemplateShapes) -> list[dict[str, Any]]:
+    """The messages in shapes that the template reads."""
+    for message in messages:
+        if isinstance(message["content"], list) and not await shapes.reads_parts(message["role"]):
+            message["content"] = as_text(message["content"])
+        for call in message.get("tool_calls", ()):
+            function, read_as = call["function"], await shapes.reads_arguments()
+            is_text = isinstance(function["arguments"], str)
+            if read_as == "text" and not is_text:
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+            elif read_as == "object" and is_text:
+                # A model's mistake, or a call that was cut off: the conversation must go on.
+                function["arguments"] = {"arguments": function["arguments"]}
+    return messages
+
+
+_HERE = "THE_ANSWER_GOES_ON_HERE "
+"""Stands at the end of the message that is continued while it is rendered. The space shows whether
+the template drops white space there."""
+
+
+async def _continued(
+    messages: list[dict[str, Any]], text: TextProcessor, variables: Mapping[str, Any]
+) -> Prompt:
+    """The prompt that ends within the last message. It is rendered as an earlier answer is, which
+    may differ from the beginning of a new one: some templates open the reasoning there. A template
+    that cannot show such a message gets a prompt for a new answer, and the message follows it."""
+    *earlier, last = messages
+    content = as_text(last["content"])
+    marked = [*earlier, {**last, "content": content + _HERE}]
+    try:
+        whole = await text.render_chat(marked, add_generation_prompt=False, variables=variables)
+    except RequestError:
+        whole = ""
+    before, found, after = whole.rpartition(_HERE.rstrip())
+    if found and not after.startswith(" "):
+        before = before.rstrip()
+    started = content if before.endswith(content) else content.strip()
+    if found and before.endswith(started):
+        return Prompt(before.removesuffix(started), started, variables)
+    return Prompt(await text.render_chat(earlier, variables=variables), content, variables)

@@ -10,6 +10,7 @@ import msgspec
 
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
+from setpoint.frontend.chat.messages import as_text
 from setpoint.frontend.chat.request import ChatRequest, Tool
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
@@ -84,12 +85,12 @@ def told_in_messages(
     results: list[str] = []
     for message in messages:
         if message["role"] == "tool":
-            results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
+            results.append(f"<tool_response>\n{as_text(message['content'])}\n</tool_response>")
             continue
         _tell(told, results)
         if message.get("tool_calls"):
             calls = "\n".join(_written(call["function"]) for call in message["tool_calls"])
-            content = f"{message['content']}\n{calls}".strip()
+            content = f"{as_text(message['content'])}\n{calls}".strip()
             told.append({"role": "assistant", "content": content})
         else:
             told.append(dict(message))
@@ -111,10 +112,10 @@ def _describe(told: list[dict[str, Any]], tools: Sequence[Tool]) -> None:
     lines = "\n".join(_json(each["function"]) for each in for_template(tools))
     description = _HOW_TO_CALL.format(tools=lines)
     if told[0]["role"] == "system":
-        told[0]["content"] = f"{told[0]['content']}\n\n{description}".strip()
+        told[0]["content"] = f"{as_text(told[0]['content'])}\n\n{description}".strip()
         return
     first = next(message for message in told if message["role"] == "user")
-    first["content"] = f"{description}\n\n{first['content']}"
+    first["content"] = f"{description}\n\n{as_text(first['content'])}"
 
 
 def _written(function: Mapping[str, Any]) -> str:

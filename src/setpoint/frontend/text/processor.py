@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Ids
+from setpoint.frontend.text.shapes import TemplateShapes
 from setpoint.frontend.text.template_process import TemplateProcess
 from setpoint.frontend.text.template_source import find_chat_template
 from setpoint.frontend.text.tokenizer import Tokenizer
@@ -51,6 +52,7 @@ class TextProcessor:
         self._found: dict[str, bool] = {}
         """Expression -> whether the chat template's source has it; a few fixed ones are asked for
         at every request."""
+        self.shapes = TemplateShapes(self.render_chat)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._templates = ThreadPoolExecutor(1, thread_name_prefix="templates")
 

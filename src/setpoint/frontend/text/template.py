@@ -88,13 +88,19 @@ def cannot_render(why: str) -> str:
 
 def _tojson(
     value: Any,
+    ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # jinja2's own filter escapes for HTML, and a prompt must not be escaped.
+    # The filter of transformers, with its parameters in their order. jinja2's own escapes for HTML,
+    # and a prompt must not be escaped.
     return json.dumps(
-        value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
     )
 
 

@@ -54,8 +54,8 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """Read ``tokenizer.json`` and the special tokens of ``tokenizer_config.json``. Raises
-        CheckpointError."""
+        """Read ``tokenizer.json``, and the special tokens of ``tokenizer_config.json`` and
+        ``special_tokens_map.json``. Raises CheckpointError."""
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise CheckpointError(
@@ -70,7 +70,10 @@ class Tokenizer:
                 f"{path} cannot be read as a tokenizer ({error}); fetch it again, or pass"
                 " --tokenizer-path."
             ) from error
-        return cls(tokenizer, special_tokens=_named_special_tokens(read_tokenizer_config(folder)))
+        # Older checkpoints name them in a file of their own, newer ones may do so twice.
+        named = _named_special_tokens(_object(folder, "special_tokens_map.json"))
+        named |= _named_special_tokens(read_tokenizer_config(folder))
+        return cls(tokenizer, special_tokens=named)
 
     @cached_property
     def vocab_size(self) -> int:
@@ -129,7 +132,11 @@ class Tokenizer:
 def read_tokenizer_config(folder: str | Path) -> dict[str, Any]:
     """``tokenizer_config.json`` of a checkpoint, {} where there is none. Raises CheckpointError if
     it is not a JSON object."""
-    path = Path(folder) / "tokenizer_config.json"
+    return _object(folder, "tokenizer_config.json")
+
+
+def _object(folder: str | Path, name: str) -> dict[str, Any]:
+    path = Path(folder) / name
     return read_object(path) if path.exists() else {}
 
 
