@@ -196,7 +196,7 @@ def test_the_page_has_its_files_and_a_strict_policy(serve: Serve) -> None:
         assert "unsafe" not in policy
         assert not re.search(r"<script(?![^>]* src=)|\son\w+=|style=", page.text), "inline"
         named = set(re.findall(r'(?:src|href)="(/console/[^"]+)"', page.text))
-        assert len(named) == 4
+        assert len(named) == 5
         for path in {*named, *(f"/console/{path.name}" for path in STATIC.iterdir())}:
             answer = await server.http.get(path)
             assert answer.status_code == 200, path
@@ -219,10 +219,13 @@ def test_modules_import_what_there_is() -> None:
 
 
 def test_the_chart_library_is_what_the_page_about_it_says() -> None:
-    rows = re.findall(
-        r"\| `(uPlot\.\w+)`.*`(\w{64})` \|", (REPOSITORY / "docs/console.md").read_text()
-    )
-    assert len(rows) == 2
+    page = (REPOSITORY / "docs/console.md").read_text()
+    rows = re.findall(r"\| `(uPlot\.[\w.]+)` \| `(\w{64})` \|", page)
+    assert {name for name, _ in rows} == {
+        path.name for path in STATIC.glob("uPlot*") if path.suffix != ".txt"
+    }
+    version = re.findall(r"uPlot\) (\d\S+) \(MIT", page)[0]
+    assert f"(v{version})" in (STATIC / "uPlot.iife.min.js").read_text().partition("\n")[0]
     for name, expected in rows:
         assert hashlib.sha256((STATIC / name).read_bytes()).hexdigest() == expected, name
     assert "MIT" in (STATIC / "uPlot.LICENSE.txt").read_text()
@@ -241,7 +244,7 @@ def test_the_package_contains_the_page() -> None:
 
 def test_with_a_key_the_page_is_open_and_the_stream_is_not(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
-        for path in ("/console", "/console/app.js", "/console/uPlot.js"):
+        for path in ("/console", "/console/app.js", "/console/uPlot.iife.min.js"):
             assert (await server.http.get(path)).status_code == 200
         for headers in ({}, {"authorization": "Bearer wrong"}):
             refused = await server.http.get("/console/stream", headers=headers)

@@ -1,10 +1,11 @@
 // The live charts: one card for each, whose legend shows the newest figures, or those under the
 // pointer. All share one time axis.
 
-import uPlot from "./uPlot.js";
 import { make, setText } from "./dom.js";
 import { clock, count, few, percent, rate, seconds } from "./format.js";
 import { colour } from "./theme.js";
+
+const { uPlot } = window; // its minified build is a classic script, which the page loads first
 
 const hitRate = (moment) => {
   const cached = moment.cached_tokens ?? 0;
