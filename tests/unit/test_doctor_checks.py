@@ -24,6 +24,10 @@ def judge(lines: list[Moment], **facts: Any) -> Report:
     return diagnose(seen(rank(lines), **{**READY, **facts}))
 
 
+def causes(report: Report) -> list[str]:
+    return [finding.cause for finding in report.findings]
+
+
 def asked(report: Report) -> tuple[str | None, str | None]:
     action = report.findings[0].action
     return action.flag, action.direction
@@ -323,6 +327,30 @@ class TestOthers:
         lines = [decode(50, 9, 0.4, refusals={"decode_turn": 30}) for _ in range(30)]
         report = judge(lines, options={"prefill_decode_interval": 16})
         assert asked(report) == ("--prefill-decode-interval", "decrease")
+
+    def test_admission_that_no_option_delays(self) -> None:
+        """The advice is never to remove a flag that is not there."""
+        lines = [decode(50, 9, 0.4, refusals={"decode_turn": 30}) for _ in range(30)]
+        options = {
+            "prefill_decode_interval": 0,
+            "num_continuous_decode_steps": 1,
+            "enable_prefill_delayer": False,
+        }
+        assert "admission-delayed" not in causes(judge(lines, options=options))
+
+    def test_the_advice_names_the_option_that_is_set(self) -> None:
+        for options, asks in (
+            ({"prefill_decode_interval": 1}, ("--prefill-decode-interval", "decrease", 0)),
+            ({"num_continuous_decode_steps": 3}, ("--num-continuous-decode-steps", "decrease", 1)),
+            ({"min_free_slots_delay": 8}, ("--min-free-slots-delay", "decrease", 4)),
+            ({"enable_prefill_delayer": True}, ("--enable-prefill-delayer", "set", False)),
+        ):
+            refusals = {"delayed" if "delay" in next(iter(options)) else "decode_turn": 30}
+            lines = [decode(50, 9, 0.4, refusals=refusals) for _ in range(30)]
+            action = judge(lines, options=options).findings[0].action
+            assert action is not None
+            assert (action.flag, action.direction, action.value) == asks
+            assert action.live
 
 
 def test_the_limit_that_binds_most_of_the_time_is_the_verdict() -> None:

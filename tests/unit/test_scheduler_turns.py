@@ -95,11 +95,26 @@ def test_who_waits_for_a_decode_turn_is_counted() -> None:
     harness.drain()
 
 
+def test_who_waits_between_the_pieces_of_a_prompt_waits_for_its_chunks() -> None:
+    """No option asked for this turn, so the reason names none."""
+    harness = Harness(
+        num_pages=200, chunked_prefill_size=8, cadence=CadenceSettings(decode_after_piece=1)
+    )
+    harness.submit("a", prompt(4, 10), max_new_tokens=20)
+    harness.turn(2)
+    harness.submit("long", prompt(24, 20))
+    harness.submit("b", prompt(4, 30))
+    harness.turn(2)
+    assert kinds(harness) == "PDPD"
+    assert harness.recorder.steps[-1].refusals == {Refusal.CHUNK_BUDGET: 1}
+    harness.drain()
+
+
 def test_prefill_never_waits_for_nobody() -> None:
     cadence, settings = Cadence(), CadenceSettings(prefill_decode_interval=5)
     cadence.planned(prefill=True, piece=False, num_decoding=1, settings=settings)
-    assert cadence.decode_only(1, settings)
-    assert not cadence.decode_only(0, settings)
+    assert cadence.refusal(1, settings) is Refusal.DECODE_TURN
+    assert cadence.refusal(0, settings) is None
     harness = Harness(
         num_pages=200, chunked_prefill_size=8, cadence=CadenceSettings(prefill_decode_interval=5)
     )

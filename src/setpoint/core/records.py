@@ -35,7 +35,8 @@ class Refusal(enum.StrEnum):
     PREFILL_LIMIT = "prefill_limit"  # prefill_max_requests was reached
     # admission waits for a larger batch (--enable-prefill-delayer, --min-free-slots-delay)
     DELAYED = "delayed"
-    DECODE_TURN = "decode_turn"  # --prefill-decode-interval, --num-continuous-decode-steps
+    # a decode step goes first (--prefill-decode-interval, --num-continuous-decode-steps)
+    DECODE_TURN = "decode_turn"
     BLOCKED = "blocked"  # it is behind a request that was refused: no skipping ahead
 
 

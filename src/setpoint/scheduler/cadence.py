@@ -3,6 +3,7 @@ looks at the queue."""
 
 from __future__ import annotations
 
+from setpoint.core.records import Refusal
 from setpoint.core.settings import CadenceSettings
 
 
@@ -18,10 +19,10 @@ class Cadence:
         rule asks for."""
         self._num_since = 0
 
-    def decode_only(self, num_decoding: int, settings: CadenceSettings) -> bool:
-        """Whether prefill must wait this turn. Never if no sequence could use the turn for decode
-        (``num_decoding`` is 0)."""
-        return num_decoding > 0 and self._is_due(settings)
+    def refusal(self, num_decoding: int, settings: CadenceSettings) -> Refusal | None:
+        """Why prefill must wait this turn; None if it need not. Never if no sequence could use the
+        turn for decode (``num_decoding`` is 0)."""
+        return self._due(settings) if num_decoding > 0 else None
 
     def planned(
         self, *, prefill: bool, piece: bool, num_decoding: int, settings: CadenceSettings
@@ -32,17 +33,21 @@ class Cadence:
         piece: the step computes only a part of one unfinished prompt, so no request gets its first
         token from it.
         """
-        if not prefill and self._is_due(settings):
+        if not prefill and self._due(settings):
             self._num_since += 1
             return
         self._after_prefill, self._after_piece = prefill, piece
         self._num_decoding, self._num_since = num_decoding, 0
 
-    def _is_due(self, settings: CadenceSettings) -> bool:
-        """Whether another decode step is due before prefill may be considered."""
+    def _due(self, settings: CadenceSettings) -> Refusal | None:
+        """Why another decode step is due before prefill may be considered, if one is: an option
+        asks for it, or it follows a piece of a prompt that is still computed in chunks."""
+        asked, since = 0, self._num_since
         if not self._after_prefill:
-            return self._num_since < settings.continuous_decode_steps - 1
-        wanted = settings.decode_after_piece if self._after_piece else 0
-        if self._num_decoding >= settings.min_decoding:
-            wanted = max(wanted, settings.prefill_decode_interval)
-        return self._num_since < wanted
+            asked = settings.continuous_decode_steps - 1
+        elif self._num_decoding >= settings.min_decoding:
+            asked = settings.prefill_decode_interval
+        if since < asked:
+            return Refusal.DECODE_TURN
+        after_piece = self._after_prefill and self._after_piece
+        return Refusal.CHUNK_BUDGET if after_piece and since < settings.decode_after_piece else None

@@ -28,7 +28,6 @@ from setpoint.core.records import (
     GrammarEnded,
     Observer,
     Outcome,
-    Refusal,
     RequestClipped,
     RequestDone,
 )
@@ -248,10 +247,11 @@ class Scheduler:
         builder = PlanBuilder(self._next_step_id, state.cache.row.width)
         step = StepDraft(settings)
         step.num_running = state.num_decoding
-        if self._cadence.decode_only(state.num_decoding, settings.cadence):
-            self._prefill.refuse(Refusal.DECODE_TURN, step)
-        else:
+        refusal = self._cadence.refusal(state.num_decoding, settings.cadence)
+        if refusal is None:
             self._prefill.plan(builder, step)
+        else:
+            self._prefill.refuse(refusal, step)
         if not step.hold and (not step.seqs or settings.mixed_chunk):
             self._events += self._decode.plan(builder, step)
         if not step.seqs:

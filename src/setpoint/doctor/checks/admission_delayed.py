@@ -7,8 +7,15 @@ from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import change, confidence, during, quote, said
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.limits import binding_limit
+from setpoint.doctor.load import Load
 
 MIN_SHARE = 0.4
+DELAYS = {
+    "decode_turn": {"prefill_decode_interval": 0, "num_continuous_decode_steps": 1},
+    "delayed": {"min_free_slots_delay": 1, "enable_prefill_delayer": 0},
+}
+"""Reason of a refusal (core.records.Refusal) -> the options that cause it, each with the largest
+value at which it delays nothing."""
 
 
 def find(case: Case) -> Finding | None:
@@ -16,7 +23,8 @@ def find(case: Case) -> Finding | None:
         lambda moment: binding_limit(moment, case.limits) == "admission-delayed"
     )
     share = sum(delayed.weights) / (sum(case.load.weights) or 1.0)
-    if not case.has_load or share < MIN_SHARE:
+    action = _action(case, delayed)
+    if not case.has_load or share < MIN_SHARE or action is None:
         return None
     queue = delayed.median(lambda moment: moment.queue) or 1.0
     return Finding(
@@ -24,8 +32,8 @@ def find(case: Case) -> Finding | None:
         confidence=confidence(case, share, delayed, 0.9),
         summary=f"An option delays admission: {during(share)}, it is the scheduler's main reason "
         f"not to admit requests, while about {queue:,.0f} wait.",
-        evidence=quote(delayed) + said(case, "prefill_decode_interval", "enable_prefill_delayer"),
-        action=_action(case),
+        evidence=quote(delayed) + said(case, *(name for each in DELAYS.values() for name in each)),
+        action=action,
         ruled_out=(
             RuledOut("kv-conservative", "The scheduler names the delay as its reason, not memory."),
         ),
@@ -36,18 +44,23 @@ def find(case: Case) -> Finding | None:
     )
 
 
-def _action(case: Case) -> Action:
-    for flag, option in (
-        ("--prefill-decode-interval", "prefill_decode_interval"),
-        ("--num-continuous-decode-steps", "num_continuous_decode_steps"),
-        ("--min-free-slots-delay", "min_free_slots_delay"),
-    ):
-        present = case.number(option)
-        if present and present > 1:
-            value = int(present // 2)
-            text = change("decrease", flag, value, present) + "."
-            return Action(text, flag, "decrease", value, live=True)
-    return Action("Remove --enable-prefill-delayer from the command line and restart.")
+def _action(case: Case, delayed: Load) -> Action | None:
+    """Delay less, by the option behind the most frequent reason. None if no such option is set."""
+    counts = {
+        reason: sum(moment.refusals.get(reason, 0) for moment in delayed.moments)
+        for reason in DELAYS
+    }
+    for reason in sorted(counts, key=lambda reason: -counts[reason]):
+        for option, off in DELAYS[reason].items():
+            flag, present = f"--{option.replace('_', '-')}", case.option(option, off)
+            if present is True:
+                text = f"Remove {flag} from the command line, or switch it off while it serves."
+                return Action(text, flag, "set", False, live=True)
+            if present > off:
+                value = max(int(present // 2), off)
+                text = change("decrease", flag, value, present) + "."
+                return Action(text, flag, "decrease", value, live=True)
+    return None
 
 
 CHECK = Check(
@@ -59,6 +72,7 @@ CHECK = Check(
     "between tokens even, but makes the time to first token longer.",
     rule="For at least 40 % of the time under load, such a delay is the scheduler's main reason "
     "not to admit a request. Only Setpoint's own records contain these reasons.",
-    counter_evidence="It is not reported if the scheduler gives another reason more often.",
+    counter_evidence="It is not reported if the scheduler gives another reason more often, or if no "
+    "option that delays admission is set.",
     guide="The guides do not cover it.",
 )

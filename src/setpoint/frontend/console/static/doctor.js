@@ -1,7 +1,7 @@
 // The doctor's report: the verdict on top of the page, and its findings with what to type.
 
 import { byId, copyButton, make, setText } from "./dom.js";
-import { option, percent } from "./format.js";
+import { option, percent, setting } from "./format.js";
 import { causeTone, causeWord } from "./words.js";
 
 export class Doctor {
@@ -84,13 +84,14 @@ export class Doctor {
   /** What to type, as [when, command]. */
   commands({ flag, value, live }) {
     if (!flag) return [];
-    const typed = value === null || value === undefined || value === true ? flag : `${flag} ${option(value)}`;
+    const isNamed = value === null || value === undefined;
+    const typed = isNamed || value === true ? flag : `${flag} ${option(value)}`;
     const command = this.facts()?.command ?? "setpoint serve …";
-    if (value === false) return [["At the next start", without(command, flag)]];
-    const restart = ["At the next start", replaced(command, flag, typed)];
-    if (!live || value === null || value === undefined) return [restart];
+    const next = value === false ? without(command, flag) : replaced(command, flag, typed);
+    const restart = ["At the next start", next];
+    if (!live || isNamed) return [restart];
     const name = flag.replace(/^--/, "").replaceAll("-", "_");
-    return [["Now, without a restart", `setpoint set ${location.origin} ${name}=${option(value)}`], restart];
+    return [["Now, without a restart", `setpoint set ${location.origin} ${name}=${setting(value)}`], restart];
   }
 }
 

@@ -48,10 +48,13 @@ export const clock = (at, withSeconds = true) =>
     second: withSeconds ? "2-digit" : undefined,
   });
 
-/** The value of an option, as it is typed. */
+/** The value of an option, as people read it. */
 export function option(value) {
   if (value === null || value === undefined) return "none";
   if (typeof value === "boolean") return value ? "on" : "off";
   if (Array.isArray(value)) return value.length ? value.map(option).join(" ") : "none";
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
+
+/** The value of a live option, as `setpoint set` takes it. */
+export const setting = (value) => (typeof value === "boolean" ? String(value) : option(value));
