@@ -57,6 +57,23 @@ def test_open_and_ended_requests_have_a_row(serve: Serve) -> None:
     serve(scenario, FakeEngine(max_running=1, step_s=0.005))
 
 
+def test_tokens_count_when_they_are_made_not_when_they_are_sent(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        task = generating(server, "text", "r0", 60)
+        while not server.engine.running or server.engine.running[0].num_sent < 1:
+            await asyncio.sleep(0.001)
+        server.engine.silent = True  # it makes tokens, and sends none
+        for made in (20, 40):
+            server.engine.running[0].num_sent = made
+            (row,) = (await table(server)).rows
+            assert row.output == made
+            assert row.tps is not None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    serve(scenario, FakeEngine(step_s=0.05))
+
+
 def test_a_client_that_leaves_is_told_apart(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
         server.engine.silent = True

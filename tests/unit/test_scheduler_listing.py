@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from setpoint.core.messages import Call, PauseMode
+from setpoint.core.messages import Call, PauseMode, Reply, decode_to_frontend, encode
 from setpoint.core.records import Refusal
 from setpoint.scheduler.listing import MAX_LISTED
 from setpoint.testing.harness import Harness
@@ -59,3 +59,18 @@ def test_a_long_queue_is_counted_and_not_listed() -> None:
     found = listing(h)
     assert found["num_queued"] == MAX_LISTED + 19
     assert len(h.replies[-1].value["queue"]) == MAX_LISTED
+
+
+def test_tokens_are_counted_as_they_are_made() -> None:
+    """Most tokens of a request that does not stream are sent long after they were made."""
+    h = Harness(max_running_requests=1)
+    for rid in ("a", "b"):
+        h.submit(rid, PROMPT, max_new_tokens=30, stream=False)
+    h.turn(7)
+    listing(h)
+    reply = decode_to_frontend(encode(h.replies[-1]))
+    assert isinstance(reply, Reply)
+    assert reply.value["outputs"] == {h.seq_id("a"): 7}
+    assert len(h.outcomes["a"].ids) == 1
+    h.scheduler.pause(PauseMode.RETRACT)
+    assert listing(h)["outputs"] == {h.seq_id("a"): 8}

@@ -87,7 +87,7 @@ class Roster:
         self._ended.append(row)
 
     def table(self, engine: Mapping[str, Any]) -> Table:
-        """engine: the engine's answer to a "requests" call."""
+        """engine: the engine's answer to a "requests" call (``scheduler.listing``)."""
         now = time.perf_counter()
         running = self._known(engine["running"])
         places = {seq_id: place for place, seq_id in enumerate(engine["queue"], 1)}
@@ -98,6 +98,7 @@ class Roster:
                 output,
                 "prefill" if output.seq_id == engine["prefilling"] else "running",
                 now,
+                engine["outputs"].get(output.seq_id, 0),
             )
             for output in islice(running, num_running)
         ]
@@ -120,7 +121,8 @@ def _waiting_row(
     output: SequenceOutput, place: int | None, engine: Mapping[str, Any], now: float
 ) -> Row:
     state: State = "retracted" if output.seq_id in engine["retracted"] else "waiting"
-    row = _row(output, "preparing" if place is None else state, now)
+    made = engine["outputs"].get(output.seq_id, 0)
+    row = _row(output, "preparing" if place is None else state, now, made)
     row.place = place
     if engine["paused"] is not None:
         row.why = "paused"
@@ -131,15 +133,16 @@ def _waiting_row(
     return row
 
 
-def _row(output: SequenceOutput, state: State, now: float) -> Row:
-    """The row of a sequence as its client's side of the server knows it."""
+def _row(output: SequenceOutput, state: State, now: float, made: int = 0) -> Row:
+    """The row of a sequence as its client's side of the server knows it. made: how many tokens the
+    engine has made, which sends those of a request that does not stream many at a time."""
     row = Row(
         rid=output.rid,
         state=state,
         route=output.path,
         prompt=output.num_prompt,
         cached=output.num_cached,
-        output=output.num_outputs,
+        output=max(made, output.num_outputs),
         limit=output.request.sampling.max_new_tokens,
     )
     began, timing, first = output.submitted_at, output.timing, output.first_token_at
@@ -152,6 +155,6 @@ def _row(output: SequenceOutput, state: State, now: float) -> Row:
         row.waited_s = None if waited_s is None else round(waited_s, 3)
     if first is not None:
         row.ttft_s = round(first - output.arrived_at, 4)
-        if now > first and output.num_outputs > 1:
-            row.tps = round((output.num_outputs - 1) / (now - first), 1)
+        if now > first and row.output > 1:
+            row.tps = round((row.output - 1) / (now - first), 1)
     return row

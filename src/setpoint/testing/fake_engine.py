@@ -191,6 +191,7 @@ class FakeEngine:
             "queue": queue,
             "retracted": [],
             "running": running,
+            "outputs": {seq_id: self.running[seq_id].num_sent for seq_id in running},
             "prefilling": None,
             "why": "no_slot" if queue else None,
             "paused": self.paused,
