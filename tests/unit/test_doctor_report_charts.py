@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from doctor_report_cases import BEGAN, report, seen
 from hypothesis import given, settings
@@ -10,8 +12,8 @@ from hypothesis import strategies as st
 from setpoint.doctor.findings import Report
 from setpoint.doctor.observations import Facts, Observations, Rank, Source
 from setpoint.doctor.report.drawing import chart
-from setpoint.doctor.report.figures import Charts, charts, duration
-from setpoint.doctor.report.plots import ASCII, UNICODE, phases, plot
+from setpoint.doctor.report.figures import Charts, Figure, charts, duration
+from setpoint.doctor.report.plots import ASCII, UNICODE, Script, label_width, phases, plot
 from setpoint.doctor.report.wording import of_figure
 from setpoint.observe.moments import Moment
 
@@ -40,6 +42,61 @@ def test_a_silence_stays_empty() -> None:
     times = [*range(20), *range(980, 1000)]
     picture = rows(drawn([Moment(at=at, seconds=1, usage=0.5) for at in times]))
     assert "*" + " " * 25 in "".join(picture)
+
+
+def with_rest(rest_s: float) -> Charts:
+    """A minute under load, a rest that is one moment, and another minute."""
+    load = {"seconds": 1, "running": 8.0, "new_tokens": 20, "cached_tokens": 980}
+    times = [*range(60), *range(60 + int(rest_s), 120 + int(rest_s))]
+    rest = Moment(at=60, seconds=rest_s, running=0.0)
+    return drawn(
+        sorted([*(Moment(at=at, **load) for at in times), rest], key=lambda moment: moment.at)
+    )
+
+
+def of(made: Charts, title: str) -> Figure:
+    return next(figure for figure in made.figures if figure.title == title)
+
+
+@pytest.mark.parametrize("rest_s", [12.0, 40.0, 420.0])
+@pytest.mark.parametrize("script", [ASCII, UNICODE])
+def test_a_rest_is_level_and_what_it_does_not_tell_is_not_drawn(
+    rest_s: float, script: Script
+) -> None:
+    made, width, height = with_rest(rest_s), 120, 5
+
+    def cells(title: str) -> list[set[int]]:
+        """For each column well inside of the rest, the rows from the top that have something."""
+        lines = plot(of(made, title), made, width=width, height=height, script=script)[1:-1]
+        label = label_width(of(made, title)) + 1
+        plain = [line.plain[label:] for line in lines]
+        first, last = (round(at / made.seconds * len(plain[0])) for at in (60, 60 + rest_s))
+        return [
+            {row for row in range(height) if plain[row][column] != " "}
+            for column in range(first + 2, last - 2)
+        ]
+
+    assert set(map(frozenset, cells("Running requests"))) == {frozenset({height - 1})}
+    assert set(map(frozenset, cells("Prefix cache hits"))) == {frozenset()}
+
+
+def test_the_page_draws_a_rest_as_it_was() -> None:
+    made = with_rest(420.0)
+    assert chart(of(made, "Prefix cache hits"), made).count('class="stroke"') == 2
+    level = re.search(r'class="stroke" d="(M.*?)"', chart(of(made, "Running requests"), made))
+    assert level is not None
+    points = [tuple(map(float, pair.split())) for pair in level[1].lstrip("M").split("L")]
+    low = [x for x, y in points if y == 200]
+    assert (min(low), max(low)) == (pytest.approx(111, abs=5), pytest.approx(889, abs=5))
+
+
+def test_what_was_measured_once_is_a_stretch_as_long_as_it_took() -> None:
+    """A path with one point would not be seen."""
+    moments = [Moment(at=at, seconds=1, running=1.0) for at in range(100)]
+    moments[50].cached_tokens = moments[52].cached_tokens = 5
+    made = drawn(moments)
+    strokes = re.findall(r'class="stroke" d="M(.*?)"', chart(of(made, "Prefix cache hits"), made))
+    assert strokes == ["503.1 0.0L506.9 0.0", "523.1 0.0L526.9 0.0"]
 
 
 def test_the_four_figures_come_first_and_a_far_limit_is_left_out() -> None:

@@ -18,7 +18,7 @@ from setpoint.core.errors import RequestError
 from setpoint.observe.waiting import Waiting
 from setpoint.top import command, events
 from setpoint.top.events import Lost, lines, parsed
-from setpoint.top.screen import Server, screen
+from setpoint.top.screen import WINDOW_S, Server, _drawable, screen
 
 KNOWN = {
     "model": "tiny",
@@ -85,6 +85,17 @@ def test_a_server_that_has_told_little_can_be_shown(num_moments: int) -> None:
     lines = drawn(shown(num_moments, 0), width=80, height=24)
     assert any("tiny" in line for line in lines)
     assert any("Waiting for figures" in line for line in drawn(Server(), width=80, height=24))
+
+
+def test_a_rest_that_began_before_the_window_is_shown_as_far_as_it_reaches() -> None:
+    server = shown(10, 0)
+    server.take("moment", moment(1010.0, seconds=400.0, running=0.0, usage=0.0))
+    server.take("moment", moment(1410.0))
+    made = _drawable(server)
+    assert made is not None
+    assert (made.begin, made.seconds) == (1411.0 - WINDOW_S, WINDOW_S)
+    (running,) = (figure for figure in made.figures if figure.title == "Running requests")
+    assert running.lines[""] == [(0.0, 299.0, 0.0), (299.0, 300.0, 8.0)]
 
 
 def test_what_a_client_names_cannot_steer_the_terminal() -> None:

@@ -167,12 +167,21 @@ def _charts(server: Server, width: int, script: plots.Script, height: int) -> li
 def _drawable(server: Server) -> Charts | None:
     if not server.moments:
         return None
-    end = server.moments[-1].at
-    shown = [moment for moment in server.moments if moment.at >= end - WINDOW_S]
+    newest = server.moments[-1]
+    begin = newest.at + newest.seconds - WINDOW_S
+    shown = [_from(begin, each) for each in server.moments if each.at + each.seconds > begin]
     limits = server.state.limits
     facts = Facts(max_running_requests=None if limits is None else limits.max_running_requests)
     report = findings.Report(verdict="", summary="", findings=[], coverage=1.0, sources=[])
     return charts(report, Observations([], facts, [Rank("", shown)]))
+
+
+def _from(begin: float, moment: Moment) -> Moment:
+    """The part of the moment from ``begin`` on: a time without requests can be long."""
+    if moment.at >= begin:
+        return moment
+    seconds = moment.at + moment.seconds - begin
+    return msgspec.structs.replace(moment, at=begin, seconds=seconds)
 
 
 def _pool(server: Server, width: int) -> Iterator[Text]:

@@ -72,7 +72,7 @@ CHECK = Check(
     "between tokens even, but makes the time to first token longer.",
     rule="For at least 40 % of the time under load, such a delay is the scheduler's main reason "
     "not to admit a request. Only Setpoint's own records contain these reasons.",
-    counter_evidence="It is not reported if the scheduler gives another reason more often, or if no "
-    "option that delays admission is set.",
+    counter_evidence="It is not reported if the scheduler gives another reason more often, or if "
+    "no option that delays admission is set.",
     guide="The guides do not cover it.",
 )

@@ -3,10 +3,10 @@ them, which are not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 
-from setpoint.doctor.report.figures import Charts, Figure, Points, pieces
+from setpoint.doctor.report.figures import Charts, Figure, Points, Reading, pieces, vertices
 from setpoint.doctor.report.wording import number, of_figure, printable
 
 _WIDTH, _HEIGHT = 1000.0, 200.0
@@ -69,13 +69,14 @@ def _shapes(figure: Figure, charts: Charts) -> Iterator[str]:
             f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_HEIGHT:g}">'
             f"<title>line {line:,}</title></line>"
         )
-    for rank, points in figure.lines.items():
+    column = charts.seconds / _COLUMNS
+    for rank, readings in figure.lines.items():
         title = f"<title>{escape(printable(rank))}</title>" if rank else ""
         if figure.bars:
-            yield f'<path class="bar" d="{_bars(points, figure, charts)}">{title}</path>'
+            yield f'<path class="bar" d="{_bars(readings, figure, charts)}">{title}</path>'
             continue
-        for piece in pieces(points, charts.seconds / _COLUMNS):
-            means, band = _line(piece, figure, charts)
+        for piece in pieces(readings, column):
+            means, band = _line(vertices(piece, column), figure, charts)
             if len(figure.lines) == 1:
                 yield f'<path class="band" d="{band}"/>'
             yield f'<path class="stroke" d="{means}">{title}</path>'
@@ -97,14 +98,16 @@ def _line(points: Points, figure: Figure, charts: Charts) -> tuple[str, str]:
         means.append(f"{x:.1f} {_y(sum(values) / len(values), figure):.1f}")
         tops.append(f"{x:.1f} {_y(max(values), figure):.1f}")
         floors.append(f"{x:.1f} {_HEIGHT:g}")
+    if len(means) == 1:
+        means *= 2  # a path to where it is, which its round ends make a dot
     return f"M{'L'.join(means)}", f"M{'L'.join(tops + floors[::-1])}Z"
 
 
-def _bars(points: Points, figure: Figure, charts: Charts) -> str:
+def _bars(readings: Iterable[Reading], figure: Figure, charts: Charts) -> str:
     return "".join(
-        f"M{_x(at, charts):.1f} {_HEIGHT:g}V{_y(value, figure):.1f}"
-        for at, value in points
-        if value > 0
+        f"M{_x(reading.at, charts):.1f} {_HEIGHT:g}V{_y(reading.value, figure):.1f}"
+        for reading in readings
+        if reading.value > 0
     )
 
 

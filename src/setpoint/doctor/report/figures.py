@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from setpoint.doctor.findings import PhaseSpan, Report
 from setpoint.doctor.observations import Observations
@@ -16,6 +17,20 @@ from setpoint.observe.moments import Moment
 Points = list[tuple[float, float]]
 """(seconds since the chart's beginning, value), in the order of time."""
 
+
+class Reading(NamedTuple):
+    """What a figure was from ``begin`` to ``end``, in seconds since the chart's beginning. The two
+    are the same for a line of a log, which does not tell how long its moment lasted."""
+
+    begin: float
+    end: float
+    value: float
+
+    @property
+    def at(self) -> float:
+        return (self.begin + self.end) / 2
+
+
 _STEPS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 """Values at which an axis may end, times a power of ten."""
 _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
@@ -23,7 +38,8 @@ _DAY_S = 86400
 _DATES = 1e8
 """Times above this are seconds since 1970, not since the first line of a log."""
 _SILENCE = 12.0
-"""Points this many times further apart than usual are not connected: nothing ran in between."""
+"""Lines of a log this many times further apart than usual are not connected: nothing ran in
+between."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,8 +48,8 @@ class Figure:
 
     title: str
     unit: str
-    lines: dict[str, Points]
-    """By the name of the rank."""
+    lines: dict[str, list[Reading]]
+    """By the name of the rank, in the order of time."""
     top: float
     """Where the axis of values ends; it begins at 0."""
     limit: float | None = None
@@ -71,11 +87,13 @@ class Charts:
     def typical(self, figure: Figure) -> tuple[float, float]:
         """Median and largest value, in the steady phases if there are any."""
         steady = [span for span in self.phases if span.phase == "steady"]
-        points = [point for line in figure.lines.values() for point in line]
+        readings = [reading for line in figure.lines.values() for reading in line]
         inside = [
-            value for at, value in points if any(span.start <= at <= span.end for span in steady)
+            reading.value
+            for reading in readings
+            if any(span.start <= reading.at <= span.end for span in steady)
         ]
-        values = inside or [value for _, value in points]
+        values = inside or [reading.value for reading in readings]
         return median(values), max(values)
 
     def ticks(self) -> list[tuple[float, str]]:
@@ -153,16 +171,16 @@ def _figure(
     bars: bool = False,
     hidden: Callable[[list[float]], bool] = lambda values: not values,
 ) -> Figure | None:
-    lines: dict[str, Points] = {}
+    lines: dict[str, list[Reading]] = {}
     for rank in seen.ranks:
-        points = [
-            (moment.at + moment.seconds / 2 - begin, found)
+        readings = [
+            Reading(moment.at - begin, moment.at + moment.seconds - begin, found)
             for moment in rank.moments
             if moment.at >= begin and (found := value(moment)) is not None and math.isfinite(found)
         ]
-        if len(points) > 1:
-            lines[rank.name] = points
-    values = [found for points in lines.values() for _, found in points]
+        if len(readings) > 1:
+            lines[rank.name] = readings
+    values = [reading.value for readings in lines.values() for reading in readings]
     if not values or hidden(values):
         return None
     largest = max(values)
@@ -240,18 +258,35 @@ def _clock(seen: Observations) -> str:
     return ""
 
 
-def pieces(points: Points, seconds: float) -> Iterator[Points]:
-    """The points between silences. ``seconds``: what is too short to be one."""
-    gaps = sorted(after[0] - before[0] for before, after in pairwise(points))
-    longest = _SILENCE * max(gaps[len(gaps) // 2] if gaps else 0.0, seconds)
-    piece: Points = []
-    for point in points:
-        if piece and point[0] - piece[-1][0] > longest:
+def pieces(readings: Sequence[Reading], width: float) -> Iterator[list[Reading]]:
+    """The readings between which the figure was known all the time. ``width``: seconds that are too
+    short to be seen. Most lines of a log stand for an instant, so that only an unusual silence says
+    that nothing ran; other sources tell what each reading covers."""
+    holes = [after.begin - before.end for before, after in pairwise(readings)]
+    longest = width
+    if 2 * sum(reading.end > reading.begin for reading in readings) < len(readings):
+        usual = sorted(holes)[len(holes) // 2] if holes else 0.0
+        longest = _SILENCE * max(usual, width)
+    piece = list(readings[:1])
+    for hole, reading in zip(holes, readings[1:], strict=True):
+        if hole > longest:
             yield piece
             piece = []
-        piece.append(point)
+        piece.append(reading)
     if piece:
         yield piece
+
+
+def vertices(piece: Sequence[Reading], width: float) -> Points:
+    """The corners of a line through the readings. A reading that lasts for several columns, each of
+    ``width`` seconds, is level, without the columns that it shares with its neighbours."""
+    corners: Points = []
+    for begin, end, value in piece:
+        if end - begin > 2 * width:
+            corners += [(begin + width, value), (end - width, value)]
+        else:
+            corners.append(((begin + end) / 2, value))
+    return corners
 
 
 def duration(seconds: float) -> str:

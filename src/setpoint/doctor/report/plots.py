@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 
-from setpoint.doctor.report.figures import Charts, Figure, Points, pieces
+from setpoint.doctor.report.figures import Charts, Figure, Reading, pieces, vertices
 from setpoint.doctor.report.wording import number, of_figure
 
 LINE = "cyan"
@@ -139,9 +139,9 @@ def _cells(
     """(column, row from the top) of a character -> its dots."""
     cells: dict[tuple[int, int], int] = {}
     columns, rows = width * script.dots_x, height * script.dots_y
-    for points in figure.lines.values():
+    for readings in figure.lines.values():
         strokes = _bars if figure.bars else _strokes
-        for x, low, high in strokes(points, seconds, figure.top, columns, rows):
+        for x, low, high in strokes(readings, seconds, figure.top, columns, rows):
             for y in range(low, high + 1):
                 row = rows - 1 - y
                 cell = (x // script.dots_x, row // script.dots_y)
@@ -151,22 +151,24 @@ def _cells(
 
 
 def _bars(
-    points: Points, seconds: float, top: float, columns: int, rows: int
+    readings: Sequence[Reading], seconds: float, top: float, columns: int, rows: int
 ) -> Iterator[tuple[int, int, int]]:
-    for at, value in points:
-        if value > 0:
-            yield _column(at, seconds, columns), 0, _row(value, top, rows)
+    for reading in readings:
+        if reading.value > 0:
+            yield _column(reading.at, seconds, columns), 0, _row(reading.value, top, rows)
 
 
 def _strokes(
-    points: Points, seconds: float, top: float, columns: int, rows: int
+    readings: Sequence[Reading], seconds: float, top: float, columns: int, rows: int
 ) -> Iterator[tuple[int, int, int]]:
     """(column, lowest and highest dot) of a line through the points: in each column all that it
     passes there."""
-    for piece in pieces(points, seconds / columns):
-        x0, y0 = _column(piece[0][0], seconds, columns), _row(piece[0][1], top, rows)
+    width = seconds / columns
+    for piece in pieces(readings, width):
+        (begin, first), *later = vertices(piece, width)
+        x0, y0 = _column(begin, seconds, columns), _row(first, top, rows)
         yield x0, y0, y0
-        for at, value in piece[1:]:
+        for at, value in later:
             x, y = _column(at, seconds, columns), _row(value, top, rows)
             yield from _joined(x0, y0, x, y)
             x0, y0 = x, y

@@ -184,7 +184,7 @@ def of_figure(figure: Figure, charts: Charts) -> str:
     if figure.unit == "%":
         return f"median {percent(middle / 100)}, max {percent(most / 100)}"
     if figure.bars:
-        total = sum(value for line in figure.lines.values() for _, value in line)
+        total = sum(reading.value for line in figure.lines.values() for reading in line)
         return f"{number(total)} in total"
     if figure.limit is not None:
         return f"median {number(middle)}, {figure.limit_name} {number(figure.limit)}"
