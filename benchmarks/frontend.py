@@ -56,7 +56,7 @@ from setpoint.frontend.ipc.link import SocketLink
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.ipc import EngineSocket
-from setpoint.testing.fake_engine import FixedOptions
+from setpoint.testing.fake_engine import SOME_FACTS, FixedOptions
 
 CONTEXT = 100_000
 TEXT = "The quick brown fox — naïve, but not lazy — jumps over 13 dogs.\nThen it rests. "
@@ -137,7 +137,7 @@ class Engine:
         self._times: Times = {"received": {}, "sent": {}}
 
     def run(self) -> Times:
-        self._link.send(Ready({}))
+        self._link.send(Ready(SOME_FACTS))
         next_step = time.perf_counter() + 3600
         while True:
             for message in self._link.receive(max(next_step - time.perf_counter(), 0.0)):

@@ -12,7 +12,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"core", "observe", "recording"},
         {"httpx2", "msgspec", "numpy", "prometheus_client", "zstandard"},
     ),
-    "doctor.report": ({"doctor", "core", "observe"}, {"rich"}),
+    "doctor.report": ({"doctor", "core"}, {"rich"}),
     "doctor.command": ({"doctor", "doctor.report", "config", "core"}, {"rich"}),
     "config": ({"core", "planning"}, {"msgspec", "psutil", "yaml"}),
     "checkpoint": ({"core"}, {"numpy", "gguf", "huggingface_hub", "tokenizers"}),
@@ -33,7 +33,6 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "frontend.metrics",
             "frontend.storage",
             "frontend.text",
-            "observe",
         },
         {"msgspec", "numpy"},
     ),
@@ -74,7 +73,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"fastapi", "msgspec"},
     ),
     "frontend.console": (
-        {"core", "frontend", "frontend.http", "observe"},
+        {"core", "frontend", "frontend.http"},
         {"fastapi", "msgspec", "starlette"},
     ),
     "frontend.apis": (
@@ -175,7 +174,6 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "frontend",
             "frontend.console",
             "frontend.http",
-            "observe",
             "recording",
         },
         {"fastapi", "msgspec", "starlette", "uvicorn"},

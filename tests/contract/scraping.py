@@ -17,7 +17,7 @@ OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
 
 def engine(**options: Any) -> FakeEngine:
-    metrics = EngineMetrics(Figures(decode_log_interval=40)).info()
+    metrics = EngineMetrics(Figures(decode_log_interval=40)).report()
     return FakeEngine(**{"metrics": metrics, **options})
 
 

@@ -19,11 +19,11 @@ import pytest
 
 from conftest import Server, make_service
 from setpoint.core.errors import EngineDeadError, RequestError
+from setpoint.core.moments import Moment
 from setpoint.frontend.console.broadcast import MAX_BEHIND_BYTES, Broadcast
 from setpoint.frontend.console.feed import MAX_VIEWERS, ConsoleFeed
 from setpoint.frontend.console.pages import STATIC
 from setpoint.frontend.ipc.line import EngineLine
-from setpoint.observe.moments import Moment
 from setpoint.testing.fake_engine import FakeEngine
 from setpoint.testing.server import wait_until
 

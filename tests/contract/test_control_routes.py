@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from setpoint.core.messages import PauseMode
+from setpoint.core.control import PauseMode
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from setpoint.core.moments import Moment
 from setpoint.frontend import limit_news, watching
 from setpoint.frontend.config import MetricsConfig
 from setpoint.frontend.ipc.line import EngineLine
 from setpoint.launch.doctor import ServerDoctor
-from setpoint.observe.moments import Moment
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from setpoint import __version__
 from setpoint.core.messages import Finish
 from setpoint.core.request import Request
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
-VERSION = {"version": "1.2.3"}
 
 
 def test_loads_of_a_busy_engine(serve: Serve) -> None:
@@ -27,7 +27,7 @@ def test_loads_of_a_busy_engine(serve: Serve) -> None:
         answer = (await server.http.get("/v1/loads")).json()
         (load,) = answer.pop("loads")
         assert answer.pop("timestamp").startswith("20")
-        assert answer == {"version": "1.2.3", "accelerator": None, "num_accelerators": 1}
+        assert answer == {"version": __version__, "accelerator": None, "num_accelerators": 1}
         assert load.pop("timestamp") > 0
         assert load == {
             "dp_rank": 0,
@@ -73,7 +73,7 @@ def test_loads_of_a_busy_engine(serve: Serve) -> None:
         server.engine._tick_later()
         await task
 
-    serve(scenario, FakeEngine(max_running=2), server_info=VERSION)
+    serve(scenario, FakeEngine(max_running=2))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_wrong_query_is_refused(serve: Serve, query: str, words: str) -> None:
         assert response.status_code == 400
         assert words in response.json()["message"]
 
-    serve(scenario, server_info=VERSION)
+    serve(scenario)
 
 
 def test_what_became_of_requests_is_counted(serve: Serve) -> None:

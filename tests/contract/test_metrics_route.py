@@ -180,7 +180,7 @@ def test_counters_never_go_back_and_a_dead_engine_leaves_its_last_figures(serve:
 
     async def scenario(server: Any) -> None:
         figures.totals.retracted, figures.totals.ended = 3, {"stop": 2}
-        first.metrics = EngineMetrics(figures).info()
+        first.metrics = EngineMetrics(figures).report()
         before = await scrape(server)
         assert value(before, "setpoint:engine_up") == 1
         server.line.died("The test ended it.")
@@ -189,7 +189,7 @@ def test_counters_never_go_back_and_a_dead_engine_leaves_its_last_figures(serve:
         assert value(gone, "sglang:num_retracted_requests_total") == 3
         assert value(gone, "sglang:max_total_num_tokens") == 1000
         figures.totals.retracted, figures.totals.ended = 1, {"stop": 1, "length": 4}
-        server.service.engine.attach(EngineLine(engine(metrics=EngineMetrics(figures).info())))
+        server.service.engine.attach(EngineLine(engine(metrics=EngineMetrics(figures).report())))
         for _ in range(2):
             after = await scrape(server)
             assert value(after, "setpoint:engine_up") == 1
@@ -205,16 +205,19 @@ def test_counters_never_go_back_and_a_dead_engine_leaves_its_last_figures(serve:
 
 def test_a_histogram_keeps_labels_that_only_an_earlier_engine_had(serve: Serve) -> None:
     name = "sglang:per_stage_req_latency_seconds"
-    first, infos = engine(), [EngineMetrics(Figures(decode_log_interval=40)).info() for _ in "ab"]
+    first, reports = (
+        engine(),
+        [EngineMetrics(Figures(decode_log_interval=40)).report() for _ in "ab"],
+    )
     observed = Histogram(BY_NAME[name].buckets)
     observed.observe(0.5, times=3)
-    infos[0]["histograms"][name]["earlier"] = observed.plain()
-    first.metrics = infos[0]
+    reports[0].histograms[name]["earlier"] = observed.plain()
+    first.metrics = reports[0]
 
     async def scenario(server: Any) -> None:
         assert value(await scrape(server), f"{name}_count", stage="earlier") == 3
         server.line.died("The test ended it.")
-        server.service.engine.attach(EngineLine(engine(metrics=infos[1])))
+        server.service.engine.attach(EngineLine(engine(metrics=reports[1])))
         for _ in range(2):
             found = await scrape(server)
             assert value(found, "setpoint:engine_starts_total") == 2
@@ -241,6 +244,24 @@ def test_an_engine_that_does_not_answer_does_not_hold_up_the_page(
         server.line.suspended(False)
 
     serve(scenario, engine(), metrics=MetricsConfig())
+
+
+def test_the_utilization_follows_a_live_change_of_the_slots(serve: Serve) -> None:
+    engine_of_eight = engine(max_running=8, silent=True)
+
+    async def scenario(server: Any) -> None:
+        body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 4}}
+        open_request = asyncio.create_task(server.http.post("/generate", json=body))
+        while not engine_of_eight.running:
+            await asyncio.sleep(0.001)
+        assert value(await scrape(server), "sglang:utilization") == 1 / 8
+        engine_of_eight.max_running = 2
+        assert value(await scrape(server), "sglang:utilization") == 1 / 2
+        await server.http.post("/abort_request", json={"abort_all": True})
+        engine_of_eight.silent = False
+        await open_request
+
+    serve(scenario, engine_of_eight, metrics=MetricsConfig())
 
 
 def test_no_label_of_a_client_harms_the_page(serve: Serve) -> None:

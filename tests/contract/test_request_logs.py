@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from setpoint.core.messages import OptionChange
+from setpoint.core.control import OptionChange
 from setpoint.core.settings import Settings
 from setpoint.frontend.book import RequestBook
 from setpoint.frontend.live import FrontendSettings, Proposal

@@ -15,8 +15,7 @@ Serve = Callable[..., None]
 
 
 async def table(server: Server) -> Table:
-    reply = await server.line.call("requests")
-    return server.service.roster.table(reply.value)
+    return server.service.roster.table(await server.line.list_requests())
 
 
 def generating(server: Server, text: str, rid: str, tokens: int) -> asyncio.Task[object]:

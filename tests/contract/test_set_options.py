@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from setpoint.cli import main
+from setpoint.core.control import OptionChange
 from setpoint.core.errors import ConfigError
-from setpoint.core.messages import OptionChange
 from setpoint.core.settings import Settings
 from setpoint.frontend.live import FrontendSettings, Proposal
 from setpoint.testing.fake_engine import FakeEngine

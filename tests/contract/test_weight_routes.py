@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from setpoint.core.control import PauseMode
 from setpoint.core.errors import RequestError
-from setpoint.core.messages import PauseMode
 from setpoint.core.operations import LoadWeights, MemoryPart, ReleaseMemory, RestoreMemory
 from setpoint.frontend.checkpoints import Checkpoint
 from setpoint.testing.fake_engine import FakeEngine
@@ -33,7 +33,7 @@ def test_release_and_resume(serve: Serve) -> None:
         http, engine = server.http, server.engine
         answer = await http.post("/release_memory_occupation", json={})
         assert answer.json() == {"released": ["kv_cache", "weights", "cuda_graph"]}
-        engine.released = ("kv_cache", "weights")
+        engine.released = (MemoryPart.KV_CACHE, MemoryPart.WEIGHTS)
         assert (await http.post("/release_memory_occupation", json={})).json() == {
             "released": ["cuda_graph"]
         }

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from setpoint.checkpoint.spec import read_spec
+from setpoint.core.control import OperationDone, PauseMode, Refused
 from setpoint.core.errors import CheckpointError, OutOfMemoryError, RequestError
-from setpoint.core.messages import PauseMode
 from setpoint.core.operations import (
     FreezeGarbage,
     LoadWeights,
@@ -86,9 +86,15 @@ def outputs(h: Harness) -> dict[str, list[int]]:
     return {rid: h.outcomes[rid].ids for rid in PROMPTS}
 
 
+def refusal(h: Harness) -> str:
+    answer = h.replies[-1].answer
+    assert isinstance(answer, Refused)
+    return answer.error
+
+
 def done(h: Harness) -> None:
     h.turn()
-    assert h.replies[-1].ok, h.replies[-1].value
+    assert isinstance(h.replies[-1].answer, OperationDone), h.replies[-1].answer
 
 
 @pytest.mark.parametrize("parts", [[KV], [WEIGHTS], [GRAPH], [KV, WEIGHTS, GRAPH]])
@@ -157,8 +163,7 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones(
     ):
         h.operate(LoadWeights(str(folder), "auto", flush_cache=True))
         h.turn()
-        assert not h.replies[-1].ok
-        assert words in h.replies[-1].value["error"]
+        assert words in refusal(h)
         assert outputs(h) == old
     engine.free = 1000
     with pytest.raises(OutOfMemoryError, match="do not fit beside the old ones"):
@@ -175,7 +180,7 @@ def test_a_failed_restore_can_be_tried_again(
     done(h)
     h.operate(LoadWeights(str(tmp_path), "auto", flush_cache=True))
     h.turn()
-    assert not h.replies[-1].ok
+    refusal(h)
     h.operate(RestoreMemory([KV, WEIGHTS]))
     done(h)
     assert outputs(h) == old
@@ -215,8 +220,7 @@ def test_memory_goes_back_to_the_system(tmp_path: Path) -> None:
 
 def refused(h: Harness, words: str) -> None:
     h.turn()
-    assert not h.replies[-1].ok
-    assert words in h.replies[-1].value["error"]
+    assert words in refusal(h)
 
 
 def trace(path: Path) -> list[dict[str, Any]]:
@@ -234,7 +238,7 @@ def test_a_profile_of_some_steps(engine: Engine, tmp_path: Path) -> None:
     h.turn(2)
     h.operate(StartProfile(str(path), start_step=2, num_steps=3, record_shapes=True))
     h.turn(2)
-    assert h.replies[-1].ok
+    assert isinstance(h.replies[-1].answer, OperationDone)
     h.operate(StartProfile(str(tmp_path / "other.json.gz")))
     refused(h, "A profile is already running")
     assert not path.exists()
@@ -256,7 +260,7 @@ def test_a_profile_that_is_stopped(engine: Engine, tmp_path: Path) -> None:
     h.drain()
     h.operate(StopProfile())
     done(h)
-    assert h.replies[-1].value["path"] == str(path)
+    assert h.replies[-1].answer == OperationDone(0, str(path))
     assert trace(path)
     h.operate(StartProfile(str(path)))
     refused(h, "already exists")

@@ -31,6 +31,7 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.line import EngineLine, EngineState
 from setpoint.frontend.ipc.mailbox import Mailbox
+from setpoint.testing.fake_engine import SOME_FACTS
 
 
 class Link:
@@ -86,7 +87,7 @@ class Frontend:
 
     def ready(self, life: int) -> None:
         if self.lives:
-            self.lives[life % len(self.lives)][0].say(Ready({}))
+            self.lives[life % len(self.lives)][0].say(Ready(SOME_FACTS))
 
     def submit(self, rid: str) -> None:
         reader = Reader(rid, len(self.lives))

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from setpoint.core.control import FlushCache, GetMoments, GetState, ListRequests, PauseMode
 from setpoint.core.errors import CheckpointError, RequestError
-from setpoint.core.messages import Call, PauseMode, ToFrontend, Tokens
+from setpoint.core.messages import ToFrontend, Tokens
 from setpoint.core.operations import (
     LoadWeights,
     MemoryPart,
@@ -175,7 +176,10 @@ actions = st.one_of(
     st.tuples(st.just("stop"), st.integers(0, 9)),
     st.tuples(st.just("continue"), st.integers(0, 9)),
     st.tuples(st.just("change"), changes),
-    st.tuples(st.just("call"), st.sampled_from(["flush_cache", "state", "requests", "unknown"])),
+    st.tuples(
+        st.just("call"),
+        st.sampled_from([FlushCache(0), GetState(0), ListRequests(0), GetMoments(0)]),
+    ),
     st.tuples(st.just("pause"), st.sampled_from(PauseMode)),
     st.tuples(st.just("resume"), st.none()),
     st.tuples(
@@ -238,7 +242,7 @@ def run(config: dict[str, Any], todo: list[tuple[str, Any]]) -> Harness:
         elif action == "operate":
             harness.operate(what)
         elif action == "call":
-            harness.wire.inbox.append(Call(0, what))
+            harness.wire.inbox.append(what)
         elif what < len(prompts) and action == "continue":
             # the next turn of a conversation: the prompt is a prompt and its answer, and more
             before = f"client-{what:03}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.observations import Event, Facts, Observations, Rank, Source
-from setpoint.observe.moments import Moment
 
 GAP = 2.0
 """Seconds between two lines."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.findings import Action, Effect, Finding, PhaseSpan, Report, RuledOut
 from setpoint.doctor.observations import (
     Event,
@@ -13,7 +14,6 @@ from setpoint.doctor.observations import (
     Rank,
     Source,
 )
-from setpoint.observe.moments import Moment
 
 BEGAN = 1_762_866_069.0
 

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from setpoint.config.commands import ReplayOptions
-from setpoint.core.messages import Call
+from setpoint.core.control import EngineFacts, GetState, InternalState, MemoryUsage
+from setpoint.core.moments import Moment
 from setpoint.core.records import Record
 from setpoint.core.settings import Settings
 from setpoint.frontend.ipc.client import EngineClient
@@ -21,7 +22,6 @@ from setpoint.frontend.metrics.exposition import Metrics
 from setpoint.frontend.metrics.http import HttpMetrics
 from setpoint.frontend.metrics.requests import RequestMetrics
 from setpoint.observe.logline import ready_line
-from setpoint.observe.moments import Moment
 from setpoint.observe.readers import EngineReaders
 from setpoint.observe.tee import Tee
 from setpoint.recording.command import replay
@@ -82,7 +82,7 @@ def run_for(seconds: float, folder: Path, *, load: Load, users: int, **settings:
         simulation.turn()
     readers.moments.finish()
     recording = _record(kept.records, folder / "run.rec", simulation, used)
-    return Run(_log_of(recording, used), recording, pages, readers.moments.since(0)[1], used)
+    return Run(_log_of(recording, used), recording, pages, readers.moments.since(0).moments, used)
 
 
 def _metrics() -> Metrics:
@@ -100,14 +100,15 @@ def _metrics() -> Metrics:
 def _page(
     metrics: Metrics, simulation: Simulation, readers: EngineReaders, settings: Settings
 ) -> str:
-    reply = simulation._loop._answer(Call(1, "state"))
-    memory = {"memory_usage": {"weight": 0.25, "kvcache": 0.5, "graph": 0.0}}
-    state = msgspec.to_builtins(reply.value | readers.info() | memory)
-    ready = {
-        "max_total_num_tokens": POOL,
-        "max_running_requests": settings.max_running_requests,
-    }
-    metrics._engines.take("the engine", ready, state)
+    state = simulation._loop._answer(GetState(1))
+    assert isinstance(state, InternalState)
+    report = readers.report(MemoryUsage(weight=0.25, kvcache=0.5), None)
+    facts = EngineFacts(
+        max_total_num_tokens=POOL,
+        max_running_requests=settings.max_running_requests,
+        max_req_input_len=CONTEXT,
+    )
+    metrics._engines.take("the engine", facts, msgspec.structs.replace(state, report=report))
     page, _ = metrics._written("")
     return page.decode()
 

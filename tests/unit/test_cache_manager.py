@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from setpoint.core.records import PoolStats
+from setpoint.core.pool import PoolStats
 from setpoint.core.request import Ids
 from setpoint.scheduler.cache.evict import Lru
 from setpoint.scheduler.cache.manager import KVCache

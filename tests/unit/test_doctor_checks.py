@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from doctor_cases import decode, prefill, rank, retract, seen
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.diagnose import diagnose
 from setpoint.doctor.findings import Report
 from setpoint.doctor.observations import Rank
-from setpoint.observe.moments import Moment
 
 READY: dict[str, Any] = {
     "max_running_requests": 2048,

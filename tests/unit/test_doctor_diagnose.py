@@ -9,13 +9,13 @@ from doctor_cases import decode, rank, seen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from setpoint.core.moments import Moment
 from setpoint.core.records import Refusal
 from setpoint.doctor.checks import BY_CAUSE, CHECKS
 from setpoint.doctor.diagnose import diagnose, opposed, ranked, without_contradictions
 from setpoint.doctor.equations import conservativeness_against_retractions
 from setpoint.doctor.findings import Action, Finding
 from setpoint.doctor.observations import Event, Facts, Observations, Rank, Source
-from setpoint.observe.moments import Moment
 
 SHARES = st.one_of(st.none(), st.floats(0, 1), st.floats(0, 10))
 COUNTS = st.one_of(st.none(), st.sampled_from([0.0, 1.0, 8.0, 64.0, 300.0, 5000.0]))

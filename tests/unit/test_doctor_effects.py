@@ -9,11 +9,11 @@ from doctor_cases import decode, prefill, rank, seen
 from hypothesis import given
 from hypothesis import strategies as st
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.case import examine
 from setpoint.doctor.checks.common import fixed_share_of, steps, throughput_effect
 from setpoint.doctor.findings import Effect
 from setpoint.doctor.step_times import Step, fixed_share
-from setpoint.observe.moments import Moment
 
 NOISE = 0.1
 SIZES = [2, 4, 8, 12, 16, 16, 16, 16]

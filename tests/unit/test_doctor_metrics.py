@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from setpoint.core.errors import SourceError
+from setpoint.core.moments import Moment
 from setpoint.doctor.readers import metrics
 from setpoint.doctor.readers.metrics import RESTARTED, of_scrapes
 from setpoint.doctor.readers.scrape import Scrape, read_scrape
 from setpoint.doctor.readers.sources import observe_sources
-from setpoint.observe.moments import Moment
 
 OLD = """\
 # HELP sglang:num_running_reqs The number of running requests.

@@ -9,13 +9,13 @@ from doctor_report_cases import BEGAN, report, seen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.findings import Report
 from setpoint.doctor.observations import Facts, Observations, Rank, Source
 from setpoint.doctor.report.drawing import chart
 from setpoint.doctor.report.figures import Charts, Figure, charts, duration
 from setpoint.doctor.report.plots import ASCII, UNICODE, Script, label_width, phases, plot
 from setpoint.doctor.report.wording import of_figure
-from setpoint.observe.moments import Moment
 
 
 def drawn(moments: list[Moment], **facts: int) -> Charts:

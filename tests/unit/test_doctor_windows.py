@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from doctor_runs import LONG, POOL, SHORT, Run, run_for
 
+from setpoint.core.moments import Moment, merged
 from setpoint.doctor.diagnose import diagnose
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.kept import live_observations
@@ -16,7 +17,6 @@ from setpoint.doctor.readers.log.reader import read_chunks
 from setpoint.doctor.readers.metrics import of_scrapes
 from setpoint.doctor.readers.scrape import read_scrape
 from setpoint.doctor.readers.sources import observe_sources
-from setpoint.observe.moments import Moment, merged
 from setpoint.testing.traffic import Load
 
 

@@ -31,6 +31,7 @@ from setpoint.frontend.ipc.line import EngineLine, EngineState
 from setpoint.frontend.ipc.link import SocketLink
 from setpoint.frontend.ipc.mailbox import Mailbox
 from setpoint.ipc import EngineSocket, MessageSocket
+from setpoint.testing.fake_engine import SOME_FACTS
 
 Ends = tuple[SocketLink, EngineSocket]
 
@@ -65,9 +66,9 @@ def test_requests_go_out_and_tokens_come_back_in_order(ends: Ends) -> None:
         client, line = EngineClient(), EngineLine(link)
         client.attach(line)
         try:
-            engine.send(Ready({"max_req_input_len": 7}))
+            engine.send(Ready(SOME_FACTS))
             assert await line.wait_ready(timeout_s=5)
-            assert line.info == {"max_req_input_len": 7}
+            assert line.facts == SOME_FACTS
             mailbox = Mailbox()
             client.submit(request("a", 100_000), mailbox, 0)
             client.submit(request("b"), mailbox, 1)
@@ -117,7 +118,7 @@ def test_late_events_of_a_stopped_request_do_not_reach_the_next_one_with_its_rid
     async def scenario() -> None:
         client, line = EngineClient(), EngineLine(link)
         client.attach(line)
-        engine.send(Ready({}))
+        engine.send(Ready(SOME_FACTS))
         assert await line.wait_ready(timeout_s=5)
         old = client.submit(request("again"), Mailbox())
         with pytest.raises(RequestError, match="Duplicate request id 'again'"):
@@ -142,7 +143,7 @@ def test_an_abort_reaches_the_open_requests_whose_rid_begins_with_it(ends: Ends)
     async def scenario() -> None:
         client, line = EngineClient(), EngineLine(link)
         client.attach(line)
-        engine.send(Ready({}))
+        engine.send(Ready(SOME_FACTS))
         assert await line.wait_ready(timeout_s=5)
         gone, *numbers = (
             client.submit(request(rid), Mailbox()) for rid in ("job-0", "job-1", "job-2", "other")
@@ -164,7 +165,7 @@ def test_an_abort_reaches_the_open_requests_whose_rid_begins_with_it(ends: Ends)
 
 def test_an_engine_that_starts_first_or_late_misses_nothing(ends: Ends) -> None:
     link, engine = ends
-    engine.send(Ready({}))
+    engine.send(Ready(SOME_FACTS))
 
     async def scenario() -> None:
         client, line = EngineClient(), EngineLine(link)
@@ -191,7 +192,7 @@ def test_receive_waits_as_long_as_asked_and_drops_what_is_malformed(
     started = time.monotonic()
     assert engine.receive(timeout_s=0.1) == []
     assert time.monotonic() - started >= 0.09
-    for data in (b"junk", b"", encode(Ready({})), b"\x81\xa4type\xa3\xff\xff\xff"):
+    for data in (b"junk", b"", encode(Ready(SOME_FACTS)), b"\x81\xa4type\xa3\xff\xff\xff"):
         link.send(data)
     link.send(encode(Submit(0, request("good"))))
     messages: list[object] = []
@@ -249,12 +250,12 @@ def test_a_frontend_that_is_gone_means_shutdown(ends: Ends) -> None:
         Submit,
         Shutdown,
     ]
-    engine.send(Ready({}))  # nobody to read it
+    engine.send(Ready(SOME_FACTS))  # nobody to read it
 
 
 def test_an_engine_that_is_gone_leaves_its_last_words(ends: Ends) -> None:
     link, engine = ends
-    engine.send(Ready({}))
+    engine.send(Ready(SOME_FACTS))
     engine.close()
     received: list[bytes] = []
 
@@ -265,7 +266,7 @@ def test_an_engine_that_is_gone_leaves_its_last_words(ends: Ends) -> None:
         link.send(encode(Shutdown()))  # nobody to read it
 
     asyncio.run(scenario())
-    assert received == [encode(Ready({}))]
+    assert received == [encode(Ready(SOME_FACTS))]
 
 
 def test_a_message_in_pieces_is_whole_when_it_is_handed_out() -> None:

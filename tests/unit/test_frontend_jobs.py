@@ -14,6 +14,7 @@ from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.jobs import Job
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.byte_tokenizer import write_byte_tokenizer
+from setpoint.testing.fake_engine import SOME_FACTS
 
 
 class Link:
@@ -35,7 +36,7 @@ def test_each_piece_shows_its_own_ids_and_only_the_last_one_the_end(tmp_path: Pa
         link = Link()
         client = EngineClient()
         client.attach(EngineLine(link))
-        link.receive(encode(Ready({})))
+        link.receive(encode(Ready(SOME_FACTS)))
         requests = [
             Request(rid=rid, prompt_ids=pack_ids([1]), sampling=SamplingParams(), seed=0)
             for rid in "ab"

@@ -15,7 +15,7 @@ from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.jobs import Job
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint.testing.fake_engine import SOME_FACTS, FakeEngine
 
 
 def test_events_that_are_here_leave_together_and_none_waits_for_the_next() -> None:
@@ -23,7 +23,7 @@ def test_events_that_are_here_leave_together_and_none_waits_for_the_next() -> No
         engine = FakeEngine(silent=True)
         client = EngineClient()
         client.attach(EngineLine(engine))
-        engine.emit(Ready({}))
+        engine.emit(Ready(SOME_FACTS))
         request = Request(rid="a", prompt_ids=pack_ids([1]), sampling=SamplingParams(), seed=0)
         job = Job(
             client, Tokenizer(make_byte_tokenizer()), [request], on_finish=lambda output: None

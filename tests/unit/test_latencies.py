@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from setpoint.core.moments import quantile
 from setpoint.frontend import latencies
 from setpoint.frontend.latencies import STEP, Latencies
-from setpoint.observe.moments import quantile
 
 
 @pytest.mark.parametrize("seed", range(5))

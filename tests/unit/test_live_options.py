@@ -19,7 +19,7 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import Hardware
 from setpoint.config.live import LIVE, Asked, Running
 from setpoint.config.options import Options
-from setpoint.core.messages import Change
+from setpoint.core.control import Change
 from setpoint.core.records import Preemption, Refusal, SettingsChanged, StepDone
 from setpoint.launch.live import LiveConfig
 from setpoint.launch.settings import live_settings

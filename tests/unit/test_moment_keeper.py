@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict
 from itertools import pairwise
 
 import msgspec
 import pytest
 
-from setpoint.core.messages import Call, PauseMode, Reply, decode_to_frontend, encode
+from setpoint.core.control import GetMoments, Moments, PauseMode
+from setpoint.core.messages import Reply, decode_to_frontend, encode
+from setpoint.core.moments import Moment, merged, quantile
 from setpoint.core.records import Record, RequestDone, StepDone, Turn, TurnDone
 from setpoint.observe.figures import Figures
 from setpoint.observe.moment_keeper import MomentKeeper
-from setpoint.observe.moments import Moment, merged, quantile
 from setpoint.testing.harness import Harness
 
 
@@ -22,7 +22,7 @@ def kept(records: list[Record], **arguments: float) -> list[Moment]:
     for record in records:
         keeper.on(record)
     keeper.finish()
-    return keeper.since(0)[1]
+    return keeper.since(0).moments
 
 
 def busy(seed: int) -> Harness:
@@ -59,7 +59,7 @@ def test_moments_lose_nothing(seed: int) -> None:
     figures = Figures(decode_log_interval=40)
     for record in records:
         figures.on(record)
-    totals, moments = asdict(figures.totals), kept(records)
+    totals, moments = msgspec.structs.asdict(figures.totals), kept(records)
     whole = merged(moments)
     assert whole.new_tokens == totals["prompt_tokens"]
     assert whole.cached_tokens == totals["cached_tokens"]
@@ -148,11 +148,11 @@ def test_only_so_many_are_kept_and_each_has_its_number() -> None:
     for record in harness.recorder.records:
         everything.on(record)
         keeper.on(record)
-    _, whole = everything.since(0)
+    whole = everything.since(0).moments
     finished = len(whole)
-    assert keeper.since(0) == (finished - 3, whole[finished - 3 : finished])
-    assert keeper.since(finished - 1) == (finished - 1, [whole[finished - 1]])
-    assert keeper.since(finished) == (finished, [])
+    assert keeper.since(0) == Moments(finished - 3, whole[finished - 3 : finished])
+    assert keeper.since(finished - 1) == Moments(finished - 1, [whole[finished - 1]])
+    assert keeper.since(finished) == Moments(finished, [])
 
 
 def test_a_call_brings_them_over_the_link() -> None:
@@ -160,15 +160,14 @@ def test_a_call_brings_them_over_the_link() -> None:
     keeper = MomentKeeper()
     for record in harness.recorder.records:
         keeper.on(record)
-    harness.loop._moments = keeper.info
-    first, moments = keeper.since(4)
-    harness.wire.post(Call(7, "moments", 4))
+    harness.loop._moments = keeper.since
+    harness.wire.post(GetMoments(7, 4))
     harness.turn()
     (reply,) = (reply for reply in harness.replies if reply.id == 7)
     received = decode_to_frontend(encode(reply))
     assert isinstance(received, Reply)
-    assert received.value["first"] == first == 4
-    assert msgspec.convert(received.value["moments"], list[Moment]) == moments
+    assert received.answer == keeper.since(4)
+    assert keeper.since(4).first == 4
 
 
 def test_ends_and_steps_of_one_turn_are_in_one_moment() -> None:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from setpoint.core.messages import Finish
+from setpoint.core.pool import PoolStats
 from setpoint.core.records import (
     Fallback,
-    PoolStats,
     Preemption,
     RequestClipped,
     RequestDone,

@@ -9,7 +9,7 @@ from doctor_runs import SHORT, run_for
 from fastapi.testclient import TestClient
 
 from setpoint.core.errors import SourceError
-from setpoint.observe.moments import Moment
+from setpoint.core.moments import Moment
 from setpoint.playback import lives
 from setpoint.playback.film import Film
 from setpoint.playback.routes import create_app

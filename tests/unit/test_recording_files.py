@@ -92,7 +92,7 @@ def test_another_format_is_refused_by_number(
 ) -> None:
     path = record(short_run(), tmp_path / "run")
     monkeypatch.setattr("setpoint.recording.reader.FORMAT", 77)
-    with pytest.raises(RecordingError, match="in format 1; this version reads format 77"):
+    with pytest.raises(RecordingError, match="in format 2; this version reads format 77"):
         open_recording(path)
 
 
@@ -154,7 +154,7 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
     for number in range(1000):
         recording.on(Turn(float(number)))
     recording.close()
-    assert "No space left" in recording.info()["ended"]
+    assert "No space left" in recording.state().ended
     recording.on(Turn(0.0))
     (event,) = [each for each in caplog.records if each.levelno == logging.ERROR]
     assert "The recording ends here" in event.message
@@ -180,7 +180,7 @@ def test_a_disk_that_does_not_keep_up_ends_the_recording(
     monkeypatch.setattr(writer, "MAX_WAITING", 100)
     for number in range(200):
         recording.on(Turn(float(number)))
-    assert "does not keep up" in recording.info()["ended"]
+    assert "does not keep up" in recording.state().ended
     recording.close(timeout_s=0.01)
     assert "not written" in caplog.text
     answer.set()
@@ -197,7 +197,7 @@ def test_records_that_wait_are_written_in_time(tmp_path: Path) -> None:
     recording = recorder(tmp_path / "run")
     recording.on(Turn(1.5))
     for _ in range(1000):
-        if recording.info()["num_records"]:
+        if recording.state().num_records:
             break
         threading.Event().wait(0.01)
     frames = list(FrameReader((tmp_path / "run").read_bytes()))

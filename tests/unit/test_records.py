@@ -8,7 +8,8 @@ from typing import get_args
 
 import pytest
 
-from setpoint.core.messages import Call, Change, PauseMode, Tokens
+from setpoint.core.control import Change, FlushCache, PauseMode
+from setpoint.core.messages import Tokens
 from setpoint.core.operations import MemoryPart, RestoreMemory
 from setpoint.core.records import (
     CacheFlushed,
@@ -88,7 +89,7 @@ def ignoring_priorities() -> Harness:
 
 def flushed() -> Harness:
     harness = served()
-    harness.wire.inbox.append(Call(1, "flush_cache"))
+    harness.wire.inbox.append(FlushCache(1))
     harness.turn()
     return harness
 
@@ -325,8 +326,8 @@ def test_totals_add_up() -> None:
     assert totals.queue_s + totals.decode_s < sum(
         life.ended_at - (life.accepted_at or 0.0) for life in accepted
     )
-    assert 0 < figures.info()["cache_hit_rate"] < 1
-    assert figures.info()["new_token_ratio"] == records.steps[-1].new_token_ratio
+    assert 0 < figures.report().cache_hit_rate < 1
+    assert figures.report().new_token_ratio == records.steps[-1].new_token_ratio
 
 
 def test_throughput_is_of_the_last_decode_steps() -> None:
@@ -344,5 +345,5 @@ def test_throughput_is_of_the_last_decode_steps() -> None:
 
 
 def test_a_fallback_is_kept_with_its_reason() -> None:
-    (words,) = figures_of(ignoring_priorities()).info()["fallbacks"]
+    (words,) = figures_of(ignoring_priorities()).report().fallbacks
     assert words == "priorities do not order the queue (--enable-priority-scheduling is off)"

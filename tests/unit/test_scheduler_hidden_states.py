@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from setpoint.core.messages import PauseMode
+from setpoint.core.control import PauseMode
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.recordings import record, replayed
 from setpoint.testing.scripted import hashed_token, reference

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from setpoint.core.control import OperationDone, PauseMode, Refused
 from setpoint.core.errors import OutOfMemoryError
-from setpoint.core.messages import PauseMode
 from setpoint.core.operations import (
     LoadWeights,
     MemoryPart,
@@ -60,13 +60,14 @@ def started(**config: Any) -> tuple[Harness, Operator]:
 
 def refused(h: Harness, words: str) -> None:
     h.turn()
-    assert not h.replies[-1].ok
-    assert words in h.replies[-1].value["error"]
+    answer = h.replies[-1].answer
+    assert isinstance(answer, Refused)
+    assert words in answer.error
 
 
 def done(h: Harness) -> None:
     h.turn()
-    assert h.replies[-1].ok, h.replies[-1].value
+    assert isinstance(h.replies[-1].answer, OperationDone), h.replies[-1].answer
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])

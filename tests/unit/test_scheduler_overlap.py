@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from setpoint.core.messages import Call, Shutdown
+from setpoint.core.control import CacheFlush, FlushCache, GetState, InternalState
+from setpoint.core.messages import Reply, Shutdown
 from setpoint.core.records import PoolRebuilt
 from setpoint.core.request import Ids, Request
 from setpoint.scheduler.loop import StrictAccountingError
@@ -183,20 +184,16 @@ def test_a_resumed_request_replays_its_outputs_through_the_grammar() -> None:
 def test_control_calls_are_answered() -> None:
     harness = Harness()
     harness.submit("a", prompt(8), max_new_tokens=3)
-    harness.wire.inbox.append(Call(1, "flush_cache"))
+    harness.wire.inbox.append(FlushCache(1))
     harness.turn()
-    assert (harness.replies[-1].ok, harness.replies[-1].value) == (
-        False,
-        {"num_queued": 1, "num_running": 0},
-    )
+    assert harness.replies[-1] == Reply(1, CacheFlush(False, 0))
     harness.drain()
-    harness.wire.inbox += [Call(2, "flush_cache"), Call(3, "state"), Call(4, "dance")]
+    harness.wire.inbox += [FlushCache(2), GetState(3)]
     harness.turn()
-    flushed, state, unknown = harness.replies[-3:]
-    assert (flushed.ok, flushed.value) == (True, {"num_tokens": 10})
-    assert state.ok
-    assert state.value["num_running"] == 0
-    assert not unknown.ok
+    flushed, state = harness.replies[-2:]
+    assert flushed == Reply(2, CacheFlush(True, 10))
+    assert isinstance(state.answer, InternalState)
+    assert (state.id, state.answer.num_running) == (3, 0)
     assert harness.cache.free_tokens == harness.cache.total_tokens
 
 

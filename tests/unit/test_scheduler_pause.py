@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from setpoint.core.messages import Call, Pause, PauseMode
+from setpoint.core.control import CacheFlush, FlushCache, Pause, PauseMode, Standstill
+from setpoint.core.messages import Reply
 from setpoint.core.records import Continued, Paused, RequestAdmitted, StepPlanned, Turn
 from setpoint.recording.format import OFF, ON
 from setpoint.testing.harness import VOCAB, Harness
@@ -63,20 +64,20 @@ def test_no_mode_changes_a_token(mode: PauseMode, depth: int, tmp_path: Path) ->
     h.turn()
     state, (reply,) = h.scheduler.state, h.replies
     assert not state.inflight
-    assert reply.ok
+    assert isinstance(reply.answer, Standstill)
     if mode is PauseMode.ABORT:
         ends = [outcome.finish for outcome in h.outcomes.values()]
         assert {end.type for end in ends if end is not None} == {"abort"}
         assert None not in ends
-        assert reply.value["num_paused_reqs"] == 0
+        assert reply.answer.num_paused_reqs == 0
         assert h.preparer.cancelled == [3]
     elif mode is PauseMode.RETRACT:
         assert h.waiting() == ["queued", "decoding", "chunked"]
         assert state.cache.pool_stats().held == state.cache.pool_stats().locked == 0
-        assert reply.value["num_paused_reqs"] == 4
+        assert reply.answer.num_paused_reqs == 4
     else:
         assert h.running() == ["decoding", "chunked"]
-        assert reply.value["num_paused_reqs"] == 4
+        assert reply.answer.num_paused_reqs == 4
     before = len(h.plans)
     sent = sum(len(outcome.ids) for outcome in h.outcomes.values())
     h.turn(5)
@@ -118,16 +119,15 @@ def test_the_cache_can_be_flushed_where_nothing_runs(mode: PauseMode) -> None:
     h = everywhere(1)
     h.pause(mode)
     h.turn()
-    h.wire.post(Call(5, "flush_cache"))
+    h.wire.post(FlushCache(5))
     h.turn()
     reply = h.replies[-1]
     stats = h.cache.pool_stats()
     if mode is PauseMode.IN_PLACE:
-        assert not reply.ok
-        assert (reply.value["num_queued"], reply.value["num_running"]) == (2, 2)
+        assert reply == Reply(5, CacheFlush(False, 0))
     else:
-        assert reply.ok
-        assert reply.value["num_tokens"] > 0
+        assert reply.answer.is_flushed
+        assert reply.answer.num_tokens > 0
         assert stats.free == stats.total
     h.resume()
     if 3 in h.preparer.open:

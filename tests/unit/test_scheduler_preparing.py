@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from setpoint.core.control import FlushCache, GetState
 from setpoint.core.errors import RequestError
-from setpoint.core.messages import Call, Prepared
+from setpoint.core.messages import Prepared
 from setpoint.core.records import PreparationStarted, Received, RequestDone
 from setpoint.core.request import Request
 from setpoint.core.settings import PrioritySettings
@@ -231,11 +232,11 @@ def test_an_engine_in_which_requests_only_wait_answers_and_is_flushed() -> None:
     h.drain()
     h.submit("g", PROMPT, max_new_tokens=2)
     h.turn(2)
-    h.wire.inbox += [Call(1, "state"), Call(2, "flush_cache")]
+    h.wire.inbox += [GetState(1), FlushCache(2)]
     h.turn()
     state, flushed = h.replies
-    assert (state.value["num_queued"], state.value["num_running"]) == (1, 0)
-    assert flushed.ok
+    assert (state.answer.num_queued, state.answer.num_running) == (1, 0)
+    assert flushed.answer.is_flushed
     preparer.finish(h.seq_id("g"))
     h.drain()
     assert h.outcomes["g"].ids == expected(2)

@@ -70,8 +70,8 @@ def test_a_run_is_counted() -> None:
         harness.submit(f"r{number}", range(8), max_new_tokens=3, ignore_eos=True)
     harness.drain()
     metrics, _ = read(harness)
-    info = metrics.info()
-    counters = info["counters"]
+    report = metrics.report()
+    counters = report.counters
     assert counters["sglang:realtime_tokens"]["decode"] == 12
     tokens = counters["sglang:realtime_tokens"]
     assert tokens["prefill_compute"] + tokens["prefill_cache"] == 4 * 8
@@ -80,9 +80,9 @@ def test_a_run_is_counted() -> None:
     assert sum(counters["sglang:cuda_graph_passes"].values()) == len(harness.recorder.steps)
     assert counters["setpoint:ended_requests"] == {"length": 4}
     assert counters["setpoint:queue_refusals"]["no_slot"] > 0
-    waited = info["histograms"]["sglang:queue_time_seconds"][""]
+    waited = report.histograms["sglang:queue_time_seconds"][""]
     assert sum(waited["counts"]) == 4
-    stages = info["histograms"]["sglang:per_stage_req_latency_seconds"]
+    stages = report.histograms["sglang:per_stage_req_latency_seconds"]
     assert {name: sum(each["counts"]) for name, each in stages.items()} == {
         "prefill_waiting": 4,
         "prefill_forward": 4,
@@ -99,12 +99,12 @@ def test_retracted_requests_are_counted_once_more_in_the_queue() -> None:
     metrics, figures = read(harness)
     retracted = figures.totals.retracted
     assert retracted > 0
-    info = metrics.info()
-    assert info["counters"]["sglang:num_retracted_requests"] == {"": retracted}
-    assert info["counters"]["sglang:num_retracted_input_tokens"] == {"": 6 * retracted}
-    assert info["counters"]["sglang:num_retracted_output_tokens"][""] > 0
-    assert sum(info["histograms"]["sglang:queue_time_seconds"][""]["counts"]) == 4
-    waits = info["histograms"]["sglang:per_stage_req_latency_seconds"]["prefill_waiting"]
+    report = metrics.report()
+    assert report.counters["sglang:num_retracted_requests"] == {"": retracted}
+    assert report.counters["sglang:num_retracted_input_tokens"] == {"": 6 * retracted}
+    assert report.counters["sglang:num_retracted_output_tokens"][""] > 0
+    assert sum(report.histograms["sglang:queue_time_seconds"][""]["counts"]) == 4
+    waits = report.histograms["sglang:per_stage_req_latency_seconds"]["prefill_waiting"]
     assert sum(waits["counts"]) == 4 + retracted
 
 
@@ -114,19 +114,19 @@ def test_the_throughput_of_an_engine_without_work_is_zero() -> None:
     harness.drain()
     metrics, figures = read(harness)
     assert figures.gen_throughput > 0
-    assert metrics.info()["gauges"]["sglang:gen_throughput"] == {"": figures.gen_throughput}
+    assert metrics.report().gauges["sglang:gen_throughput"] == {"": figures.gen_throughput}
     metrics.on(Turn(harness.clock.now() + IDLE_S + 1))
-    assert metrics.info()["gauges"]["sglang:gen_throughput"] == {"": 0.0}
+    assert metrics.report().gauges["sglang:gen_throughput"] == {"": 0.0}
 
 
 def test_everything_that_the_engine_says_is_declared() -> None:
-    info = read(Harness())[0].info()
+    report = read(Harness())[0].report()
     for part, kind in (
         ("counters", Kind.COUNTER),
         ("gauges", Kind.GAUGE),
         ("histograms", Kind.HISTOGRAM),
     ):
-        for name in info[part]:
+        for name in getattr(report, part):
             assert BY_NAME[name].kind is kind
             assert BY_NAME[name].scope is Scope.SCHEDULER
 
@@ -142,14 +142,14 @@ def test_grammars_are_counted_by_their_outcome() -> None:
     metrics = EngineMetrics(figures)
     for number, outcome in enumerate(("compiled", "compiled", "cached", "refused", "timed_out")):
         metrics.on(PreparationEnded("r", number, "regex", outcome, 0.3))
-    info = metrics.info()
+    report = metrics.report()
     counted = {
         name.removeprefix("sglang:num_grammar"): values[""]
-        for name, values in info["counters"].items()
+        for name, values in report.counters.items()
         if name.startswith("sglang:num_grammar")
     }
     assert counted == {"": 5, "_cache_hit": 1, "_aborted": 1, "_timeout": 1}
-    compiling = info["histograms"]["sglang:grammar_compilation_time_seconds"][""]
+    compiling = report.histograms["sglang:grammar_compilation_time_seconds"][""]
     assert sum(compiling["counts"]) == 2
 
 

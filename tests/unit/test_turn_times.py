@@ -71,16 +71,16 @@ def test_each_part_of_a_turn_gets_its_time(slow: Harness) -> None:
     slow.turn(2)
     for record in slow.recorder.records:
         times.on(record)
-    info = times.info()
-    assert info["prefill"]["num_steps"] == 1
-    assert info["prefill"]["model_s"] == pytest.approx(model, abs=0.1)
-    assert info["prefill"]["link_s"] == pytest.approx(2 * SEND, abs=0.1)  # announced, and a token
-    assert info["prefill"]["turn_s"] == pytest.approx(model + 2 * SEND, abs=0.1)
-    assert info["decode"]["num_steps"] == 2
-    assert info["decode"]["model_s"] == pytest.approx(2 * model, abs=0.1)
+    sums = times.sums
+    assert sums["prefill"].num_steps == 1
+    assert sums["prefill"].model_s == pytest.approx(model, abs=0.1)
+    assert sums["prefill"].link_s == pytest.approx(2 * SEND, abs=0.1)  # announced, and a token
+    assert sums["prefill"].turn_s == pytest.approx(model + 2 * SEND, abs=0.1)
+    assert sums["decode"].num_steps == 2
+    assert sums["decode"].model_s == pytest.approx(2 * model, abs=0.1)
     link_s = 2 * (RECEIVE + SEND) + SEND  # the end is announced, too
-    assert info["decode"]["link_s"] == pytest.approx(link_s, abs=0.1)
-    assert info["decode"]["turn_s"] == pytest.approx(2 * model + link_s, abs=0.1)
+    assert sums["decode"].link_s == pytest.approx(link_s, abs=0.1)
+    assert sums["decode"].turn_s == pytest.approx(2 * model + link_s, abs=0.1)
 
 
 def test_a_turn_is_told_once_and_only_if_it_planned_a_step(slow: Harness) -> None:

@@ -25,8 +25,8 @@ from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.config.pool import PoolConfig, resolve_pool
 from setpoint.config.resolve import resolve
 from setpoint.config.resolved import ResolvedConfig
+from setpoint.core.control import OptionChange
 from setpoint.core.errors import ConfigError
-from setpoint.core.messages import OptionChange
 from setpoint.core.model import ModelSpec
 
 LIVE = tuple(field for field in OPTION_FIELDS if field.about.live)

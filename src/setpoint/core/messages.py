@@ -1,7 +1,8 @@
 """The messages between the frontend's and the engine's processes: tagged msgspec structs, never
 pickle.
 
-Frontend -> engine: ToEngine. Engine -> frontend: ToFrontend. Encode and decode with :data:`encode`,
+Frontend -> engine: ToEngine. Engine -> frontend: ToFrontend. Control calls and their answers are in
+``core.control``. Encode and decode with :data:`encode`,
 :func:`decode_to_engine` and :func:`decode_to_frontend`.
 
 A sequence is identified by the number that the frontend gave it when it submitted it. A rid cannot
@@ -11,14 +12,12 @@ the way.
 
 from __future__ import annotations
 
-import enum
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from setpoint.core.operations import Operation
+from setpoint.core.control import Answer, Call, EngineFacts
 from setpoint.core.request import Request
-from setpoint.core.settings import Settings
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -102,16 +101,6 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     seq_id: int
 
 
-class Call(msgspec.Struct, frozen=True, tag=True):
-    """A control call, answered by one Reply with the same id. ``name`` is "flush_cache", "state",
-    "moments" or "requests"."""
-
-    id: int
-    name: str
-    since: int = 0
-    """The number of the first moment that is wanted."""
-
-
 class Prepared(msgspec.Struct, frozen=True, tag=True):
     """What a sequence waited for is ready, or cannot be prepared. It comes from inside the engine's
     process; the frontend cannot send it."""
@@ -125,63 +114,6 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     """Whether the same had been prepared before."""
 
 
-class OptionChange(msgspec.Struct, frozen=True):
-    """An option's value before and after a change, as the user writes it."""
-
-    option: str
-    old: str | int | float | bool | None
-    new: str | int | float | bool | None
-
-    def __str__(self) -> str:
-        return f"{self.option} {self.old} -> {self.new}"
-
-
-class Change(msgspec.Struct, frozen=True, tag=True):
-    """Use these settings from the next step on. Answered by one Reply with the same id. The
-    frontend has checked them."""
-
-    id: int
-    settings: Settings
-    """All settings after the change."""
-    options: list[OptionChange]
-    """The options whose values change."""
-    by: str
-    """Who asked for it."""
-    why: str
-    """The reason given by the one who asked; may be empty."""
-
-
-class PauseMode(enum.StrEnum):
-    """What a pause does to the requests that are open."""
-
-    ABORT = "abort"  # all of them end
-    RETRACT = "retract"  # running ones give up their memory and go back to the queue
-    IN_PLACE = "in_place"  # running ones keep their memory
-
-
-class Pause(msgspec.Struct, frozen=True, tag=True):
-    """Plan no further step until Continue. Answered by one Reply with the same id, once the results
-    of the steps in flight are taken and the open requests are dealt with. Requests that arrive
-    while the engine is paused wait in the queue."""
-
-    id: int
-    mode: PauseMode
-
-
-class Continue(msgspec.Struct, frozen=True, tag=True):
-    """Go on after a Pause; does nothing without one. Answered by one Reply with the same id."""
-
-    id: int
-
-
-class Operate(msgspec.Struct, frozen=True, tag=True):
-    """Carry an operation out, between two steps. Answered by one Reply with the same id, whose
-    value has "error" if it is not ok: nothing has changed then."""
-
-    id: int
-    operation: Operation
-
-
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Do not finish the running sequences; release everything and exit with code 0."""
 
@@ -191,16 +123,16 @@ class Tokens(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True):
+    """The answer to the control call with this id."""
+
     id: int
-    ok: bool
-    value: dict[str, Any] = {}
+    answer: Answer
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Sent once when the engine can take requests."""
 
-    info: dict[str, Any]
-    """max_total_num_tokens, max_running_requests, max_req_input_len, phases, …"""
+    facts: EngineFacts
 
 
 class Starting(msgspec.Struct, frozen=True, tag=True):
@@ -229,7 +161,7 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
     left: list[int]
 
 
-ToEngine = Submit | Abort | Stop | Call | Change | Pause | Continue | Operate | Shutdown
+ToEngine = Submit | Abort | Stop | Shutdown | Call
 ToLoop = ToEngine | Prepared
 """The messages that the engine's loop can find in its inbox."""
 ToFrontend = Tokens | Reply | Starting | Ready | Failed | Announce

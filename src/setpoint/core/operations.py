@@ -5,7 +5,7 @@ weights, trace its steps. An operation works between two steps, with no step in 
 from __future__ import annotations
 
 import enum
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -75,8 +75,11 @@ Operation = ReleaseMemory | RestoreMemory | LoadWeights | StartProfile | StopPro
 class Operator(Protocol):
     """The part of the engine that carries operations out."""
 
-    def operate(self, call_id: int, operation: Operation) -> dict[str, Any]:
-        """Returns values for the client. Raises SetpointError, with everything as it was, if the
-        operation is impossible; what else it raises ends the engine. call_id: the message's, for a
-        replay."""
+    def operate(self, call_id: int, operation: Operation) -> str:
+        """Returns the path of the file that the operation writes, or "". call_id: the id of the
+        message, for a replay.
+
+        Raises SetpointError, with everything as it was, if the operation is impossible; what else
+        it raises ends the engine.
+        """
         ...

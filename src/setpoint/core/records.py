@@ -16,9 +16,11 @@ from typing import Literal, Protocol
 import msgspec
 
 from setpoint.core.constraint import ConstraintKind
-from setpoint.core.messages import Finish, OptionChange, PauseMode, ToLoop
+from setpoint.core.control import OptionChange, PauseMode
+from setpoint.core.messages import Finish, ToLoop
 from setpoint.core.operations import MemoryPart
 from setpoint.core.plan import StepPlan
+from setpoint.core.pool import PoolStats
 from setpoint.core.result import EAGER, StepResult
 from setpoint.core.settings import Settings
 
@@ -38,29 +40,6 @@ class Refusal(enum.StrEnum):
     # a decode step goes first (--prefill-decode-interval, --num-continuous-decode-steps)
     DECODE_TURN = "decode_turn"
     BLOCKED = "blocked"  # it is behind a request that was refused: no skipping ahead
-
-
-class PoolStats(msgspec.Struct, frozen=True):
-    """State of the page pool in pool tokens (``core.pagerows``), which are tokens if the model has
-    one cache group. Invariant: free + evictable + locked + held == total."""
-
-    total: int
-    free: int
-    evictable: int
-    """Cached, and not locked by any sequence."""
-    locked: int
-    """In the prefix tree, on a path that some sequence holds."""
-    held: int
-    """Owned by sequences, outside the prefix tree."""
-
-    @property
-    def used(self) -> int:
-        """Tokens that eviction cannot make free (SGLang's "#token")."""
-        return self.total - self.free - self.evictable
-
-    @property
-    def usage(self) -> float:
-        return self.used / self.total if self.total else 0.0
 
 
 class Turn(msgspec.Struct, frozen=True, tag=True):

@@ -6,12 +6,12 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.findings import Phase, PhaseSpan
 from setpoint.doctor.limits import AT_BUDGET, Limits, at_budget, binding_limit
 from setpoint.doctor.load import Load, weigh
 from setpoint.doctor.observations import Facts, Observations, Rank
 from setpoint.doctor.phases import MIN_GAP_S, label, running_of, spans, waits
-from setpoint.observe.moments import Moment
 
 MIN_COVERAGE = 0.5
 MIN_LINES = 5

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.phases import running_of, waits
-from setpoint.observe.moments import Moment
 
 Limit = Literal[
     "idle",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.phases import lasted
-from setpoint.observe.moments import Moment
 
 Value = Callable[[Moment], float | None]
 Test = Callable[[Moment], bool]

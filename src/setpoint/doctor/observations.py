@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from setpoint.observe.moments import Moment
+from setpoint.core.moments import Moment
 
 
 @dataclass(slots=True, frozen=True)

@@ -8,8 +8,8 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.findings import Phase, PhaseSpan
-from setpoint.observe.moments import Moment
 
 MIN_GAP_S = 20.0
 """Silence of at least this long may be idleness; a line of 40 slow steps can take some seconds."""

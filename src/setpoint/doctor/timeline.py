@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from setpoint.observe.moments import Moment, merged
+from setpoint.core.moments import Moment, merged
 
 CAPACITY = 4096
 

@@ -34,7 +34,7 @@ class FrontendConfig:
     tokenizer_path: str
     context_len: int
     max_req_input_len: int
-    """``Ready.info["max_req_input_len"]``: prompts of this many tokens or more do not fit the
+    """``EngineFacts.max_req_input_len``: prompts of this many tokens or more do not fit the
     pool."""
     vocab_size: int
     """Size of the model's vocabulary (which may pad the tokenizer's); prompt ids must be below

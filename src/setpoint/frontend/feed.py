@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
+from setpoint.core.control import InternalState
 from setpoint.core.errors import EngineDeadError
 from setpoint.frontend.ipc.client import EngineClient
 
@@ -58,21 +58,20 @@ class EngineView:
         its requests report that."""
         while True:
             try:
-                reply = await self._client.call("state", timeout_s=timeout_s)
+                state = await self._client.choose().get_state(timeout_s=timeout_s)
             except EngineDeadError:
                 self.has_ended = True
                 changed.set()
                 return
-            self._take(reply.value)
+            self._take(state)
             self.on_change()
             changed.set()
             await asyncio.sleep(LOOK_S)
 
-    def _take(self, state: dict[str, Any]) -> None:
-        self.num_running, self.num_queued = state["num_running"], state["num_queued"]
-        self.max_running = state["settings"]["max_running_requests"]
-        pool = state["pool"]
-        self.token_usage = 1 - (pool["free"] + pool["evictable"]) / pool["total"]
+    def _take(self, state: InternalState) -> None:
+        self.num_running, self.num_queued = state.num_running, state.num_queued
+        self.max_running = state.settings.max_running_requests
+        self.token_usage = state.pool.usage
 
 
 class Gate:

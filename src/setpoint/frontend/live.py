@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from setpoint.core.messages import OptionChange
+from setpoint.core.control import OptionChange
 from setpoint.core.settings import Settings
 
 

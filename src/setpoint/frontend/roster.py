@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from setpoint.core.control import RequestList
 from setpoint.frontend.jobs import SequenceOutput
 
 MAX_OPEN = 70
@@ -86,29 +87,29 @@ class Roster:
         row.end = "left" if output.finish is None else output.finish.type
         self._ended.append(row)
 
-    def table(self, engine: Mapping[str, Any]) -> Table:
-        """engine: the engine's answer to a "requests" call (``scheduler.listing``)."""
+    def table(self, engine: RequestList) -> Table:
+        """engine: where the engine says that its requests are."""
         now = time.perf_counter()
-        running = self._known(engine["running"])
-        places = {seq_id: place for place, seq_id in enumerate(engine["queue"], 1)}
-        waiting = self._known([*engine["preparing"], *places])
+        running = self._known(engine.running)
+        places = {seq_id: place for place, seq_id in enumerate(engine.queue, 1)}
+        waiting = self._known([*engine.preparing, *places])
         num_running = min(len(running), max(MAX_OPEN // 2, MAX_OPEN - len(waiting)))
         rows = [
             _row(
                 output,
-                "prefill" if output.seq_id == engine["prefilling"] else "running",
+                "prefill" if output.seq_id == engine.prefilling else "running",
                 now,
-                engine["outputs"].get(output.seq_id, 0),
+                engine.outputs.get(output.seq_id or 0, 0),
             )
             for output in islice(running, num_running)
         ]
         for output in islice(waiting, MAX_OPEN - num_running):
             rows.append(_waiting_row(output, places.get(output.seq_id or 0), engine, now))
         return Table(
-            paused=engine["paused"],
-            num_running=engine["num_running"],
-            num_queued=engine["num_queued"],
-            num_preparing=engine["num_preparing"],
+            paused=engine.paused,
+            num_running=engine.num_running,
+            num_queued=engine.num_queued,
+            num_preparing=engine.num_preparing,
             rows=[*rows, *reversed(self._ended)],
         )
 
@@ -117,19 +118,17 @@ class Roster:
         return [self._open[seq_id] for seq_id in seq_ids if seq_id in self._open]
 
 
-def _waiting_row(
-    output: SequenceOutput, place: int | None, engine: Mapping[str, Any], now: float
-) -> Row:
-    state: State = "retracted" if output.seq_id in engine["retracted"] else "waiting"
-    made = engine["outputs"].get(output.seq_id, 0)
+def _waiting_row(output: SequenceOutput, place: int | None, engine: RequestList, now: float) -> Row:
+    state: State = "retracted" if output.seq_id in engine.retracted else "waiting"
+    made = engine.outputs.get(output.seq_id or 0, 0)
     row = _row(output, "preparing" if place is None else state, now, made)
     row.place = place
-    if engine["paused"] is not None:
+    if engine.paused is not None:
         row.why = "paused"
     elif place is None:
         row.why = "grammar"
     else:
-        row.why = engine["why"] if place == 1 else "blocked"
+        row.why = engine.why if place == 1 else "blocked"
     return row
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from setpoint.core.control import EngineFacts, InternalState
 from setpoint.core.errors import ConfigError, EngineDeadError, RequestError
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
@@ -131,8 +132,8 @@ class Service:
             line = self.engine.choose()
             if line.result_age_s < RECENT_S:
                 return True
-            state = await line.call("state", timeout_s=self.config.health_timeout_s)
-            if self.engine.num_open or state.value["paused"]:
+            state = await line.get_state(timeout_s=self.config.health_timeout_s)
+            if self.engine.num_open or state.paused:
                 return line.is_ready
             return await self._answers_a_probe(line)
         except EngineDeadError:
@@ -162,18 +163,19 @@ class Service:
         """The resolved options, what the present engine reported when it was ready, its state now,
         and how requests ended. Raises EngineDeadError."""
         line = self.engine.choose()
-        state = await line.call("state")
+        state = await line.get_state()
         return {
             **self.known_info(line),
             "kv_events": None,
-            "internal_states": [_internal_state(state.value, line.info)],
+            "internal_states": [_entry(state, line.facts)],
             "requests": self.book.info(),
         }
 
     def known_info(self, line: EngineLine) -> dict[str, Any]:
         """The part of ``server_info`` that the engine of this line need not be asked for."""
-        options, engine, live = self.config.server_info, line.info, self.live.frontend
-        decisions = *options.get("decisions", ()), *engine.get("decisions", ()), *live.decisions
+        options, live = self.config.server_info, self.live.frontend
+        engine = msgspec.to_builtins(line.facts)
+        decisions = *options.get("decisions", ()), *engine["decisions"], *live.decisions
         return {**options, **engine, **live.options, "decisions": list(decisions)}
 
     async def change(self, values: Mapping[str, Any], *, by: str, why: str = "") -> Proposal:
@@ -241,11 +243,18 @@ class Service:
                 logger.exception("Cannot log the end of request %s.", shown(output.rid))
 
 
-def _internal_state(state: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's state with SGLang's names for what it has elsewhere."""
-    capacity = {"token_capacity": engine.get("max_total_num_tokens")}
+def _entry(state: InternalState, facts: EngineFacts) -> dict[str, Any]:
+    """The entry of an engine in SGLang's ``internal_states``: what it says of itself, with SGLang's
+    names for what it has elsewhere."""
+    entry: dict[str, Any] = msgspec.to_builtins(state)
+    for key in ("type", "report"):
+        del entry[key]
+    report = msgspec.to_builtins(state.report)
+    capacity = {"token_capacity": facts.max_total_num_tokens}
     return {
-        **state,
-        "effective_max_running_requests_per_dp": state["settings"]["max_running_requests"],
-        "memory_usage": {**state.get("memory_usage", {}), **capacity},
+        **entry,
+        **report.pop("figures"),
+        **{name: value for name, value in report.items() if value is not None},
+        "effective_max_running_requests_per_dp": state.settings.max_running_requests,
+        "memory_usage": {**report["memory_usage"], **capacity},
     }

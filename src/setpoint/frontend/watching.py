@@ -14,15 +14,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from setpoint.core.conversion import convert
+from setpoint.core.control import Moments
 from setpoint.core.errors import EngineDeadError
+from setpoint.core.moments import Moment
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.latencies import Latencies
 from setpoint.frontend.limit_news import Diagnosis, LimitNews
-from setpoint.observe.moments import Moment
 
 logger = logging.getLogger(__name__)
 
@@ -163,12 +163,12 @@ class Watch:
         if life is None:
             return
         try:
-            reply = await life.line.call("moments", since=life.next, timeout_s=ANSWER_S)
+            answer = await life.line.get_moments(life.next, timeout_s=ANSWER_S)
         except EngineDeadError as error:
             life.silence = str(error)
             return
         life.silence = ""
-        self._take(life, reply.value)
+        self._take(life, answer)
 
     async def examine(self, seconds: float) -> tuple[Diagnosis, list[Moment], Life] | None:
         """What the doctor says now about the last ``seconds`` of the latest engine's life, the
@@ -189,9 +189,9 @@ class Watch:
         self._life = Life(line)
         return self._life
 
-    def _take(self, life: Life, answer: dict[str, Any]) -> None:
-        moments = convert(answer.get("moments", []), list[Moment])
-        life.next = answer.get("first", 0) + len(moments)
+    def _take(self, life: Life, answer: Moments) -> None:
+        moments = answer.moments
+        life.next = answer.first + len(moments)
         for moment in moments:
             seen = self._latencies.quantiles(moment.at, moment.seconds)
             moment.quantiles = {**moment.quantiles, **seen}

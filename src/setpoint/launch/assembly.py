@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from setpoint.config.live import Running
 from setpoint.config.metric_options import buckets_of, extra_labels, otlp_url
 from setpoint.config.options import Options, launch_command, server_args
 from setpoint.config.resolved import ResolvedConfig
+from setpoint.core.control import EngineFacts
 from setpoint.frontend.config import FrontendConfig, MetricsConfig
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.request_export import RequestExport
@@ -27,12 +27,12 @@ from setpoint.launch.live import LiveConfig
 def make_service(
     engine: Launched,
     client: EngineClient,
-    info: Mapping[str, Any],
+    facts: EngineFacts,
     *,
     startup_s: float,
     storage: Storage | None = None,
 ) -> Service:
-    """info: what the engine reported about itself when it was ready. startup_s: how long the start
+    """startup_s: how long the start
     took. storage: where clients' files are kept, if anywhere."""
     config, options, spec, source = (
         engine.config,
@@ -46,7 +46,7 @@ def make_service(
         served_model_name=options.served_model_name or source.name,
         tokenizer_path=options.tokenizer_path or str(source.folder),
         context_len=config.context_len,
-        max_req_input_len=info["max_req_input_len"],
+        max_req_input_len=facts.max_req_input_len,
         vocab_size=spec.vocab_size,
         random_seed=config.random_seed,
         api_key=options.api_key,
@@ -74,12 +74,12 @@ def make_service(
             **server_info(config, startup_s=startup_s),
             "launch_command": launch_command(options, engine.asked.given),
         },
-        metrics=metrics_config(config, info, startup_s=startup_s),
+        metrics=metrics_config(config, facts, startup_s=startup_s),
         profiles_folder=config.env.torch_profiler_dir,
         health_generates=config.env.health_endpoint_generation,
         health_timeout_s=config.env.health_check_timeout_s,
     )
-    live = LiveConfig(Running.started(engine.asked, config, info["max_total_num_tokens"]))
+    live = LiveConfig(Running.started(engine.asked, config, facts.max_total_num_tokens))
     checkpoints = LaunchedCheckpoints(options, source, spec)
     service = Service(frontend, client, engine.text, live, storage, checkpoints)
     _add_readers(service, options)
@@ -103,7 +103,7 @@ def _add_readers(service: Service, options: Options) -> None:
 
 
 def metrics_config(
-    config: ResolvedConfig, info: Mapping[str, Any], *, startup_s: float
+    config: ResolvedConfig, facts: EngineFacts, *, startup_s: float
 ) -> MetricsConfig | None:
     """What ``/metrics`` shows; None without --enable-metrics."""
     options = config.options
@@ -115,7 +115,7 @@ def metrics_config(
         labels_header=options.tokenizer_metrics_custom_labels_header,
         buckets=buckets_of(options),
         page_size=options.page_size,
-        startup_s={"tokenizer_e2e": startup_s, "scheduler_e2e": sum(info["phases"].values())},
+        startup_s={"tokenizer_e2e": startup_s, "scheduler_e2e": sum(facts.phases.values())},
     )
 
 

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from typing import Any
 
 import psutil
 
 from setpoint.config.pool import PoolConfig
+from setpoint.core.control import EngineFacts, MemoryUsage
 from setpoint.core.errors import SetpointError
 from setpoint.core.messages import Failed, Ready, Starting
 from setpoint.core.progress import reported_to
@@ -128,21 +128,16 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         observer=observer,
         operator=_operator(job, executor, heartbeat),
         heartbeat=heartbeat,
-        state_info=lambda: (
-            _memory_info(runner)
-            | readers.info()
-            | ({} if recording is None else {"recording": recording.info()})
+        report=lambda: readers.report(
+            _memory_usage(runner), None if recording is None else recording.state()
         ),
-        moments=readers.moments.info,
+        moments=readers.moments.since,
     )
     gc.collect()
     gc.freeze()
     now = time.perf_counter()
-    info = _ready_info(runner, pool) | {
-        "available_bytes": left,
-        "phases": {"engine wait": waited - started, "weights and pool": now - waited},
-    }
-    socket.send(Ready(info))
+    phases = {"engine wait": waited - started, "weights and pool": now - waited}
+    socket.send(Ready(_facts(runner, pool, available_bytes=left, phases=phases)))
     return loop
 
 
@@ -158,35 +153,39 @@ def _operator(
     )
 
 
-def _ready_info(runner: ModelRunner, pool: PoolConfig) -> dict[str, Any]:
-    return {
-        "accelerator": name_of(runner.device),
-        "max_total_num_tokens": pool.max_total_num_tokens,
-        "max_running_requests": pool.max_running_requests,
-        "max_req_len": pool.max_req_len,
-        "max_req_input_len": pool.max_req_input_len,
-        "weight_bytes": runner.report.weight_bytes,
-        "kv_bytes": runner.pool.num_bytes,
-        "weights": runner.report.weights,
-        "model_impl": runner.report.model_impl,
-        "kernels": runner.report.ops,
-        "linear_layers": runner.report.linear,
-        "attention": runner.report.attention,
-        "kernel_level": runner.report.level,
-        "kernel_choices": runner.report.choices,
-        "kernels_emulated": runner.report.emulated,
-        "decisions": [asdict(decision) for decision in pool.decisions],
-    }
+def _facts(
+    runner: ModelRunner, pool: PoolConfig, *, available_bytes: int, phases: dict[str, float]
+) -> EngineFacts:
+    report = runner.report
+    return EngineFacts(
+        accelerator=name_of(runner.device),
+        max_total_num_tokens=pool.max_total_num_tokens,
+        max_running_requests=pool.max_running_requests,
+        max_req_len=pool.max_req_len,
+        max_req_input_len=pool.max_req_input_len,
+        weight_bytes=report.weight_bytes,
+        kv_bytes=runner.pool.num_bytes,
+        available_bytes=available_bytes,
+        weights=report.weights,
+        model_impl=report.model_impl,
+        kernels=report.ops,
+        linear_layers=report.linear,
+        attention=report.attention,
+        kernel_level=report.level,
+        kernel_choices=report.choices,
+        kernels_emulated=report.emulated,
+        decisions=[asdict(decision) for decision in pool.decisions],
+        phases=phases,
+    )
 
 
-def _memory_info(runner: ModelRunner) -> dict[str, Any]:
-    """The memory figures of ``/server_info``'s internal_states."""
-    usage = {
-        "weight": 0 if runner.model is None else runner.report.weight_bytes,
-        "kvcache": runner.pool.num_bytes,
-        "graph": sum(way.num_bytes for way in runner.ways),
-    }
-    return {"memory_usage": {name: num_bytes / (1 << 30) for name, num_bytes in usage.items()}}
+def _memory_usage(runner: ModelRunner) -> MemoryUsage:
+    gib = 1 << 30
+    return MemoryUsage(
+        weight=(0 if runner.model is None else runner.report.weight_bytes) / gib,
+        kvcache=runner.pool.num_bytes / gib,
+        graph=sum(way.num_bytes for way in runner.ways) / gib,
+    )
 
 
 def _end_with_parent() -> None:

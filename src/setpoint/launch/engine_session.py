@@ -87,5 +87,5 @@ class EngineSession:
         self._phases.mark("waiting for the engine")
         startup_s = sum(self._phases.seconds.values())
         return make_service(
-            self.engine, self.client, self.line.info, startup_s=startup_s, storage=self._storage
+            self.engine, self.client, self.line.facts, startup_s=startup_s, storage=self._storage
         )

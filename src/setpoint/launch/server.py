@@ -176,7 +176,7 @@ async def _open(session: EngineSession, service: Service, phases: Phases) -> Non
     gc.collect()
     gc.freeze()  # these objects stay: a full collection would scan all of them while streams wait
     logger.info("The server is fired up and ready to roll!")
-    logger.debug("Start-up took %s; engine: %s", phases, _seconds(session.line.info["phases"]))
+    logger.debug("Start-up took %s; engine: %s", phases, _seconds(session.line.facts.phases))
     url = address(options.host, options.port)
     print(
         invitation(url, has_key=options.api_key is not None, is_embedding=options.is_embedding),

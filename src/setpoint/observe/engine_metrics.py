@@ -1,11 +1,12 @@
 """The scheduler's part of ``/metrics``: cumulative counts and distributions since the engine
-started. A reader of the stream of records; the frontend asks for its ``info`` at each scrape."""
+started. A reader of the stream of records; the frontend asks for its ``report`` at each scrape."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, get_args
+from typing import get_args
 
+from setpoint.core.control import MetricsReport
 from setpoint.core.records import (
     Outcome,
     PreparationEnded,
@@ -83,20 +84,18 @@ class EngineMetrics:
                 self._retracted_inputs += record.num_input_tokens
                 self._retracted_outputs += record.num_output_tokens
 
-    def info(self) -> dict[str, Any]:
-        """Counters and gauges as ``Values``; histograms in the same shape, as
-        ``Histogram.plain``."""
-        return {
-            "counters": self._counters(),
-            "gauges": self._gauges(),
-            "histograms": {
+    def report(self) -> MetricsReport:
+        return MetricsReport(
+            counters=self._counters(),
+            gauges=self._gauges(),
+            histograms={
                 "sglang:queue_time_seconds": {"": self._queue_time.plain()},
                 "sglang:grammar_compilation_time_seconds": {"": self._compiling.plain()},
                 "sglang:per_stage_req_latency_seconds": {
                     stage: histogram.plain() for stage, histogram in self._stages.items()
                 },
             },
-        }
+        )
 
     def _step(self, step: StepDone) -> None:
         self._last = step

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
-
+from setpoint.core.control import EngineFigures, Totals
 from setpoint.core.records import (
     Fallback,
     PoolRebuilt,
@@ -20,39 +18,6 @@ from setpoint.core.records import (
     StepDone,
     Turn,
 )
-
-
-@dataclass(slots=True)
-class Totals:
-    """Sums since the engine started."""
-
-    steps: dict[str, int] = field(default_factory=dict)
-    """Number of steps by the way they ran."""
-    forward_s: float = 0.0
-    sample_s: float = 0.0
-    prompt_tokens: int = 0
-    """Prompt tokens that were computed, not found in the cache."""
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    refusals: dict[str, int] = field(default_factory=dict)
-    """Reason -> how often it made a request wait, counted once per request and step."""
-    admissions: int = 0
-    """Includes admissions after a retraction."""
-    retracted: int = 0
-    preempted: int = 0
-    clipped: int = 0
-    """Requests whose max_new_tokens was lowered."""
-    ended: dict[str, int] = field(default_factory=dict)
-    """Requests by how they ended: stop, length, abort, or the HTTP status they were refused or
-    failed with."""
-    sends_failed: int = 0
-    pools_rebuilt: int = 0
-    queue_s: float = 0.0
-    """Seconds from arrival to first admission, summed over ended requests that were admitted."""
-    first_token_s: float = 0.0
-    """Seconds from arrival to first token, summed over ended requests with outputs."""
-    decode_s: float = 0.0
-    """Seconds from first token to end, summed over the same requests."""
 
 
 class Figures:
@@ -108,17 +73,16 @@ class Figures:
             case Fallback():
                 self.fallbacks.append(record)
 
-    def info(self) -> dict[str, Any]:
-        """The figures for ``/server_info``."""
+    def report(self) -> EngineFigures:
         totals = self.totals
         asked = totals.cached_tokens + totals.prompt_tokens
-        return {
-            "last_gen_throughput": self.gen_throughput,
-            "cache_hit_rate": totals.cached_tokens / asked if asked else 0.0,
-            "new_token_ratio": self._ratio,
-            "totals": asdict(totals),
-            "fallbacks": [f"{fallback.what} ({fallback.why})" for fallback in self.fallbacks],
-        }
+        return EngineFigures(
+            last_gen_throughput=self.gen_throughput,
+            cache_hit_rate=totals.cached_tokens / asked if asked else 0.0,
+            new_token_ratio=self._ratio,
+            totals=totals,
+            fallbacks=[f"{fallback.what} ({fallback.why})" for fallback in self.fallbacks],
+        )
 
     def _step(self, step: StepDone) -> None:
         totals = self.totals

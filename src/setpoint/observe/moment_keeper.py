@@ -13,10 +13,12 @@ from typing import Any
 
 import msgspec
 
+from setpoint.core.control import Moments
+from setpoint.core.moments import Moment, quantile
+from setpoint.core.pool import PoolStats
 from setpoint.core.records import (
     Continued,
     Paused,
-    PoolStats,
     PreparationEnded,
     PreparationStarted,
     Record,
@@ -28,7 +30,6 @@ from setpoint.core.records import (
     TurnDone,
 )
 from setpoint.core.result import EAGER
-from setpoint.observe.moments import Moment, quantile
 
 KEPT = 600
 """Finished moments that are kept: ten minutes of a busy engine."""
@@ -72,17 +73,11 @@ class MomentKeeper:
         if take is not None:
             take(record)
 
-    def since(self, number: int) -> tuple[int, list[Moment]]:
-        """The finished moments from this number on, and the number of the first of them: a larger
-        one than was asked for if older moments are no longer kept."""
+    def since(self, number: int) -> Moments:
+        """The finished moments from this number on."""
         finished = self._finished
         first = max(number, self._next - len(finished))
-        return first, [finished[index - self._next] for index in range(first, self._next)]
-
-    def info(self, number: int) -> dict[str, Any]:
-        """``since`` as the answer to a "moments" call."""
-        first, moments = self.since(number)
-        return {"first": first, "moments": moments}
+        return Moments(first, [finished[index - self._next] for index in range(first, self._next)])
 
     def finish(self) -> None:
         """Finish the present moment after the last record."""

@@ -3,8 +3,7 @@ and the metrics if they are wanted."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from setpoint.core.control import EngineReport, MemoryUsage, RecordingState
 from setpoint.observe.engine_metrics import EngineMetrics
 from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines
@@ -33,7 +32,12 @@ class EngineReaders(Tee):
         also = () if self._metrics is None else (self._metrics,)
         super().__init__(self._figures, lines, self._times, self.moments, *also)
 
-    def info(self) -> dict[str, Any]:
-        """What they add to the answer of a "state" call."""
-        metrics = {} if self._metrics is None else {"metrics": self._metrics.info()}
-        return self._figures.info() | {"turn_times": self._times.info()} | metrics
+    def report(self, memory: MemoryUsage, recording: RecordingState | None) -> EngineReport:
+        """What they say of the engine, with its memory and the state of its recording."""
+        return EngineReport(
+            figures=self._figures.report(),
+            turn_times=self._times.sums,
+            metrics=None if self._metrics is None else self._metrics.report(),
+            memory_usage=memory,
+            recording=recording,
+        )

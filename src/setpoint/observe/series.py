@@ -6,7 +6,8 @@ import enum
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from setpoint.core.control import HistogramCounts
 
 
 class Kind(enum.StrEnum):
@@ -67,11 +68,11 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> HistogramCounts:
         """The counts, for a message; ``add`` takes them."""
         return {"counts": self.counts, "sum": self.sum}
 
-    def add(self, plain: dict[str, Any]) -> None:
+    def add(self, plain: HistogramCounts) -> None:
         """Add the counts of a histogram with the same bounds."""
         self.counts = [a + b for a, b in zip(self.counts, plain["counts"], strict=True)]
         self.sum += plain["sum"]

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from setpoint.core.errors import SourceError
+from setpoint.core.moments import Moment
 from setpoint.doctor.case import examine
 from setpoint.doctor.contract import contract
 from setpoint.doctor.diagnose import diagnose
@@ -20,7 +21,6 @@ from setpoint.doctor.limits import binding_limit
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.kept import observed
 from setpoint.doctor.readers.recording import opened, read_recording
-from setpoint.observe.moments import Moment
 from setpoint.playback.lives import Lives
 
 REPORT_S = 120.0

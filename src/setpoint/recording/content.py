@@ -12,21 +12,17 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from setpoint.core.messages import (
-    Abort,
-    Call,
+from setpoint.core.control import (
     Change,
     Continue,
-    Finish,
+    FlushCache,
+    GetMoments,
+    GetState,
+    ListRequests,
     Operate,
     Pause,
-    Prepared,
-    Shutdown,
-    Stop,
-    Submit,
-    ToLoop,
-    encode,
 )
+from setpoint.core.messages import Abort, Finish, Prepared, Shutdown, Stop, Submit, ToLoop, encode
 from setpoint.core.operations import LoadWeights, Operation, StartProfile
 from setpoint.core.plan import Admit, StepPlan
 from setpoint.core.request import Request, pack_ids
@@ -153,7 +149,21 @@ class Withheld:
     """Keeps no text, id or name that a client sent or was sent."""
 
     DECIDED = frozenset(
-        {Submit, Abort, Stop, Call, Change, Pause, Continue, Operate, Shutdown, Prepared}
+        {
+            Submit,
+            Abort,
+            Stop,
+            Shutdown,
+            Prepared,
+            GetState,
+            GetMoments,
+            ListRequests,
+            FlushCache,
+            Change,
+            Pause,
+            Continue,
+            Operate,
+        }
     )
     """The messages that may be kept, with limits: of a Submit only the fields of KeptArrival, of a
     Prepared no words about what the client sent, of a Change neither who asked nor why, of an

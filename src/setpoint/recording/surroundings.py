@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from typing import Any
 
 import numpy as np
 
@@ -123,10 +122,10 @@ class RecordedOperator:
         self.errors: dict[int, str] = {}
         """Id of the message -> why nothing was done; empty if it was."""
 
-    def operate(self, call_id: int, operation: Operation) -> dict[str, Any]:
+    def operate(self, call_id: int, operation: Operation) -> str:
         if error := self.errors[call_id]:
             raise RequestError(error)
-        return {}
+        return ""
 
 
 class RecordedExecutor:

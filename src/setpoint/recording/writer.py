@@ -13,11 +13,11 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from setpoint import __version__
+from setpoint.core.control import RecordingState
 from setpoint.core.executor import Clock
 from setpoint.core.records import Record
 from setpoint.core.settings import Settings
@@ -62,13 +62,12 @@ class RecordingWriter:
         if len(self._waiting) > MAX_WAITING:
             self._end(f"the disk does not keep up: {MAX_WAITING} records wait")
 
-    def info(self) -> dict[str, Any]:
-        """The state of the recording, for ``/server_info``."""
-        return {
-            "num_records": self._num_records,
-            "num_bytes": self._segments.num_bytes,
-            "ended": self._ended or None,
-        }
+    def state(self) -> RecordingState:
+        return RecordingState(
+            num_records=self._num_records,
+            num_bytes=self._segments.num_bytes,
+            ended=self._ended or None,
+        )
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write the records that wait. Called once no more records come."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from setpoint.core.records import PoolStats
+from setpoint.core.pool import PoolStats
 from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.state import State
 

@@ -11,19 +11,34 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from setpoint.core.control import (
+    Answer,
+    CacheFlush,
+    Call,
+    Change,
+    Continue,
+    Done,
+    EngineReport,
+    FlushCache,
+    GetMoments,
+    GetState,
+    InternalState,
+    ListRequests,
+    Moments,
+    Operate,
+    OperationDone,
+    Pause,
+    Refused,
+    Standstill,
+)
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.executor import Clock, Executor, PendingStep
 from setpoint.core.failures import failure
 from setpoint.core.messages import (
     Abort,
     Announce,
-    Call,
-    Change,
-    Continue,
-    Operate,
-    Pause,
     Prepared,
     Reply,
     Shutdown,
@@ -90,7 +105,7 @@ class _TurnTimes:
 class NoOperator:
     """Of a loop whose executor can do nothing besides steps."""
 
-    def operate(self, call_id: int, operation: Operation) -> dict[str, Any]:
+    def operate(self, call_id: int, operation: Operation) -> str:
         raise RequestError("This engine does not support operations.")
 
 
@@ -108,11 +123,11 @@ class Loop:
         observer: Observer,
         operator: Operator | None = None,
         heartbeat: Callable[[], None] = lambda: None,
-        state_info: Callable[[], dict[str, Any]] = dict,
-        moments: Callable[[int], dict[str, Any]] = lambda since: {},
+        report: Callable[[], EngineReport] = EngineReport,
+        moments: Callable[[int], Moments] = lambda since: Moments(since, []),
     ) -> None:
-        """``heartbeat`` is called every turn; ``state_info`` adds to the answer of a "state" call;
-        ``moments`` answers a "moments" call."""
+        """``heartbeat`` is called every turn; ``report`` is what an InternalState has of others
+        than the scheduler; ``moments`` answers GetMoments."""
         self._scheduler = scheduler
         self._executor = executor
         self._link = link
@@ -121,7 +136,7 @@ class Loop:
         self._observer = observer
         self._operator = operator or NoOperator()
         self._heartbeat = heartbeat
-        self._state_info = state_info
+        self._report = report
         self._moments = moments
         self._inflight: deque[PendingStep] = deque()
         self._times = _TurnTimes()
@@ -299,69 +314,76 @@ class Loop:
                 self._scheduler.stop(seq_id)
             case Abort(seq_ids):
                 self._emit(self._scheduler.abort(seq_ids))
-            case Call():
-                self._send(self._answer(message))
-            case Change(call_id, settings, options, by, why):
-                self._scheduler.change(settings)
-                self._observer.on(SettingsChanged(settings, tuple(options), by, why))
-                self._send(Reply(call_id, True))
-            case Pause(call_id, mode):
-                self._commit_all()
-                self._emit(self._scheduler.pause(mode))
-                self._send(
-                    Reply(call_id, True, {"num_paused_reqs": self._scheduler.state.num_paused})
-                )
-            case Continue(call_id):
-                self._scheduler.resume()
-                self._send(Reply(call_id, True))
-            case Operate():
-                self._commit_all()
-                self._send(self._operate(message))
             case Shutdown():
                 self._stopping = True
+            case _:
+                self._send(Reply(message.id, self._answer(message)))
 
-    def _operate(self, message: Operate) -> Reply:
-        try:
-            values = self._scheduler.operate(message, self._operator)
-        except SetpointError as error:
-            return Reply(message.id, False, {"error": str(error)})
-        return Reply(
-            message.id, True, values | {"num_paused_reqs": self._scheduler.state.num_paused}
-        )
-
-    def _counts(self) -> dict[str, int]:
+    def _answer(self, call: Call) -> Answer:
         state = self._scheduler.state
-        num_queued = len(state.queue) + len(state.preparing)
-        return {"num_queued": num_queued, "num_running": len(state.running)}
+        match call:
+            case GetState():
+                return self._internal_state()
+            case GetMoments(_, since):
+                return self._moments(since)
+            case ListRequests():
+                return listed(state)
+            case FlushCache():
+                return self._flush()
+            case Change(_, settings, options, by, why):
+                self._scheduler.change(settings)
+                self._observer.on(SettingsChanged(settings, tuple(options), by, why))
+                return Done()
+            case Pause(_, mode):
+                self._commit_all()
+                self._emit(self._scheduler.pause(mode))
+                return Standstill(state.num_paused)
+            case Continue():
+                self._scheduler.resume()
+                return Done()
+            case Operate():
+                self._commit_all()
+                return self._operate(call)
 
-    def _answer(self, call: Call) -> Reply:
-        state, counts = self._scheduler.state, self._counts()
-        if call.name == "state":
-            running = state.running.values()
-            now = {
-                "paused": state.pause,
-                "num_paused_reqs": state.num_paused,
-                "num_preparing": len(state.preparing),
-                "num_retracted": sum(seq.num_retractions > 0 for seq in state.queue),
-                "released": sorted(state.released),
-                "num_pending_tokens": state.num_pending_tokens,
-                "num_running_tokens": sum(seq.num_known for seq in running),
-                "num_routing_keys": len({seq.request.routing_key for seq in running} - {""}),
-                "pool": state.cache.pool_stats(),
-                "settings": state.settings,
-            }
-            info = self._state_info() | counts | now
-            return Reply(call.id, True, info)
-        if call.name == "moments":
-            return Reply(call.id, True, self._moments(call.since))
-        if call.name == "requests":
-            return Reply(call.id, True, listed(state))
-        if call.name == "flush_cache":
-            flushed = state.can_flush
-            num_tokens = state.cache.flush() if flushed else 0
-            self._observer.on(CacheFlushed(flushed, num_tokens, **counts))
-            return Reply(call.id, flushed, {"num_tokens": num_tokens} if flushed else counts)
-        return Reply(call.id, False, {"error": f"unknown call {call.name!r}"})
+    def _operate(self, call: Operate) -> Answer:
+        try:
+            path = self._scheduler.operate(call, self._operator)
+        except SetpointError as error:
+            return Refused(str(error))
+        return OperationDone(self._scheduler.state.num_paused, path)
+
+    def _flush(self) -> CacheFlush:
+        state = self._scheduler.state
+        flushed = state.can_flush
+        num_tokens = state.cache.flush() if flushed else 0
+        self._observer.on(
+            CacheFlushed(
+                flushed,
+                num_tokens,
+                num_queued=len(state.queue) + len(state.preparing),
+                num_running=len(state.running),
+            )
+        )
+        return CacheFlush(flushed, num_tokens)
+
+    def _internal_state(self) -> InternalState:
+        state = self._scheduler.state
+        running = state.running.values()
+        return InternalState(
+            num_running=len(running),
+            num_queued=len(state.queue) + len(state.preparing),
+            num_preparing=len(state.preparing),
+            num_retracted=sum(seq.num_retractions > 0 for seq in state.queue),
+            num_paused_reqs=state.num_paused,
+            paused=state.pause,
+            released=sorted(state.released),
+            num_pending_tokens=state.num_pending_tokens,
+            num_running_tokens=sum(seq.num_known for seq in running),
+            num_routing_keys=len({seq.request.routing_key for seq in running} - {""}),
+            pool=state.cache.pool_stats(),
+            settings=state.settings,
+            report=self._report(),
+        )
 
     def _check(self, idle: bool) -> None:
         """Check the accounting: after every step if strict, otherwise whenever the engine becomes

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain, takewhile
-from typing import Any
 
+from setpoint.core.control import Operate, PauseMode
 from setpoint.core.errors import RequestError
 from setpoint.core.failures import failed, failure, refused
-from setpoint.core.messages import Finish, Operate, PauseMode, Prepared, TokenEvent
+from setpoint.core.messages import Finish, Prepared, TokenEvent
 from setpoint.core.operations import Operator
 from setpoint.core.plan import PlanBuilder, StepPlan, TokenMasks
 from setpoint.core.preparation import Preparer
@@ -232,7 +232,7 @@ class Scheduler:
         """Plan again, after a pause."""
         self._standstill.resume()
 
-    def operate(self, message: Operate, operator: Operator) -> dict[str, Any]:
+    def operate(self, message: Operate, operator: Operator) -> str:
         """Have ``operator`` carry an operation out; no step may be in flight. Raises
         SetpointError."""
         return self._standstill.operate(message, operator)

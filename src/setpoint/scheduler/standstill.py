@@ -6,10 +6,9 @@ Works on the scheduler's state between two steps, with no step in flight.
 
 from __future__ import annotations
 
-from typing import Any
-
+from setpoint.core.control import Operate, PauseMode
 from setpoint.core.errors import RequestError, SetpointError
-from setpoint.core.messages import Finish, Operate, PauseMode, TokenEvent
+from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.operations import (
     NEEDS_REST,
     LoadWeights,
@@ -63,18 +62,18 @@ class Standstill:
         state.pause = None
         self._end()
 
-    def operate(self, message: Operate, operator: Operator) -> dict[str, Any]:
-        """Carry an operation out. Returns the values for the client; raises SetpointError, with
-        everything as it was, if it is impossible now."""
+    def operate(self, message: Operate, operator: Operator) -> str:
+        """Carry an operation out; returns what ``Operator.operate`` does. Raises SetpointError,
+        with everything as it was, if it is impossible now."""
         try:
             self._check(message.operation)
-            values = operator.operate(message.id, message.operation)
+            path = operator.operate(message.id, message.operation)
         except SetpointError as error:
             self._tell(message, str(error))
             raise
         self._done(message.operation)
         self._tell(message, "")
-        return values
+        return path
 
     def _tell(self, message: Operate, error: str) -> None:
         name, parts = type(message.operation).__name__, tuple(sorted(self._state.released))

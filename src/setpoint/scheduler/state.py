@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from setpoint.core.messages import Finish, PauseMode, Prepared, TokenEvent
+from setpoint.core.control import PauseMode
+from setpoint.core.messages import Finish, Prepared, TokenEvent
 from setpoint.core.operations import MemoryPart
 from setpoint.core.pagerows import CacheCosts
 from setpoint.core.plan import StepPlan

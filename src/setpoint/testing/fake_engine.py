@@ -14,17 +14,37 @@ from typing import Any
 
 import numpy as np
 
-from setpoint.core.errors import ConfigError
-from setpoint.core.messages import (
-    Abort,
+from setpoint.core.control import (
+    Answer,
+    CacheFlush,
     Call,
     Change,
     Continue,
-    Finish,
-    LogprobBlock,
+    Done,
+    EngineFacts,
+    EngineFigures,
+    EngineReport,
+    FlushCache,
+    GetMoments,
+    GetState,
+    InternalState,
+    ListRequests,
+    MemoryUsage,
+    MetricsReport,
+    Moments,
     Operate,
+    OperationDone,
     Pause,
     PauseMode,
+    Refused,
+    RequestList,
+    Standstill,
+)
+from setpoint.core.errors import ConfigError
+from setpoint.core.messages import (
+    Abort,
+    Finish,
+    LogprobBlock,
     Ready,
     Reply,
     Shutdown,
@@ -37,12 +57,16 @@ from setpoint.core.messages import (
     decode_to_engine,
     encode,
 )
-from setpoint.core.operations import Operation
+from setpoint.core.moments import Moment
+from setpoint.core.operations import MemoryPart, Operation
+from setpoint.core.pool import PoolStats
 from setpoint.core.request import Request
+from setpoint.core.settings import Settings
 from setpoint.frontend.live import FrontendSettings, Proposal
-from setpoint.observe.moments import Moment
 
 EMBEDDING_SIZE = 4
+SOME_FACTS = EngineFacts(max_total_num_tokens=1000, max_running_requests=8, max_req_input_len=256)
+"""Of an engine whose facts do not matter."""
 
 Script = Callable[[Request], Sequence[int]]
 
@@ -73,10 +97,10 @@ class FakeEngine:
     """Sequences beyond this wait, as in an engine without room, until others end."""
     refuse: Callable[[Request], Finish | None] = lambda request: None
     """An abort to answer a request with, e.g. "queue full"."""
-    metrics: dict[str, Any] = field(default_factory=lambda: {"gauges": {}})
-    """What the engine answers as ``EngineMetrics.info``."""
+    metrics: MetricsReport = field(default_factory=MetricsReport)
+    """The engine's part of ``/metrics``."""
     moments: list[Moment] = field(default_factory=list)
-    """What it has told or will tell of itself, in answer to "moments" calls."""
+    """What it has told or will tell of itself, in answer to GetMoments."""
     num_asked: int = 0
     """How many such calls came."""
     mute: bool = False
@@ -88,8 +112,8 @@ class FakeEngine:
     operations: list[Operation] = field(default_factory=list)
     refuse_operation: str = ""
     """Why operations are refused; "" if they are not."""
-    released: tuple[str, ...] = ()
-    """The parts of memory that a "state" call reports as released."""
+    released: tuple[MemoryPart, ...] = ()
+    """The parts of memory that are reported as released."""
     submitted: list[Request] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
@@ -100,8 +124,12 @@ class FakeEngine:
 
     def start(self, receiver: Callable[[bytes], None], on_cut: Callable[[], None]) -> None:
         self._receiver = receiver
-        limits = {"max_total_num_tokens": 1000, "max_running_requests": self.max_running}
-        self.emit(Ready({"max_req_input_len": self.context_len, "accelerator": None, **limits}))
+        facts = EngineFacts(
+            max_total_num_tokens=1000,
+            max_running_requests=self.max_running,
+            max_req_input_len=self.context_len,
+        )
+        self.emit(Ready(facts))
 
     def close(self) -> None:
         self._receiver = None
@@ -123,82 +151,85 @@ class FakeEngine:
             case Stop(seq_id):
                 self.stopped.append(self.submitted[seq_id].rid)
                 self.running.pop(seq_id, None)
-            case Call() if self.mute:
-                return
-            case Call(call_id, "moments", since):
+            case Shutdown():
+                self.is_shut_down = True
+            case _:
+                self._called(message)
+
+    def _called(self, call: Call) -> None:
+        if self.mute and isinstance(call, GetState | GetMoments | ListRequests | FlushCache):
+            return
+        asyncio.get_running_loop().call_soon(self.emit, Reply(call.id, self._answer(call)))
+
+    def _answer(self, call: Call) -> Answer:
+        match call:
+            case GetState():
+                return self._state()
+            case GetMoments(_, since):
                 self.num_asked += 1
-                self._reply(call_id, value={"first": since, "moments": self.moments[since:]})
-            case Call(call_id, name):
-                if name == "requests":
-                    self._reply(call_id, value=self._listed())
-                    return
-                held = self.running and self.paused is not PauseMode.RETRACT
-                self._reply(call_id, ok=name != "flush_cache" or not held, value=self._state())
-            case Change(call_id):
-                self.changes.append(message)
-                self._reply(call_id)
-            case Pause(call_id, mode):
+                return Moments(since, self.moments[since:])
+            case ListRequests():
+                return self._listed()
+            case FlushCache():
+                return CacheFlush(not self.running or self.paused is PauseMode.RETRACT, 0)
+            case Change():
+                self.changes.append(call)
+                return Done()
+            case Pause(_, mode):
                 self.paused = mode
                 if mode is PauseMode.ABORT:
                     self._abort_all()
-                self._reply(call_id)
-            case Continue(call_id):
+                return Standstill(len(self.running))
+            case Continue():
                 self.paused = None
                 self._tick_later()
-                self._reply(call_id)
-            case Operate(call_id, operation):
+                return Done()
+            case Operate(_, operation):
                 self.operations.append(operation)
-                refused = self.refuse_operation
-                value = {"error": refused} if refused else {"num_paused_reqs": 0, "path": "x.gz"}
-                self._reply(call_id, ok=not refused, value=value)
-            case Shutdown():
-                self.is_shut_down = True
+                if self.refuse_operation:
+                    return Refused(self.refuse_operation)
+                return OperationDone(0, "x.gz")
 
-    def _reply(self, call_id: int, *, ok: bool = True, value: Mapping[str, Any] = {}) -> None:
-        reply = Reply(call_id, ok, dict(value))
-        asyncio.get_running_loop().call_soon(self.emit, reply)
-
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> InternalState:
         num_running = min(len(self.running), self.max_running)
         waiting = list(self.running.values())[num_running:]
-        return {
-            "num_running": num_running,
-            "num_queued": len(waiting),
-            "num_paused_reqs": 0 if self.paused is None else len(self.running),
-            "paused": self.paused,
-            "num_preparing": 0,
-            "num_retracted": 0,
-            "num_running_tokens": 10 * num_running,
-            "num_routing_keys": 0,
-            "new_token_ratio": 0.5,
-            "metrics": self.metrics,
-            "released": self.released,
-            "num_pending_tokens": sum(len(running.request.prompt()) for running in waiting),
-            "pool": {"total": 1000, "free": 1000 - num_running, "evictable": 0},
-            "settings": {"max_running_requests": self.max_running},
-            "last_gen_throughput": 0.0,
-            "cache_hit_rate": 0.0,
-            "memory_usage": {"weight": 0.25, "kvcache": 0.5, "graph": 0.125},
-        }
-
-    def _listed(self) -> dict[str, Any]:
-        running, queue = (
-            list(self.running)[: self.max_running],
-            list(self.running)[self.max_running :],
+        free = 1000 - num_running
+        return InternalState(
+            num_running=num_running,
+            num_queued=len(waiting),
+            num_preparing=0,
+            num_retracted=0,
+            num_paused_reqs=0 if self.paused is None else len(self.running),
+            paused=self.paused,
+            released=list(self.released),
+            num_pending_tokens=sum(len(running.request.prompt()) for running in waiting),
+            num_running_tokens=10 * num_running,
+            num_routing_keys=0,
+            pool=PoolStats(total=1000, free=free, evictable=0, locked=0, held=num_running),
+            settings=Settings(max_running_requests=self.max_running),
+            report=EngineReport(
+                figures=EngineFigures(new_token_ratio=0.5),
+                metrics=self.metrics,
+                memory_usage=MemoryUsage(weight=0.25, kvcache=0.5, graph=0.125),
+            ),
         )
-        return {
-            "preparing": [],
-            "queue": queue,
-            "retracted": [],
-            "running": running,
-            "outputs": {seq_id: self.running[seq_id].num_sent for seq_id in running},
-            "prefilling": None,
-            "why": "no_slot" if queue else None,
-            "paused": self.paused,
-            "num_preparing": 0,
-            "num_queued": len(queue),
-            "num_running": len(running),
-        }
+
+    def _listed(self) -> RequestList:
+        ids = list(self.running)
+        running, queue = ids[: self.max_running], ids[self.max_running :]
+        return RequestList(
+            preparing=[],
+            queue=queue,
+            retracted=[],
+            running=running,
+            outputs={seq_id: self.running[seq_id].num_sent for seq_id in running},
+            prefilling=None,
+            why="no_slot" if queue else None,
+            paused=self.paused,
+            num_preparing=0,
+            num_queued=len(queue),
+            num_running=len(running),
+        )
 
     def _abort_all(self) -> None:
         for running in self.running.values():

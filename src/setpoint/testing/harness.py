@@ -10,23 +10,9 @@ from typing import Any, TypedDict, TypeVar
 import msgspec
 import numpy as np
 
+from setpoint.core.control import Change, Continue, Operate, OptionChange, Pause, PauseMode
 from setpoint.core.executor import Executor
-from setpoint.core.messages import (
-    Abort,
-    Change,
-    Continue,
-    Finish,
-    Operate,
-    OptionChange,
-    Pause,
-    PauseMode,
-    Reply,
-    Stop,
-    Submit,
-    ToFrontend,
-    Tokens,
-    ToLoop,
-)
+from setpoint.core.messages import Abort, Finish, Reply, Stop, Submit, ToFrontend, Tokens, ToLoop
 from setpoint.core.operations import Operation, Operator
 from setpoint.core.pagerows import CacheCosts, PageRow
 from setpoint.core.plan import StepPlan

@@ -33,7 +33,7 @@ def record(
     for each in harness.recorder.records if records is None else records:
         writer.on(each)
     writer.close()
-    assert writer.info()["ended"] is None
+    assert writer.state().ended is None
     return path
 
 

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 
+from setpoint.core.control import EngineFacts
 from setpoint.core.messages import Finish, Ready, TokenEvent, Tokens
 from setpoint.core.plan import StepPlan
 from setpoint.core.request import Ids
@@ -109,7 +110,13 @@ def main() -> None:
         clock=WallClock(),
         observer=recorder,
     )
-    link.send(Ready({"max_req_input_len": config.max_req_input_len, "pid": os.getpid()}))
+    facts = EngineFacts(
+        max_total_num_tokens=config.max_req_len,
+        max_running_requests=config.num_slots,
+        max_req_input_len=config.max_req_input_len,
+        kernels=f"process {os.getpid()}",
+    )
+    link.send(Ready(facts))
     loop.run()
 
 

@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from setpoint.core.conversion import convert
+from setpoint.core.moments import Moment
 from setpoint.doctor import findings
 from setpoint.doctor.observations import Facts, Observations, Rank
 from setpoint.doctor.report import plots
 from setpoint.doctor.report.figures import Charts, charts, duration
 from setpoint.doctor.report.wording import number, percent, printable
-from setpoint.observe.moments import Moment
 from setpoint.top.events import Lost
 from setpoint.top.told import Report, Requests, Row, State
 

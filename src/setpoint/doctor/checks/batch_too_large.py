@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -16,7 +17,6 @@ from setpoint.doctor.checks.common import (
 from setpoint.doctor.equations import rounded
 from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
 from setpoint.doctor.step_times import FixedShare
-from setpoint.observe.moments import Moment
 
 SLOW_S = 0.1
 """Time between tokens that readers notice: ten tokens a second."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.findings import Direction, Effect
 from setpoint.doctor.load import Load
@@ -17,7 +18,6 @@ from setpoint.doctor.step_times import (
     careful_growth,
     fixed_share,
 )
-from setpoint.observe.moments import Moment
 
 HIGHEST = 0.97
 """No check is surer than this of what it reads from a log."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import change, confidence, estimate, percent, quote, said
 from setpoint.doctor.checks.memory import scaled, total_gb
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.load import Load
-from setpoint.observe.moments import Moment
 
 MIN_SHARE = 0.3
 MIN_BATCHES = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -13,7 +14,6 @@ from setpoint.doctor.checks.common import (
     quote,
 )
 from setpoint.doctor.findings import Action, Finding, RuledOut
-from setpoint.observe.moments import Moment
 
 MIN_HOST = 0.4
 """Share of the loop's busy time that is not spent in the model."""

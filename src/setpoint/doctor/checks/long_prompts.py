@@ -3,11 +3,11 @@ long-prompt-blocking."""
 
 from __future__ import annotations
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.limits import at_budget
 from setpoint.doctor.load import Load
 from setpoint.doctor.phases import waits
-from setpoint.observe.moments import Moment
 
 ONE_PROMPT = 1.3
 """Sequences of a batch, at most, in the mean of those that a moment sums up."""

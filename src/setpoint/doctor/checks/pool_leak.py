@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import counted, events
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.observations import Evidence
-from setpoint.observe.moments import Moment
 
 SURE = 1.05
 """Tokens for each running request, as a multiple of the longest context."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import confidence, estimate, percent, quote, said
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.limits import at_budget
 from setpoint.doctor.load import Load
-from setpoint.observe.moments import Moment
 
 SHARED = 0.4
 """A batch that finds at least this share of its prompts in the cache has shared prefixes."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.observations import (
     Event,
     EventKind,
@@ -18,7 +19,6 @@ from setpoint.doctor.observations import (
     Source,
 )
 from setpoint.doctor.readers.info import facts_of
-from setpoint.observe.moments import Moment
 
 MAX_EVENTS = 64
 """Events of a kind that are kept."""

@@ -9,11 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from setpoint.core.errors import SourceError
+from setpoint.core.moments import Moment
 from setpoint.doctor.observations import Facts, Observations, Rank, Source
 from setpoint.doctor.readers.kept import add_events, sentence
 from setpoint.doctor.readers.pages import MAX_BYTES, Pages
 from setpoint.doctor.readers.scrape import Scrape, Values, pages_in, quantiles, read_scrape
-from setpoint.observe.moments import Moment
 
 EVERY_S = 1.0
 COUNTER = "realtime_tokens"

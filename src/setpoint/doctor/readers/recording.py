@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from setpoint.core.errors import SourceError
+from setpoint.core.moments import Moment, quantile
 from setpoint.core.records import PoolRebuilt, Record, RequestDone, SettingsChanged, Turn
 from setpoint.core.settings import Settings
 from setpoint.doctor.observations import Event, Facts, Observations
@@ -15,7 +16,6 @@ from setpoint.doctor.readers.info import tell
 from setpoint.doctor.readers.kept import observed
 from setpoint.doctor.timeline import Timeline
 from setpoint.observe.moment_keeper import MomentKeeper
-from setpoint.observe.moments import Moment, quantile
 from setpoint.recording.codec import as_record
 from setpoint.recording.format import Header, Kept, KeptRecord, KeptTurn, RecordingError
 from setpoint.recording.frames import MARKER
@@ -112,7 +112,7 @@ class _Reading:
 
     def moments(self) -> list[Moment]:
         self.keeper.finish()
-        _, moments = self.keeper.since(0)
+        moments = self.keeper.since(0).moments
         self._add_latencies("ttft", self._first, moments)
         self._add_latencies("itl", self._between, moments)
         timeline = Timeline()

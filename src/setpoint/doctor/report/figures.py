@@ -9,10 +9,10 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.findings import PhaseSpan, Report
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.phases import running_of
-from setpoint.observe.moments import Moment
 
 Points = list[tuple[float, float]]
 """(seconds since the chart's beginning, value), in the order of time."""

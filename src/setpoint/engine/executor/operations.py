@@ -10,7 +10,6 @@ import gc
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
@@ -52,20 +51,20 @@ class EngineOperator:
         self._heartbeat = heartbeat
         self._released: set[MemoryPart] = set()
 
-    def operate(self, call_id: int, operation: Operation) -> dict[str, Any]:
+    def operate(self, call_id: int, operation: Operation) -> str:
         match operation:
             case StartProfile():
                 self._executor.profiler.start(operation)
-                return {"path": operation.path}
+                return operation.path
             case StopProfile():
-                return {"path": self._executor.profiler.stop()}
+                return self._executor.profiler.stop()
             case FreezeGarbage():
                 gc.collect()
                 gc.freeze()
-                return {}
+                return ""
             case ReleaseMemory() | RestoreMemory() | LoadWeights():
                 self._change(operation)
-                return {}
+                return ""
 
     def _change(self, operation: ReleaseMemory | RestoreMemory | LoadWeights) -> None:
         """Change memory or weights."""

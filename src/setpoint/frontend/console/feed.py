@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import msgspec
 
 from setpoint.core.errors import EngineDeadError, RequestError
+from setpoint.core.moments import Moment
 from setpoint.frontend.console.broadcast import Broadcast, Viewer
 from setpoint.frontend.console.facts import facts_of
 from setpoint.frontend.http.sse import named_event
 from setpoint.frontend.service import Service
-from setpoint.observe.moments import Moment
 
 MAX_VIEWERS = 32
 EVERY_S = 1.0
@@ -125,8 +125,8 @@ class ConsoleFeed:
 
     async def _look_at_requests(self) -> None:
         line = self._service.engine.choose()
-        reply = await line.call("requests", timeout_s=ANSWER_S)
-        table = self._service.roster.table(reply.value)
+        listed = await line.list_requests(timeout_s=ANSWER_S)
+        table = self._service.roster.table(listed)
         if table.rows or self._table:
             self._table = self._changed(self._table, "requests", table)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from setpoint.core.errors import EngineDeadError, RequestError
-from setpoint.core.messages import Abort, Reply, Stop, Submit, TokenEvent
+from setpoint.core.messages import Abort, Stop, Submit, TokenEvent
 from setpoint.core.request import Request
 from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.ipc.mailbox import Mailbox
@@ -120,11 +120,6 @@ class EngineClient:
                 found.setdefault(self._open[seq_id].line, []).append(seq_id)
         for line, seq_ids in found.items():
             line.send(Abort(seq_ids))
-
-    async def call(self, name: str, *, timeout_s: float = 20.0) -> Reply:
-        """Make a control call. Raises EngineDeadError without an engine, or if it dies or does not
-        answer in time."""
-        return await self.choose().call(name, timeout_s=timeout_s)
 
     def shutdown(self) -> None:
         """Ask the engine to end; open requests fail."""

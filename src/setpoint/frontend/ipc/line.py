@@ -14,21 +14,37 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from setpoint.core.errors import EngineDeadError, RequestError
-from setpoint.core.messages import (
-    Announce,
+from setpoint.core.control import (
+    Answer,
+    CacheFlush,
     Call,
     Change,
     Continue,
-    Failed,
+    Done,
+    EngineFacts,
+    FlushCache,
+    GetMoments,
+    GetState,
+    InternalState,
+    ListRequests,
+    Moments,
     Operate,
+    OperationDone,
     OptionChange,
     Pause,
     PauseMode,
+    Refused,
+    RequestList,
+    Standstill,
+)
+from setpoint.core.errors import EngineDeadError, RequestError
+from setpoint.core.messages import (
+    Announce,
+    Failed,
     Ready,
     Reply,
     Shutdown,
@@ -45,6 +61,8 @@ from setpoint.core.settings import Settings
 from setpoint.core.shown import shown
 
 logger = logging.getLogger(__name__)
+
+A = TypeVar("A", bound=Answer)
 
 CALL_TIMEOUT_S = 20.0
 OPERATION_TIMEOUT_S = 3600.0
@@ -83,7 +101,7 @@ class EngineLine:
         """on_progress: called with a description of what the engine is doing before it is ready."""
         self._link = link
         self._on_progress = on_progress
-        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._calls: dict[int, asyncio.Future[Answer]] = {}
         self._next_call = 0
         self._waiters: set[asyncio.Future[None]] = set()
         """Futures that are done at the next message, or at the line's end."""
@@ -93,8 +111,7 @@ class EngineLine:
         self._result_at = -math.inf
         """time.monotonic() when the last tokens arrived."""
         self.state = EngineState.STARTING
-        self.info: dict[str, Any] = {}
-        """``Ready.info``, once the engine is ready."""
+        self._facts: EngineFacts | None = None
         self.death = ""
         """Why the line has ended, in words for people."""
         self.failed: Failed | None = None
@@ -138,56 +155,76 @@ class EngineLine:
         carry; then nothing is sent."""
         self._link.send(encode(message))
 
-    async def call(self, name: str, *, since: int = 0, timeout_s: float = CALL_TIMEOUT_S) -> Reply:
-        """Make a control call (see ``core.messages.Call``). Raises EngineDeadError if the engine is
-        not ready, dies, or does not answer in time."""
-        return await self._ask(lambda call_id: Call(call_id, name, since), name, timeout_s)
+    @property
+    def facts(self) -> EngineFacts:
+        """What the engine said of itself when it became ready. Raises EngineDeadError before."""
+        if self._facts is None:
+            self.check_ready()
+        assert self._facts is not None
+        return self._facts
+
+    # Each control call raises EngineDeadError if the engine is not ready, dies, or does not answer
+    # in time, and RequestError (400) if it refuses.
+
+    async def get_state(self, *, timeout_s: float = CALL_TIMEOUT_S) -> InternalState:
+        return await self._ask(GetState, InternalState, timeout_s)
+
+    async def get_moments(self, since: int, *, timeout_s: float = CALL_TIMEOUT_S) -> Moments:
+        return await self._ask(lambda call_id: GetMoments(call_id, since), Moments, timeout_s)
+
+    async def list_requests(self, *, timeout_s: float = CALL_TIMEOUT_S) -> RequestList:
+        return await self._ask(ListRequests, RequestList, timeout_s)
+
+    async def flush_cache(self) -> CacheFlush:
+        return await self._ask(FlushCache, CacheFlush)
 
     async def change(
         self, settings: Settings, options: list[OptionChange], *, by: str, why: str
     ) -> None:
         """Change the engine's settings; returns when it works under them (see
-        ``core.messages.Change``). Raises like ``call``."""
-        await self._ask(
-            lambda call_id: Change(call_id, settings, options, by, why), "set", CALL_TIMEOUT_S
+        ``core.control.Change``)."""
+        await self._ask(lambda call_id: Change(call_id, settings, options, by, why), Done)
+
+    async def pause(self, mode: PauseMode) -> Standstill:
+        """Pause the engine; returns when it is paused."""
+        return await self._ask(lambda call_id: Pause(call_id, mode), Standstill)
+
+    async def resume(self) -> None:
+        """End a pause."""
+        await self._ask(Continue, Done)
+
+    async def operate(self, operation: Operation) -> OperationDone:
+        """Have the engine carry an operation out."""
+        return await self._ask(
+            lambda call_id: Operate(call_id, operation), OperationDone, OPERATION_TIMEOUT_S
         )
 
-    async def pause(self, mode: PauseMode) -> Reply:
-        """Pause the engine; returns when it is paused. Raises like ``call``."""
-        return await self._ask(lambda call_id: Pause(call_id, mode), "pause", CALL_TIMEOUT_S)
-
-    async def resume(self) -> Reply:
-        """End a pause. Raises like ``call``."""
-        return await self._ask(Continue, "continue", CALL_TIMEOUT_S)
-
-    async def operate(self, operation: Operation) -> dict[str, Any]:
-        """Have the engine carry an operation out; returns its values. Raises RequestError (400) if
-        it refuses, and EngineDeadError like ``call``."""
-        reply = await self._ask(
-            lambda call_id: Operate(call_id, operation), "operate", OPERATION_TIMEOUT_S
-        )
-        if not reply.ok:
-            raise RequestError(reply.value["error"])
-        return reply.value
-
-    async def _ask(self, message: Callable[[int], ToEngine], name: str, timeout_s: float) -> Reply:
+    async def _ask(
+        self, make: Callable[[int], Call], answer: type[A], timeout_s: float = CALL_TIMEOUT_S
+    ) -> A:
+        """Make the control call that ``make`` returns for an id; the engine answers it with an
+        ``answer`` or a refusal."""
         self.check_ready()
         self._next_call += 1
-        call_id = self._next_call
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = future
+        call = make(self._next_call)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._calls[call.id] = future
         try:
-            self.send(message(call_id))
+            self.send(call)
             # Not wait_for: before Python 3.12 it loses a cancellation that arrives together with
             # the answer.
             async with asyncio.timeout(timeout_s):
-                return await future
+                found = await future
         except TimeoutError:
             raise EngineDeadError(
-                f"The engine did not answer {name!r} within {timeout_s:g} s."
+                f"The engine did not answer {type(call).__name__} within {timeout_s:g} s."
             ) from None
         finally:
-            del self._calls[call_id]
+            del self._calls[call.id]
+        if isinstance(found, Refused):
+            raise RequestError(found.error)
+        assert isinstance(found, answer), f"{type(call).__name__} was answered by {found!r}"
+        return found
 
     def check_ready(self) -> None:
         """Raise EngineDeadError with the reason if no request can be sent now."""
@@ -285,16 +322,16 @@ class EngineLine:
                 for seq_id in left:
                     self._in_flight.pop(seq_id, None)
                 self._in_flight.update(joined)
-            case Reply(call_id):
+            case Reply(call_id, answer):
                 future = self._calls.get(call_id)
                 if future is not None and not future.done():
-                    future.set_result(message)
+                    future.set_result(answer)
             case Starting(doing):
                 self._on_progress(doing)
-            case Ready(info):
+            case Ready(facts):
                 if self.state is EngineState.STARTING:
                     self.state = EngineState.READY
-                    self.info = info
+                    self._facts = facts
             case Failed(reason):
                 self.failed = message
                 self._end(EngineState.DEAD, reason)

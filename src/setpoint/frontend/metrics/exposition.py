@@ -92,10 +92,10 @@ class Metrics:
             return
         try:
             line = self._client.choose()
-            reply = await line.call("state", timeout_s=ANSWER_S)
+            state = await line.get_state(timeout_s=ANSWER_S)
         except EngineDeadError:
             return
-        self._engines.take(line, line.info, reply.value)
+        self._engines.take(line, line.facts, state)
         self._taken_at = time.monotonic()
 
     def _families(self) -> Iterator[Metric]:

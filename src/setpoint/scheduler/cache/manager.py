@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from setpoint.core.pagerows import PageRow
-from setpoint.core.records import PoolStats
+from setpoint.core.pool import PoolStats
 from setpoint.core.request import Ids
 from setpoint.scheduler.cache.evict import eviction_policy as policy_of
 from setpoint.scheduler.cache.handle import NO_PAGES, PrefixHandle

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.readers.log.table import Column, Table
-from setpoint.observe.moments import Moment
 
 MEANS = (
     "running",

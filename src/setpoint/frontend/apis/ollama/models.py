@@ -37,11 +37,11 @@ class ModelApi:
     async def running(self) -> dict[str, Any]:
         """The answer of ``/api/ps``. Raises EngineDeadError."""
         line = self._service.engine.choose()
-        usage = (await line.call("state")).value["memory_usage"]
-        size = round(sum(usage.values()) * _GIB)
+        usage = (await line.get_state()).report.memory_usage
+        size = round((usage.weight + usage.kvcache + usage.graph) * _GIB)
         entry = self._entry() | {
             "size": size,
-            "size_vram": size if line.info.get("accelerator") else 0,
+            "size_vram": size if line.facts.accelerator else 0,
             "expires_at": _NEVER,
             "context_length": self._config.context_len,
         }

@@ -116,22 +116,20 @@ class AdminRoutes:
             while time.monotonic() < deadline and await self._busy():
                 await asyncio.sleep(_FLUSH_POLL_S)
             while (
-                not (reply := await self._engine.call("flush_cache")).ok
+                not (done := await self._engine.choose().flush_cache()).is_flushed
                 and time.monotonic() < deadline
             ):
                 await asyncio.sleep(_FLUSH_POLL_S)
         finally:
             self._flushing = False
-        if reply.ok:
+        if done.is_flushed:
             return PlainTextResponse("Cache flushed.\n")
         return PlainTextResponse(
             "Cache not flushed: there are pending requests.\n", status_code=400
         )
 
     async def _busy(self) -> bool:
-        state = (await self._engine.call("state")).value
-        open_requests = state["num_queued"] or state["num_running"]
-        return bool(open_requests and not state["paused"])
+        return (await self._engine.choose().get_state()).is_busy
 
     async def abort_request(self, request: Request) -> Response:
         body, warnings = await self._bodies.read(request, self._read_abort)

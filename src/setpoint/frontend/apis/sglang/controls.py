@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from setpoint.core.messages import PauseMode
+from setpoint.core.control import PauseMode
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.openapi import add_route
@@ -73,9 +73,10 @@ class ControlRoutes:
 
     async def pause(self, request: Request) -> Response:
         body, told = await self._bodies.read(request, PauseBody)
-        reply = await self._engine.choose().pause(body.mode)
+        done = await self._engine.choose().pause(body.mode)
         message = "Generation paused successfully."
-        return json_response({"message": message, "status": "ok", **reply.value, **told})
+        answer = {"message": message, "status": "ok", "num_paused_reqs": done.num_paused_reqs}
+        return json_response({**answer, **told})
 
     async def resume(self, request: Request) -> Response:
         _, told = await self._bodies.read(request, ContinueBody)

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
+from setpoint import __version__
+from setpoint.core.control import EngineFacts, InternalState
 from setpoint.core.errors import RequestError
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.openapi import add_route
@@ -49,19 +51,20 @@ class LoadRoutes:
             raise RequestError(f"format is {layout!r}; it may be json or prometheus.")
         if unknown := sorted(sections - set(SECTIONS)):
             raise RequestError(f"include has {unknown[0]!r}; it may name {', '.join(SECTIONS)}.")
-        info = await self._service.server_info()
-        load = _load(info)
+        line = self._service.engine.choose()
+        state, facts = await line.get_state(), line.facts
+        load = _load(state, facts)
         if sections & {"memory", "all"}:
-            load["memory"] = _memory(info)
+            load["memory"] = _memory(state, facts)
         if sections & {"queues", "all"}:
-            load["queues"] = _queues(info)
+            load["queues"] = _queues(state)
         if layout == "prometheus":
             return PlainTextResponse(_exposition(load), media_type=EXPOSITION)
         return json_response(
             {
                 "timestamp": datetime.now(UTC).isoformat(),
-                "version": info["version"],
-                "accelerator": info["accelerator"],
+                "version": __version__,
+                "accelerator": facts.accelerator,
                 "num_accelerators": 1,
                 "loads": [load],
             }
@@ -69,54 +72,49 @@ class LoadRoutes:
 
     async def load(self) -> Response:
         """The answer that older routers poll."""
-        load = _load(await self._service.server_info())
-        running, waiting = load["num_running_reqs"], load["num_waiting_reqs"]
+        state = await self._service.engine.choose().get_state()
         return json_response(
             [
                 {
                     "dp_rank": 0,
-                    "num_reqs": running + waiting,
-                    "num_waiting_reqs": waiting,
-                    "num_tokens": load["num_total_tokens"],
+                    "num_reqs": state.num_running + state.num_queued,
+                    "num_waiting_reqs": state.num_queued,
+                    "num_tokens": state.pool.used + state.num_pending_tokens,
                 }
             ]
         )
 
 
-def _load(info: dict[str, Any]) -> dict[str, Any]:
-    """The core section. All tokens of waiting requests count as uncached, because their prefixes
-    have not been matched yet."""
-    (state,) = info["internal_states"]
-    pool, pending = state["pool"], state["num_pending_tokens"]
-    used = pool["total"] - pool["free"] - pool["evictable"]
-    usage = used / pool["total"]
+def _load(state: InternalState, facts: EngineFacts) -> dict[str, Any]:
+    """The core section."""
+    pool, figures = state.pool, state.report.figures
+    total = pool.used + state.num_pending_tokens
     return {
         "dp_rank": 0,
         "timestamp": time.time(),
-        "num_running_reqs": state["num_running"],
-        "num_waiting_reqs": state["num_queued"],
-        "num_paused_reqs": state["num_paused_reqs"],
-        "num_waiting_uncached_tokens": pending,
-        "num_used_tokens": used,
-        "num_total_tokens": used + pending,
-        "num_active_tokens": used + pending,
-        "max_total_num_tokens": info["max_total_num_tokens"],
-        "max_running_requests": info["max_running_requests"],
-        "token_usage": round(usage, 4),
-        "gen_throughput": round(state["last_gen_throughput"], 2),
-        "cache_hit_rate": round(state["cache_hit_rate"], 4),
-        "utilization": round(max(usage, state["num_running"] / info["max_running_requests"]), 4),
+        "num_running_reqs": state.num_running,
+        "num_waiting_reqs": state.num_queued,
+        "num_paused_reqs": state.num_paused_reqs,
+        "num_waiting_uncached_tokens": state.num_pending_tokens,
+        "num_used_tokens": pool.used,
+        "num_total_tokens": total,
+        "num_active_tokens": total,
+        "max_total_num_tokens": facts.max_total_num_tokens,
+        "max_running_requests": state.settings.max_running_requests,
+        "token_usage": round(pool.usage, 4),
+        "gen_throughput": round(figures.last_gen_throughput, 2),
+        "cache_hit_rate": round(figures.cache_hit_rate, 4),
+        "utilization": round(state.utilization, 4),
     }
 
 
-def _queues(info: dict[str, Any]) -> dict[str, Any]:
+def _queues(state: InternalState) -> dict[str, Any]:
     """Where the requests that do not run are; retracted ones are also among the waiting ones."""
-    (state,) = info["internal_states"]
     return {
-        "waiting": state["num_queued"] - state["num_preparing"],
-        "grammar": state["num_preparing"],
-        "paused": state["num_paused_reqs"],
-        "retracted": state["num_retracted"],
+        "waiting": state.num_waiting,
+        "grammar": state.num_preparing,
+        "paused": state.num_paused_reqs,
+        "retracted": state.num_retracted,
     }
 
 
@@ -133,12 +131,11 @@ def _exposition(load: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _memory(info: dict[str, Any]) -> dict[str, Any]:
-    (state,) = info["internal_states"]
-    gib = state["memory_usage"]
+def _memory(state: InternalState, facts: EngineFacts) -> dict[str, Any]:
+    usage = state.report.memory_usage
     return {
-        "weight_gb": round(gib["weight"], 3),
-        "kv_cache_gb": round(gib["kvcache"], 3),
-        "graph_gb": round(gib["graph"], 3),
-        "token_capacity": info["max_total_num_tokens"],
+        "weight_gb": round(usage.weight, 3),
+        "kv_cache_gb": round(usage.kvcache, 3),
+        "graph_gb": round(usage.graph, 3),
+        "token_capacity": facts.max_total_num_tokens,
     }

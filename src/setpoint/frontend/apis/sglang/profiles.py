@@ -62,12 +62,12 @@ class ProfileRoutes:
             with_stack=bool(body.with_stack),
             record_shapes=bool(body.record_shapes),
         )
-        values = await self._engine.choose().operate(operation)
-        return PlainTextResponse(f"Start profiling. The file will be {values['path']}\n")
+        done = await self._engine.choose().operate(operation)
+        return PlainTextResponse(f"Start profiling. The file will be {done.path}\n")
 
     async def stop(self) -> Response:
-        values = await self._engine.choose().operate(StopProfile())
-        return PlainTextResponse(f"Stop profiling. The file is {values['path']}\n")
+        done = await self._engine.choose().operate(StopProfile())
+        return PlainTextResponse(f"Stop profiling. The file is {done.path}\n")
 
     async def freeze(self) -> Response:
         await self._engine.choose().operate(FreezeGarbage())

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from setpoint.core.control import PauseMode
 from setpoint.core.errors import RequestError
-from setpoint.core.messages import PauseMode
 from setpoint.core.operations import LoadWeights, MemoryPart, ReleaseMemory, RestoreMemory
 from setpoint.frontend.apis.sglang.controls import ControlBodies
 from setpoint.frontend.http.errors import json_response
@@ -82,7 +82,7 @@ class WeightRoutes:
         body, told = await self._bodies.read(request, UpdateWeightsBody)
         check_key(body.weight_version, "weight_version")
         async with self._changing:
-            num_paused = (await self._engine.call("state")).value["num_paused_reqs"]
+            num_paused = (await self._engine.choose().get_state()).num_paused_reqs
             try:
                 # In a thread: it reads files.
                 found = await asyncio.to_thread(
@@ -92,13 +92,13 @@ class WeightRoutes:
                     operation = LoadWeights(
                         found.folder, found.load_format, flush_cache=body.flush_cache
                     )
-                    values = await self._engine.choose().operate(operation)
+                    done = await self._engine.choose().operate(operation)
             except RequestError as error:
                 answer = {"success": False, "message": error.message}
                 status_code = error.status_code
             else:
                 self._service.loaded(model_path=body.model_path, weight_version=body.weight_version)
-                num_paused, status_code = values["num_paused_reqs"], 200
+                num_paused, status_code = done.num_paused_reqs, 200
                 answer = {"success": True, "message": UPDATED}
         counted = {**answer, "num_paused_requests": num_paused, **told}
         return json_response(counted, status_code=status_code)
@@ -118,7 +118,7 @@ class WeightRoutes:
         """With ``abort_all_requests``, pause the engine meanwhile, so that no request comes in
         between."""
         line = self._engine.choose()
-        paused = (await line.call("state")).value["paused"] is not None
+        paused = (await line.get_state()).paused is not None
         if body.abort_all_requests:
             await line.pause(PauseMode.ABORT)
         try:
@@ -133,7 +133,7 @@ class WeightRoutes:
             if not body.tags:
                 raise RequestError(f"tags must not be empty; it may name {', '.join(MemoryPart)}.")
             return list(dict.fromkeys(body.tags))
-        now = set((await self._engine.call("state")).value["released"])
+        now = (await self._engine.choose().get_state()).released
         parts = [part for part in MemoryPart if (part in now) == released]
         if not parts:
             raise RequestError(
