@@ -293,28 +293,6 @@ def test_aborts_with_a_status_become_that_status(serve: Serve) -> None:
     )
 
 
-def test_tokenize_and_detokenize(serve: Serve) -> None:
-    async def scenario(server: Any) -> None:
-        async def post(path: str, body: Any) -> Any:
-            return (await server.http.post(path, json=body)).json()
-
-        for prefix in ("", "/v1"):
-            assert await post(prefix + "/tokenize", {"prompt": "aü"}) == {
-                "tokens": [97, 195, 188],
-                "count": 3,
-                "max_model_len": 256,
-            }
-            assert (await post(prefix + "/tokenize", {"prompt": ["a", ""]}))["count"] == [1, 0]
-            assert await post(prefix + "/detokenize", {"tokens": [97, 195, 188, EOS_ID]}) == {
-                "text": "aü"
-            }
-            body = {"tokens": [[97], [EOS_ID]], "skip_special_tokens": False}
-            assert await post(prefix + "/detokenize", body) == {"text": ["a", "<|eos|>"]}
-        assert (await server.http.post("/detokenize", json={"tokens": [260]})).status_code == 400
-
-    serve(scenario)
-
-
 def test_an_answer_with_many_logprobs_is_made_beside_the_event_loop(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

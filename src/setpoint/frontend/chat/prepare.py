@@ -56,8 +56,12 @@ class Chat:
     async def prompt_ids(self, request: ChatRequest) -> core.Ids:
         """The token ids of the conversation, for callers that count them or generate in another
         way. Raises RequestError (400)."""
+        return await self._encode(await self.prompt_text(request))
+
+    async def prompt_text(self, request: ChatRequest) -> str:
+        """The conversation as the model reads it. Raises RequestError (400)."""
         prompt = await chat_prompt(request, self._text, self._variables)
-        return await self._encode(prompt.rendered + prompt.started)
+        return prompt.rendered + prompt.started
 
     async def prepare(self, request: ChatRequest, *, rid: str) -> PreparedChat:
         """Check, render and tokenize a turn; nothing runs yet. Raises RequestError (400) for one

@@ -57,7 +57,10 @@ async def chat_prompt(
     variables.update(request.variables)
     if is_continued:
         return await _continued(messages, text, variables)
-    return Prompt(await text.render_chat(messages, variables=variables), "", variables)
+    rendered = await text.render_chat(
+        messages, add_generation_prompt=request.add_generation_prompt, variables=variables
+    )
+    return Prompt(rendered, "", variables)
 
 
 async def _in_shape(messages: list[dict[str, Any]], shapes: TemplateShapes) -> list[dict[str, Any]]:

@@ -48,3 +48,5 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     variables: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """More variables for the chat template (``chat_template_kwargs``)."""
     continue_final_message: bool = False
+    add_generation_prompt: bool = True
+    """Whether the prompt opens the model's answer. False: it ends with the last message."""

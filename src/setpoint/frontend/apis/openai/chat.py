@@ -3,6 +3,7 @@ without HTTP."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -106,6 +107,30 @@ class ChatBody(CommonBody, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
+def chat_request(body: ChatBody, defaults: Mapping[str, float]) -> ChatRequest:
+    """The turn that a body asks for. defaults: sampling parameters that it does not set. Raises
+    RequestError (400)."""
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    choice = choice_of(body.tool_choice)
+    variables, effort = dict(body.chat_template_kwargs or {}), body.reasoning_effort
+    if effort is not None and effort != "none":
+        variables["reasoning_effort"] = effort
+    return ChatRequest(
+        messages=body.messages,
+        sampling=body.sampling(defaults, max_new_tokens=body.max_new_tokens),
+        options=body.options(top_logprobs_num=top),
+        tools=tools_of(body.tools),
+        tool_choice=choice.mode,
+        named_tool=choice.named,
+        allowed_tools=choice.allowed,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        thinking=False if effort == "none" else None,
+        separate_reasoning=body.separate_reasoning is not False,
+        variables=variables,
+        continue_final_message=bool(body.continue_final_message),
+    )
+
+
 class ChatApi:
     route = "/v1/chat/completions"
     body: type[msgspec.Struct] = ChatBody
@@ -121,7 +146,9 @@ class ChatApi:
         )
         body.check()
         rid = body.rid or new_rid()
-        prepared = await self._chat.prepare(self._chat_request(body), rid=rid)
+        prepared = await self._chat.prepare(
+            chat_request(body, self._service.config.sampling_defaults), rid=rid
+        )
         job = self._service.job(prepared.requests, received=raw, api="OpenAI")
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         reply = Reply(
@@ -137,29 +164,6 @@ class ChatApi:
             make = joining_reasoning(make)
         maker = ChatChoices(self._service.text.tokenizer, make)
         return TextExchange(job, reply, maker, is_stream=bool(body.stream))
-
-    def _chat_request(self, body: ChatBody) -> ChatRequest:
-        top = (body.top_logprobs or 0) if body.logprobs else None
-        choice = choice_of(body.tool_choice)
-        variables, effort = dict(body.chat_template_kwargs or {}), body.reasoning_effort
-        if effort is not None and effort != "none":
-            variables["reasoning_effort"] = effort
-        return ChatRequest(
-            messages=body.messages,
-            sampling=body.sampling(
-                self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens
-            ),
-            options=body.options(top_logprobs_num=top),
-            tools=tools_of(body.tools),
-            tool_choice=choice.mode,
-            named_tool=choice.named,
-            allowed_tools=choice.allowed,
-            parallel_tool_calls=body.parallel_tool_calls is not False,
-            thinking=False if effort == "none" else None,
-            separate_reasoning=body.separate_reasoning is not False,
-            variables=variables,
-            continue_final_message=bool(body.continue_final_message),
-        )
 
 
 class ChatChoices:

@@ -20,6 +20,7 @@ from setpoint.frontend.apis.sglang.parsing import ParsingRoutes
 from setpoint.frontend.apis.sglang.profiles import FREEZE, START, STOP, ProfileRoutes
 from setpoint.frontend.apis.sglang.routes import NativeRoutes
 from setpoint.frontend.apis.sglang.session_routes import SessionRoutes
+from setpoint.frontend.apis.sglang.tokenization import TokenizationRoutes
 from setpoint.frontend.apis.sglang.weights import WeightRoutes
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.dialect import Dialect
@@ -51,6 +52,7 @@ class SGLangDialect(Dialect):
     def __init__(self, service: Service, bodies: BodyReader) -> None:
         self.router = APIRouter()
         NativeRoutes(service, bodies).install(self.router)
+        TokenizationRoutes(service, bodies).install(self.router)
         LogSettingsRoutes(service, bodies).install(self.router)
         AdminRoutes(service, bodies).install(self.router)
         controls = ControlBodies(service, bodies)

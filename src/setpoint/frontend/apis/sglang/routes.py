@@ -1,4 +1,4 @@
-"""SGLang's own routes: ``/generate``, ``/encode``, and tokenization (docs/sglang/api.md)."""
+"""SGLang's own routes: ``/generate`` and ``/encode`` (docs/sglang/api.md)."""
 
 from __future__ import annotations
 
@@ -6,33 +6,17 @@ from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
-from setpoint.core.errors import RequestError
 from setpoint.frontend.apis.openai.errors import stream_end
 from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
 from setpoint.frontend.apis.sglang.protocol import UNSUPPORTED, EncodeBody, GenerateBody
-from setpoint.frontend.bodies import as_id_lists
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
-from setpoint.frontend.intake import MAX_SEQUENCES
 from setpoint.frontend.jobs import Job, Piece
 from setpoint.frontend.service import Service
-
-
-class TokenizeBody(msgspec.Struct):
-    prompt: str | list[str]
-    add_special_tokens: bool = True
-    model: str | None = None
-
-
-class DetokenizeBody(msgspec.Struct):
-    tokens: list[Any]
-    skip_special_tokens: bool = True
-    model: str | None = None
 
 
 class NativeRoutes:
@@ -46,10 +30,6 @@ class NativeRoutes:
         router = APIRouter(tags=["native"])
         add_route(router, "/generate", self.generate, "POST", "PUT", body=GenerateBody)
         add_route(router, "/encode", self.encode, "POST", "PUT", body=EncodeBody)
-        add_route(router, "/tokenize", self.tokenize, "POST", body=TokenizeBody)
-        add_route(router, "/detokenize", self.detokenize, "POST", body=DetokenizeBody)
-        add_route(router, "/v1/tokenize", self.tokenize, "POST", body=TokenizeBody)
-        add_route(router, "/v1/detokenize", self.detokenize, "POST", body=DetokenizeBody)
         parent.include_router(router)
 
     async def generate(self, request: Request) -> Response:
@@ -71,12 +51,6 @@ class NativeRoutes:
             outputs = await job.wait()
         results = [self._api.embedding(output, prepared, body.dimensions) for output in outputs]
         return json_response(results if prepared.is_list else results[0])
-
-    async def tokenize(self, request: Request) -> Response:
-        return await self._bodies.read(request, self._tokenize)
-
-    async def detokenize(self, request: Request) -> Response:
-        return await self._bodies.read(request, self._detokenize)
 
     async def _open_generate(self, raw: dict[str, Any]) -> tuple[GenerateBody, Prepared, Job]:
         body, warnings = self._service.read(
@@ -102,37 +76,6 @@ class NativeRoutes:
             self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs),
         )
 
-    async def _tokenize(self, raw: dict[str, Any]) -> Response:
-        body, warnings = self._service.read(raw, TokenizeBody, route="/tokenize")
-        texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        if len(texts) > MAX_SEQUENCES:
-            raise RequestError(f"One request may have at most {MAX_SEQUENCES} prompts.")
-        tokens = [
-            (
-                await self._service.text.encode(text, add_special_tokens=body.add_special_tokens)
-            ).tolist()
-            for text in texts
-        ]
-        counts = [len(ids) for ids in tokens]
-        one = isinstance(body.prompt, str)
-        answer = {
-            "tokens": tokens[0] if one else tokens,
-            "count": counts[0] if one else counts,
-            "max_model_len": self._config.context_len,
-        }
-        return json_response(answer | _told(warnings))
-
-    async def _detokenize(self, raw: dict[str, Any]) -> Response:
-        body, warnings = self._service.read(raw, DetokenizeBody, route="/detokenize")
-        lists, is_batch = as_id_lists(body.tokens, "tokens")
-        texts = []
-        for ids in lists:
-            self._service.intake.check_ids(ids, name="tokens")
-            texts.append(
-                await self._service.text.decode(ids, skip_special_tokens=body.skip_special_tokens)
-            )
-        return json_response({"text": texts if is_batch else texts[0], **_told(warnings)})
-
     async def _stream(self, job: Job, prepared: Prepared) -> AsyncGenerator[bytes, None]:
         async for pieces in job.pieces():
             for piece in pieces:
@@ -146,8 +89,3 @@ class NativeRoutes:
         if prepared.is_list:
             result["index"] = piece.output.index
         return event(result)
-
-
-def _told(warnings: list[str]) -> dict[str, Any]:
-    """The warnings about a body, for an answer without ``meta_info``."""
-    return {"warnings": warnings} if warnings else {}

@@ -1,0 +1,128 @@
+"""``/tokenize`` and ``/detokenize``: text and conversations to token ids, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from setpoint.core.errors import RequestError
+from setpoint.core.request import Ids
+from setpoint.frontend.apis.openai.chat import ChatBody, ReasoningEffort, chat_request
+from setpoint.frontend.apis.openai.tools import FunctionTool
+from setpoint.frontend.bodies import as_id_lists
+from setpoint.frontend.chat.prepare import Chat
+from setpoint.frontend.http.bodies import BodyReader
+from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.intake import MAX_SEQUENCES
+from setpoint.frontend.service import Service
+
+_UNSUPPORTED = ("chat_template", "mm_processor_kwargs", "media_io_kwargs")
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """Either a prompt, or messages and what else makes the prompt of a chat."""
+
+    prompt: str | list[str] | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Any = None
+    reasoning_effort: ReasoningEffort | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = False
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    """None: for a prompt only, because a chat template writes them itself."""
+    return_token_strs: bool | None = False
+    """Whether the answer also has each token as text."""
+    model: str | None = None
+
+    def chat(self) -> ChatBody:
+        return ChatBody(
+            messages=self.messages or [],
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            reasoning_effort=self.reasoning_effort,
+            chat_template_kwargs=self.chat_template_kwargs,
+            continue_final_message=self.continue_final_message,
+        )
+
+
+class DetokenizeBody(msgspec.Struct):
+    tokens: list[Any]
+    skip_special_tokens: bool = True
+    model: str | None = None
+
+
+class TokenizationRoutes:
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
+        self._service = service
+        self._bodies = bodies
+        self._chat = Chat(service)
+
+    def install(self, parent: APIRouter) -> None:
+        router = APIRouter(tags=["native"])
+        for prefix in ("", "/v1"):
+            add_route(router, f"{prefix}/tokenize", self.tokenize, "POST", body=TokenizeBody)
+            add_route(router, f"{prefix}/detokenize", self.detokenize, "POST", body=DetokenizeBody)
+        parent.include_router(router)
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._bodies.read(request, self._tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._bodies.read(request, self._detokenize)
+
+    async def _tokenize(self, raw: dict[str, Any]) -> Response:
+        body, warnings = self._service.read(
+            raw, TokenizeBody, route="/tokenize", unsupported=_UNSUPPORTED
+        )
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("Exactly one of 'prompt' or 'messages' must be provided.")
+        lists = await self._prompts(body) if body.messages is None else [await self._turn(body)]
+        tokens = [ids.tolist() for ids in lists]
+        answer = {"tokens": tokens, "count": [len(ids) for ids in tokens]}
+        if body.return_token_strs:
+            text_of = self._service.text.tokenizer.token_text
+            answer["token_strs"] = [[text_of(token_id) for token_id in ids] for ids in tokens]
+        if not isinstance(body.prompt, list):
+            answer = {key: value[0] for key, value in answer.items()}
+        max_model_len = self._service.config.context_len
+        return json_response({**answer, "max_model_len": max_model_len, **_told(warnings)})
+
+    async def _prompts(self, body: TokenizeBody) -> list[Ids]:
+        texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
+        if len(texts) > MAX_SEQUENCES:
+            raise RequestError(f"One request may have at most {MAX_SEQUENCES} prompts.")
+        with_special = body.add_special_tokens is not False
+        encode = self._service.text.encode
+        return [await encode(text, add_special_tokens=with_special) for text in texts]
+
+    async def _turn(self, body: TokenizeBody) -> Ids:
+        chat = body.chat()
+        chat.check()
+        request = msgspec.structs.replace(
+            chat_request(chat, self._service.config.sampling_defaults),
+            add_generation_prompt=body.add_generation_prompt is not False,
+        )
+        text = await self._chat.prompt_text(request)
+        with_special = bool(body.add_special_tokens)
+        return await self._service.text.encode(text, add_special_tokens=with_special)
+
+    async def _detokenize(self, raw: dict[str, Any]) -> Response:
+        body, warnings = self._service.read(raw, DetokenizeBody, route="/detokenize")
+        lists, is_batch = as_id_lists(body.tokens, "tokens")
+        texts = []
+        for ids in lists:
+            self._service.intake.check_ids(ids, name="tokens")
+            texts.append(
+                await self._service.text.decode(ids, skip_special_tokens=body.skip_special_tokens)
+            )
+        return json_response({"text": texts if is_batch else texts[0], **_told(warnings)})
+
+
+def _told(warnings: list[str]) -> dict[str, Any]:
+    """The warnings about a body, for an answer without ``meta_info``."""
+    return {"warnings": warnings} if warnings else {}
