@@ -46,6 +46,7 @@ def test_a_chat_answers_with_text_usage_and_finish_reason(serve: Serve) -> None:
         assert answer.model_dump()["metadata"] == {"weight_version": "default"}
         assert choice.model_extra["matched_stop"] == EOS_ID
         assert choice.message.model_extra["reasoning_content"] is None
+        assert choice.message.model_extra["reasoning"] is None
 
     serve(scenario, says("Hello, Ümit 🙂"))
 

@@ -235,6 +235,7 @@ def test_reasoning_is_a_field_of_its_own_and_counted(serve: Serve) -> None:
         for choice in (one, other):
             assert choice.message.content == "yes"
         assert one.message.model_extra["reasoning_content"] == "hm, hm"
+        assert one.message.model_extra["reasoning"] == "hm, hm", "the name of vLLM's clients"
         stream = await server.openai.chat.completions.create(
             model="m", messages=HI, stream=True, stream_options={"include_usage": True},
             extra_body={"stream_reasoning": False},
@@ -255,6 +256,39 @@ def test_reasoning_is_a_field_of_its_own_and_counted(serve: Serve) -> None:
         )
         assert plain.choices[0].message.content == "<think>hm, hm</think>yes"
         assert plain.usage.completion_tokens_details.reasoning_tokens == num_reasoning
+
+    serve(scenario, says("<think>hm, hm</think>yes"), reasoning_parser="qwen3")
+
+
+def test_reasoning_has_two_names_in_a_stream(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        stream = await server.openai.chat.completions.create(model="m", messages=HI, stream=True)
+        extras = [chunk.choices[0].delta.model_extra async for chunk in stream]
+        said = [extra["reasoning"] for extra in extras if "reasoning" in extra]
+        assert "".join(said) == "hm, hm"
+        assert said == [each["reasoning_content"] for each in extras if each["reasoning_content"]]
+
+    serve(scenario, says("<think>hm, hm</think>yes"), reasoning_parser="qwen3")
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_reasoning_can_be_left_out(serve: Serve, separate: bool) -> None:
+    """Red before: vLLM's key was ignored without a word, because its value is false."""
+
+    async def scenario(server: Any) -> None:
+        create = server.openai.chat.completions.create
+        body = {"include_reasoning": False, "separate_reasoning": separate}
+        answer = await create(model="default", messages=HI, extra_body=body)
+        message = answer.choices[0].message
+        assert (message.content, message.model_extra["reasoning_content"]) == ("yes", None)
+        assert "warnings" not in answer.metadata
+        assert answer.usage.completion_tokens_details.reasoning_tokens > 0
+        stream = await create(model="default", messages=HI, stream=True, extra_body=body)
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+        assert "".join(delta.content or "" for delta in deltas) == "yes"
+        assert not any(delta.model_extra["reasoning_content"] for delta in deltas)
+        shown = await create(model="default", messages=HI, extra_body={"include_reasoning": True})
+        assert shown.choices[0].message.model_extra["reasoning"] == "hm, hm"
 
     serve(scenario, says("<think>hm, hm</think>yes"), reasoning_parser="qwen3")
 

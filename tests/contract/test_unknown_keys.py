@@ -69,9 +69,32 @@ def test_generate_tells_of_keys_it_does_not_know(
 def test_keys_that_ask_for_nothing_are_not_worth_a_word(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         answer = await server.generate(
-            text="ab", **LIMIT, audio=None, modality=[], background_mode=False, nothing=""
+            text="ab", **LIMIT, audio=None, modality=[], nothing="", lists=[None, []]
         )
         assert "warnings" not in answer["meta_info"]
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("value", [False, 0, 0.0, [False]])
+def test_a_value_of_false_or_zero_says_something(serve: Serve, value: Any) -> None:
+    """Red before: an unknown key was passed over if its value was falsy."""
+
+    async def scenario(server: Any) -> None:
+        answer = await server.generate(text="ab", **LIMIT, include_thoughts=value)
+        (warning,) = answer["meta_info"]["warnings"]
+        assert warning == "The key 'include_thoughts' is unknown and was ignored."
+
+    serve(scenario)
+
+
+def test_what_does_not_exist_here_may_be_switched_off(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        for key in ("return_routed_experts", "use_beam_search"):
+            off = await server.generate(text="ab", **LIMIT, **{key: False})
+            assert "warnings" not in off["meta_info"]
+        on = await server.generate(text="ab", **LIMIT, use_beam_search=True)
+        assert "'use_beam_search' is unknown" in on["meta_info"]["warnings"][0]
 
     serve(scenario)
 

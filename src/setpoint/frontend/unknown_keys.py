@@ -1,6 +1,9 @@
 """Keys of a body that its route does not know. SGLang ignores them silently; here the client gets a
 warning or a refusal. Works on a body as it was received and the struct decoded from it. Each key is
 also logged once.
+
+An empty value (null, "", [], {}) says nothing. False and 0 say something: the key may mean what is
+done otherwise.
 """
 
 from __future__ import annotations
@@ -15,9 +18,40 @@ import msgspec
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.shown import shown
-from setpoint.frontend.bodies import asks_for_something
 
 logger = logging.getLogger(__name__)
+
+_OFF_HERE = frozenset(
+    (
+        "echo",
+        "enable_response_messages",
+        "include_stop_str_in_output",
+        "is_cross_encoder_request",
+        "return_bytes",
+        "return_cached_tokens_details",
+        "return_entropy",
+        "return_flat_raw_output_top_logprobs",
+        "return_flat_raw_top_logprobs",
+        "return_flat_raw_top_logprobs_b64",
+        "return_indexer_topk",
+        "return_input_ids_in_sglext",
+        "return_meta_info",
+        "return_mm_kwargs",
+        "return_output_ids_in_sglext",
+        "return_pooled_hidden_states",
+        "return_prompt_text",
+        "return_routed_experts",
+        "return_spec_tokens_details",
+        "return_token_logprobs",
+        "return_token_offsets",
+        "return_weight_versions",
+        "use_audio_in_video",
+        "use_beam_search",
+        "watermarking",
+    )
+)
+"""Keys of SGLang's and vLLM's bodies that switch on what no route here does, so that false is what
+happens."""
 
 MAX_TOLD = 8
 """How many keys of one body are named to its client; the others are counted."""
@@ -34,7 +68,7 @@ def unknown_keys(
     unsupported: Iterable[str] = (),
     refuse: bool = False,
 ) -> list[str]:
-    """A sentence for each key that is unknown and asks for something. parsed: the struct decoded
+    """A sentence for each key that is unknown and says something. parsed: the struct decoded
     from ``body``. refuse: raise RequestError (400) with these sentences instead.
     """
     unknown = list(_unknown(body, parsed, set(unsupported)))
@@ -61,12 +95,19 @@ def _unknown(
     known = parsed.__struct_fields__
     silent = unsupported.union(known)
     for key, value in body.items():
-        if key not in silent and asks_for_something(value):
+        is_off = value is False and key in _OFF_HERE
+        if key not in silent and not is_off and not _is_empty(value):
             yield inside + key
     for name in known:
         value = getattr(parsed, name)
         if isinstance(value, msgspec.Struct) and isinstance(body.get(name), dict):
             yield from _unknown(body[name], value, set(), f"{inside}{name}.")
+
+
+def _is_empty(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_empty, value))
+    return value is None or value == "" or value == {}
 
 
 def _names(kind: type[msgspec.Struct]) -> dict[str, str]:

@@ -70,6 +70,28 @@ def joining_reasoning(make: MakeParser) -> MakeParser:
     return lambda: _JoiningReasoning(make())
 
 
+class _WithoutReasoning:
+    """Implements DeltaParser: the deltas of another, less the reasoning."""
+
+    def __init__(self, parser: DeltaParser) -> None:
+        self._parser = parser
+
+    def feed(self, text: str) -> Sequence[Delta]:
+        return _less_reasoning(self._parser.feed(text))
+
+    def end(self) -> Sequence[Delta]:
+        return _less_reasoning(self._parser.end())
+
+
+def _less_reasoning(deltas: Sequence[Delta]) -> list[Delta]:
+    return [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
+
+
+def without_reasoning(make: MakeParser) -> MakeParser:
+    """Makes parsers like ``make``'s that leave the reasoning out."""
+    return lambda: _WithoutReasoning(make())
+
+
 def parsed(parser: DeltaParser, text: str) -> list[Delta]:
     """The deltas of a whole answer."""
     return [*parser.feed(text), *parser.end()]

@@ -15,7 +15,13 @@ from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fi
 from setpoint.frontend.apis.openai.tools import FunctionTool, choice_of, tools_of
 from setpoint.frontend.bodies import asks_for_something
 from setpoint.frontend.chat.deltas import Answer, ToolCallDelta, gathered
-from setpoint.frontend.chat.parser import DeltaParser, MakeParser, joining_reasoning, parsed
+from setpoint.frontend.chat.parser import (
+    DeltaParser,
+    MakeParser,
+    joining_reasoning,
+    parsed,
+    without_reasoning,
+)
 from setpoint.frontend.chat.prepare import Chat
 from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.intake import new_rid
@@ -47,6 +53,8 @@ class ChatBody(CommonBody, kw_only=True):
     stream_reasoning: bool | None = True
     """False: the reasoning of a stream comes in one piece. This and ``separate_reasoning`` apply to
     the output of a reasoning parser; without one they have no effect."""
+    include_reasoning: bool | None = True
+    """False: the answer has no reasoning, as in vLLM; the model reasons all the same."""
     tools: list[FunctionTool] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -125,7 +133,7 @@ def chat_request(body: ChatBody, defaults: Mapping[str, float]) -> ChatRequest:
         allowed_tools=choice.allowed,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         thinking=False if effort == "none" else None,
-        separate_reasoning=body.separate_reasoning is not False,
+        separate_reasoning=body.separate_reasoning is not False or body.include_reasoning is False,
         variables=variables,
         continue_final_message=bool(body.continue_final_message),
     )
@@ -160,7 +168,9 @@ class ChatApi:
             reasoning_tokens=prepared.reasoning_tokens,
         )
         make = prepared.make_parser
-        if body.stream and body.stream_reasoning is False:
+        if body.include_reasoning is False:
+            make = without_reasoning(make)
+        elif body.stream and body.stream_reasoning is False:
             make = joining_reasoning(make)
         maker = ChatChoices(self._service.text.tokenizer, make)
         return TextExchange(job, reply, maker, is_stream=bool(body.stream))
@@ -183,7 +193,7 @@ class ChatChoices:
         answer = gathered(parsed(self._make_parser(), output.text))
         return {
             "index": output.index,
-            "message": _fields(answer, role="assistant", content=answer.text),
+            "message": _fields(answer, role="assistant", content=answer.text, reasoning=None),
             "logprobs": (
                 chat_logprobs(self._tokenizer, output.logprobs)
                 if output.request.return_logprob
@@ -226,8 +236,11 @@ _NOTHING = gathered(())
 
 
 def _fields(answer: Answer, **first: str | None) -> dict[str, Any]:
-    """A ``message``, or the ``delta`` of a chunk, which begins with ``first``."""
+    """A ``message``, or the ``delta`` of a chunk, which begins with ``first``. Reasoning has the
+    name that SGLang gives it, and vLLM's."""
     fields: dict[str, Any] = {**first, "reasoning_content": answer.reasoning or None}
+    if answer.reasoning:
+        fields["reasoning"] = answer.reasoning
     if answer.calls:
         fields["tool_calls"] = [_tool_call(call) for call in answer.calls]
     return fields
