@@ -1,4 +1,5 @@
-"""Setpoint: an LLM serving engine that speaks SGLang's and OpenAI's language and tunes itself.
+"""Setpoint: an LLM inference server that says what limits it, explains its settings, and replays
+what it did.
 
 The names are loaded on first use, so that importing the package costs next to nothing.
 """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _USAGE = """usage: setpoint COMMAND [options]
 
-An LLM serving engine that speaks SGLang's and OpenAI's language and tunes itself.
+An LLM inference server that says what limits it, explains its settings, and replays what it did.
 
 commands ('setpoint COMMAND --help' lists the options):
 {commands}

@@ -1,7 +1,7 @@
 """The doctor's page: its table of causes is that of the checks, its example is what the command
-prints, and every name of the contract is explained.
+prints, and every name of the contract is explained. README's sample is the first half of a report.
 
-After a change of the checks: ``python tests/unit/test_doctor_docs.py`` writes table and example
+After a change of the checks: ``python tests/unit/test_doctor_docs.py`` writes table and examples
 anew.
 """
 
@@ -21,6 +21,7 @@ from setpoint.doctor.contract import contract
 from setpoint.doctor.findings import Report
 
 PAGE = Path(setpoint.__file__).parents[2] / "docs" / "doctor.md"
+README = PAGE.parents[1] / "README.md"
 TABLE = re.compile(r"(<!-- causes: [^\n]*-->\n)(.*?)(<!-- end of causes -->)", re.DOTALL)
 EXAMPLE = re.compile(
     r"(`(tests/doctor_corpus/[^`]*)`.*?`setpoint doctor ([^`]*)`:\n\n```text\n)(.*?)(```\n)",
@@ -68,6 +69,22 @@ def test_table_and_example_are_current() -> None:
     assert text == written(text)
 
 
+def shortened(text: str) -> str:
+    """README with the report up to its evidence."""
+
+    def sample(found: re.Match[str]) -> str:
+        first_half, _, _ = printed(found[2], found[3]).partition("\nEvidence")
+        return found[1] + first_half.rstrip() + "\n" + found[5]
+
+    return EXAMPLE.sub(sample, text)
+
+
+def test_the_sample_in_readme_is_current() -> None:
+    text = README.read_text()
+    assert EXAMPLE.search(text)
+    assert text == shortened(text)
+
+
 def test_every_name_of_the_contract_is_explained() -> None:
     text = PAGE.read_text()
     for name in contract(Report("healthy", "", [], 1.0, [])):
@@ -76,3 +93,4 @@ def test_every_name_of_the_contract_is_explained() -> None:
 
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text()))
+    README.write_text(shortened(README.read_text()))

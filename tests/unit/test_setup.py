@@ -8,6 +8,8 @@ import pty
 import re
 import shutil
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +82,20 @@ def test_on_a_terminal_pip_shows_its_bar(checkout: Path) -> None:
     shown = os.read(ours, 1 << 16).decode()
     os.close(ours)
     assert shown.count("a bar and sizes") == 3
+
+
+def test_what_is_installed_has_the_kernels_and_no_test_code(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(
+        REPOSITORY / "src" / "setpoint",
+        project / "src" / "setpoint",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, project / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "."]
+    subprocess.run(command, cwd=project, check=True, capture_output=True)
+    (wheel,) = project.glob("setpoint-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert not [name for name in names if name.startswith("setpoint/testing/")]
+    assert {"setpoint/cli.py", "setpoint/engine/kernels/cpu/panels.h"} <= set(names)

@@ -1,0 +1,70 @@
+"""The tables of rooms in the documents say what the rules say: every room stands in README and in
+docs/architecture.md, where the last column is what the room may import.
+
+After a change of the rules: ``python tests/arch/test_documents.py`` writes that column anew.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rooms import ALLOWED, EVERYTHING
+
+import setpoint
+
+REPOSITORY = Path(setpoint.__file__).parents[2]
+README, PAGE = REPOSITORY / "README.md", REPOSITORY / "docs" / "architecture.md"
+ROW = re.compile(r"^\| `([\w.]+?)/?` \| (.*) \| ([^|]*) \|$", re.MULTILINE)
+"""Room, what it holds, what it may import."""
+
+
+def top_of(room: str) -> str:
+    return room.partition(".")[0]
+
+
+def imports_of(room: str) -> str:
+    """The rooms that this one and those below it may import, in one cell."""
+    if room in EVERYTHING:
+        return "everything"
+    found = {
+        top_of(other)
+        for below, (ours, _) in ALLOWED.items()
+        if top_of(below) == room
+        for other in ours
+    }
+    return ", ".join(sorted(found - {room})) or "–"
+
+
+def rooms() -> set[str]:
+    return {top_of(room) for room in ALLOWED} | EVERYTHING
+
+
+def written(page: str) -> str:
+    def row(found: re.Match[str]) -> str:
+        name = found[1].removesuffix(".py")
+        if name not in rooms():
+            return found[0]
+        return f"| `{found[1] if found[1].endswith('.py') else name + '/'}` | {found[2]} | {imports_of(name)} |"
+
+    return ROW.sub(row, page)
+
+
+def test_the_table_of_imports_is_the_rules() -> None:
+    page = PAGE.read_text()
+    assert page == written(page)
+
+
+def test_every_room_stands_in_both_tables() -> None:
+    for page in (README, PAGE):
+        named = {
+            name.removesuffix(".py")
+            for line in page.read_text().splitlines()
+            if line.startswith("| `")
+            for name in re.findall(r"`([\w.]+?)/?`", line.split("|")[1])
+        }
+        assert rooms() - {"cli"} <= named, page.name
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))
