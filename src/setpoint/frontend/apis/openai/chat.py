@@ -177,8 +177,8 @@ class ChatApi:
 
 
 class ChatChoices:
-    """The choices of a chat, whole or as a stream: first the role, then deltas, and the finish
-    reason in a separate chunk."""
+    """The choices of a chat, whole or as a stream: first the role, then deltas, the last of which
+    has the finish reason."""
 
     def __init__(self, tokenizer: Tokenizer, make_parser: MakeParser) -> None:
         self._tokenizer = tokenizer
@@ -215,20 +215,17 @@ class ChatChoices:
         logprobs = (
             None if piece.logprobs is None else chat_logprobs(self._tokenizer, [piece.logprobs])
         )
-        if not deltas and logprobs is None:
+        if not deltas and logprobs is None and output.finish is None:
             return None
         answer = gathered(deltas)
         if answer.calls:
             self._callers.add(output.index)
-        return _chunk_choice(
-            output, _fields(answer, content=answer.text or None), logprobs=logprobs
-        )
-
-    def closing(self, output: SequenceOutput) -> dict[str, Any]:
-        has_calls = output.index in self._callers
+        # Clients expect each delta to say something, or to be the last.
+        is_silent = not (answer.reasoning or answer.calls) and output.finish is None
+        content = answer.text or ("" if is_silent else None)
         return {
-            **_chunk_choice(output, _fields(_NOTHING)),
-            **_finish_fields(output, has_calls=has_calls),
+            **_chunk_choice(output, _fields(answer, content=content), logprobs=logprobs),
+            **_finish_fields(output, has_calls=output.index in self._callers),
         }
 
 

@@ -174,12 +174,10 @@ class CompletionChoices:
             if piece.logprobs is None
             else self._logprobs[piece.output.index].of_outputs([piece.logprobs])
         )
-        if not piece.text and logprobs is None:
+        output = piece.output
+        if not piece.text and logprobs is None and output.finish is None:
             return None
-        return _chunk_choice(piece.output, piece.text, logprobs)
-
-    def closing(self, output: SequenceOutput) -> dict[str, Any]:
-        return {**_chunk_choice(output, "", None), **finish_fields(output)}
+        return {**_chunk_choice(output, piece.text, logprobs), **finish_fields(output)}
 
     def _logprobs_of(self, output: SequenceOutput) -> CompletionLogprobs:
         return CompletionLogprobs(

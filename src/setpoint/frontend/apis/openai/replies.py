@@ -24,10 +24,8 @@ class ChoiceMaker(Protocol):
         """A choice sent before the first piece of a sequence."""
 
     def choice(self, piece: Piece) -> dict[str, Any] | None:
-        """The choice of a piece; None if there is nothing to show."""
-
-    def closing(self, output: SequenceOutput) -> dict[str, Any] | None:
-        """A choice sent when a sequence has ended."""
+        """The choice of a piece; None if there is nothing to show. That of a sequence's last piece
+        has the finish reason and is never None."""
 
 
 class Reply:
@@ -87,10 +85,10 @@ class Reply:
                 if output.index not in opened:
                     opened.add(output.index)
                     choices.append(maker.opening(output))
-                choices.append(maker.choice(piece))
-                if output.finish is not None:
-                    closing = maker.closing(output)
-                    choices.append(closing and self._with_hidden_state(closing, output))
+                choice = maker.choice(piece)
+                if choice is not None and output.finish is not None:
+                    choice = self._with_hidden_state(choice, output)
+                choices.append(choice)
                 for choice in choices:
                     if choice is not None:
                         yield (
