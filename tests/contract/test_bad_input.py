@@ -68,6 +68,8 @@ def type_of(answer: dict[str, Any]) -> str:
             "BadRequestError",
         ),
         ({"text": "a", "return_logprob": True, "token_ids_logprob": [1] * 1001}, "BadRequestError"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [[0]]}, "BadRequestError"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [[0], [1]]}, "BadRequestError"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "BadRequestError"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": 10**30}, "BadRequestError"),
         ({"text": "abc", "return_logprob": True, "logprob_start_len": 4}, "BadRequestError"),

@@ -101,3 +101,29 @@ def test_openai_s_routes_have_that_of_the_last_step(
         assert wrong.status_code == 400
 
     serve(scenario, hidden_size=EMBEDDING_SIZE)
+
+
+@pytest.mark.parametrize("tokens_per_event", [1, 3, 100])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_openai_s_routes_keep_one_state_however_long_the_answer(
+    serve: Serve, path: str, tokens_per_event: int
+) -> None:
+    """A chat without max_tokens may fill the context, but its answer has the state of one token."""
+    chat = path.startswith("/v1/chat")
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
+
+    async def scenario(server: Any) -> None:
+        body = prompt | {"return_hidden_states": True, "n": 2, "stop": "ef"}
+        body |= {} if chat else {"max_tokens": 100}
+        answer = await server.http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        for choice in answer.json()["choices"]:
+            assert choice["hidden_states"] == [5.0] * EMBEDDING_SIZE
+        assert not any(request.return_hidden_states for request in server.engine.submitted)
+
+    engine = FakeEngine(
+        script=lambda request: list(b"abcdefgh"),
+        context_len=1 << 19,
+        tokens_per_event=tokens_per_event,
+    )
+    serve(scenario, engine, hidden_size=EMBEDDING_SIZE)

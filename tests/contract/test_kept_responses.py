@@ -21,11 +21,15 @@ def test_background(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         responses = server.openai.responses
         begun = await responses.create(model="default", input="hi", background=True)
-        assert (begun.status, begun.background) == ("in_progress", True)
+        assert (begun.status, begun.background) == ("queued", True)
+        seen = [begun.status]
         async with asyncio.timeout(20):
-            while (answer := await responses.retrieve(begun.id)).status == "in_progress":
+            while seen[-1] in ("queued", "in_progress"):
+                answer = await responses.retrieve(begun.id)
+                seen.append(answer.status)
                 await asyncio.sleep(0.001)
-        assert (answer.status, answer.output_text) == ("completed", "Hello")
+        assert list(dict.fromkeys(seen)) == ["queued", "in_progress", "completed"]
+        assert answer.output_text == "Hello"
         assert (await responses.cancel(begun.id)).status == "completed"
         begun = await responses.create(model="default", input="hi", background=True)
         while not server.engine.running:
@@ -49,11 +53,17 @@ def test_what_is_not_stored_or_deleted_is_not_there(serve: Serve) -> None:
         unstored = await responses.create(model="default", input="hi", store=False)
         deleted = await responses.create(model="default", input="hi")
         await responses.delete(deleted.id)
-        for own_id in (unstored.id, deleted.id, "resp_of_somebody_else", "../x", "x" * 500):
+        for own_id in (unstored.id, deleted.id, "resp_of_somebody_else", "resp_" * 100):
             with pytest.raises(openai.NotFoundError, match="previous_response_id: this server"):
                 await responses.create(model="default", input="hi", previous_response_id=own_id)
             with pytest.raises(openai.NotFoundError):
                 await responses.retrieve(own_id)
+        for own_id in ("bad", "x" * 500):
+            with pytest.raises(openai.BadRequestError, match="Invalid 'previous_response_id'"):
+                await responses.create(model="default", input="hi", previous_response_id=own_id)
+            for method in (responses.retrieve, responses.cancel, responses.delete):
+                with pytest.raises(openai.BadRequestError, match="Invalid 'response_id'"):
+                    await method(own_id)
 
     serve(scenario, says("Hello", context_len=ROOM))
 
@@ -64,15 +74,16 @@ def kept(own_id: str, text: str = "", **options: Any) -> KeptResponse:
 
 def test_the_least_recently_used_responses_go_first() -> None:
     store = ResponseStore(max_responses=3, max_bytes=10_000)
-    for name in "abc":
+    names = [f"resp_{letter}" for letter in "abcde"]
+    for name in names[:3]:
         store.put(kept(name))
-    store.get("a")
-    store.put(kept("d"))
-    assert [name for name in "abcd" if name in store] == ["a", "c", "d"]
-    store.put(kept("e", "x" * 9_000))
-    assert [name for name in "abcde" if name in store] == ["e"]
-    store.put(kept("e", "x" * 11_000))
-    assert "e" not in store, "larger than everything together"
+    store.get("resp_a")
+    store.put(kept("resp_d"))
+    assert [name for name in names if name in store] == ["resp_a", "resp_c", "resp_d"]
+    store.put(kept("resp_e", "x" * 9_000))
+    assert [name for name in names if name in store] == ["resp_e"]
+    store.put(kept("resp_e", "x" * 11_000))
+    assert "resp_e" not in store, "larger than everything together"
 
 
 def test_empty_values_take_memory_too() -> None:

@@ -79,6 +79,10 @@ REFUSED = [
     ({"input": "x", "max_tokens": 5}, "max_tokens is not supported"),
     ({"input": "x", "n": 2}, "n is not supported"),
     ({"input": "x", "previous_response_id": 5}, "previous_response_id must be a string"),
+    (
+        {"input": "x", "previous_response_id": "bad"},
+        "Invalid 'previous_response_id': 'bad'. The id of a response begins with 'resp_'.",
+    ),
     ({"input": "x", "model": "a:b"}, "model 'a:b' names a LoRA adapter"),
 ]
 
@@ -90,6 +94,23 @@ def test_bodies_are_refused_by_name(serve: Serve) -> None:
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, 400), body
             assert message in answer.json()["error"]["message"]
         assert not server.engine.submitted
+
+    serve(scenario, says("x"))
+
+
+def test_a_model_of_null_is_the_served_one(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        bodies = {
+            "/v1/responses": {"input": "x"},
+            "/v1/responses/input_tokens": {"input": "x"},
+            "/v1/completions": {"prompt": "x"},
+            "/v1/chat/completions": {"messages": [USER]},
+        }
+        for route, body in bodies.items():
+            answer = await server.http.post(route, json=body | {"model": None})
+            assert answer.status_code == 200, (route, answer.text)
+            assert answer.json().get("model", "org/tiny") == "org/tiny"
+            assert "warnings" not in answer.text
 
     serve(scenario, says("x"))
 

@@ -171,6 +171,14 @@ def test_the_line_that_differs_in_every_request_of_claude_code_is_left_out() -> 
             ),
         ),
         (
+            [user("a"), assistant([CALL]), user([{"type": "tool_result"}])],
+            "messages[2].content[0].tool_use_id is missing.",
+        ),
+        (
+            [user("a"), assistant([CALL]), user([{"type": "tool_result", "id": "x"}])],
+            "messages[2].content[0].id is 'x', but no earlier tool_use block has that id.",
+        ),
+        (
             [user("a"), assistant([CALL]), user([{**RESULT, "content": [{"type": "image"}]}])],
             "messages[2].content[0].content[0].type must be text, got 'image'",
         ),
@@ -204,3 +212,10 @@ def test_many_messages_of_one_turn_are_joined_once() -> None:
     history = history_of(None, [user(f"{number:0200}") for number in range(20_000)])
     (turn,) = history
     assert turn["content"].split("\n") == [f"{number:0200}" for number in range(20_000)]
+
+
+@pytest.mark.parametrize("more", [{}, {"tool_use_id": None}])
+def test_the_call_of_a_result_may_be_named_by_id(more: dict[str, Any]) -> None:
+    result = {"type": "tool_result", "id": "toolu_1", "content": "blue", **more}
+    history = history_of(None, [user("a"), assistant([CALL]), user([result])])
+    assert history[-1] == {"role": "tool", "tool_call_id": "toolu_1", "content": "blue"}

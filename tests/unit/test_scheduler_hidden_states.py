@@ -74,3 +74,26 @@ def test_a_pause_in_the_middle_of_a_prompt() -> None:
     h.resume()
     h.drain()
     check(h, "a", LONG, 5)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("stream", [True, False])
+def test_that_of_each_output_token(depth: int, stream: bool, tmp_path: Path) -> None:
+    """Nothing of the prompt is brought, so that its beginning may come from the cache."""
+    h = Harness(depth=depth, num_pages=70, conservativeness=0.01, chunked_prefill_size=8)
+    h.submit("before", LONG, max_new_tokens=3)
+    h.drain()
+    for number in range(4):
+        h.submit(
+            f"r{number}", LONG, max_new_tokens=20 + number, output_hidden_states=True, stream=stream
+        )
+    h.drain()
+    assert h.recorder.retractions
+    for number in range(4):
+        ids = reference(np.array(LONG, np.int32), 20 + number, hashed_token(VOCAB))
+        outcome = h.outcomes[f"r{number}"]
+        assert (outcome.ids, outcome.num_cached > 0) == (ids, True)
+        pairs = list(enumerate([*LONG, *ids][:-1]))[len(LONG) - 1 :]
+        assert outcome.hidden_states == [float(n) for pair in pairs for n in pair]
+    replay = replayed(record(h, tmp_path / "run"))
+    assert replay.agrees, replay.difference

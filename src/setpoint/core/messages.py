@@ -78,8 +78,9 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     """Sent once, with the first output or, if there is none, with the end; None for a request that
     was never admitted."""
     hidden_states: bytes = b""
-    """New hidden states, if asked for: [positions, hidden size] little-endian float32. All events
-    together have one for each token of the prompt and of the outputs but the last."""
+    """New hidden states, if asked for: [positions, hidden size] little-endian float32. With
+    ``return_hidden_states`` all events together have one for each token of the prompt and of the
+    outputs but the last; with ``output_hidden_states`` an event has one for each of its ids."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

@@ -77,6 +77,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     return_hidden_states: bool = False
     """Bring the hidden state of every token that is computed, the prompt's included. No beginning
     of the prompt is taken from the cache then, because its hidden states are not kept."""
+    output_hidden_states: bool = False
+    """Bring, for each output token, the hidden state that it was sampled from."""
     constrain_after: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_CONSTRAIN_AFTER)] = ()
     """Consecutive token ids after whose first occurrence in the outputs the constraint of
     ``sampling`` begins (the end of the reasoning); empty: it holds from the first output."""

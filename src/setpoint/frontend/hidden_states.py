@@ -22,12 +22,12 @@ NOT_ENABLED = (
 
 def check_hidden_states(requests: Sequence[Request], config: FrontendConfig) -> None:
     """Raise RequestError (400) if hidden states are asked for and not enabled, or too many."""
-    asking = [request for request in requests if request.return_hidden_states]
-    if not asking:
+    total = sum(_most_states(request, config) for request in requests)
+    if not total:
         return
     if config.hidden_size is None:
         raise RequestError(NOT_ENABLED)
-    total = sum(_most_tokens(request, config) for request in asking) * config.hidden_size
+    total *= config.hidden_size
     if total > MAX_NUMBERS:
         raise RequestError(
             f"return_hidden_states: the answer could have {total} numbers ({config.hidden_size} for"
@@ -36,7 +36,10 @@ def check_hidden_states(requests: Sequence[Request], config: FrontendConfig) -> 
         )
 
 
-def _most_tokens(request: Request, config: FrontendConfig) -> int:
+def _most_states(request: Request, config: FrontendConfig) -> int:
+    """The most hidden states that a request's answer may have."""
+    if not request.return_hidden_states:
+        return int(request.output_hidden_states)
     num_prompt, wanted = len(request.prompt_ids) // 4, request.sampling.max_new_tokens
     return config.context_len if wanted is None else num_prompt + wanted
 
@@ -47,3 +50,12 @@ def hidden_states(output: SequenceOutput, size: int) -> list[list[list[float]] |
     num_tokens = output.num_prompt + max(output.num_outputs - 1, 0)
     states = np.frombuffer(b"".join(output.hidden_states), "<f4").reshape(-1, size)[:num_tokens]
     return [states[: output.num_prompt].tolist(), *states[output.num_prompt :].tolist()]
+
+
+def last_hidden_state(output: SequenceOutput) -> list[float]:
+    """The hidden state that the last output token was sampled from; empty if that was the prompt's
+    last, as in SGLang."""
+    if output.num_outputs < 2 or not output.hidden_states:
+        return []
+    numbers: list[float] = np.frombuffer(output.hidden_states[-1], "<f4").tolist()
+    return numbers

@@ -54,6 +54,7 @@ class Options:
     routing_key: str = ""
     constrain_after: tuple[int, ...] = ()
     return_hidden_states: bool = False
+    output_hidden_states: bool = False
 
 
 def new_rid() -> str:
@@ -186,6 +187,7 @@ class Intake:
                 routing_key=options.routing_key,
                 constrain_after=options.constrain_after,
                 return_hidden_states=options.return_hidden_states,
+                output_hidden_states=options.output_hidden_states,
             )
             for index in range(sampling.n)
         ]

@@ -57,7 +57,8 @@ class SequenceOutput:
         """Logprob blocks that cover ``output_ids`` in order, if asked for."""
         self.prompt_logprobs: LogprobBlock | None = None
         self.hidden_states: list[bytes] = []
-        """Hidden states in the form of TokenEvent, if asked for."""
+        """Hidden states in the form of TokenEvent, if asked for; with ``output_hidden_states`` only
+        that of the last output token."""
         self.embedding = b""
         """The vector of a pooled request, in the form of TokenEvent."""
         self.headers = came.headers
@@ -127,8 +128,12 @@ class SequenceOutput:
         self.timing = event.timing or self.timing
         self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
         self.embedding = event.embedding
-        if event.hidden_states:
+        if event.hidden_states and self.request.return_hidden_states:
             self.hidden_states.append(event.hidden_states)
+        elif event.hidden_states and num_kept:
+            # One for each id; only the last is ever shown.
+            size = len(event.hidden_states) // len(event.ids)
+            self.hidden_states = [event.hidden_states[(num_kept - 1) * size : num_kept * size]]
         self.output_ids += event.ids[:num_kept]
         block = event.output_logprobs
         if block is not None and dropped:

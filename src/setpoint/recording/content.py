@@ -232,6 +232,7 @@ class Withheld:
             pooling=request.pooling,
             seed=request.seed,
             return_hidden_states=request.return_hidden_states,
+            output_hidden_states=request.output_hidden_states,
         )
 
     def planned(self, plan: StepPlan) -> None:

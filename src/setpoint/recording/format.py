@@ -91,6 +91,7 @@ class KeptArrival(msgspec.Struct, frozen=True, array_like=True, tag="A"):
     pooling: PoolingKind | None
     seed: int
     return_hidden_states: bool = False
+    output_hidden_states: bool = False
 
 
 class KeptResult(msgspec.Struct, frozen=True, array_like=True, tag="R"):

@@ -149,6 +149,7 @@ def request_of(arrival: KeptArrival, outline: Outline, ids: SurrogateIds) -> Req
         routing_key=arrival.routing_key,
         pooling=arrival.pooling,
         return_hidden_states=arrival.return_hidden_states,
+        output_hidden_states=arrival.output_hidden_states,
     )
 
 

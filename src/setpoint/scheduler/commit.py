@@ -106,6 +106,8 @@ class Committer:
             _keep_logprobs(seq, result, len(seq.outputs) - before)
         if seq.request.return_hidden_states:
             _keep_hidden_states(seq, result)
+        if seq.request.output_hidden_states and len(seq.outputs) > before:
+            _keep_output_hidden_state(seq, result)
         if finish is GRAMMAR_ENDED:
             return self._end_by_grammar(seq, finish, discards=False)
         if finish is not None:
@@ -119,7 +121,9 @@ class Committer:
         """Find out which tokens the grammar forces next. If logprobs or hidden states are wanted,
         every token has a step of its own, in which they are taken."""
         request = seq.request
-        if seq.grammar is None or request.return_logprob or request.return_hidden_states:
+        if request.return_hidden_states or request.output_hidden_states:
+            return
+        if seq.grammar is None or request.return_logprob:
             return
         if seq.forced or seq.remaining < 2:
             return
@@ -217,6 +221,13 @@ def _keep_hidden_states(seq: Sequence, result: StepResult) -> None:
     if len(new):
         seq.hidden_states.append(new.astype("<f4", copy=False).tobytes())
         seq.num_hidden_states += len(new)
+
+
+def _keep_output_hidden_state(seq: Sequence, result: StepResult) -> None:
+    """Keep the hidden state that the step's output token was sampled from."""
+    found = result.hidden_states.get(seq.seq_id)
+    if found is not None:
+        seq.hidden_states.append(found.values[-1].astype("<f4", copy=False).tobytes())
 
 
 def _end_of_prompt(seq: Sequence, result: StepResult) -> Finish | None:

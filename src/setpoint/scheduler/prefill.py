@@ -342,6 +342,6 @@ def _admission(seq: Sequence) -> Admit:
         logprob_start=request.logprob_start_len + 1 if _wants_prompt_logprobs(seq) else -1,
         top_logprobs_num=request.top_logprobs_num,
         token_ids_logprob=request.token_ids_logprob,
-        return_hidden_states=request.return_hidden_states,
+        return_hidden_states=request.return_hidden_states or request.output_hidden_states,
         pooling=request.pooling,
     )

@@ -315,7 +315,8 @@ def _hidden_states(request: Request, ids: Sequence[int], num_before: int) -> byt
     each new token's predecessor. A hidden state is EMBEDDING_SIZE times its place in the answer, 0
     for the prompt."""
     if not request.return_hidden_states:
-        return b""
+        places = range(num_before, num_before + len(ids)) if request.output_hidden_states else []
+        return np.repeat(np.array(places, "<f4"), EMBEDDING_SIZE).tobytes()
     prompt = [0] * len(request.prompt()) if num_before == 0 else []
     places = range(max(num_before, 1), num_before + len(ids))
     return np.repeat(np.array([*prompt, *places], "<f4"), EMBEDDING_SIZE).tobytes()

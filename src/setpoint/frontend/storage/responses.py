@@ -14,6 +14,7 @@ import msgspec
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
 
+ID_PREFIX = "resp_"
 MAX_RESPONSES = 10_000
 MAX_BYTES = 256 << 20
 """Most memory of all kept responses, estimated from their JSON; each is counted with the whole
@@ -72,7 +73,14 @@ class ResponseStore:
                 ended = (key for key, (each, _) in self._kept.items() if each.cancel is None)
 
     def get(self, response_id: str, *, name: str = "response_id") -> KeptResponse:
-        """name: the field that named it. Raises RequestError (404)."""
+        """name: the field that named it. Raises RequestError: 400 for what is no response's id,
+        404 for a response that is not kept."""
+        if not response_id.startswith(ID_PREFIX):
+            raise RequestError(
+                f"Invalid {name!r}: {shown(response_id, 64)!r}. The id of a response begins with"
+                f" {ID_PREFIX!r}.",
+                err_type="invalid_request_error",
+            )
         with self._lock:
             found = self._kept.get(response_id)
             if found is None:
@@ -98,7 +106,7 @@ class ResponseStore:
         return next(item for item in output if item["id"] == item_id)
 
     def delete(self, response_id: str) -> KeptResponse:
-        """Raises RequestError (404)."""
+        """Raises like ``get``."""
         kept = self.get(response_id)
         with self._lock:
             self._drop(response_id)

@@ -44,7 +44,9 @@ class ToolUseBlock(msgspec.Struct):
 
 
 class ToolResultBlock(msgspec.Struct):
-    tool_use_id: str
+    tool_use_id: str | None = None
+    id: str | None = None
+    """What some older clients send instead of ``tool_use_id``."""
     content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
 
@@ -158,15 +160,18 @@ def _asked(role: str, blocks: Sequence[Block], where: str, known_calls: set[str]
 
 
 def _result(block: ToolResultBlock, where: str, known_calls: set[str]) -> Message:
-    if block.tool_use_id not in known_calls:
+    name = "id" if block.tool_use_id is None and block.id is not None else "tool_use_id"
+    call_id: str | None = getattr(block, name)
+    if call_id is None:
+        raise RequestError(f"{where}.tool_use_id is missing.")
+    if call_id not in known_calls:
         raise RequestError(
-            f"{where}.tool_use_id is {shown(block.tool_use_id, 64)!r}, but no earlier"
-            " tool_use block has that id."
+            f"{where}.{name} is {shown(call_id, 64)!r}, but no earlier tool_use block has that id."
         )
     text = _joined(_texts(block.content or "", f"{where}.content"))
     return {
         "role": "tool",
-        "tool_call_id": block.tool_use_id,
+        "tool_call_id": call_id,
         "content": f"Error: {text}" if block.is_error else text,
     }
 

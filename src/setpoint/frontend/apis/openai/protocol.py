@@ -42,7 +42,7 @@ class StreamOptions(msgspec.Struct):
 class AnyBody(msgspec.Struct, kw_only=True):
     """The fields that the body of every OpenAI route may have."""
 
-    model: str = DEFAULT_MODEL
+    model: str | None = DEFAULT_MODEL
     rid: str | None = None
     priority: int | None = None
     routing_key: str | None = None
@@ -54,7 +54,7 @@ class AnyBody(msgspec.Struct, kw_only=True):
     def other_model(self, served: str) -> list[str]:
         """A warning for a client that has named another model than the served one; any name is
         served."""
-        if self.model in (served, DEFAULT_MODEL, ""):
+        if self.model is None or self.model in (served, DEFAULT_MODEL, ""):
             return []
         return [other_model_warning(self.model, served)]
 
@@ -62,7 +62,7 @@ class AnyBody(msgspec.Struct, kw_only=True):
         """Raise RequestError (400) for values that no engine could honour, or that this one cannot
         honour yet."""
         check_key(self.model, "model")
-        if ":" in self.model:
+        if ":" in (self.model or ""):
             raise RequestError(
                 f"model {self.model!r} names a LoRA adapter, which is not supported by this server"
                 " yet."
@@ -184,7 +184,7 @@ class CommonBody(SamplingBody, kw_only=True):
         options = super().options(
             top_logprobs_num=top_logprobs_num, logprob_start_len=logprob_start_len
         )
-        return replace(options, return_hidden_states=bool(self.return_hidden_states))
+        return replace(options, output_hidden_states=bool(self.return_hidden_states))
 
     def check(self) -> None:
         if self.stream_options is not None and not self.stream:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from setpoint.frontend.apis.openai.protocol import CommonBody
 from setpoint.frontend.config import FrontendConfig
-from setpoint.frontend.hidden_states import hidden_states
+from setpoint.frontend.hidden_states import last_hidden_state
 from setpoint.frontend.jobs import Job, Piece, SequenceOutput
 
 
@@ -103,11 +103,8 @@ class Reply:
     def _with_hidden_state(self, choice: dict[str, Any], output: SequenceOutput) -> dict[str, Any]:
         """The choice with the hidden state of the last step; an empty one if there was only the
         prompt's step."""
-        if not output.request.return_hidden_states:
-            return choice
-        assert self._config.hidden_size is not None, "checked before the request ran"
-        steps = hidden_states(output, self._config.hidden_size)
-        choice.get("delta", choice)["hidden_states"] = steps[-1] if len(steps) > 1 else []
+        if output.request.output_hidden_states:
+            choice.get("delta", choice)["hidden_states"] = last_hidden_state(output)
         return choice
 
     def usage(self, outputs: Iterable[SequenceOutput]) -> dict[str, Any]:

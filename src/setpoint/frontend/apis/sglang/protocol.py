@@ -194,6 +194,10 @@ def _picked_ids(value: list[Any] | None, count: int, is_batch: bool) -> list[lis
     if not value:
         return [[] for _ in range(count)]
     lists, one_each = as_id_lists(value, "token_ids_logprob", max_lists=None)
-    return (
-        _spread(lists, count, "token_ids_logprob") if is_batch and one_each else [lists[0]] * count
-    )
+    if not one_each:
+        return [lists[0]] * count
+    if not is_batch:
+        raise RequestError(
+            "token_ids_logprob must be a flat list of integers, because there is one prompt."
+        )
+    return _spread(lists, count, "token_ids_logprob")

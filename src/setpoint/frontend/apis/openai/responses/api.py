@@ -23,7 +23,7 @@ from setpoint.frontend.intake import Options, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.service import Service
-from setpoint.frontend.storage.responses import Item, KeptResponse, ResponseStore
+from setpoint.frontend.storage.responses import ID_PREFIX, Item, KeptResponse, ResponseStore
 
 ROUTE = "/v1/responses"
 COUNT_ROUTE = "/v1/responses/input_tokens"
@@ -51,7 +51,7 @@ class ResponsesApi:
         inputs, earlier = items_of(body.input, self._store.item), self._earlier(body)
         sampling = body.sampling(config.sampling_defaults)
         messages = messages_of(body.instructions, earlier, inputs)
-        own_id = f"resp_{new_rid()}"
+        own_id = ID_PREFIX + new_rid()
         prepared = await self._chat.prepare(
             chat_request(body, messages, sampling, body.options(top_logprobs_num=None)),
             rid=body.rid or own_id,
@@ -156,10 +156,21 @@ class ResponseExchange:
         return event
 
     def begin_in_background(self) -> dict[str, Any]:
-        """Keep the response as one that is under way; ``cancel`` of the store's entry ends it."""
-        response = self._head.begun("in_progress")
+        """Keep the response as one that waits for the engine; ``cancel`` of the store's entry ends
+        it."""
+        response = self._head.begun("queued")
         self._store.put(self._kept(response, is_running=True))
         return response
+
+    async def run_in_background(self) -> None:
+        """Run to the end, and keep the response when its first tokens come and when it is whole.
+        Raises like ``Job.pieces``."""
+        is_queued = True
+        async for _ in self.job.pieces():
+            if is_queued and self._head.id in self._store:
+                self._store.put(self._kept(self._head.begun("in_progress"), is_running=True))
+            is_queued = False
+        self.reply(self.job.outputs)
 
     def end_in_background(self, refusal: Refusal | None) -> None:
         """Keep how a response in the background has ended: cancelled, or with ``refusal``. One that

@@ -112,7 +112,8 @@ class ResponseHead:
     def _usage(self, output: SequenceOutput) -> dict[str, Any]:
         return {
             "input_tokens": output.num_prompt,
-            "input_tokens_details": {"cached_tokens": output.num_cached},
+            # Every prompt is cached, without a request or a charge for writing it.
+            "input_tokens_details": {"cached_tokens": output.num_cached, "cache_write_tokens": 0},
             "output_tokens": output.num_outputs,
             "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens(output)},
             "total_tokens": output.num_prompt + output.num_outputs,

@@ -122,9 +122,8 @@ class ResponseRoutes:
 
 async def _work(exchange: ResponseExchange) -> None:
     try:
-        with exchange.job as job:
-            outputs = await job.wait()
-        exchange.reply(outputs)
+        with exchange.job:
+            await exchange.run_in_background()
     except ClientGoneError:
         exchange.end_in_background(None)
     except SetpointError as error:
