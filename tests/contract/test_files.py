@@ -6,7 +6,9 @@ from __future__ import annotations
 import errno
 import logging
 import re
+import sqlite3
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ def test_a_file_through_its_life(serve: Serve, tmp_path: Path) -> None:
         first = await files.create(file=("../../etc/passwd.jsonl", content), purpose="batch")
         assert (first.filename, first.bytes) == ("../../etc/passwd.jsonl", len(content))
         assert (first.purpose, first.status, first.expires_at) == ("batch", "processed", None)
-        assert on_disk(tmp_path) == [first.id, f"{first.id}.json"]
+        assert on_disk(tmp_path) == [first.id]
         assert (await files.content(first.id)).content == content
         assert await files.retrieve(first.id) == first
         second = await files.create(file=("b.txt", b"b"), purpose="user_data")
@@ -51,7 +53,7 @@ def test_a_file_through_its_life(serve: Serve, tmp_path: Path) -> None:
         assert page.has_more
         assert [file.id async for file in page] == [second.id, first.id]
         assert (await files.delete(first.id)).deleted
-        assert on_disk(tmp_path) == [second.id, f"{second.id}.json"]
+        assert on_disk(tmp_path) == [second.id]
         for call in (files.retrieve, files.content, files.delete):
             with pytest.raises(openai.NotFoundError, match="There is no file"):
                 await call(first.id)
@@ -78,16 +80,20 @@ def test_a_restart_finds_what_is_whole_and_removes_the_rest(
         Storage(tmp_path)
     storage.close()
     files = tmp_path / "files"
-    damaged = next(files.glob("*.json"))
-    damaged.write_bytes(b'{"id": "file-')
+    damaged = on_disk(tmp_path)[0]
+    with closing(sqlite3.connect(tmp_path / "documents.sqlite3")) as database:
+        database.execute(
+            "UPDATE documents SET content = ? WHERE id = ?", (b'{"id": "file-', damaged)
+        )
+        database.commit()
     (files / f"file-{'0' * 24}").write_bytes(b"content whose document was not written any more")
     (files / f"file-{'1' * 24}.part").write_bytes(b"half")
     (files / "notes.txt").write_bytes(b"not ours")
     with caplog.at_level(logging.WARNING):
         storage = Storage(tmp_path)
-    assert f"{damaged} is not the description of a stored file; it is ignored." in caplog.messages
-    assert {"notes.txt", damaged.name, damaged.stem} < {*on_disk(tmp_path)}
-    assert len(on_disk(tmp_path)) == 5
+    assert f"The stored file {damaged} is damaged; it is ignored." in caplog.messages
+    assert {damaged, "notes.txt"} < {*on_disk(tmp_path)}
+    assert len(on_disk(tmp_path)) == 3
     serve(look, storage=storage)
 
 
@@ -289,3 +295,38 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used: "):
         Storage(tmp_path / "file")
+    (tmp_path / "documents.sqlite3").write_bytes(b"no database" * 100)
+    with pytest.raises(ConfigError, match=r"documents.sqlite3: file is not a database"):
+        Storage(tmp_path)
+
+
+def test_a_folder_of_an_earlier_version_is_left_alone(tmp_path: Path) -> None:
+    old = tmp_path / "files" / f"file-{'0' * 24}"
+    old.parent.mkdir()
+    old.write_bytes(LINES)
+    old.with_suffix(".json").write_text("{}")
+    with pytest.raises(ConfigError, match="written by an earlier version"):
+        Storage(tmp_path)
+    assert old.read_bytes() == LINES
+
+
+def test_a_full_disk_under_the_documents(serve: Serve, tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    (limit,) = storage._documents._database.execute("PRAGMA page_count").fetchone()
+    storage._documents._database.execute(f"PRAGMA max_page_count = {limit}")
+
+    async def scenario(server: Any) -> None:
+        async def fill() -> None:
+            for _ in range(50):
+                await server.openai.files.create(file=("a" * 200, LINES), purpose="batch")
+
+        with pytest.raises(openai.InternalServerError, match="is full") as refused:
+            await fill()
+        assert refused.value.status_code == 507
+        kept = [file.id for file in (await server.openai.files.list()).data]
+        assert (await server.openai.files.content(kept[0])).content == LINES
+
+    serve(scenario, storage=storage)
+    storage.close()
+    again = Storage(tmp_path)
+    assert {*on_disk(tmp_path)} == {file.id for file in again.files.listing()}

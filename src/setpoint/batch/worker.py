@@ -24,8 +24,8 @@ from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
 from setpoint.frontend.feed import BackgroundGate
 from setpoint.frontend.service import Service
 from setpoint.frontend.storage.batches import Batch, BatchFault
+from setpoint.frontend.storage.documents import new_id
 from setpoint.frontend.storage.files import PREFIX, Upload
-from setpoint.frontend.storage.folder import new_id
 from setpoint.frontend.storage.storage import Storage
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,6 @@ batches (``setpoint.batch.worker``) reads and advances them here."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,12 +14,10 @@ import msgspec
 
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
+from setpoint.frontend.storage.documents import Documents, new_id
 from setpoint.frontend.storage.files import FileStore
-from setpoint.frontend.storage.folder import PART, is_id, new_id, read_documents, write_document
 
-logger = logging.getLogger(__name__)
-
-PREFIX = "batch_"
+KIND, PREFIX = "batch", "batch_"
 MAX_BATCHES = 1000
 """Most batches that are kept: the oldest that has ended is forgotten for a new one. Its files
 stay."""
@@ -72,26 +69,24 @@ class BatchBook:
     """Used on the event loop only."""
 
     def __init__(
-        self, folder: Path, files: FileStore, *, now: Callable[[], float] = time.time
+        self,
+        folder: Path,
+        documents: Documents,
+        files: FileStore,
+        *,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """Read what an earlier server has left."""
+        """Read what an earlier server has left. folder: of the journals."""
         self._folder = folder
+        self._documents = documents
         self._files = files
         self._now = now
-        kept, damaged = read_documents(folder, PREFIX, Batch)
-        for path in damaged:
-            logger.warning("%s is not the description of a batch; it is ignored.", path)
-        self._batches = {
-            batch.id: batch for batch in sorted(kept, key=lambda each: each.created_at)
-        }
+        self._batches = {batch.id: batch for batch in documents.all(KIND, Batch)}
         for batch in self._batches.values():
             if batch.status in ENDED:
                 self.journal(batch).unlink(missing_ok=True)
             else:
                 files.hold(batch.input_file_id, batch.id)
-        for path in folder.glob(f"{PREFIX}*{PART}"):
-            if is_id(path.name.removesuffix(PART).removesuffix(".json"), PREFIX):
-                path.unlink()
         self._writing = asyncio.Lock()
         self.changed = asyncio.Event()
         """Set when a batch was created or cancelled; the worker clears it."""
@@ -192,11 +187,7 @@ class BatchBook:
     async def _save(self, batch_id: str) -> None:
         # One at a time, so that an older state never replaces a newer one.
         async with self._writing:
-            path, batch = self._path(batch_id), self._batches[batch_id]
-            await asyncio.to_thread(write_document, path, batch)
-
-    def _path(self, batch_id: str) -> Path:
-        return self._folder / f"{batch_id}.json"
+            await asyncio.to_thread(self._documents.put, KIND, self._batches[batch_id])
 
     def _make_room(self) -> None:
         """Forget the oldest batch that has ended, if there are too many."""
@@ -211,5 +202,5 @@ class BatchBook:
                 err_type="TooManyRequests",
             )
         del self._batches[oldest.id]
-        self._path(oldest.id).unlink(missing_ok=True)
+        self._documents.remove(KIND, oldest.id)
         self.journal(oldest).unlink(missing_ok=True)

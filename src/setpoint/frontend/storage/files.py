@@ -4,7 +4,6 @@ data; on disk a file has its id as its name."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -16,20 +15,11 @@ import msgspec
 
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
-from setpoint.frontend.storage.folder import (
-    PART,
-    cannot_store,
-    is_id,
-    move,
-    new_id,
-    private,
-    read_documents,
-    write_document,
-)
+from setpoint.frontend.storage.documents import Documents, cannot_store, is_id, new_id
 
-logger = logging.getLogger(__name__)
-
-PREFIX = "file-"
+KIND, PREFIX = "file", "file-"
+_PART = ".part"
+"""Suffix of content that is being written."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -59,26 +49,25 @@ class FileStore:
     """Used on the event loop only."""
 
     def __init__(
-        self, folder: Path, *, limits: Limits, now: Callable[[], float] = time.time
+        self,
+        folder: Path,
+        documents: Documents,
+        *,
+        limits: Limits,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """Read what an earlier server has left, and remove what it left unfinished."""
+        """Read what an earlier server has left, and remove what it left unfinished. folder: of the
+        content."""
         self._folder = folder
+        self._documents = documents
         self._limits = limits
         self.now = now
-        stored, damaged = read_documents(folder, PREFIX, StoredFile)
-        self._files: dict[str, StoredFile] = {}
-        for file in sorted(stored, key=lambda file: file.created_at):
-            if self.path(file.id).exists():
-                self._files[file.id] = file
-            else:
-                damaged.append(self.document(file.id))
-        for path in damaged:
-            logger.warning("%s is not the description of a stored file; it is ignored.", path)
-        known = {*self._files, *(path.stem for path in damaged)}
+        self._files = {
+            file.id: file for file in documents.all(KIND, StoredFile) if self.path(file.id).exists()
+        }
+        known = documents.ids(KIND)  # the content of a damaged document may still be wanted
         for path in folder.glob(f"{PREFIX}*"):
-            is_unfinished = path.suffix == PART or path.name not in known
-            name = path.name.removesuffix(PART).removesuffix(".json")
-            if path.suffix != ".json" and is_unfinished and is_id(name, PREFIX):
+            if path.name not in known and is_id(path.name.removesuffix(_PART), PREFIX):
                 path.unlink()
         self._num_bytes = sum(file.num_bytes for file in self._files.values())
         """Bytes of all files, and of uploads so far."""
@@ -161,8 +150,9 @@ class FileStore:
         self._num_bytes -= 0 if replaced is None else replaced.num_bytes
         self._files[file.id] = file
 
-    def document(self, file_id: str) -> Path:
-        return self._folder / f"{file_id}.json"
+    def save(self, file: StoredFile) -> None:
+        """Store the description of a file whose content is there. Raises RequestError (507)."""
+        self._documents.put(KIND, file)
 
     def _forget_expired(self) -> None:
         now = self.now()
@@ -173,7 +163,7 @@ class FileStore:
 
     def _remove(self, file: StoredFile) -> None:
         # The document first: content without one is removed at the next start.
-        self.document(file.id).unlink(missing_ok=True)
+        self._documents.remove(KIND, file.id)
         self.path(file.id).unlink(missing_ok=True)
         del self._files[file.id]
         self._num_bytes -= file.num_bytes
@@ -188,14 +178,14 @@ class Upload:
         self._store = store
         self._id = file_id
         self._max_bytes = max_bytes
-        self._part = store.path(file_id + PART)
+        self._part = store.path(file_id + _PART)
         self._file: StoredFile | None = None
 
     def __enter__(self) -> Upload:
         try:
-            self._out = open(self._part, "wb", opener=private)
+            self._out = open(self._part, "wb", opener=_private)
         except OSError as error:
-            raise cannot_store(error) from None
+            raise cannot_store(error.strerror or str(error)) from None
         self._store.opened()
         return self
 
@@ -223,7 +213,7 @@ class Upload:
         try:
             await asyncio.to_thread(self._out.write, data)
         except OSError as error:
-            raise cannot_store(error) from None
+            raise cannot_store(error.strerror or str(error)) from None
 
     async def finish(
         self, *, filename: str, purpose: str, expires_after_s: int | None = None
@@ -246,8 +236,18 @@ class Upload:
         try:
             self._out.flush()
             os.fsync(self._out.fileno())
-            move(self._part, self._store.path(file.id))
+            os.replace(self._part, self._store.path(file.id))
+            folder = os.open(self._part.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         except OSError as error:
-            raise cannot_store(error) from None
+            raise cannot_store(error.strerror or str(error)) from None
         # Without its document the content is removed at the next start.
-        write_document(self._store.document(file.id), file)
+        self._store.save(file)
+
+
+def _private(path: str, flags: int) -> int:
+    """An opener of files that only their owner may read."""
+    return os.open(path, flags, 0o600)

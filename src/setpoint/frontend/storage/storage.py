@@ -1,4 +1,4 @@
-"""The parts of a server's storage together."""
+"""The folder of ``--file-storage-path``: the documents of files and batches, and their content."""
 
 from __future__ import annotations
 
@@ -6,25 +6,40 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from setpoint.core.errors import RequestError
+from setpoint.core.errors import ConfigError, RequestError
 from setpoint.frontend.storage.batches import BatchBook
+from setpoint.frontend.storage.documents import Documents
 from setpoint.frontend.storage.files import FileStore, Limits
-from setpoint.frontend.storage.folder import StorageFolder
 
 
 class Storage:
     def __init__(
         self, path: Path, *, limits: Limits | None = None, now: Callable[[], float] = time.time
     ) -> None:
-        """Open the folder of ``--file-storage-path``. Raises ConfigError if it cannot be used."""
-        self._folder = StorageFolder(path)
-        self.files = FileStore(self._folder.files, limits=limits or Limits(), now=now)
-        self.batches = BatchBook(self._folder.batches, self.files, now=now)
+        """Open the folder, or create it, for its owner alone. Raises ConfigError if it cannot be
+        used."""
+        files, batches = path / "files", path / "batches"
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (files, batches):
+                folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"--file-storage-path {path} cannot be used: {error.strerror}."
+            ) from None
+        if any(files.glob("file-*.json")) or any(batches.glob("batch_*.json")):
+            raise ConfigError(
+                f"--file-storage-path {path} was written by an earlier version, which this one"
+                " cannot read; name another folder."
+            )
+        self._documents = Documents(path)
+        self.files = FileStore(files, self._documents, limits=limits or Limits(), now=now)
+        self.batches = BatchBook(batches, self._documents, self.files, now=now)
         self.now = now
 
     def close(self) -> None:
         """Let another server have the folder."""
-        self._folder.close()
+        self._documents.close()
 
 
 def required(storage: Storage | None) -> Storage:
@@ -32,7 +47,6 @@ def required(storage: Storage | None) -> Storage:
     if storage is None:
         raise RequestError(
             "This server does not store files and batches. Start it with --file-storage-path"
-            " FOLDER to"
-            " store them there."
+            " FOLDER to store them there."
         )
     return storage

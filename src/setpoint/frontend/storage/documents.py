@@ -1,0 +1,131 @@
+"""What a server stores besides the content of files: small documents by kind and id, in one SQLite
+database. The database belongs to one server while it is open."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from setpoint.core.errors import ConfigError, RequestError
+
+logger = logging.getLogger(__name__)
+
+NAME = "documents.sqlite3"
+_ID_BYTES = 12
+
+
+class Document(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+T = TypeVar("T", bound=Document)
+
+
+class Documents:
+    """Safe for several threads. A change is whole on disk when its call returns, also after a power
+    cut."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the database of a folder, or create it, for its owner alone. Raises ConfigError if
+        that is impossible, or if another server uses it."""
+        self._lock = threading.Lock()
+        try:
+            os.close(os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o600))
+            self._database = sqlite3.connect(
+                folder / NAME, timeout=0, isolation_level=None, check_same_thread=False
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise _unusable(folder, error) from None
+        try:
+            # The first transaction locks the file, and the lock stays until the connection ends.
+            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._database.execute("PRAGMA synchronous = EXTRA")
+            self._database.execute(
+                "CREATE TABLE IF NOT EXISTS documents"
+                " (kind TEXT, id TEXT, content BLOB, PRIMARY KEY (kind, id))"
+            )
+            self._database.execute("BEGIN EXCLUSIVE")
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._database.close()
+            raise _unusable(folder, error) from None
+
+    def close(self) -> None:
+        """Let another server have the folder."""
+        self._database.close()
+
+    def all(self, kind: str, content: type[T]) -> list[T]:
+        """The documents of a kind, the oldest first. One that cannot be read is left out, with a
+        warning."""
+        rows = self._run("SELECT id, content FROM documents WHERE kind = ? ORDER BY rowid", kind)
+        found: list[T] = []
+        for own_id, text in rows:
+            try:
+                found.append(msgspec.json.decode(text, type=content))
+            except (msgspec.DecodeError, TypeError):
+                logger.warning("The stored %s %s is damaged; it is ignored.", kind, own_id)
+        return found
+
+    def ids(self, kind: str) -> set[str]:
+        """Of all documents of a kind, the damaged ones included."""
+        return {
+            own_id for own_id, _ in self._run("SELECT id, '' FROM documents WHERE kind = ?", kind)
+        }
+
+    def put(self, kind: str, document: Document) -> None:
+        """Store a document, or replace the one with its id, which keeps its place. Raises
+        RequestError (507) if the disk is full or broken."""
+        self._run(
+            "INSERT INTO documents VALUES (?, ?, ?)"
+            " ON CONFLICT DO UPDATE SET content = excluded.content",
+            kind,
+            document.id,
+            msgspec.json.encode(document),
+        )
+
+    def remove(self, kind: str, own_id: str) -> None:
+        """Raises RequestError (507)."""
+        self._run("DELETE FROM documents WHERE kind = ? AND id = ?", kind, own_id)
+
+    def _run(self, statement: str, *values: str | bytes) -> list[tuple[str, bytes]]:
+        try:
+            with self._lock:
+                return self._database.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise cannot_store(str(error)) from None
+
+
+def new_id(prefix: str) -> str:
+    """An id that nobody can guess: ``prefix`` and 24 hexadecimal digits."""
+    return f"{prefix}{secrets.token_hex(_ID_BYTES)}"
+
+
+def is_id(name: str, prefix: str) -> bool:
+    return re.fullmatch(rf"{prefix}[0-9a-f]{{{2 * _ID_BYTES}}}", name) is not None
+
+
+def cannot_store(why: str) -> RequestError:
+    return RequestError(
+        f"The server cannot write to its storage: {why}.",
+        status_code=507,
+        err_type="InsufficientStorage",
+    )
+
+
+def _unusable(folder: Path, error: OSError | sqlite3.Error) -> ConfigError:
+    if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+        return ConfigError(
+            f"--file-storage-path {folder} is in use by another server; each server needs a folder"
+            " of its own."
+        )
+    why = error.strerror if isinstance(error, OSError) else f"{NAME}: {error}"
+    return ConfigError(f"--file-storage-path {folder} cannot be used: {why}.")
