@@ -124,3 +124,17 @@ def test_an_engine_that_is_killed_during_a_pause(server: ServerProcess) -> None:
         thread.join()
     assert statuses == [503] * 20
     server.process.wait(60)
+
+
+def test_no_name_that_a_client_gives_ends_the_server(server: ServerProcess, folder: Path) -> None:
+    """Red before: the thousand levels ended the engine with a RecursionError, and 256 characters
+    were a 500."""
+    old = text(server)
+    for name in ("/".join("a" * 1000), "a" * 256, "\0"):
+        for path, body in (
+            ("/start_profile", {"output_dir": name, "num_steps": 1}),
+            ("/update_weights_from_disk", {"model_path": f"{folder}/{name}"}),
+        ):
+            response = post(server, path, **body)
+            assert response.status_code == 400, response.text
+    assert text(server) == old

@@ -300,3 +300,84 @@ def test_garbage_is_frozen(engine: Engine) -> None:
     done(h)
     assert gc.get_freeze_count() > 1000
     gc.unfreeze()
+
+
+@pytest.mark.parametrize("error", [RecursionError("deep"), MemoryError(), OSError("disk")])
+@pytest.mark.parametrize("where", ["_begin", "stop", "_trace"])
+def test_a_profile_that_raises_ends_no_step(
+    engine: Engine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    error: Exception,
+) -> None:
+    """Red before: an exception after a step ended the engine."""
+    before = outputs(engine.harness())
+    h, profiler = engine.harness(), engine.executor.profiler
+
+    def raising(*arguments: Any) -> None:
+        raise error
+
+    if where == "_trace":
+        monkeypatch.setattr("setpoint.engine.executor.profiling._write", raising)
+    else:
+        monkeypatch.setattr(profiler, where, raising)
+    h.operate(StartProfile(str(tmp_path / "run.json.gz"), start_step=1, num_steps=1))
+    done(h)
+    assert outputs(h) == before
+    monkeypatch.undo()
+    h.operate(StartProfile(str(tmp_path / "next.json.gz"), num_steps=1))
+    done(h)
+    h.submit("next", PROMPTS["a"], max_new_tokens=2, temperature=0.0)
+    h.drain()
+    assert (tmp_path / "next.json.gz").exists()
+
+
+@pytest.mark.parametrize("where", ["_give_back", "_assemble", "_make_ways"])
+@pytest.mark.parametrize("parts", [[KV], [KV, WEIGHTS], [GRAPH]])
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_operation_that_raises_halfway_leaves_an_engine_that_can_be_restored(
+    engine: Engine,
+    folders: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    parts: list[MemoryPart],
+    times: int,
+) -> None:
+    """Red before: the engine ended, or ran a step without the memory that it had given back.
+    ``times``: with 2, what is done in place of the failed operation fails, too."""
+    before = outputs(engine.harness())
+    for operation in (
+        LoadWeights(str(folders[1]), "auto", flush_cache=True),
+        ReleaseMemory(parts),
+        RestoreMemory(parts),
+    ):
+        h, left = engine.harness(), times
+        h.scheduler.state.released = set(engine.operator.released)
+        if isinstance(operation, RestoreMemory):
+            assert engine.operator.released >= set(parts)
+        else:
+            assert not engine.operator.released
+        method = getattr(engine.runner, where)
+
+        def raising(method: Any = method) -> None:
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                raise MemoryError
+            method()
+
+        monkeypatch.setattr(engine.runner, where, raising)
+        h.operate(operation)
+        h.turn()
+        monkeypatch.setattr(engine.runner, where, method)
+        answer = h.replies[-1].answer
+        assert isinstance(answer, OperationDone) or "MemoryError" in refusal(h)
+        if not isinstance(operation, ReleaseMemory):
+            if released := sorted(engine.operator.released):
+                h.operate(RestoreMemory(released))
+                done(h)
+            if isinstance(operation, LoadWeights):
+                h.operate(LoadWeights(str(folders[0]), "auto", flush_cache=True))
+                done(h)
+            assert outputs(h) == before

@@ -41,6 +41,7 @@ from setpoint.recording.frames import FrameReader
 from setpoint.recording.surrogates import SurrogateIds
 from setpoint.scheduler.policy import POLICIES
 from setpoint.testing.harness import VOCAB, Harness, Wire
+from setpoint.testing.operators import ScriptedOperator
 from setpoint.testing.preparers import ScriptedPreparer
 from setpoint.testing.recordings import record, replayed
 from setpoint.testing.scripted import hashed_token
@@ -76,13 +77,12 @@ def next_token(history: Ids) -> int:
     return -3 if token == 1 else token % VOCAB
 
 
-class Operator:
+def operation_error(call_id: int, operation: Operation) -> Exception | None:
     """Every fourth operation fails; what is released is restored in the end."""
-
-    def operate(self, call_id: int, operation: Operation) -> dict[str, Any]:
-        if call_id % 4 == 0 and not isinstance(operation, RestoreMemory):
-            raise CheckpointError("SECRETFOLDER has no weights")
-        return {}
+    if call_id % 4 or isinstance(operation, RestoreMemory):
+        return None
+    words = "SECRETFOLDER has no weights"
+    return CheckpointError(words) if call_id % 8 else RecursionError(words)
 
 
 class Grammar:
@@ -213,7 +213,7 @@ def harness_of(config: dict[str, Any], *, wire: Wire | None = None) -> Harness:
         num_tokens=lambda most: how_many.randint(0, most) if most > 1 else most,
         preparer=ScriptedPreparer(Grammar, needs=lambda request: request.seed % 6 == 0),
         wire=wire,
-        operator=Operator(),
+        operator=ScriptedOperator(operation_error),
     )
 
 

@@ -56,8 +56,6 @@ def test_only_folders_below_the_allowed_one(tmp_path: Path) -> None:
         str(allowed / "link"),
         str(allowed / ".." / "allowed-too"),
         "allowed/new",
-        "\0",
-        "a" * 5000,
         "/etc/passwd",
     ):
         assert refused(found, name).status_code == 403, name

@@ -14,7 +14,6 @@ from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.operations import (
     LoadWeights,
     MemoryPart,
-    Operation,
     ReleaseMemory,
     RestoreMemory,
 )
@@ -22,6 +21,7 @@ from setpoint.core.records import Continued, Operated
 from setpoint.recording.format import OFF, ON
 from setpoint.recording.frames import FrameReader
 from setpoint.testing.harness import VOCAB, Harness
+from setpoint.testing.operators import ScriptedOperator
 from setpoint.testing.recordings import record, replayed
 from setpoint.testing.scripted import hashed_token, reference
 
@@ -34,23 +34,9 @@ def expected(num_new: int) -> list[int]:
     return reference(np.array(PROMPT, np.int32), num_new, hashed_token(VOCAB))
 
 
-class Operator:
-    """Keeps what it is told to do, and fails where the test says so."""
-
-    def __init__(self) -> None:
-        self.done: list[Operation] = []
-        self.error = ""
-
-    def operate(self, call_id: int, operation: Operation) -> dict[str, Any]:
-        if self.error:
-            raise OutOfMemoryError(self.error)
-        self.done.append(operation)
-        return {}
-
-
-def started(**config: Any) -> tuple[Harness, Operator]:
+def started(**config: Any) -> tuple[Harness, ScriptedOperator]:
     """One request in decode, one in the queue."""
-    operator = Operator()
+    operator = ScriptedOperator()
     h = Harness(operator=operator, max_running_requests=1, **config)
     h.submit("running", PROMPT, max_new_tokens=12)
     h.submit("queued", PROMPT, max_new_tokens=3)
@@ -148,11 +134,11 @@ def test_new_weights_empty_the_prefix_cache(flush: bool) -> None:
     h.drain()
     held = h.cache.pool_stats().evictable
     assert held > 0
-    operator.error = "no room"
+    operator.error_of = lambda call_id, operation: OutOfMemoryError("no room")
     h.operate(LoadWeights("w", "auto", flush_cache=flush))
     refused(h, "no room")
     assert h.cache.pool_stats().evictable == held, "nothing has changed"
-    operator.error = ""
+    operator.error_of = lambda call_id, operation: None
     h.operate(LoadWeights("w", "auto", flush_cache=flush))
     done(h)
     assert h.cache.pool_stats().evictable == (0 if flush else held)
@@ -162,11 +148,11 @@ def test_new_weights_empty_the_prefix_cache(flush: bool) -> None:
 def test_a_failure_is_replayed(content: str, tmp_path: Path) -> None:
     h, operator = started()
     h.pause(PauseMode.RETRACT)
-    operator.error = "SECRET/path has no weights"
+    operator.error_of = lambda call_id, operation: OutOfMemoryError("SECRET/path has no weights")
     h.operate(ReleaseMemory(ALL))
     h.operate(LoadWeights("SECRET/path", "auto", flush_cache=True))
     h.turn()
-    operator.error = ""
+    operator.error_of = lambda call_id, operation: None
     h.operate(LoadWeights("SECRET/path", "auto", flush_cache=True))
     h.resume()
     h.drain()

@@ -150,14 +150,8 @@ class _Batch:
             run = BatchRun(service, self._journal, self._output, self.tally, digest=self._digest)
             self.tally.started_at = time.monotonic()
             showing = asyncio.create_task(_show(shown, run, self.tally))
-            timeout_s = engine.config.options.watchdog_timeout
             working = asyncio.create_task(
-                run.run(
-                    read_at_once(self._entries),
-                    stop=signals.stop,
-                    drain_s=DRAIN_S,
-                    look_timeout_s=timeout_s,
-                )
+                run.run(read_at_once(self._entries), stop=signals.stop, drain_s=DRAIN_S)
             )
             at_once = asyncio.create_task(signals.at_once.wait())
             await asyncio.wait([working, at_once], return_when=asyncio.FIRST_COMPLETED)

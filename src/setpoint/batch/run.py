@@ -72,12 +72,7 @@ class BatchRun:
         """The exception that ended a task, which ends the run."""
 
     async def run(
-        self,
-        entries: AsyncIterable[Entry],
-        *,
-        stop: asyncio.Event,
-        drain_s: float,
-        look_timeout_s: float = 20.0,
+        self, entries: AsyncIterable[Entry], *, stop: asyncio.Event, drain_s: float
     ) -> None:
         """Answer every entry. After ``stop`` is set, no request begins, and open ones have
         ``drain_s`` seconds to finish.
@@ -86,7 +81,7 @@ class BatchRun:
         EngineDeadError.
         """
         background = [
-            asyncio.create_task(self.view.watch(self._gate.changed, timeout_s=look_timeout_s)),
+            asyncio.create_task(self.view.watch(self._gate.changed)),
             asyncio.create_task(self._sync_regularly()),
             asyncio.create_task(self._wake_at(stop)),
         ]

@@ -2,7 +2,8 @@
 question and one for the answer, so that both planes and every reader agree on the fields.
 
 A call carries an ``id``; a ``Reply`` (``core.messages``) brings the answer back under the same id.
-An engine that cannot do what it was asked answers ``Refused``, and nothing has changed then.
+An engine that cannot do what it was asked answers ``Refused``. Whatever a call raises fails that
+call alone.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
     error: str
     """Why, in a sentence for the client."""
+    status_code: int = 400
+    """The HTTP status: 400 if nothing was done, 500 for an exception that nobody expected."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

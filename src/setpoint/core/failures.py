@@ -1,9 +1,9 @@
-"""Errors that concern one request alone: the traceback goes to the log, a sentence goes to the
-client, and the other requests continue.
+"""Errors that concern one request, or one operation of an operator's, alone: the traceback goes to
+the log, a sentence goes to the client, and everything else continues.
 
 Such errors are caught wherever work is done request by request (admission, sampling, masks,
-results, events). An exception in the work that a step does for all its requests together is not
-caught, because nobody can say which request caused it.
+results, events) and around every operation. An exception in the work that a step does for all its
+requests together is not caught, because nobody can say which request caused it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,20 @@ def failure(doing: str, error: Exception) -> str:
     )
     return (
         f"This request failed inside the server: {doing} raised {type(error).__name__}; the"
+        " server's log has the details."
+    )
+
+
+def operation_failure(name: str, error: Exception) -> str:
+    """Log ``error``, which an operation raised, and return the sentence for its client."""
+    logger.error(
+        "An operation failed: %s raised %s. The engine goes on.",
+        name,
+        type(error).__name__,
+        exc_info=error,
+    )
+    return (
+        f"This operation failed inside the server: {name} raised {type(error).__name__}; the"
         " server's log has the details."
     )
 

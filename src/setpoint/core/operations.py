@@ -75,11 +75,17 @@ Operation = ReleaseMemory | RestoreMemory | LoadWeights | StartProfile | StopPro
 class Operator(Protocol):
     """The part of the engine that carries operations out."""
 
+    @property
+    def released(self) -> frozenset[MemoryPart]:
+        """The parts of memory that are given back now. It is true after an operation that raised,
+        too: no step may run while there are any."""
+        ...
+
     def operate(self, call_id: int, operation: Operation) -> str:
         """Returns the path of the file that the operation writes, or "". call_id: the id of the
         message, for a replay.
 
-        Raises SetpointError, with everything as it was, if the operation is impossible; what else
-        it raises ends the engine.
+        Raises SetpointError, with everything as it was, if the operation is impossible; any other
+        exception fails the operation, and ``released`` says what is left.
         """
         ...

@@ -28,8 +28,6 @@ from setpoint.frontend.service import Service
 Pieces = AsyncGenerator[list[dict[str, Any]], None]
 """The pieces that each wake-up of a stream brought."""
 
-LOOK_TIMEOUT_S = 20.0
-
 
 class Calls:
     def __init__(self, service: Service) -> None:
@@ -133,9 +131,7 @@ class Calls:
                 gate.closed(len(requests), 0)
 
         watcher = (
-            asyncio.create_task(view.watch(gate.changed, timeout_s=LOOK_TIMEOUT_S))
-            if len(results) > QUEUE_TARGET
-            else None
+            asyncio.create_task(view.watch(gate.changed)) if len(results) > QUEUE_TARGET else None
         )
         try:
             async with asyncio.TaskGroup() as group:

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable
 
 from setpoint.core.control import InternalState
-from setpoint.core.errors import EngineDeadError
+from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.frontend.ipc.client import EngineClient
 
 QUEUE_TARGET = 500
@@ -53,18 +53,17 @@ class EngineView:
         """Requests of everybody that are open now."""
         return self._client.num_open
 
-    async def watch(self, changed: asyncio.Event, *, timeout_s: float) -> None:
-        """Update the view until cancelled, or until the engine is dead or silent for ``timeout_s``;
-        its requests report that."""
-        while True:
+    async def watch(self, changed: asyncio.Event) -> None:
+        """Update the view until cancelled, or until the engine has ended; its requests report that.
+        While an engine does not answer, the view stays as it was."""
+        while not self.has_ended:
             try:
-                state = await self._client.choose().get_state(timeout_s=timeout_s)
-            except EngineDeadError:
-                self.has_ended = True
-                changed.set()
-                return
-            self._take(state)
-            self.on_change()
+                state = await self._client.choose().get_state()
+            except (EngineDeadError, RequestError):
+                self.has_ended = self._client.line is None or self._client.line.has_ended
+            else:
+                self._take(state)
+                self.on_change()
             changed.set()
             await asyncio.sleep(LOOK_S)
 

@@ -132,12 +132,20 @@ class Service:
             line = self.engine.choose()
             if line.result_age_s < RECENT_S:
                 return True
-            state = await line.get_state(timeout_s=self.config.health_timeout_s)
-            if self.engine.num_open or state.paused:
+            if await self._is_busy(line):
                 return line.is_ready
             return await self._answers_a_probe(line)
         except EngineDeadError:
             return False
+
+    async def _is_busy(self, line: EngineLine) -> bool:
+        """Whether an engine that answers is busy or paused. Raises EngineDeadError if it does not
+        answer."""
+        try:
+            state = await line.get_state(timeout_s=self.config.health_timeout_s)
+        except RequestError:  # an engine that cannot describe itself may still serve
+            return self.engine.num_open > 0
+        return self.engine.num_open > 0 or state.paused is not None
 
     async def _answers_a_probe(self, line: EngineLine) -> bool:
         """Submit a one-token request; any message from the engine after that is a sign of life.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from setpoint.core.control import Moments
-from setpoint.core.errors import EngineDeadError
+from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.moments import Moment
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.line import EngineLine
@@ -164,7 +164,7 @@ class Watch:
             return
         try:
             answer = await life.line.get_moments(life.next, timeout_s=ANSWER_S)
-        except EngineDeadError as error:
+        except (EngineDeadError, RequestError) as error:
             life.silence = str(error)
             return
         life.silence = ""

@@ -17,6 +17,7 @@ from setpoint.core.model import ModelSpec
 from setpoint.core.shown import shown
 from setpoint.core.weightfiles import weight_files
 from setpoint.frontend.checkpoints import Checkpoint
+from setpoint.frontend.client_paths import check_path
 
 LOADABLE = ("auto", "safetensors", "dummy")
 NO_MATTER = frozenset(
@@ -56,19 +57,25 @@ class LaunchedCheckpoints:
             )
         if model_path in (self._source.name, self._options.model_path, str(self._source.folder)):
             return Checkpoint(str(self._source.folder), load_format)
-        folder = self._allowed_folder(model_path)
         try:
-            spec = read_spec(folder, overrides=model_overrides(self._options))
+            return self._allowed_checkpoint(model_path, load_format)
         except CheckpointError as error:
             raise RequestError(str(error)) from None
+        except OSError as error:
+            raise RequestError(
+                f"model_path: {shown(model_path)!r} cannot be read: {error.strerror}."
+            ) from None
+
+    def _allowed_checkpoint(self, model_path: str, load_format: str) -> Checkpoint:
+        folder = self._allowed_folder(model_path)
+        spec = read_spec(folder, overrides=model_overrides(self._options))
         if other := _difference(self._spec, spec):
             raise RequestError(
-                f"{model_path} is not a checkpoint of the running model: {other}. Start another"
-                " server"
-                " for it."
+                f"{shown(model_path)} is not a checkpoint of the running model: {other}. Start"
+                " another server for it."
             )
         if load_format != "dummy" and not weight_files(folder):
-            raise RequestError(f"{model_path} has no safetensors weights.")
+            raise RequestError(f"{shown(model_path)} has no safetensors weights.")
         return Checkpoint(str(folder), load_format)
 
     def _allowed_folder(self, model_path: str) -> Path:
@@ -82,10 +89,11 @@ class LaunchedCheckpoints:
                 status_code=403,
                 err_type="Forbidden",
             )
+        check_path(model_path, "model_path")
         try:
             folder = Path(model_path).resolve()
             inside = folder.is_relative_to(self._allowed)
-        except (OSError, ValueError, RuntimeError):  # too long, a null byte, a loop of links
+        except (OSError, RuntimeError):  # a loop of links
             inside = False
         if not inside:
             raise RequestError(

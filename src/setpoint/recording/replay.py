@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from setpoint.core.conversion import convert
 from setpoint.core.messages import Finish, Submit, ToLoop, decode_to_loop
+from setpoint.core.operations import MemoryPart
 from setpoint.core.records import Received, Record, ResultTaken, Turn
 from setpoint.recording.codec import INPUTS, MEASURED, kept
 from setpoint.recording.content import Content
@@ -205,8 +206,8 @@ class Replay:
                 case KeptRecord("TokensForced", [seq_id, num_tokens]):
                     self._preparer.forced[seq_id] = num_tokens
                     self._comparison.expected.append(row)
-                case KeptRecord("Operated", [call_id, _, _, error]):
-                    self._operator.errors[call_id] = error
+                case KeptRecord("Operated", [call_id, _, parts, error]):
+                    self._operator.outcomes[call_id] = frozenset(map(MemoryPart, parts)), error
                     self._comparison.expected.append(row)
                 case KeptRecord("SendFailed", values):
                     self._link.lost[values[0]] = values[1]

@@ -11,7 +11,7 @@ import numpy as np
 from setpoint.core.errors import RequestError
 from setpoint.core.grammar import EndOfOutput
 from setpoint.core.messages import Finish, ToFrontend, Tokens, ToLoop
-from setpoint.core.operations import Operation
+from setpoint.core.operations import MemoryPart, Operation
 from setpoint.core.plan import OWN_LENGTH, Rows, StepPlan, TokenMasks
 from setpoint.core.request import Ids, Request
 from setpoint.core.result import HiddenStates, StepResult
@@ -119,11 +119,14 @@ class RecordedOperator:
     """Succeeds and fails as the recorded engine did."""
 
     def __init__(self) -> None:
-        self.errors: dict[int, str] = {}
-        """Id of the message -> why nothing was done; empty if it was."""
+        self.outcomes: dict[int, tuple[frozenset[MemoryPart], str]] = {}
+        """Id of the message -> the parts of memory that were released after it, and why it failed;
+        empty if it did not."""
+        self.released: frozenset[MemoryPart] = frozenset()
 
     def operate(self, call_id: int, operation: Operation) -> str:
-        if error := self.errors[call_id]:
+        self.released, error = self.outcomes[call_id]
+        if error:
             raise RequestError(error)
         return ""
 

@@ -35,7 +35,7 @@ from setpoint.core.control import (
 )
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.executor import Clock, Executor, PendingStep
-from setpoint.core.failures import failure
+from setpoint.core.failures import failure, operation_failure
 from setpoint.core.messages import (
     Abort,
     Announce,
@@ -49,7 +49,7 @@ from setpoint.core.messages import (
     Tokens,
     ToLoop,
 )
-from setpoint.core.operations import Operation, Operator
+from setpoint.core.operations import MemoryPart, Operation, Operator
 from setpoint.core.plan import OWN_LENGTH, StepPlan
 from setpoint.core.records import (
     CacheFlushed,
@@ -104,6 +104,8 @@ class _TurnTimes:
 
 class NoOperator:
     """Of a loop whose executor can do nothing besides steps."""
+
+    released: frozenset[MemoryPart] = frozenset()
 
     def operate(self, call_id: int, operation: Operation) -> str:
         raise RequestError("This engine does not support operations.")
@@ -310,16 +312,43 @@ class Loop:
             case Prepared():
                 event = self._scheduler.prepared(message)
                 self._emit([event] if event is not None else [])
-            case Stop(seq_id):
-                self._scheduler.stop(seq_id)
-            case Abort(seq_ids):
-                self._emit(self._scheduler.abort(seq_ids))
+            case Stop() | Abort():
+                self._end_early(message)
             case Shutdown():
                 self._stopping = True
             case _:
-                self._send(Reply(message.id, self._answer(message)))
+                self._control(message)
+
+    def _end_early(self, message: Stop | Abort) -> None:
+        try:
+            if isinstance(message, Stop):
+                self._scheduler.stop(message.seq_id)
+            else:
+                self._scheduler.abort(message.seq_ids)
+        except Exception as error:
+            operation_failure(type(message).__name__, error)
+        self._emit(self._scheduler.take_events())
+
+    def _control(self, call: Call) -> None:
+        """Do what a control call asks and answer it; whatever that raises is the answer. Steps in
+        flight are finished outside of that: an exception there concerns them, not the call."""
+        if isinstance(call, Pause | Operate):
+            self._commit_all()
+        try:
+            reply = Reply(call.id, self._answer(call))
+            self._emit(self._scheduler.take_events())
+            self._send(reply)
+            return
+        except SetpointError as error:
+            refused = Refused(str(error))
+        except Exception as error:
+            name = type(call.operation if isinstance(call, Operate) else call).__name__
+            refused = Refused(operation_failure(name, error), status_code=500)
+        self._emit(self._scheduler.take_events())
+        self._send(Reply(call.id, refused))
 
     def _answer(self, call: Call) -> Answer:
+        """Raises SetpointError for a call that is refused."""
         state = self._scheduler.state
         match call:
             case GetState():
@@ -335,22 +364,14 @@ class Loop:
                 self._observer.on(SettingsChanged(settings, tuple(options), by, why))
                 return Done()
             case Pause(_, mode):
-                self._commit_all()
-                self._emit(self._scheduler.pause(mode))
+                self._scheduler.pause(mode)
                 return Standstill(state.num_paused)
             case Continue():
                 self._scheduler.resume()
                 return Done()
             case Operate():
-                self._commit_all()
-                return self._operate(call)
-
-    def _operate(self, call: Operate) -> Answer:
-        try:
-            path = self._scheduler.operate(call, self._operator)
-        except SetpointError as error:
-            return Refused(str(error))
-        return OperationDone(self._scheduler.state.num_paused, path)
+                path = self._scheduler.operate(call, self._operator)
+                return OperationDone(state.num_paused, path)
 
     def _flush(self) -> CacheFlush:
         state = self._scheduler.state

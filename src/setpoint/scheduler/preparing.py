@@ -47,8 +47,9 @@ class Preparing:
     def take(self, message: Prepared) -> Sequence:
         """Remove and return the sequence, with what was prepared for it."""
         assert self._preparer is not None
-        seq = self._by_id.pop(message.seq_id)
+        seq = self._by_id[message.seq_id]
         seq.grammar = self._preparer.take(message.seq_id)
+        del self._by_id[message.seq_id]
         self._ended(seq, "cached" if message.is_cached else "compiled", message.seconds)
         return seq
 

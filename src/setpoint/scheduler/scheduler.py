@@ -124,7 +124,10 @@ class Scheduler:
             return state.end(
                 state.by_id[seq_id], finish, outcome="refused", preparation_s=message.seconds
             )
-        seq = state.prepared(message)
+        try:
+            seq = state.prepared(message)
+        except Exception as error:
+            return self._committer.fail(state.by_id[seq_id], failure("preparing it", error))
         if seq.grammar is not None and seq.outputs and seq.grammar.terminated:
             self._observer.on(
                 GrammarEnded(seq_id, GRAMMAR_ENDED, False)
@@ -200,10 +203,12 @@ class Scheduler:
                 for seq in list(takewhile(lambda seq: seq.since < earliest, seqs)):  # noqa: B023
                     self._drop(seq, why, "timed_out")
 
-    def abort(self, seq_ids: Iterable[int]) -> list[TokenEvent]:
-        """End those of these sequences that have not ended yet; returns their events."""
+    def abort(self, seq_ids: Iterable[int]) -> None:
+        """End those of these sequences that have not ended yet; their events are among the next
+        ``take_events``."""
         found = [self.state.by_id[seq_id] for seq_id in seq_ids if seq_id in self.state.by_id]
-        return [self.state.end(seq, _aborted(seq)) for seq in found]
+        for seq in found:
+            self._events.append(self.state.end(seq, _aborted(seq)))
 
     def stop(self, seq_id: int) -> None:
         """End a request without an event: the frontend needs no more of it."""
@@ -216,17 +221,24 @@ class Scheduler:
         urgency follows the new rule."""
         state, before = self.state, self.state.settings
         assert settings.max_running_requests <= self.config.num_slots, "the frontend refuses more"
+        urgencies = (
+            {}
+            if settings.priority == before.priority
+            else {
+                seq_id: urgency_of(seq.request, settings.priority)
+                for seq_id, seq in state.by_id.items()
+            }
+        )
+        state.ratio.rescale(before.conservativeness, settings.conservativeness)
+        for seq_id, urgency in urgencies.items():
+            state.by_id[seq_id].urgency = urgency
         state.settings = settings
         state.standing_refusal = None  # it may rest on a limit that has changed
-        state.ratio.rescale(before.conservativeness, settings.conservativeness)
-        if settings.priority != before.priority:
-            for seq in state.by_id.values():
-                seq.urgency = urgency_of(seq.request, settings.priority)
 
-    def pause(self, mode: PauseMode) -> list[TokenEvent]:
-        """Plan nothing until ``resume``; no step may be in flight. Returns the events of the
-        requests that end."""
-        return self._standstill.pause(mode)
+    def pause(self, mode: PauseMode) -> None:
+        """Plan nothing until ``resume``; no step may be in flight. The events of the requests that
+        end are among the next ``take_events``."""
+        self._standstill.pause(mode, self._events.append)
 
     def resume(self) -> None:
         """Plan again, after a pause."""
@@ -301,7 +313,7 @@ class Scheduler:
         return token_masks(step, plan, self.config)
 
     def take_events(self) -> list[TokenEvent]:
-        """Events that planning caused since the last call."""
+        """Events that planning, aborts and pauses caused since the last call."""
         events, self._events = self._events, []
         return events
 

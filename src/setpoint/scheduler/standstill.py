@@ -6,6 +6,8 @@ Works on the scheduler's state between two steps, with no step in flight.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from setpoint.core.control import Operate, PauseMode
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.messages import Finish, TokenEvent
@@ -29,16 +31,18 @@ class Standstill:
         self._state = state
         self._observer = observer
 
-    def pause(self, mode: PauseMode) -> list[TokenEvent]:
-        """Stand still from now on; a pause in force gets the new mode. Returns the events of the
-        requests that end."""
+    def pause(self, mode: PauseMode, tell: Callable[[TokenEvent], object]) -> None:
+        """Stand still from now on; a pause in force gets the new mode. ``tell`` gets the event of
+        each request that ends, as soon as it has: none is lost if the next one raises."""
         state = self._state
         assert not state.inflight, "the loop takes all results first"
         self._begin()
         state.pause = mode
-        events, num_retracted = [], 0
+        num_aborted = num_retracted = 0
         if mode is PauseMode.ABORT:
-            events = [state.end(seq, PAUSED) for seq in list(state.by_id.values())]
+            num_aborted = len(state.by_id)
+            for seq in list(state.by_id.values()):
+                tell(state.end(seq, PAUSED))
         elif mode is PauseMode.RETRACT:
             num_retracted = len(state.running)
             for seq in list(state.running.values()):
@@ -46,13 +50,12 @@ class Standstill:
         self._observer.on(
             Paused(
                 mode=mode,
-                num_aborted=len(events),
+                num_aborted=num_aborted,
                 num_retracted=num_retracted,
                 num_queued=len(state.queue) + len(state.preparing),
                 num_running=len(state.running),
             )
         )
-        return events
 
     def resume(self) -> None:
         """End the pause. The engine continues unless memory is still given back."""
@@ -63,16 +66,24 @@ class Standstill:
         self._end()
 
     def operate(self, message: Operate, operator: Operator) -> str:
-        """Carry an operation out; returns what ``Operator.operate`` does. Raises SetpointError,
-        with everything as it was, if it is impossible now."""
+        """Carry an operation out; returns what ``Operator.operate`` does. Raises SetpointError if
+        it is impossible now. Whatever it raises, the engine stands still as long as the operator
+        does not have all the memory that steps need."""
+        error = ""
         try:
             self._check(message.operation)
             path = operator.operate(message.id, message.operation)
-        except SetpointError as error:
-            self._tell(message, str(error))
+            if isinstance(message.operation, LoadWeights) and message.operation.flush_cache:
+                self._state.cache.flush()
+        except SetpointError as refusal:
+            error = str(refusal)
             raise
-        self._done(message.operation)
-        self._tell(message, "")
+        except Exception as failure:
+            error = type(failure).__name__
+            raise
+        finally:
+            self._follow(operator.released)
+            self._tell(message, error)
         return path
 
     def _tell(self, message: Operate, error: str) -> None:
@@ -110,23 +121,17 @@ class Standstill:
                 " or abort to release it."
             )
 
-    def _done(self, operation: Operation) -> None:
+    def _follow(self, released: frozenset[MemoryPart]) -> None:
+        """Stand still while any memory is released, and forget what was cached in it."""
         state = self._state
-        match operation:
-            case ReleaseMemory(parts):
-                self._begin()
-                state.released |= set(parts)
-                if MemoryPart.KV_CACHE in parts:
-                    state.cache.flush()
-            case RestoreMemory(parts):
-                state.released -= set(parts)
-                self._end()
-            case LoadWeights():
-                if operation.flush_cache:
-                    state.cache.flush()
-                if MemoryPart.WEIGHTS in state.released:
-                    state.released.remove(MemoryPart.WEIGHTS)
-                    self._end()
+        if released - state.released:
+            self._begin()
+        if MemoryPart.KV_CACHE in released - state.released:
+            state.cache.flush()
+        fewer = bool(state.released - released)
+        state.released = set(released)
+        if fewer:
+            self._end()
 
     def _begin(self) -> None:
         """To be called before the engine stops running steps."""

@@ -112,6 +112,8 @@ class FakeEngine:
     operations: list[Operation] = field(default_factory=list)
     refuse_operation: str = ""
     """Why operations are refused; "" if they are not."""
+    fail_controls: bool = False
+    """While set, every control call fails."""
     released: tuple[MemoryPart, ...] = ()
     """The parts of memory that are reported as released."""
     submitted: list[Request] = field(default_factory=list)
@@ -162,6 +164,8 @@ class FakeEngine:
         asyncio.get_running_loop().call_soon(self.emit, Reply(call.id, self._answer(call)))
 
     def _answer(self, call: Call) -> Answer:
+        if self.fail_controls:
+            return Refused("It raised.", status_code=500)
         match call:
             case GetState():
                 return self._state()

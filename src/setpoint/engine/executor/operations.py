@@ -50,6 +50,13 @@ class EngineOperator:
         self._available_bytes = available_bytes
         self._heartbeat = heartbeat
         self._released: set[MemoryPart] = set()
+        """What clients have released, and what an operation that raised has taken apart."""
+
+    @property
+    def released(self) -> frozenset[MemoryPart]:
+        if not self._released and not self._runner.is_assembled:
+            return frozenset({MemoryPart.CUDA_GRAPH})  # restoring it puts the steps together again
+        return frozenset(self._released)
 
     def operate(self, call_id: int, operation: Operation) -> str:
         match operation:
@@ -76,8 +83,8 @@ class EngineOperator:
             )
         match operation:
             case ReleaseMemory(parts):
+                self._released |= set(parts)  # before: a release that raises has begun
                 self._runner.release(parts)
-                self._released |= set(parts)
             case RestoreMemory(parts):
                 self._restore(parts)
             case LoadWeights(folder, load_format):

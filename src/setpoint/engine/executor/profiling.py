@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from setpoint.core.errors import ConfigError, RequestError
+from setpoint.core.errors import ConfigError, RequestError, SetpointError
 from setpoint.core.operations import StartProfile
 from setpoint.engine.kernels.device import traced_activities
 
@@ -51,9 +51,9 @@ class Profiler:
             raise ConfigError(f"The folder for the profile cannot be created: {error}") from None
         if exists:
             raise RequestError(f"{path.name} already exists; choose another profile_id.")
-        self._wanted, self._num_steps = wanted, 0
         if not wanted.start_step:
             self._begin(wanted)
+        self._wanted, self._num_steps = wanted, 0
 
     def stop(self) -> str:
         """End the trace and write it; returns its path. Raises RequestError if there is none, or if
@@ -76,31 +76,41 @@ class Profiler:
         return str(path)
 
     def after_step(self) -> None:
-        """To be called when the result of a step is there."""
-        wanted = self._wanted
-        if wanted is None:
+        """To be called when the result of a step is there. A trace that fails is dropped, and the
+        log says so: steps go on."""
+        if self._wanted is None:
             return
+        try:
+            self._follow(self._wanted)
+        except Exception as error:
+            self._trace = self._wanted = None
+            logger.error("The profile failed: %s", error, exc_info=_unexpected(error))
+
+    def _follow(self, wanted: StartProfile) -> None:
         self._num_steps += 1
         if self._trace is None:
             if self._num_steps == wanted.start_step:
                 self._num_steps = 0
                 self._begin(wanted)
         elif self._num_steps >= (wanted.num_steps or MAX_STEPS):
-            try:
-                self.stop()
-            except (ConfigError, RequestError) as error:
-                logger.error("%s", error)
+            self.stop()
 
     def _begin(self, wanted: StartProfile) -> None:
         from torch import profiler  # takes long to import, and is rarely needed
 
-        self._trace = profiler.profile(
+        trace = profiler.profile(
             activities=traced_activities(self._device, host=wanted.cpu, device_too=wanted.gpu),
             profile_memory=wanted.memory,
             with_stack=wanted.with_stack,
             record_shapes=wanted.record_shapes,
         )
-        self._trace.start()
+        trace.start()
+        self._trace = trace
+
+
+def _unexpected(error: Exception) -> Exception | None:
+    """The error, if its message alone does not say what is wrong."""
+    return None if isinstance(error, SetpointError) else error
 
 
 def _write(trace: Any, path: Path) -> None:

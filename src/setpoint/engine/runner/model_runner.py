@@ -169,6 +169,11 @@ class ModelRunner:
         would be lost."""
         return not self._has_preferred
 
+    @property
+    def is_assembled(self) -> bool:
+        """Whether a step can run."""
+        return self.forward_pass is not None
+
     def release(self, parts: Collection[MemoryPart]) -> None:
         """Give these parts of the memory back. No step may run until ``restore``."""
         # Captured steps and the forward pass hold the memory of all parts.
@@ -193,7 +198,18 @@ class ModelRunner:
 
     def replace(self, model: nn.Module) -> None:
         """Use this model, of the same shapes, from the next step on; the old one's memory is given
-        back. What the slots and the pool hold stays."""
+        back. What the slots and the pool hold stays. If steps cannot be made for it, the old one
+        stays in use."""
+        before = self.model
+        try:
+            self._use(model)
+        except BaseException:
+            self._use(before)
+            raise
+        del before
+        self._give_back()
+
+    def _use(self, model: nn.Module) -> None:
         self.ways, self.forward_pass, self.model = [], None, model
         self._give_back()
         self._assemble()

@@ -95,7 +95,7 @@ class ConsoleFeed:
                     began = loop.time()
                     self._look_at_moments()
                     self._look_at_report()
-                    with suppress(EngineDeadError):  # it may only be slow
+                    with suppress(EngineDeadError, RequestError):  # it may only be slow
                         await self._look_at_requests()
                         if began - facts_at >= FACTS_EVERY_S:
                             facts_at = began

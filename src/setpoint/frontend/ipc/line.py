@@ -164,7 +164,7 @@ class EngineLine:
         return self._facts
 
     # Each control call raises EngineDeadError if the engine is not ready, dies, or does not answer
-    # in time, and RequestError (400) if it refuses.
+    # in time, and RequestError with its reason if it refuses (400) or fails to do it (500).
 
     async def get_state(self, *, timeout_s: float = CALL_TIMEOUT_S) -> InternalState:
         return await self._ask(GetState, InternalState, timeout_s)
@@ -222,7 +222,8 @@ class EngineLine:
         finally:
             del self._calls[call.id]
         if isinstance(found, Refused):
-            raise RequestError(found.error)
+            kind = "BadRequestError" if found.status_code == 400 else "InternalServerError"
+            raise RequestError(found.error, status_code=found.status_code, err_type=kind)
         assert isinstance(found, answer), f"{type(call).__name__} was answered by {found!r}"
         return found
 

@@ -20,7 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from setpoint.core.errors import EngineDeadError
+from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.metrics.engines import EngineFigures
 from setpoint.frontend.metrics.http import HttpMetrics
@@ -93,7 +93,7 @@ class Metrics:
         try:
             line = self._client.choose()
             state = await line.get_state(timeout_s=ANSWER_S)
-        except EngineDeadError:
+        except (EngineDeadError, RequestError):
             return
         self._engines.take(line, line.facts, state)
         self._taken_at = time.monotonic()

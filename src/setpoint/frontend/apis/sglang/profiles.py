@@ -16,6 +16,7 @@ from setpoint.core.bounds import Count
 from setpoint.core.errors import RequestError
 from setpoint.core.operations import FreezeGarbage, StartProfile, StopProfile
 from setpoint.frontend.apis.sglang.controls import ControlBodies
+from setpoint.frontend.client_paths import check_path
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.service import Service
 
@@ -78,11 +79,12 @@ class ProfileRoutes:
     def _path(self, body: ProfileBody) -> Path:
         """The file that the body asks for. Raises RequestError if its name is not plain or it would
         not lie in the server's folder."""
-        base = self._folder.resolve()
+        base, wanted = self._folder.resolve(), body.output_dir or ""
+        check_path(wanted, "output_dir")
         try:
-            folder = (base / (body.output_dir or "")).resolve()
+            folder = (base / wanted).resolve()
             inside = folder.is_relative_to(base)
-        except (OSError, ValueError, RuntimeError):  # too long, a null byte, a loop of links
+        except (OSError, RuntimeError):  # a loop of links
             inside = False
         if not inside:
             raise RequestError(
