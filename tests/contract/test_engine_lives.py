@@ -41,7 +41,7 @@ NUM_STREAMS = 6
 class Life:
     """One engine process on a line of its own, watched as a server watches it."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, *, watchdog_s: float = 300.0) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "setpoint.testing.scripted_engine"]
@@ -50,7 +50,7 @@ class Life:
             )
         self.line = EngineLine(SocketLink(ours))
         service.engine.attach(self.line)
-        self._watcher = asyncio.create_task(watch(self.process, self.line))
+        self._watcher = asyncio.create_task(watch(self.process, self.line, watchdog_s=watchdog_s))
 
     async def ready(self) -> None:
         assert await self.line.wait_ready(timeout_s=PATIENCE_S), self.line.death
@@ -72,8 +72,8 @@ class Server:
         self.http = http
         self.lives: list[Life] = []
 
-    async def begin(self) -> Life:
-        self.lives.append(Life(self.service))
+    async def begin(self, *, watchdog_s: float = 300.0) -> Life:
+        self.lives.append(Life(self.service, watchdog_s=watchdog_s))
         await self.lives[-1].ready()
         return self.lives[-1]
 
@@ -189,7 +189,10 @@ DEATHS = {
     Deadly.FLOOD: "was ended by SIGKILL",
     Deadly.CUT: "has closed its link",
     Deadly.EXIT: "ended with exit code 3",
+    Deadly.HANG: "has not finished a step for 5 s (--watchdog-timeout)",
+    Deadly.HANG_LOCKED: "has not finished a step for 5 s (--watchdog-timeout)",
 }
+WATCHDOG_S = 5.0
 
 
 @pytest.mark.parametrize("deadly", Deadly, ids=lambda deadly: deadly.name.lower())
@@ -198,7 +201,7 @@ def test_an_engine_that_dies_takes_its_requests_with_it_and_nothing_else(
 ) -> None:
     async def scenario(server: Server) -> None:
         await is_refused(server, "There is no engine yet.")
-        first = await server.begin()
+        first = await server.begin(watchdog_s=WATCHDOG_S)
         await is_as_new(server, first)
         streams = [asyncio.create_task(server.stream(f"s{n}")) for n in range(3)]
         await first.running(3)
@@ -225,6 +228,43 @@ def test_an_engine_that_dies_takes_its_requests_with_it_and_nothing_else(
     # A step that reads a prompt computes nobody else; a decode step computes all that run.
     others = {"s0", "s1", "s2"} if deadly is Deadly.LATER else set()
     assert set(suspects) == {"poison"} | others
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_an_engine_that_is_paused_for_longer_than_the_watchdog_lives_on(is_busy: bool) -> None:
+    """Red before: a timer inside the engine fired as soon as it went on."""
+
+    async def scenario(server: Server) -> None:
+        life = await server.begin(watchdog_s=WATCHDOG_S)
+        await is_as_new(server, life)
+        stream = asyncio.create_task(server.stream("s0")) if is_busy else None
+        if is_busy:
+            await life.running(1)
+        for _ in range(2):
+            life.process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(WATCHDOG_S + 1)
+            life.process.send_signal(signal.SIGCONT)
+            assert (await server.post([1, 2], 3)).json()["output_ids"] == answer_to([1, 2], 3)
+        if stream is not None:
+            assert await stream == (answer_to(prompt_of("s0"), 3000), "")
+        await is_as_new(server, life)
+
+    run(scenario)
+
+
+def test_a_watchdog_shows_the_stacks_of_an_engine_that_hangs(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def scenario(server: Server) -> None:
+        life = await server.begin(watchdog_s=WATCHDOG_S)
+        response = await server.post([Deadly.HANG_LOCKED], 3)
+        assert response.status_code == 503
+        await life.end()
+
+    run(scenario)
+    stacks = capfd.readouterr().err
+    assert "most recent call first" in stacks
+    assert "scripted_engine.py" in stacks
 
 
 def test_an_idle_engine_that_dies_has_no_suspects(caplog: pytest.LogCaptureFixture) -> None:

@@ -59,7 +59,7 @@ def test_a_request_is_the_same_on_the_next_engine(tiny_model: Path) -> None:
                 with start() as second:
                     line = EngineLine(SocketLink(second.link))
                     session.client.attach(line)
-                    watcher = asyncio.create_task(watch(second.process, line))
+                    watcher = asyncio.create_task(watch(second.process, line, watchdog_s=300.0))
                     assert await line.wait_ready(timeout_s=60), line.death
                     assert await outputs(service, requests) == before
                     assert await service.is_healthy()

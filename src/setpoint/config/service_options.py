@@ -221,9 +221,10 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Option(
             SERVER,
-            "Seconds a forward pass may take before the server is considered stuck and ends.",
+            "Seconds that the engine may take for one step before it is considered stuck and the"
+            " server ends. Time in which the machine or the processes are paused does not count.",
             metavar="SECONDS",
-            low=1,
+            low=5,
             high=1e9,
         ),
     ] = 300.0

@@ -142,6 +142,10 @@ class Starting(msgspec.Struct, frozen=True, tag=True):
     doing: str
 
 
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """The engine's loop runs. Sent now and then, so that a loop that hangs is noticed."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot start; ``message`` is a one-line explanation for the user."""
 
@@ -165,7 +169,7 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
 ToEngine = Submit | Abort | Stop | Shutdown | Call
 ToLoop = ToEngine | Prepared
 """The messages that the engine's loop can find in its inbox."""
-ToFrontend = Tokens | Reply | Starting | Ready | Failed | Announce
+ToFrontend = Tokens | Reply | Starting | Ready | Alive | Failed | Announce
 
 _encoder = msgspec.msgpack.Encoder()
 _to_loop: msgspec.msgpack.Decoder[ToLoop] = msgspec.msgpack.Decoder(ToLoop)

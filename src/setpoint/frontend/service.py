@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from setpoint.core.awake import timeout_awake
 from setpoint.core.control import EngineFacts, InternalState
 from setpoint.core.errors import ConfigError, EngineDeadError, RequestError
 from setpoint.core.request import Request, pack_ids
@@ -227,7 +228,7 @@ class Service:
             requests = [self.intake.embedding_request(prompt, rid=rid)]
         with Job(self.engine, self.text.tokenizer, requests, on_finish=lambda output: None) as job:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with timeout_awake(timeout_s):
                     await job.wait()
             except TimeoutError:
                 raise EngineDeadError(

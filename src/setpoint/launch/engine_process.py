@@ -31,6 +31,7 @@ from setpoint.engine.kernels.device import name_of
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc import EngineSocket
 from setpoint.launch.grammars import grammar_threads
+from setpoint.launch.heartbeat import heartbeat
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.loading import device_bytes, load_engine
 from setpoint.launch.mapping import (
@@ -48,9 +49,6 @@ from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
-
-REARM_S = 1.0
-"""Seconds between re-armings of the watchdog."""
 
 
 class WallClock:
@@ -117,7 +115,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         observer=observer,
         preparer=None if config.options.is_embedding else grammar_threads(job, socket.post),
     )
-    heartbeat = _watchdog(config.options.watchdog_timeout)
+    beat = heartbeat(socket)
     executor = InprocExecutor(runner)
     loop = Loop(
         scheduler,
@@ -126,8 +124,8 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         depth=config.overlap_depth,
         clock=clock,
         observer=observer,
-        operator=_operator(job, executor, heartbeat),
-        heartbeat=heartbeat,
+        operator=_operator(job, executor, beat),
+        heartbeat=beat,
         report=lambda: readers.report(
             _memory_usage(runner), None if recording is None else recording.state()
         ),
@@ -141,15 +139,13 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     return loop
 
 
-def _operator(
-    job: EngineJob, executor: InprocExecutor, heartbeat: Callable[[], None]
-) -> EngineOperator:
+def _operator(job: EngineJob, executor: InprocExecutor, beat: Callable[[], None]) -> EngineOperator:
     device = job.config.options.device
     return EngineOperator(
         executor,
         engine_config(job.config, job.spec, job.folder),
         available_bytes=lambda: device_bytes(device),
-        heartbeat=heartbeat,
+        heartbeat=beat,
     )
 
 
@@ -197,18 +193,3 @@ def _end_with_parent() -> None:
         with suppress(psutil.NoSuchProcess):
             compiler.kill()
     os._exit(1)
-
-
-def _watchdog(timeout_s: float) -> Callable[[], None]:
-    """Returns a function to call at every turn of the loop. It re-arms a timer that dumps the
-    stacks and exits if a turn hangs for ``timeout_s``."""
-    next_at = 0.0
-
-    def beat() -> None:
-        nonlocal next_at
-        now = time.monotonic()
-        if now >= next_at:
-            next_at = now + REARM_S
-            faulthandler.dump_traceback_later(timeout_s, exit=True)
-
-    return beat

@@ -42,7 +42,10 @@ class EngineSession:
 
     async def __aenter__(self) -> EngineSession:
         self.client.attach(self.line)
-        self.watcher = asyncio.create_task(watch(self.engine.process, self.line))
+        watchdog_s = self.engine.config.options.watchdog_timeout
+        self.watcher = asyncio.create_task(
+            watch(self.engine.process, self.line, watchdog_s=watchdog_s)
+        )
         """A task that is done when the process has ended; the line knows by then."""
         return self
 

@@ -5,6 +5,7 @@ knows the process and the line that its messages come on, but not what they mean
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -15,8 +16,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from setpoint.core.errors import SetpointError
+from setpoint.launch.heartbeat import STACKS
 from setpoint.launch.held_signals import SIGNALS
 from setpoint.launch.job import EngineJob, encode_job
+from setpoint.launch.watchdog import until_silent
 
 if TYPE_CHECKING:
     from setpoint.frontend.ipc.line import EngineLine
@@ -31,8 +34,13 @@ rounds cost nothing that could be measured (docs/notebook.md).
 """
 USELESS_S = 1.0
 """How long a process may run on after its line has ended by itself."""
+STACKS_S = 1.0
+"""How long an engine that hangs has to write the stacks of its threads."""
 LAST_WORDS_S = 0.2
 """How long to wait for the last messages of an engine process that has ended."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class StartupError(SetpointError):
@@ -72,9 +80,9 @@ def hand_over(process: subprocess.Popen[bytes], job: EngineJob) -> None:
         raise StartupError(f"The engine process {_ending(process.wait())}.") from None
 
 
-async def watch(process: subprocess.Popen[bytes], line: EngineLine) -> None:
-    """Report what happens to the process to its line, until the process has ended. A process that
-    outlives its line is useless and is killed."""
+async def watch(process: subprocess.Popen[bytes], line: EngineLine, *, watchdog_s: float) -> None:
+    """Report what happens to the process to its line, until the process has ended. A process whose
+    loop hangs for ``watchdog_s`` is killed, and so is one that outlives its line."""
     code: Future[int] = Future()
     loop = asyncio.get_running_loop()
 
@@ -89,11 +97,20 @@ async def watch(process: subprocess.Popen[bytes], line: EngineLine) -> None:
     threading.Thread(target=follow, daemon=True).start()
     ended: asyncio.Future[int] = asyncio.wrap_future(code)
     dead: asyncio.Future[bool] = asyncio.ensure_future(line.dead.wait())
-    await asyncio.wait((ended, dead), return_when=asyncio.FIRST_COMPLETED)
-    if dead.done():
+    silent = asyncio.create_task(until_silent(process.pid, line, watchdog_s))
+    await asyncio.wait((ended, dead, silent), return_when=asyncio.FIRST_COMPLETED)
+    if silent.done() and not ended.done():
+        hung = f"The engine has not finished a step for {watchdog_s:g} s (--watchdog-timeout)."
+        logger.error("Watchdog timeout: the stacks of the engine's threads follow. %s", hung)
+        process.send_signal(STACKS)
+        await asyncio.wait([ended], timeout=STACKS_S)
+        line.died(hung)
+        kill_with_children(process)
+    elif dead.done():
         await asyncio.wait([ended], timeout=USELESS_S)
         kill_with_children(process)
     dead.cancel()
+    silent.cancel()
     await ended
     await asyncio.sleep(LAST_WORDS_S)
     line.died(f"The engine process {_ending(code.result())}.")

@@ -8,6 +8,7 @@ computes that token, or, of ``Deadly.LATER``, in the third decode step after it.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import os
 import signal
@@ -20,6 +21,7 @@ from setpoint.core.plan import StepPlan
 from setpoint.core.request import Ids
 from setpoint.core.settings import Settings
 from setpoint.ipc import EngineSocket
+from setpoint.launch.heartbeat import heartbeat
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.loop import Loop
@@ -46,6 +48,10 @@ class Deadly(enum.IntEnum):
     CUT = 254
     """It closes its link and lives on."""
     EXIT = 255
+    HANG = 249
+    """It lives on, but its loop does not."""
+    HANG_LOCKED = 248
+    """The same, in C code that holds the interpreter's lock."""
 
 
 class Executor(ScriptedExecutor):
@@ -81,6 +87,10 @@ class Executor(ScriptedExecutor):
                 time.sleep(600)
             case Deadly.EXIT:
                 os._exit(3)
+            case Deadly.HANG:
+                time.sleep(600)
+            case Deadly.HANG_LOCKED:
+                ctypes.PyDLL(None).sleep(600)
             case Deadly.KILL | Deadly.LATER:
                 pass
         os.kill(os.getpid(), signal.SIGKILL)
@@ -109,6 +119,7 @@ def main() -> None:
         depth=0,
         clock=WallClock(),
         observer=recorder,
+        heartbeat=heartbeat(link),
     )
     facts = EngineFacts(
         max_total_num_tokens=config.max_req_len,

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from setpoint.core.awake import CLOCK
 from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.refusal import Refusal
 
@@ -136,7 +137,7 @@ class Connection(HttpToolsProtocol):
     def _expect_head(self) -> None:
         self._in_head = True
         self._num_received = 0
-        self._since = self.loop.time()
+        self._since = CLOCK.now()
         if self._timer is None:
             self._timer = self.loop.call_later(self.receive_s, self._look)
 
@@ -146,8 +147,8 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.flow.read_paused:  # the client waits for this server
-            self._since = self.loop.time()
-        left = self._since + self.receive_s + self._num_received / RECEIVE_RATE - self.loop.time()
+            self._since = CLOCK.now()
+        left = self._since + self.receive_s + self._num_received / RECEIVE_RATE - CLOCK.now()
         if left > 0:
             self._timer = self.loop.call_later(left, self._look)
         elif self._num_received and (self._in_head or not self.cycle.response_complete):

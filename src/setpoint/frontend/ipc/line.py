@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from setpoint.core.awake import CLOCK, timeout_awake
 from setpoint.core.control import (
     Answer,
     CacheFlush,
@@ -43,6 +44,7 @@ from setpoint.core.control import (
 )
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.messages import (
+    Alive,
     Announce,
     Failed,
     Ready,
@@ -118,6 +120,8 @@ class EngineLine:
         """The engine's message that it cannot start; None if there was none."""
         self.dead = asyncio.Event()
         """Set when the line ends without having been asked to end."""
+        self.num_received = 0
+        """Messages so far, each a sign that the engine's loop runs."""
 
     def start(
         self, on_tokens: Callable[[list[TokenEvent]], None], on_end: Callable[[], None]
@@ -213,7 +217,7 @@ class EngineLine:
             self.send(call)
             # Not wait_for: before Python 3.12 it loses a cancellation that arrives together with
             # the answer.
-            async with asyncio.timeout(timeout_s):
+            async with timeout_awake(timeout_s):
                 found = await future
         except TimeoutError:
             raise EngineDeadError(
@@ -238,7 +242,7 @@ class EngineLine:
         future = asyncio.get_running_loop().create_future()
         self._waiters.add(future)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout_awake(timeout_s):
                 await future
         except TimeoutError:
             return False
@@ -249,9 +253,9 @@ class EngineLine:
     async def wait_ready(self, *, timeout_s: float) -> bool:
         """Wait for the end of start-up: True if the engine is ready, False if it failed, died or
         took too long."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        deadline = CLOCK.now() + timeout_s
         while self.state is EngineState.STARTING:
-            left = deadline - asyncio.get_running_loop().time()
+            left = deadline - CLOCK.now()
             if left <= 0 or not await self.wait_message(timeout_s=left):
                 break
         return self.state is EngineState.READY
@@ -304,6 +308,7 @@ class EngineLine:
     def _receive(self, data: bytes) -> None:
         if self.has_ended:
             return
+        self.num_received += 1
         try:
             message = decode_to_frontend(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -329,6 +334,8 @@ class EngineLine:
                     future.set_result(answer)
             case Starting(doing):
                 self._on_progress(doing)
+            case Alive():
+                pass
             case Ready(facts):
                 if self.state is EngineState.STARTING:
                     self.state = EngineState.READY

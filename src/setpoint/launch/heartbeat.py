@@ -1,0 +1,38 @@
+"""The engine's side of the watchdog (``launch.watchdog``): signs of life from its loop, and the
+stacks of its threads when it is asked for them."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from setpoint.core.messages import Alive, ToFrontend
+
+BEAT_S = 0.5
+"""At most one sign of life in this time."""
+STACKS = signal.SIGUSR1
+"""Has an engine process write the stacks of all its threads to its stderr. C code does that at
+once, whatever Python code is doing."""
+
+
+class _Link(Protocol):
+    def send(self, message: ToFrontend) -> None: ...
+
+
+def heartbeat(link: _Link) -> Callable[[], None]:
+    """Returns a function to be called at every turn of the loop, and now and then while an
+    operation takes long."""
+    faulthandler.register(STACKS, all_threads=True)
+    next_at = 0.0
+
+    def beat() -> None:
+        nonlocal next_at
+        now = time.monotonic()
+        if now >= next_at:
+            next_at = now + BEAT_S
+            link.send(Alive())
+
+    return beat
