@@ -58,6 +58,7 @@ CLOCK = AwakeClock()
 async def timeout_awake(seconds: float) -> AsyncIterator[None]:
     """Like ``asyncio.timeout``, on CLOCK. Raises TimeoutError."""
     loop, end = asyncio.get_running_loop(), CLOCK.now() + seconds
+    timer: asyncio.TimerHandle
 
     def look() -> None:
         nonlocal timer
