@@ -103,8 +103,10 @@ function statusOf() {
   if (connection.state === "connecting" || !facts) return ["connecting", "Connecting"];
   if (paused) return ["paused", "Paused by the operator"];
   const moment = timeline.moments.at(-1);
-  const running = Math.round(moment?.running_max ?? moment?.running ?? 0);
-  return running ? ["serving", `Serving ${count(running)}`] : ["idle", "Idle"];
+  const [running, waiting] = [moment?.running_max, moment?.queue_max].map((most) => Math.round(most ?? 0));
+  if (!running && !waiting) return ["idle", "Idle"];
+  const ran = `${count(running)} ${running === 1 ? "request" : "requests"} running`;
+  return ["serving", waiting ? `${ran}, ${count(waiting)} waiting` : ran];
 }
 
 byId("window").addEventListener("click", (event) => {

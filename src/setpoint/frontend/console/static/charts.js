@@ -1,9 +1,11 @@
 // The live charts: one card for each, whose legend shows the newest figures, or those under the
-// pointer. All share one time axis.
+// pointer. All share one time axis. Nothing is drawn that was not measured: a line ends where its
+// figure is not known, and a stretch without requests is shaded.
 
 import { make, setText } from "./dom.js";
 import { clock, count, few, percent, rate, seconds } from "./format.js";
 import { colour } from "./theme.js";
+import { idleStretches } from "./timeline.js";
 
 const { uPlot } = window; // its minified build is a classic script, which the page loads first
 
@@ -20,7 +22,7 @@ const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.
 const largest = (values) => Math.max(...values);
 const total = (values) => values.reduce((sum, value) => sum + value, 0);
 
-// scale: "right" has an axis of its own. bars: sums, not a course.
+// scale: "right" has an axis of its own. bars: sums, not a course; a moment counts when it begins.
 const CHARTS = [
   {
     title: "Throughput",
@@ -100,6 +102,7 @@ const CHARTS = [
 
 const HEIGHT = 124;
 const POINTS = 120; // of a line: a point for each second would be a point for each pixel
+const NEWEST_S = 10; // a figure that is older is not "the newest", but that of another time
 
 export class Charts {
   constructor(root, timeline) {
@@ -115,32 +118,17 @@ export class Charts {
   }
 
   draw() {
-    const points = grouped(this.timeline.shown.flatMap(edges), this.timeline.seconds / POINTS);
-    this.cards.forEach((card) => card.draw(points));
+    const columns = this.timeline.columns(this.timeline.seconds / POINTS);
+    this.cards.forEach((card) => card.draw(columns));
   }
 }
 
-/** A long moment, as of an idle server, is level from its beginning to its end. */
-const edges = (moment) =>
-  moment.seconds > 3 ? [moment, { ...moment, at: moment.at + moment.seconds - 0.01 }] : [moment];
-
-/** Moments that fall into the same `seconds`, which become one point of a line. */
-function grouped(moments, seconds) {
-  const groups = [];
-  let last = null;
-  for (const moment of moments) {
-    const number = Math.floor(moment.at / seconds);
-    if (number === last) groups.at(-1).push(moment);
-    else groups.push([moment]);
-    last = number;
-  }
-  return groups;
-}
-
-/** The value of a series for a group of moments; null if none of them knows it. */
-function joined({ value, join = mean }, moments) {
-  const known = moments.map(value).filter((each) => each !== null);
-  return known.length ? join(known) : null;
+/** The value of a series in a column; null if it was not measured there. */
+function valueIn({ value, join = mean, bars }, { begin, moments }) {
+  if (!moments.length) return null;
+  const counted = bars ? moments.filter(({ at }) => at >= begin) : moments;
+  const known = counted.map(value).filter((each) => each !== null);
+  return known.length || bars ? join(known) : null;
 }
 
 class ChartCard {
@@ -179,28 +167,32 @@ class ChartCard {
     if (this.chart && width && width !== this.chart.width) this.chart.setSize({ width, height: HEIGHT });
   }
 
-  draw(groups) {
-    const { series } = this.about;
+  draw(columns) {
     this.data = [
-      groups.map(([first]) => first.at),
-      ...series.map((each) => groups.map((moments) => joined(each, moments))),
+      columns.map(({ at }) => at),
+      ...this.about.series.map((series) => columns.map((column) => valueIn(series, column))),
     ];
     this.chart.setData(this.data);
     this.tell(this.chart.cursor.idx);
   }
 
-  /** Shows the figures of a moment in the legend; of the newest without an index. */
+  /** Shows the figures of a column in the legend; the newest ones without an index. */
   tell(index) {
     this.about.series.forEach((series, number) => {
       const column = this.data[number + 1];
-      const value = index === null || index === undefined ? newest(column) : column[index];
+      const value = index === null || index === undefined ? this.newest(column) : column[index];
       setText(this.values[number], (series.show ?? this.about.show)(value));
     });
   }
 
+  newest(column) {
+    const from = this.timeline.range[1] - NEWEST_S;
+    return column.findLast((value, index) => value !== null && this.data[0][index] > from);
+  }
+
   settings() {
     const { series, show, top, whole } = this.about;
-    const [ink, line] = [colour("--muted"), colour("--grid")];
+    const [ink, line, sunk] = [colour("--muted"), colour("--grid"), colour("--sunk")];
     const axis = { stroke: ink, font: "11px system-ui, sans-serif", ticks: { show: false } };
     const grid = { stroke: line, width: 1 };
     const right = series.find((each) => each.scale === "right");
@@ -234,7 +226,10 @@ class ChartCard {
       padding: [8, right ? 0 : 16, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, sync: { key: "console" }, points: { size: 6 } },
-      hooks: { setCursor: [(chart) => this.tell(chart.cursor.idx)] },
+      hooks: {
+        setCursor: [(chart) => this.tell(chart.cursor.idx)],
+        drawClear: [(chart) => shade(chart, idleStretches(this.timeline), sunk, ink)],
+      },
       scales,
       axes,
       series: [{}, ...series.map((each) => this.line(each))],
@@ -248,8 +243,8 @@ class ChartCard {
       scale: scale ?? "y",
       stroke,
       width,
-      spanGaps: true,
-      points: { show: false },
+      spanGaps: false,
+      points: { show: false, size: 2.5 * width, fill: stroke, width: 0, filter: bars ? null : isolated },
       ...(fill && { fill: faded(stroke) }),
       ...(bars && { paths: uPlot.paths.bars({ size: [0.6, 8, 2] }), fill: stroke, width: 0 }),
     };
@@ -266,6 +261,34 @@ const room = (high, whole) => Math.max((high ?? 0) * 1.12, whole ? 2 : 1e-3);
 const short = (show, value) =>
   value === 0 ? "0" : show === rate ? count(value) : show(value).replace(/\.0+(?=\D|$)/, "");
 
-const newest = (column) => column.findLast((value) => value !== null);
+/** The values without neighbours, which no line shows: they become dots. */
+function isolated(chart, index) {
+  const values = chart.data[index];
+  const known = (at) => typeof values[at] === "number";
+  const found = values.flatMap((value, at) => (known(at) && !known(at - 1) && !known(at + 1) ? [at] : []));
+  return found.length ? found : null;
+}
+
+/** Shades stretches of time, and names them where there is room. */
+function shade(chart, stretches, fill, ink) {
+  const { ctx, bbox } = chart;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  ctx.font = `${11 * uPlot.pxRatio}px system-ui, sans-serif`;
+  ctx.textAlign = "center";
+  ctx.textBaseline = "middle";
+  for (const stretch of stretches) {
+    const [left, right] = stretch.map((at) => chart.valToPos(at, "x", true));
+    ctx.fillStyle = fill;
+    ctx.fillRect(left, bbox.top, right - left, bbox.height);
+    if (right - left < 2 * ctx.measureText(IDLE).width) continue;
+    ctx.fillStyle = ink;
+    ctx.fillText(IDLE, (left + right) / 2, bbox.top + bbox.height / 4); // between two lines of the grid
+  }
+  ctx.restore();
+}
+const IDLE = "idle";
 
 const faded = (value) => value.replace("rgb(", "rgba(").replace(")", ", 0.12)");

@@ -27,6 +27,7 @@ export class RecordedSource {
       const { state, moments, notes } = await response.json();
       handler("connection", { state: "recording" });
       handler("state", state);
+      this.timeline.kept = Infinity; // a recording of a day has 86,400
       for (const moment of moments) handler("moment", moment);
       if (notes.length) handler("note", notes.join(" "));
       const last = moments.at(-1);

@@ -2,6 +2,7 @@
 
 import { make, setText } from "./dom.js";
 import { clock, exact, percent } from "./format.js";
+import { endOf, runsOf } from "./timeline.js";
 import { causeColour, causeWord } from "./words.js";
 
 const UNKNOWN = "unknown";
@@ -21,8 +22,14 @@ export class LimitBand {
 
   draw() {
     const [from, to] = this.timeline.range;
-    const runs = runsOf(this.timeline.shown, to);
     const span = to - from;
+    const limitOf = (moment) => moment.limit ?? UNKNOWN;
+    const same = (one, other) => limitOf(one) === limitOf(other);
+    const runs = runsOf(this.timeline.shown, same).map(([first, last]) => ({
+      limit: limitOf(first),
+      begin: Math.max(first.at, from),
+      end: Math.min(endOf(last), to),
+    }));
     this.band.replaceChildren(
       ...runs.map(({ limit, begin, end }) => {
         const share = (end - begin) / span;
@@ -47,19 +54,6 @@ export class LimitBand {
       ...shares.map(([limit, share]) => item(causeColour(limit), causeWord(limit), percent(share))),
     );
   }
-}
-
-/** Neighbouring moments with one limit, as stretches of time. */
-function runsOf(moments, to) {
-  const runs = [];
-  moments.forEach((moment, index) => {
-    const limit = moment.limit ?? UNKNOWN;
-    const end = Math.min(moments[index + 1]?.at ?? moment.at + (moment.seconds ?? 1), to);
-    const last = runs.at(-1);
-    if (last?.limit === limit) last.end = end;
-    else runs.push({ limit, begin: moment.at, end });
-  });
-  return runs;
 }
 
 function sharesOf(runs) {
