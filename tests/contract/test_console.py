@@ -21,9 +21,11 @@ from conftest import Server, make_service
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.moments import Moment
 from setpoint.frontend.console.broadcast import MAX_BEHIND_BYTES, Broadcast
+from setpoint.frontend.console.facts import facts_of
 from setpoint.frontend.console.feed import MAX_VIEWERS, ConsoleFeed
 from setpoint.frontend.console.pages import STATIC
 from setpoint.frontend.ipc.line import EngineLine
+from setpoint.frontend.live import LiveOption
 from setpoint.testing.fake_engine import FakeEngine
 from setpoint.testing.server import wait_until
 
@@ -97,6 +99,23 @@ def test_a_viewer_gets_the_past_and_then_what_is_new(monkeypatch: pytest.MonkeyP
                 feed.broadcast.leave(each)
             await asyncio.sleep(0.05)
             assert watch.num_followers == 0, "nobody watches, so nothing is gathered"
+
+    asyncio.run(main())
+
+
+def test_the_facts_say_which_options_can_change_now() -> None:
+    async def main() -> None:
+        names = ("schedule_policy", "port")
+        decisions = [{"field": name, "value": 1, "why": "default", "warn": False} for name in names]
+        described = {"schedule_policy": LiveOption("Order of the queue.", ("fcfs", "lpm"))}
+        service = make_service(
+            FakeEngine(), server_info={"decisions": decisions}, described=described
+        )
+        service.engine.attach(EngineLine(FakeEngine()))
+        policy, port = (await facts_of(service))["options"]
+        assert policy["live"] == {"meaning": "Order of the queue.", "choices": ("fcfs", "lpm")}
+        assert "live" not in port
+        service.engine.close()
 
     asyncio.run(main())
 

@@ -215,6 +215,104 @@ def test_rows_are_sorted_and_filtered(smol: ServerProcess, tmp_path: Path) -> No
     asyncio.run(main())
 
 
+def value_of(field: str) -> str:
+    """The value of an option in the table."""
+    return (
+        "[...document.querySelectorAll('#options-table tbody tr')]"
+        f".find((row) => row.cells[0].textContent === '{field}')?.cells[1].textContent"
+    )
+
+
+async def change(page: Page, field: str, value: str) -> None:
+    """Open the dialog of an option, and send another value."""
+    await page.click(f"[aria-label='Change {field}']")
+    assert await page.evaluate("document.querySelector('#change').open")
+    await page.evaluate(f"document.querySelector('#change-value').value = '{value}'")
+    await page.click("#change-send")
+
+
+def test_options_change_while_the_server_runs(tiny_model: Path, tmp_path: Path) -> None:
+    arguments = ("--model-path", str(tiny_model), "--dtype", "float32")
+
+    async def main(server: ServerProcess) -> None:
+        async with console(tmp_path, server.url) as page:
+            await page.wait(f"{value_of('stream_interval')} === undefined")
+            await page.wait("document.title !== 'Setpoint console'")
+            await page.click("#options-all")
+            assert await page.evaluate(value_of("schedule_policy")) == "fcfs"
+            assert not await page.evaluate("document.querySelector(\"[aria-label='Change port']\")")
+            await change(page, "schedule_policy", "lpm")
+            await page.wait(
+                "/fcfs → lpm/.test(document.querySelector('#change-outcome').textContent)"
+            )
+            assert await page.evaluate(value_of("schedule_policy")) == "lpm"
+            await page.click("#change-close")
+            info = httpx.get(f"{server.url}/server_info").json()
+            assert info["schedule_policy"] == "lpm"
+            await change(page, "max_running_requests", "999999")
+            await page.wait(f"/room for/.test({text_of('#change-outcome .failure')})")
+            page.errors.clear()  # the browser's own note of the status 400
+            await page.evaluate("document.querySelector('#change-value').value = '2'")
+            await page.click("#change-send")
+            await page.wait("/→ 2/.test(document.querySelector('#change-outcome').textContent)")
+            await page.click("#change-close")
+            # the server's next facts have the reason, and a button stays on the row of its option
+            await page.wait(
+                "[...document.querySelectorAll('#options-table tbody tr')].some((row) =>"
+                " row.cells[0].textContent === 'max_running_requests'"
+                " && row.cells[1].textContent === '2'"
+                " && row.cells[2].textContent !== 'changed just now')"
+            )
+
+    with running_server(tmp_path / "server", *arguments) as server:
+        asyncio.run(main(server))
+
+
+def test_with_an_admin_key_only_its_owner_changes_options(tiny_model: Path, tmp_path: Path) -> None:
+    arguments = ("--model-path", str(tiny_model), "--dtype", "float32", "--api-key", "client")
+
+    async def main(server: ServerProcess) -> None:
+        async with console(tmp_path, server.url) as page:
+            await page.wait("document.querySelector('#key').open")
+            await page.evaluate("document.querySelector('#key-input').focus()")
+            await page.type("client")
+            await page.press("Enter")
+            await page.wait("document.title !== 'Setpoint console'")
+            await page.click("#options-all")
+            await change(page, "schedule_policy", "lpm")
+            await page.wait("!document.querySelector('#change-admin').hidden")
+            assert "admin key" in await page.evaluate(text_of("#change-outcome .failure"))
+            for key in ("wrong", "boss"):
+                await page.evaluate(f"document.querySelector('#change-key').value = '{key}'")
+                await page.evaluate("document.querySelector('#change-outcome').replaceChildren()")
+                await page.click("#change-send")
+                await page.wait(text_of("#change-outcome"))
+            assert "fcfs → lpm" in await page.evaluate(text_of("#change-outcome"))
+            assert "boss" not in await page.evaluate(
+                "JSON.stringify({...sessionStorage, ...localStorage})"
+            )
+            page.errors[:] = [each for each in page.errors if "Failed to load resource" not in each]
+
+    with running_server(tmp_path / "server", *arguments, "--admin-api-key", "boss") as server:
+        asyncio.run(main(server))
+
+
+def test_a_filter_without_hits_says_so(smol: ServerProcess, tmp_path: Path) -> None:
+    body = {"text": "One", "sampling_params": {"max_new_tokens": 2}}
+    httpx.post(f"{smol.url}/generate", json=body, timeout=None).raise_for_status()
+
+    async def main() -> None:
+        async with console(tmp_path, smol.url) as page:
+            for table, name in (("requests", "request"), ("options", "option")):
+                await page.wait(f"document.querySelector('#{table}-table tbody td:not(.empty)')")
+                await page.evaluate(f"document.querySelector('#{table}-filter').focus()")
+                await page.type("zebra")
+                said = await page.evaluate(text_of(f"#{table}-table td.empty"))
+                assert said == f"No {name} matches “zebra”."
+
+    asyncio.run(main())
+
+
 def test_it_asks_for_the_key_and_comes_back_after_a_restart(
     tiny_model: Path, tmp_path: Path
 ) -> None:

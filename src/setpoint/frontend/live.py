@@ -13,6 +13,15 @@ from setpoint.core.settings import Settings
 
 
 @dataclass(slots=True, frozen=True)
+class LiveOption:
+    """What people who change a live option want to know of it."""
+
+    meaning: str
+    choices: Sequence[str] = ()
+    """Its values as they are typed, if there are only a few."""
+
+
+@dataclass(slots=True, frozen=True)
 class FrontendSettings:
     """The live settings that the frontend itself uses."""
 
@@ -25,6 +34,8 @@ class FrontendSettings:
     """The present values of the live options, for ``/server_info``."""
     decisions: Sequence[Mapping[str, Any]] = ()
     """Decisions for ``/server_info`` that replace earlier ones about the same options."""
+    described: Mapping[str, LiveOption] = field(default_factory=dict)
+    """The live options by name."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from setpoint.config.declare import Field, Option
 from setpoint.config.keywords import as_keywords, naming_keywords
-from setpoint.config.live import Running, read_values
-from setpoint.frontend.live import FrontendSettings, Proposal
+from setpoint.config.live import LIVE, Running, read_values
+from setpoint.frontend.live import FrontendSettings, LiveOption, Proposal
 from setpoint.launch.settings import live_settings
 from setpoint.observe.logline import set_log_level
 
@@ -50,4 +51,15 @@ class LiveConfig:
             log_requests_format=options.log_requests_format,
             options=self._running.live_options(),
             decisions=tuple(map(asdict, self._running.decisions_since(self._started))),
+            described=DESCRIBED,
         )
+
+
+def _choices(field: Field[Option]) -> tuple[str, ...]:
+    if field.kind is bool:
+        return "true", "false"
+    choices = tuple(map(str, field.about.choices))
+    return (*choices, "none") if choices and field.default is None else choices
+
+
+DESCRIBED = {field.name: LiveOption(field.about.meaning, _choices(field)) for field in LIVE}

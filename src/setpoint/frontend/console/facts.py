@@ -4,8 +4,10 @@ options were resolved."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from setpoint.frontend.live import LiveOption
 from setpoint.frontend.service import Service
 
 _LIMITS = ("max_running_requests", "max_prefill_tokens", "chunked_prefill_size")
@@ -28,13 +30,19 @@ async def facts_of(service: Service) -> dict[str, Any]:
         "memory_gb": state["memory_usage"],
         "limits": {name: state["settings"].get(name) for name in _LIMITS},
         "paused": state["paused"],
-        "options": _options(info["decisions"]),
+        "options": _options(info["decisions"], service.live.frontend.described),
     }
 
 
-def _options(decisions: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One for each option; of several decisions about one the last is in force."""
+def _options(
+    decisions: list[Mapping[str, Any]], described: Mapping[str, LiveOption]
+) -> list[dict[str, Any]]:
+    """One for each option; of several decisions about one the last is in force. ``live``: what is
+    known of an option that can change now."""
     latest = {each["field"]: each for each in decisions}
-    return [
-        {key: each[key] for key in ("field", "value", "why", "warn")} for each in latest.values()
-    ]
+    found = []
+    for name, decision in latest.items():
+        option = {key: decision[key] for key in ("field", "value", "why", "warn")}
+        live = described.get(name)
+        found.append(option if live is None else option | {"live": asdict(live)})
+    return found

@@ -1,5 +1,7 @@
-// The options as the server resolved them, each with its reason.
+// The options as the server resolved them, each with its reason. Those that can change while the
+// server runs are changed here.
 
+import { ChangeDialog } from "./change.js";
 import { byId, setText } from "./dom.js";
 import { option } from "./format.js";
 import { Table } from "./tables.js";
@@ -18,14 +20,40 @@ const COLUMNS = [
 export class Options {
   constructor() {
     this.options = [];
-    this.table = new Table(byId("options-table"), "Resolved options", COLUMNS, ({ field }) => field);
+    this.dialog = new ChangeDialog((changes) => this.changed(changes));
+    this.table = new Table(byId("options-table"), "Resolved options", [...COLUMNS, this.changeColumn()], {
+      key: ({ field }) => field,
+      none: "No options are known yet.",
+      noMatch: "No option matches",
+    });
     byId("options-filter").addEventListener("input", (event) => this.table.filter(event.target.value));
     byId("options-all").addEventListener("change", () => this.draw());
+  }
+
+  changeColumn() {
+    const open = (row) => this.dialog.open(row);
+    return {
+      label: "Live",
+      title: "Whether it can change while the server runs",
+      className: "live-cell",
+      value: ({ live }) => (live ? 0 : 1),
+      text: ({ live }) => (live ? "Change" : ""),
+      button: { press: open, title: ({ field }) => `Change ${field}` },
+    };
   }
 
   show(options) {
     this.options = options;
     this.draw();
+  }
+
+  /** The server tells the reasons with its next facts. */
+  changed(changes) {
+    const now = new Map(changes.map((change) => [change.option, change.new]));
+    const why = "changed just now";
+    this.show(
+      this.options.map((each) => (now.has(each.field) ? { ...each, value: now.get(each.field), why } : each)),
+    );
   }
 
   draw() {

@@ -47,7 +47,11 @@ function why(row) {
 
 export class Requests {
   constructor() {
-    this.table = new Table(byId("requests-table"), "Open and recent requests", COLUMNS, (row) => row.rid);
+    this.table = new Table(byId("requests-table"), "Open and recent requests", COLUMNS, {
+      key: (row) => row.rid,
+      none: "There have been no requests yet.",
+      noMatch: "No request matches",
+    });
     byId("requests-filter").addEventListener("input", (event) => this.table.filter(event.target.value));
     this.show({ num_running: 0, num_queued: 0, num_preparing: 0, rows: [] });
   }

@@ -5,15 +5,20 @@ import { make, setText } from "./dom.js";
 
 export class Table {
   /**
-   * columns: [{label, value(row), text(row), number, title}]; value is what rows are sorted by.
-   * key(row): names a row for as long as it exists. Without a sorted column rows keep the order
-   * that they come in.
+   * columns: [{label, value(row), text(row), number, title, button: {press(row), title(row)}}]; value
+   * is what rows are sorted by; with a button, the text is that of a button, and "" means none.
+   * key(row): names a row for as long as it exists. none, noMatch: what an empty table says, without
+   * rows and with none that match its filter. Without a sorted column rows keep the order that they
+   * come in.
    */
-  constructor(table, caption, columns, key) {
+  constructor(table, caption, columns, { key, none, noMatch }) {
     this.columns = columns;
     this.key = key;
+    this.none = none;
+    this.noMatch = noMatch;
     this.sorted = null;
     this.words = [];
+    this.filterText = "";
     this.rows = [];
     this.elements = new Map();
     this.heads = columns.map((column, index) =>
@@ -24,6 +29,8 @@ export class Table {
       ),
     );
     this.body = make("tbody");
+    this.nothing = make("td", { colspan: columns.length, class: "empty" });
+    this.nothingRow = make("tr", {}, this.nothing);
     table.append(
       make("caption", { class: "sr" }, caption),
       make("thead", {}, make("tr", {}, ...this.heads)),
@@ -43,6 +50,7 @@ export class Table {
   }
 
   filter(text) {
+    this.filterText = text.trim();
     this.words = text.toLowerCase().split(/\s+/).filter(Boolean);
     this.draw();
   }
@@ -70,13 +78,25 @@ export class Table {
       const element = before.get(key) ?? this.element();
       this.elements.set(key, element);
       element.dataset.state = row.state ?? "";
-      cells.forEach((text, index) => setText(element.cells[index], text));
+      cells.forEach((text, index) => this.fill(element.cells[index], this.columns[index], row, text));
     }
-    const wanted = [...this.elements.values()];
+    const wanted = found.length ? [...this.elements.values()] : [this.nothingRow];
+    setText(this.nothing, this.rows.length ? `${this.noMatch} “${this.filterText}”.` : this.none);
     const isSame =
       wanted.length === this.body.children.length &&
       wanted.every((element, index) => element === this.body.children[index]);
     if (!isSame) this.body.replaceChildren(...wanted);
+  }
+
+  fill(cell, { button }, row, text) {
+    if (!button) return setText(cell, text);
+    const [present] = cell.children;
+    if (!text) return cell.replaceChildren();
+    const shown = present ?? make("button", { type: "button", class: "button small" });
+    shown.onclick = () => button.press(row);
+    shown.setAttribute("aria-label", button.title(row));
+    setText(shown, text);
+    if (!present) cell.append(shown);
   }
 
   element() {
