@@ -304,7 +304,7 @@ def test_a_filter_without_hits_says_so(smol: ServerProcess, tmp_path: Path) -> N
     async def main() -> None:
         async with console(tmp_path, smol.url) as page:
             for table, name in (("requests", "request"), ("options", "option")):
-                await page.wait(f"document.querySelector('#{table}-table tbody td:not(.empty)')")
+                await page.wait(f"document.querySelectorAll('#{table}-table td:not(.empty)').length")
                 await page.evaluate(f"document.querySelector('#{table}-filter').focus()")
                 await page.type("zebra")
                 said = await page.evaluate(text_of(f"#{table}-table td.empty"))
