@@ -261,7 +261,7 @@ def test_options_change_while_the_server_runs(tiny_model: Path, tmp_path: Path) 
                 "[...document.querySelectorAll('#options-table tbody tr')].some((row) =>"
                 " row.cells[0].textContent === 'max_running_requests'"
                 " && row.cells[1].textContent === '2'"
-                " && row.cells[2].textContent !== 'changed just now')"
+                " && row.cells[3].textContent !== 'changed just now')"
             )
 
     with running_server(tmp_path / "server", *arguments) as server:
@@ -304,7 +304,9 @@ def test_a_filter_without_hits_says_so(smol: ServerProcess, tmp_path: Path) -> N
     async def main() -> None:
         async with console(tmp_path, smol.url) as page:
             for table, name in (("requests", "request"), ("options", "option")):
-                await page.wait(f"document.querySelectorAll('#{table}-table td:not(.empty)').length")
+                await page.wait(
+                    f"document.querySelectorAll('#{table}-table td:not(.empty)').length"
+                )
                 await page.evaluate(f"document.querySelector('#{table}-filter').focus()")
                 await page.type("zebra")
                 said = await page.evaluate(text_of(f"#{table}-table td.empty"))

@@ -223,7 +223,7 @@ class ChartCard {
     return {
       width: this.plot.clientWidth || 280,
       height: HEIGHT,
-      padding: [8, right ? 0 : 16, 0, 0],
+      padding: [8, right ? 0 : 27, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, sync: { key: "console" }, points: { size: 6 } },
       hooks: {

@@ -6,22 +6,19 @@ import { byId, setText } from "./dom.js";
 import { option } from "./format.js";
 import { Table } from "./tables.js";
 
-const COLUMNS = [
-  { label: "Option", className: "name", value: ({ field }) => field, text: ({ field }) => field },
-  {
-    label: "Value",
-    className: "value",
-    value: ({ value }) => option(value),
-    text: ({ value }) => option(value),
-  },
-  { label: "Reason", value: ({ why }) => why, text: ({ why }) => why },
-];
+const column = (label, text, className) => ({ label, className, value: text, text });
 
 export class Options {
   constructor() {
     this.options = [];
     this.dialog = new ChangeDialog((changes) => this.changed(changes));
-    this.table = new Table(byId("options-table"), "Resolved options", [...COLUMNS, this.changeColumn()], {
+    const columns = [
+      column("Option", ({ field }) => field, "name"),
+      column("Value", ({ value }) => option(value), "value"),
+      this.changeColumn(),
+      column("Reason", ({ why }) => why),
+    ];
+    this.table = new Table(byId("options-table"), "Resolved options", columns, {
       key: ({ field }) => field,
       none: "No options are known yet.",
       noMatch: "No option matches",
@@ -31,14 +28,12 @@ export class Options {
   }
 
   changeColumn() {
-    const open = (row) => this.dialog.open(row);
     return {
       label: "Live",
       title: "Whether it can change while the server runs",
-      className: "live-cell",
       value: ({ live }) => (live ? 0 : 1),
       text: ({ live }) => (live ? "Change" : ""),
-      button: { press: open, title: ({ field }) => `Change ${field}` },
+      button: { press: (row) => this.dialog.open(row), title: ({ field }) => `Change ${field}` },
     };
   }
 
