@@ -219,32 +219,53 @@ def test_http_level_errors_have_the_same_shape(serve: Serve) -> None:
     serve(scenario)
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_a_body_must_say_that_it_is_json(serve: Serve, content_type: str) -> None:
-    """Red before: every route but OpenAI's took any content type, so a web page could send it
-    without its browser's asking first."""
+BODIES = {
+    CHAT: {"messages": HI},
+    "/generate": {"text": "a"},
+    "/v1/completions": {"prompt": "a"},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [65]},
+    "/abort_request": {"abort_all": True},
+    "/api/chat": {"model": "default", "messages": HI},
+    "/v1/messages": {"model": "default", "messages": HI, "max_tokens": 2},
+}
+OTHER_TYPES = ["text/plain", "application/x-www-form-urlencoded", ""]
+
+
+@pytest.mark.parametrize("content_type", OTHER_TYPES)
+@pytest.mark.parametrize("sent", [{"origin": "http://a.example"}, {"sec-fetch-site": "cross-site"}])
+def test_a_browser_must_say_that_a_body_is_json(
+    serve: Serve, content_type: str, sent: dict[str, str]
+) -> None:
+    """A web page could otherwise send it without its browser's asking first."""
 
     async def scenario(server: Any) -> None:
-        for route, fields in {
-            CHAT: {"messages": HI},
-            "/generate": {"text": "a"},
-            "/v1/completions": {"prompt": "a"},
-            "/tokenize": {"prompt": "a"},
-            "/detokenize": {"tokens": [65]},
-            "/abort_request": {"abort_all": True},
-        }.items():
+        for route, fields in BODIES.items():
             body = json.dumps(fields).encode()
-            response = await server.http.post(
-                route, content=body, headers={"content-type": content_type}
-            )
-            assert (response.status_code, type_of(response.json())) == (400, "Bad Request"), route
+            headers = {"content-type": content_type, **sent}
+            response = await server.http.post(route, content=body, headers=headers)
+            assert response.status_code == 400, route
             assert "application/json" in response.text
-            with_charset = await server.http.post(
-                route, content=body, headers={"content-type": "application/json; charset=utf-8"}
-            )
-            assert with_charset.status_code == 200
-        assert (await server.http.post("/encode", content=b"{}")).status_code == 400
-        assert len(server.engine.submitted) == 3
+            headers = {"content-type": "application/json; charset=utf-8", **sent}
+            response = await server.http.post(route, content=body, headers=headers)
+            assert response.status_code == 200
+        assert len(server.engine.submitted) == 5
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("content_type", OTHER_TYPES)
+def test_a_program_need_not_say_that_a_body_is_json(serve: Serve, content_type: str) -> None:
+    """Red before: LiteLLM's client of Ollama's API, and curl without a header, were refused."""
+
+    async def scenario(server: Any) -> None:
+        for route, fields in BODIES.items():
+            body, headers = json.dumps(fields).encode(), {"content-type": content_type}
+            response = await server.http.post(route, content=body, headers=headers)
+            assert response.status_code == 200, route
+        response = await server.http.post("/generate", content=b"text=a")
+        assert (response.status_code, type_of(response.json())) == (400, "Bad Request")
+        assert "not valid JSON" in response.text
 
     serve(scenario)
 

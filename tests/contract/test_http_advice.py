@@ -92,15 +92,14 @@ def test_head_is_answered_like_get(serve: Serve, path: str) -> None:
     serve(scenario)
 
 
-def test_curl_without_a_header_is_told_which_to_add(serve: Serve) -> None:
+def test_a_page_without_a_content_type_is_told_which_to_add(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        form = {"content-type": "application/x-www-form-urlencoded"}
-        response = await server.http.post(CHAT, content=b'{"messages": []}', headers=form)
+        headers = {"content-type": "text/plain", "origin": "http://a.example"}
+        response = await server.http.post(CHAT, content=b'{"messages": []}', headers=headers)
         assert (
             response.json()["error"]["message"]
-            == "Add the header 'Content-Type: application/json' to the request (with curl: -H"
-            " 'Content-Type: application/json'): it came with application/x-www-form-urlencoded,"
-            " which curl sends with -d if no header is given."
+            == "Add the header 'Content-Type: application/json' to the request: a browser sent it"
+            " with the content type text/plain, as a page of any site can make it do."
         )
 
     serve(scenario)

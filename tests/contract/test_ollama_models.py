@@ -6,13 +6,15 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from ollama_answers import post
+import pytest
+from ollama_answers import lines, post
 
 from setpoint.core.model import Pooling
 from setpoint.frontend.apis.ollama.models import OLLAMA_VERSION
 from setpoint.testing.specs import tiny_spec
 
 Serve = Callable[..., None]
+OTHER_MODEL = "The model 'llama3' is not served here; org/tiny answered."
 POOLING = Pooling("last", normalize=True, size=4, lengths=(), why="")
 
 
@@ -65,9 +67,10 @@ def test_what_clients_ask_about_the_model(serve: Serve) -> None:
         assert info["general.architecture"] == "llama"
         assert info["llama.context_length"] == 256
         assert info["general.parameter_count"] == spec.num_parameters
-        missing = await server.http.post("/api/show", json={"name": "llama3"})
-        assert missing.status_code == 404
-        assert missing.json()["error"].startswith("model 'llama3' not found")
+        assert "warnings" not in shown
+        other = await post(server, "/api/show", {"name": "llama3"})
+        assert other.pop("warnings") == [OTHER_MODEL]
+        assert other == shown, "any name is answered for, as in a chat"
         (running,) = (await server.http.get("/api/ps")).json()["models"]
         assert (running["size_vram"], running["context_length"]) == (0, 256)
         assert running["size"] == round(0.875 * (1 << 30))
@@ -79,10 +82,49 @@ def test_what_clients_ask_about_the_model(serve: Serve) -> None:
     serve(scenario, spec=spec, tool_call_parser="hermes", reasoning_parser="qwen3")
 
 
+@pytest.mark.parametrize("name", ["default", "org/tiny", "org/tiny:latest"])
+def test_what_is_served_need_not_be_pulled(serve: Serve, name: str) -> None:
+    """Red before: a client that pulls its model before it chats failed."""
+
+    async def scenario(server: Any) -> None:
+        (entry,) = (await server.http.get("/api/tags")).json()["models"]
+        told = await lines(server, "/api/pull", {"model": name})
+        digest, size = f"sha256:{entry['digest']}", entry["size"]
+        assert told == [
+            {"status": "pulling manifest"},
+            {
+                "status": f"pulling {entry['digest'][:12]}",
+                "digest": digest,
+                "total": size,
+                "completed": size,
+            },
+            {"status": "success"},
+        ]
+        body = {"name": name, "stream": False, "insecure": True}
+        assert await post(server, "/api/pull", body) == {"status": "success"}
+
+    serve(scenario, spec=tiny_spec())
+
+
+def test_a_pull_of_another_model_says_which_one_answers(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        *_, told, last = await lines(server, "/api/pull", {"model": "llama3"})
+        assert (told, last) == (
+            {"status": OTHER_MODEL},
+            {"status": "success", "warnings": [OTHER_MODEL]},
+        )
+        body = {"model": "llama3", "stream": False}
+        answer = await post(server, "/api/pull", body)
+        assert answer == {"status": "success", "warnings": [OTHER_MODEL]}
+        missing = await server.http.post("/api/pull", json={})
+        assert (missing.status_code, missing.json()) == (400, {"error": "model is missing."})
+
+    serve(scenario)
+
+
 def test_models_are_not_changed(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         for method, path in (
-            ("POST", "/api/pull"),
             ("POST", "/api/push"),
             ("POST", "/api/create"),
             ("POST", "/api/copy"),

@@ -17,7 +17,7 @@ NO_BODY = {
     "/stop_profile",
     "/v1/batches/{batch_id}/cancel",
     "/v1/responses/{response_id}/cancel",
-    *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/blobs/{digest}"),
+    *("/api/push", "/api/create", "/api/copy", "/api/blobs/{digest}"),
 }
 
 
@@ -72,6 +72,7 @@ def test_every_body_is_declared(serve: Serve) -> None:
             "/api/generate": "OllamaGenerateBody",
             "/api/embed": "EmbedBody",
             "/api/embeddings": "EmbeddingsBody",
+            "/api/pull": "PullBody",
             "/api/show": "ShowBody",
             "/v1/score": "ScoreBody",
             "/v1/rerank": "RerankBody",

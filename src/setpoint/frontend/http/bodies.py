@@ -10,6 +10,7 @@ from contextvars import copy_context
 from typing import Any, TypeVar
 
 from fastapi import Request
+from starlette.datastructures import Headers
 
 from setpoint.core.shown import shown
 from setpoint.frontend.arrival import ARRIVAL, Arrival
@@ -40,12 +41,13 @@ class BodyReader:
         """The result of ``work`` for the body, a JSON object. ``work`` may run in another thread,
         on an event loop of its own.
 
-        Raises what ``work`` raises, and InvalidBodyError: 400 malformed or not said to be JSON, 413
-        too large. Only JSON is accepted, because a web page may send other content types to any
-        server, but for JSON its browser first asks the server for permission (CORS).
+        Raises what ``work`` raises, and InvalidBodyError: 400 malformed, or sent by a browser under
+        another content type than JSON's, 413 too large. A web page may send other content types to
+        any server, but for JSON its browser first asks the server for permission (CORS). Programs
+        may send any type, or none: Ollama's clients and curl do.
         """
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if content_type != "application/json":
+        if content_type != "application/json" and _is_of_a_browser(request.headers):
             raise InvalidBodyError(_content_type_advice(content_type))
         came = ARRIVAL.set(Arrival(headers=request.headers, path=request.url.path))
         try:
@@ -84,17 +86,14 @@ class BodyReader:
         return bytes(body)
 
 
+def _is_of_a_browser(headers: Headers) -> bool:
+    """Browsers, and only they, say where a request comes from; a page cannot prevent it."""
+    return "origin" in headers or "sec-fetch-site" in headers
+
+
 def _content_type_advice(content_type: str) -> str:
-    advice = (
-        "Add the header 'Content-Type: application/json' to the request (with curl: -H"
-        " 'Content-Type: application/json'): "
-    )
-    if content_type == "application/x-www-form-urlencoded":
-        return (
-            f"{advice}it came with {content_type}, which curl sends with -d if no header is given."
-        )
-    return advice + (
-        f"it came with {shown(content_type, 100)}."
-        if content_type
-        else "it came without a content type."
+    came = f"the content type {shown(content_type, 100)}" if content_type else "no content type"
+    return (
+        "Add the header 'Content-Type: application/json' to the request: a browser sent it with"
+        f" {came}, as a page of any site can make it do."
     )

@@ -23,6 +23,7 @@ from setpoint.frontend.apis.ollama.protocol import (
     EmbeddingsBody,
     OllamaChatBody,
     OllamaGenerateBody,
+    PullBody,
     ShowBody,
 )
 from setpoint.frontend.apis.ollama.text import (
@@ -44,7 +45,6 @@ LINES = "application/x-ndjson"
 """The type of a stream: one JSON object on each line."""
 
 _REFUSED = {
-    "/api/pull": ("POST",),
     "/api/push": ("POST",),
     "/api/create": ("POST",),
     "/api/copy": ("POST",),
@@ -74,6 +74,7 @@ class OllamaDialect(Dialect):
         vectors = self._vectors(embed.open_one, EmbedExchange.reply_one)
         add_route(router, EMBEDDINGS_ROUTE, vectors, "POST", body=EmbeddingsBody)
         add_route(router, "/api/show", self.show, "POST", body=ShowBody)
+        add_route(router, "/api/pull", self.pull, "POST", body=PullBody)
         add_route(router, "/api/tags", self.tags, "GET", "HEAD")
         add_route(router, "/api/ps", self.running, "GET", "HEAD")
         add_route(router, "/api/version", self.version, "GET", "HEAD")
@@ -89,6 +90,12 @@ class OllamaDialect(Dialect):
     async def show(self, request: Request) -> Response:
         return json_response(await self._bodies.read(request, self._models.show))
 
+    async def pull(self, request: Request) -> Response:
+        statuses, is_stream = await self._bodies.read(request, self._models.pull)
+        if is_stream:
+            return Response(b"".join(map(_line, statuses)), media_type=LINES)
+        return json_response(statuses[-1])
+
     async def tags(self) -> Response:
         return json_response(self._models.tags())
 
@@ -100,9 +107,8 @@ class OllamaDialect(Dialect):
 
     async def refuse(self) -> Response:
         raise RequestError(
-            "This server only serves the model that it was started with; it does not download,"
-            " create,"
-            " copy or delete models."
+            "This server only serves the model that it was started with; it does not create, copy,"
+            " upload or delete models."
         )
 
     def _texts(

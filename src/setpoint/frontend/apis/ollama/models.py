@@ -1,5 +1,5 @@
-"""What Ollama's clients ask about models: ``/api/tags``, ``/api/show``, ``/api/ps`` and
-``/api/version``. There is one model, which is always loaded."""
+"""What Ollama's clients ask about models: ``/api/tags``, ``/api/show``, ``/api/ps``,
+``/api/pull`` and ``/api/version``. There is one model, which is always loaded."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from setpoint import __version__
-from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
 from setpoint.frontend.apis.ollama.answers import stamp
-from setpoint.frontend.apis.ollama.protocol import ShowBody, is_served
+from setpoint.frontend.apis.ollama.protocol import PullBody, ShowBody
 from setpoint.frontend.service import Service
 
 OLLAMA_VERSION = "0.12.6"
@@ -50,18 +48,28 @@ class ModelApi:
     def version(self) -> dict[str, Any]:
         return {"version": OLLAMA_VERSION, "setpoint_version": __version__}
 
+    async def pull(self, raw: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
+        """The statuses of ``/api/pull``, and whether the client asked for a stream of them. There
+        is nothing to download: the served model is here, and answers under any name."""
+        body, warnings = self._service.read(raw, PullBody, route="/api/pull")
+        warnings += body.warnings(self._config.served_model_name)
+        digest, size = self._entry()["digest"], self._size()
+        return [
+            {"status": "pulling manifest"},
+            {
+                "status": f"pulling {digest[:12]}",
+                "digest": f"sha256:{digest}",
+                "total": size,
+                "completed": size,
+            },
+            *({"status": warning} for warning in warnings),
+            {"status": "success"} | _told(warnings),
+        ], body.stream is not False
+
     async def show(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """The answer of ``/api/show``. Raises RequestError: 404 for a model that is not here."""
+        """The answer of ``/api/show``."""
         body, warnings = self._service.read(raw, ShowBody, route="/api/show")
-        name = body.model or body.name
-        if name is None:
-            raise RequestError("model is missing.")
-        if not is_served(name, self._config.served_model_name):
-            raise RequestError(
-                f"model '{shown(name, 64)}' not found; this server has"
-                f" {self._config.served_model_name}.",
-                status_code=404,
-            )
+        warnings += body.warnings(self._config.served_model_name)
         return {
             "modified_at": self._started_at,
             "details": self._details(),
@@ -71,7 +79,7 @@ class ModelApi:
             "template": "",
             "modelfile": "",
             "license": "",
-            **({"warnings": warnings} if warnings else {}),
+            **_told(warnings),
         }
 
     def _entry(self) -> dict[str, Any]:
@@ -144,6 +152,10 @@ class ModelApi:
             "thinking": config.reasoning_parser != "none",
         }
         return [name for name, is_able in able.items() if is_able]
+
+
+def _told(warnings: list[str]) -> dict[str, Any]:
+    return {"warnings": warnings} if warnings else {}
 
 
 def _in_short(count: int) -> str:

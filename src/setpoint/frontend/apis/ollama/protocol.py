@@ -59,11 +59,10 @@ class AnyBody(msgspec.Struct, kw_only=True):
 
     def warnings(self, config: FrontendConfig) -> list[str]:
         """What the client should know about its body. Raises RequestError (400)."""
-        check_key(self.model, "model")
-        warnings = self.own_options.warnings(config.context_len)
-        if not is_served(self.model, config.served_model_name):
-            warnings.append(other_model_warning(self.model, config.served_model_name))
-        return warnings
+        return [
+            *self.own_options.warnings(config.context_len),
+            *_other_model(self.model, config.served_model_name),
+        ]
 
 
 class TextBody(AnyBody, kw_only=True):
@@ -172,16 +171,38 @@ class EmbeddingsBody(AnyBody, kw_only=True):
     prompt: str
 
 
-class ShowBody(msgspec.Struct):
+class ModelBody(msgspec.Struct, kw_only=True):
+    """A body that is about a model and asks for no text."""
+
     model: str | None = None
     name: str | None = None
     """The older name of ``model``."""
+
+    def warnings(self, served: str) -> list[str]:
+        """Raises RequestError (400) if the body names no model."""
+        name = self.model or self.name
+        if name is None:
+            raise RequestError("model is missing.")
+        return _other_model(name, served)
+
+
+class ShowBody(ModelBody, kw_only=True):
     verbose: bool | None = False
 
 
-def is_served(name: str, served: str) -> bool:
-    """Whether a client's name for a model, with or without its tag, means the served one."""
-    return name.removesuffix(":latest") in (served, "default")
+class PullBody(ModelBody, kw_only=True):
+    stream: bool | None = True
+    insecure: bool | None = False
+    """Whether a download may be unencrypted; there is none."""
+
+
+def _other_model(name: str, served: str) -> list[str]:
+    """A warning for a client whose name for the model, with or without its tag, does not mean the
+    served one; any name is served."""
+    check_key(name, "model")
+    if name.removesuffix(":latest") in (served, "default"):
+        return []
+    return [other_model_warning(name, served)]
 
 
 _ANY_CALL = "any", None
