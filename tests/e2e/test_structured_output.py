@@ -3,9 +3,11 @@ that they get alone."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -46,6 +48,33 @@ PROMPTS = [f"Question {index}: who was born in the year {1700 + index}?" for ind
 def engine() -> Iterator[Engine]:
     with Engine(log_level="warning", random_seed=1, max_running_requests=64) as engine:
         yield engine
+
+
+AMBIGUOUS = 'root ::= s\ns ::= s s | s s s | s s s s | [a-z0-9 .,]+ | [A-Z]* | "" | "q0"'
+
+
+@pytest.mark.skipif(find_spec("xgrammar") is None, reason="xgrammar is an extra")
+def test_ambiguous_grammars_end_alone_under_xgrammar() -> None:
+    """Red before: each mask took seconds, in which no other request got a token."""
+    usual: list[dict[str, Any]] = [
+        {"max_new_tokens": 64, "temperature": 0, "ignore_eos": True},
+        {"max_new_tokens": 16, "temperature": 0, "json_schema": {"enum": ["yes", "no"]}},
+    ]
+    hostile = [{"max_new_tokens": 64, "ebnf": AMBIGUOUS + " " * index} for index in range(4)]
+    with Engine(log_level="warning", random_seed=1, grammar_backend="xgrammar") as engine:
+
+        async def answers(many: list[dict[str, Any]]) -> list[Any]:
+            return await asyncio.gather(
+                *(engine.async_generate(PROMPTS[0], sampling_params=each) for each in many),
+                return_exceptions=True,
+            )
+
+        alone = asyncio.run(answers(usual))
+        *refused, free, constrained = asyncio.run(answers(hostile + usual))
+    assert [free["output_ids"], constrained["output_ids"]] == [each["output_ids"] for each in alone]
+    for each in refused:
+        assert isinstance(each, RequestError)
+        assert "it takes" in each.message
 
 
 def sampling(index: int, *, is_constrained: bool) -> dict[str, Any]:

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from setpoint.core.errors import RequestError
+from setpoint.core.grammar import NotReady
 from setpoint.core.pagerows import PageRow, WindowColumns
-from setpoint.core.records import TokensForced
+from setpoint.core.records import GrammarLate, TokensForced
 from setpoint.core.request import Ids, Request
 from setpoint.recording.format import OFF, ON
 from setpoint.testing.harness import VOCAB, Harness
@@ -46,7 +47,7 @@ class Maze:
         return [rng.randrange(2, VOCAB) for _ in range(count)]
 
     def accept(self, token: int) -> None:
-        assert not self.terminated
+        assert self.terminated is False
         if token not in self._allowed:
             raise RequestError(f"token {token} is not allowed")
         self._place = random.Random(self._place * VOCAB + token).randrange(1 << 40)
@@ -103,11 +104,48 @@ def random_config(rng: random.Random) -> dict[str, Any]:
     }
 
 
+class LateMaze(Maze):
+    """A maze that is often late: after a token, or only when its mask is wanted."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._moods = random.Random(seed + 1)
+        self._knows_end = self._knows_mask = False
+
+    def accept(self, token: int) -> None:
+        super().accept(token)
+        self._knows_end = self._moods.random() > 0.15
+        self._knows_mask = self._moods.random() > 0.15
+
+    def fill_mask(self, words: Ids) -> None:
+        if not (self._knows_end and self._knows_mask):
+            raise NotReady
+        super().fill_mask(words)
+
+    @property
+    def terminated(self) -> bool:
+        if not self._knows_end:
+            raise NotReady
+        return self._terminated
+
+    @terminated.setter
+    def terminated(self, is_over: bool) -> None:
+        self._terminated = is_over
+
+    def make_ready(self) -> None:
+        self._knows_end = self._knows_mask = True
+
+
 def run(
-    config: dict[str, Any], requests: list[dict[str, Any]], seed: int, *, jumps: bool
+    config: dict[str, Any],
+    requests: list[dict[str, Any]],
+    seed: int,
+    *,
+    jumps: bool,
+    maze: type[Maze] = Maze,
 ) -> Harness:
     def make(request: Request) -> Maze:
-        return Maze(1_000 * seed + request.seed)
+        return maze(1_000 * seed + request.seed)
 
     how_many = random.Random(seed)
     harness = Harness(
@@ -162,6 +200,45 @@ def check(seeds: range) -> None:
 
 def test_forced_tokens_change_no_output() -> None:
     check(range(24))
+
+
+def check_late(seeds: range) -> None:
+    late = discarded = replays = 0
+    for seed in seeds:
+        rng = random.Random(seed)
+        config = random_config(rng)
+        requests = random_requests(rng, config["max_tokens_per_row"])
+        jumps = seed % 2 == 0
+        usual = run(config, requests, seed, jumps=jumps)
+        harness = run(config, requests, seed, jumps=jumps, maze=LateMaze)
+        assert told(harness) == told(usual), (seed, config)
+        assert harness.cache.pool_stats().held == 0
+        assert harness.cache.locked_tokens == 0
+        found = harness.recorder.of(GrammarLate)
+        late += len(found)
+        discarded += sum(each.discards for each in found)
+        if seed % 4 == 0:
+            replays += 1
+            with tempfile.TemporaryDirectory() as folder:
+                for content in (OFF, ON):
+                    outcome = replayed(record(harness, Path(folder) / content, content=content))
+                    assert (outcome.difference, outcome.damage) == ("", ""), seed
+                    assert outcome.num_steps == len(harness.plans), seed
+    # The traces must exercise what they claim to.
+    assert late > 100
+    assert discarded > 10
+    assert replays
+
+
+def test_late_grammars_change_no_output() -> None:
+    """A sequence that leaves the batch until its grammar is ready, and comes back, gets the tokens
+    that it would have got, and its recording replays."""
+    check_late(range(40))
+
+
+@pytest.mark.full
+def test_late_grammars_change_no_output_of_many() -> None:
+    check_late(range(40, 400))
 
 
 @pytest.mark.full

@@ -8,16 +8,15 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import pytest
 
 from setpoint.core.errors import RequestError
 from setpoint.core.grammar import Grammar, GrammarFactory
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.grammar.vocabulary import Vocabulary
 from setpoint.launch.grammars import grammar_factory
 from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID, VOCAB_SIZE, write_byte_tokenizer
+from setpoint.testing.constrained import Patient, allowed_tokens
 
 BACKENDS = (
     "llguidance",
@@ -34,9 +33,9 @@ ENDS = (EOS_ID, IM_END_ID)
 def factory(backend: str = "llguidance") -> GrammarFactory:
     with tempfile.TemporaryDirectory() as folder:
         write_byte_tokenizer(folder)
-        vocabulary = Vocabulary(folder, vocab_size=VOCAB_SIZE, eos_token_ids=ENDS)
-        assert vocabulary.tokenizer.vocab_size == VOCAB_SIZE
-        return grammar_factory(backend, vocabulary)
+        make = grammar_factory(backend, folder, vocab_size=VOCAB_SIZE, eos_token_ids=ENDS)
+        make(request(regex="a"))  # reads the tokenizer
+        return make
 
 
 def request(*, constrain_after: tuple[int, ...] = (), **sampling: Any) -> Request:
@@ -50,14 +49,11 @@ def request(*, constrain_after: tuple[int, ...] = (), **sampling: Any) -> Reques
 
 
 def grammar(*, backend: str = "llguidance", **wanted: Any) -> Grammar:
-    return factory(backend)(request(**wanted))
+    return Patient(factory(backend)(request(**wanted)))
 
 
 def allowed(grammar: Grammar, vocab_size: int = VOCAB_SIZE) -> set[int]:
-    words = np.zeros(-(-vocab_size // 32), np.int32)
-    grammar.fill_mask(words, 0)
-    bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab_size]
-    return set(np.flatnonzero(bits).tolist())
+    return set(allowed_tokens(grammar, vocab_size))
 
 
 def ids_of(text: str) -> list[int]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -30,25 +31,36 @@ class Grammar:
     def __init__(self) -> None:
         self.accepted: list[int] = []
         self.thread = threading.get_ident()
+        self.ready_in: list[int] = []
+        """The threads that made it ready."""
 
     def accept(self, token: int) -> None:
         self.accepted.append(token)
 
-    def fill_mask(self, words: Ids) -> None:
+    def fill_mask(self, words: Ids, num_forced: int) -> None:
         words[:] = -1
+
+    def forced(self, most: int) -> list[int]:
+        return []
 
     @property
     def terminated(self) -> bool:
         return False
 
+    def make_ready(self) -> None:
+        self.ready_in.append(threading.get_ident())
+
 
 class Factory:
     """Makes the grammar of a request named slow when ``go`` is set, of one named stuck when
-    ``free`` is."""
+    ``free`` is, and of one named patient never."""
 
     def __init__(self) -> None:
         self.go, self.free = threading.Event(), threading.Event()
         self.began: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def prepare(self) -> None:
+        """Nothing to prepare."""
 
     def constrains(self, request: Request) -> bool:
         return request.rid != "free"
@@ -56,8 +68,12 @@ class Factory:
     def is_cached(self, request: Request) -> bool:
         return False
 
-    def __call__(self, request: Request) -> Grammar:
+    def __call__(self, request: Request, is_wanted: Callable[[], bool] = lambda: True) -> Grammar:
         self.began.put(request.rid)
+        if request.rid == "patient":
+            while is_wanted():
+                time.sleep(0.001)
+            self.began.put("left")
         if request.rid == "slow":
             self.go.wait()
         if request.rid == "stuck":
@@ -106,6 +122,25 @@ def test_a_grammar_is_made_elsewhere_behind_the_outputs_that_exist(factory: Fact
     assert isinstance(grammar, Grammar)
     assert grammar.accepted == [3, 4]
     assert grammar.thread != threading.get_ident()
+
+
+def test_a_late_grammar_is_made_ready_elsewhere(factory: Factory) -> None:
+    inbox = Inbox()
+    threads, grammar = GrammarThreads(factory, inbox.post), Grammar()
+    threads.make_ready(7, grammar)
+    assert inbox.get() == Prepared(7)
+    assert threads.take(7) is grammar
+    (thread,) = grammar.ready_in
+    assert thread != threading.get_ident()
+
+
+def test_a_cancelled_one_learns_that_nobody_wants_it(factory: Factory) -> None:
+    inbox = Inbox()
+    threads = GrammarThreads(factory, inbox.post)
+    threads.start(7, request("patient"), NONE)
+    assert factory.began.get(timeout=WAIT_S) == "patient"
+    threads.cancel(7)
+    assert factory.began.get(timeout=WAIT_S) == "left"
 
 
 def test_a_slow_one_holds_up_nobody(factory: Factory) -> None:

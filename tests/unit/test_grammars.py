@@ -19,6 +19,7 @@ from grammar_cases import (
 
 from setpoint.core.errors import RequestError
 from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID, VOCAB_SIZE
+from setpoint.testing.constrained import Patient
 
 
 @pytest.fixture(params=BACKENDS)
@@ -110,7 +111,7 @@ def test_what_is_refused(kind: str, text: str, words: str) -> None:
 def test_a_constraint_is_compiled_once(backend: str) -> None:
     wanted = request(regex="compiled once")
     assert not factory(backend).is_cached(wanted)
-    first, second = factory(backend)(wanted), factory(backend)(wanted)
+    first, second = (Patient(factory(backend)(wanted)) for _ in range(2))
     assert factory(backend).is_cached(wanted)
     first.accept(ord("c"))
     assert allowed(first) == {ord("o")}

@@ -45,6 +45,9 @@ HOSTILE = {
         "json_schema": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
     },
     "ebnf, ambiguous": {"ebnf": 'root ::= e\ne ::= e e | "a" | ""'},
+    "ebnf, very ambiguous": {
+        "ebnf": 'root ::= s\ns ::= s s | s s s | s s s s | [a-z0-9 .,]+ | [A-Z]* | "" | "q0"'
+    },
     "ebnf, ambiguous words": {"ebnf": 'start: e\ne: e e e | "a" | "ab" | "b"'},
     "ebnf, left recursion": {"ebnf": 'root ::= a\na ::= b "x" | "y"\nb ::= a | c\nc ::= b | a'},
     "ebnf, nested": {"ebnf": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000},

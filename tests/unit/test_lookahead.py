@@ -19,7 +19,7 @@ from setpoint.core.request import Ids
 from setpoint.grammar.lookahead import Lookahead, only_token
 from setpoint.scheduler.sequence import MAX_FORCED
 from setpoint.testing.byte_tokenizer import VOCAB_SIZE
-from setpoint.testing.constrained import read_schemas, request_under
+from setpoint.testing.constrained import Patient, read_schemas, request_under
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.preparers import ScriptedPreparer
 
@@ -204,7 +204,7 @@ def twins(schema: Any, seed: int, backend: str) -> int:
     number of forced tokens."""
     request = request_under(json_schema=schema)
     try:
-        plain, ahead = (factory(backend)(request) for _ in range(2))
+        plain, ahead = (Patient(factory(backend)(request)) for _ in range(2))
     except RequestError:
         return 0
     draw, forced, num_forced = random.Random(seed), list[int](), 0

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from setpoint.core.control import Change, FlushCache, PauseMode
+from setpoint.core.grammar import NotReady
 from setpoint.core.messages import Tokens
 from setpoint.core.operations import MemoryPart, RestoreMemory
 from setpoint.core.records import (
@@ -16,6 +17,7 @@ from setpoint.core.records import (
     Continued,
     Fallback,
     GrammarEnded,
+    GrammarLate,
     Operated,
     Paused,
     PoolRebuilt,
@@ -177,6 +179,32 @@ def forcing() -> Harness:
     return harness
 
 
+class Late(One):
+    """A grammar that is late after every token."""
+
+    def __init__(self) -> None:
+        self._is_ready = True
+
+    def accept(self, token: int) -> None:
+        self._is_ready = False
+
+    @property
+    def terminated(self) -> bool:
+        if not self._is_ready:
+            raise NotReady
+        return False
+
+    def make_ready(self) -> None:
+        self._is_ready = True
+
+
+def late() -> Harness:
+    harness = Harness(preparer=ScriptedPreparer(lambda request: Late()))
+    harness.submit("a", PROMPT)
+    harness.drain()
+    return harness
+
+
 PROVOKED_BY: dict[type[Record], Callable[[], Harness]] = {
     Turn: served,
     Received: served,
@@ -199,6 +227,7 @@ PROVOKED_BY: dict[type[Record], Callable[[], Harness]] = {
     PreparationStarted: constrained,
     PreparationEnded: constrained,
     GrammarEnded: constrained,
+    GrammarLate: late,
     TokensForced: forcing,
     SendFailed: losing_an_answer,
 }

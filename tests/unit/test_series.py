@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from setpoint.core.messages import ToFrontend, TokenEvent, Tokens
-from setpoint.core.records import PreparationEnded, RequestDone, Turn
+from setpoint.core.records import GrammarLate, PreparationEnded, RequestDone, Turn
 from setpoint.observe.catalogue import BY_NAME, SERIES
 from setpoint.observe.docs import PATH, page
 from setpoint.observe.engine_metrics import IDLE_S, EngineMetrics
@@ -149,6 +149,10 @@ def test_grammars_are_counted_by_their_outcome() -> None:
         if name.startswith("sglang:num_grammar")
     }
     assert counted == {"": 5, "_cache_hit": 1, "_aborted": 1, "_timeout": 1}
+    metrics.on(GrammarLate("r", 0, True))
+    metrics.on(PreparationEnded("r", 0, "regex", "resumed", 0.3))
+    counters = metrics.report().counters
+    assert (counters["sglang:num_grammar"][""], counters["setpoint:late_grammars"][""]) == (5, 1)
     compiling = report.histograms["sglang:grammar_compilation_time_seconds"][""]
     assert sum(compiling["counts"]) == 2
 

@@ -13,10 +13,10 @@ from grammar_cases import allowed, grammar, refusal, request, verdict
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError, RequestError
 from setpoint.grammar import masks
-from setpoint.grammar.vocabulary import Vocabulary
 from setpoint.launch import preflight
 from setpoint.launch.grammars import grammar_factory
 from setpoint.testing.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
+from setpoint.testing.constrained import Patient
 
 needs_xgrammar = pytest.mark.skipif(find_spec("xgrammar") is None, reason="xgrammar is an extra")
 TEXT = {"type": "string"}
@@ -133,9 +133,8 @@ def test_both_forms_of_a_structural_tag(tag: dict[str, Any]) -> None:
 @needs_xgrammar
 def test_a_model_without_an_end_token_ends_where_nothing_may_follow(tmp_path: Path) -> None:
     write_byte_tokenizer(str(tmp_path))
-    vocabulary = Vocabulary(str(tmp_path), vocab_size=VOCAB_SIZE + 60, eos_token_ids=())
-    make = grammar_factory("xgrammar", vocabulary)
-    found = make(request(regex="a{1,2}"))
+    make = grammar_factory("xgrammar", str(tmp_path), vocab_size=VOCAB_SIZE + 60, eos_token_ids=())
+    found = Patient(make(request(regex="a{1,2}")))
     found.accept(ord("a"))
     assert allowed(found, VOCAB_SIZE + 60) == {ord("a")}
     assert not found.terminated
@@ -146,9 +145,8 @@ def test_a_model_without_an_end_token_ends_where_nothing_may_follow(tmp_path: Pa
 @needs_xgrammar
 def test_masks_spend_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masks, "MASK_CREDIT_S", -1.0)
-    found = grammar(backend="xgrammar", regex="budget")
     with pytest.raises(RequestError, match="it takes too much work"):
-        allowed(found)
+        grammar(backend="xgrammar", regex="budget")
 
 
 def test_a_missing_package_is_named_at_start(monkeypatch: pytest.MonkeyPatch) -> None:

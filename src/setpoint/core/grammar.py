@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from setpoint.core.messages import Finish
@@ -17,12 +17,18 @@ class EndOfOutput(Exception):
         self.finish = finish
 
 
+class NotReady(Exception):
+    """Raised by a grammar: the answer takes longer than the loop waits. It is there after
+    ``make_ready``."""
+
+
 class Grammar(Protocol):
     """One sequence's constraint; only committed tokens advance it. What a method raises ends the
-    sequence: EndOfOutput in its way, RequestError with its words, anything else with status 500."""
+    sequence: EndOfOutput in its way, RequestError with its words, anything else with status 500.
+    NotReady ends nothing: the sequence leaves the batch until ``make_ready`` has returned."""
 
     def accept(self, token: int) -> None:
-        """Advance by one committed token."""
+        """Advance by one committed token. Never raises NotReady."""
 
     def forced(self, most: int) -> Sequence[int]:
         """The forced tokens that follow the committed ones, at most ``most``: the mask at the
@@ -38,8 +44,16 @@ class Grammar(Protocol):
         """True when the grammar allows no further token, so that the sequence ends."""
         ...
 
+    def make_ready(self) -> None:
+        """Find out what ``terminated`` and ``fill_mask`` need after the committed tokens. It may
+        take long; another thread calls it while the loop leaves the grammar alone."""
+
 
 class GrammarFactory(Protocol):
+    def prepare(self) -> None:
+        """Make what all grammars share. Called once, in a thread, while the engine starts: it may
+        hold the interpreter's lock for a second, which no stream should wait for."""
+
     def constrains(self, request: Request) -> bool:
         """True if the request asks for a grammar. The engine's loop calls this for every request,
         so it must be quick."""
@@ -49,10 +63,11 @@ class GrammarFactory(Protocol):
         """True if the request's grammar has been compiled before and only has to be copied."""
         ...
 
-    def __call__(self, request: Request) -> Grammar:
+    def __call__(self, request: Request, is_wanted: Callable[[], bool] = lambda: True) -> Grammar:
         """The automaton of a request that asks for a grammar. It may take long, and is called from
         other threads.
 
-        Raises RequestError if the client's grammar is invalid.
+        is_wanted: whether somebody still waits for it; what can be stopped is stopped when it
+        returns False. Raises RequestError if the client's grammar is invalid.
         """
         ...

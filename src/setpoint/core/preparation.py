@@ -1,5 +1,5 @@
-"""Interface for preparing what a request needs before it can join the queue; today that is its
-grammar. The work is done outside the engine's loop."""
+"""Interface for preparing what a request needs before it can join the queue, for the first time or
+again; today that is its grammar. The work is done outside the engine's loop."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ class Preparer(Protocol):
         """The result of the preparation; call it once, after a ``Prepared`` message without an
         error. None: there is nothing to keep."""
         ...
+
+    def make_ready(self, seq_id: int, grammar: Grammar) -> None:
+        """Begin ``grammar.make_ready``. What holds after ``start`` holds after this, and ``take``
+        returns this grammar."""
 
     def cancel(self, seq_id: int) -> None:
         """Stop preparing a request that nobody waits for any more. A ``Prepared`` message that is

@@ -164,13 +164,14 @@ class PreparationStarted(msgspec.Struct, frozen=True, tag=True):
     seq_id: int
 
 
-Outcome = Literal["compiled", "cached", "refused", "timed_out", "aborted"]
-"""How a preparation ended. compiled and cached: the request joins the queue. refused: what it needs
-could not be made. timed_out: it was not ready in time. aborted: nobody waits for it any more."""
+Outcome = Literal["compiled", "cached", "resumed", "refused", "timed_out", "aborted"]
+"""How a preparation ended. compiled and cached: the request joins the queue. resumed: it joins the
+queue again, after a GrammarLate. refused: what it needs could not be made. timed_out: it was not
+ready in time. aborted: nobody waits for it any more."""
 
 
 class PreparationEnded(msgspec.Struct, frozen=True, tag=True):
-    """The wait of a request that a PreparationStarted named has ended."""
+    """The wait of a request that a PreparationStarted or a GrammarLate named has ended."""
 
     rid: str
     seq_id: int
@@ -189,6 +190,18 @@ class GrammarEnded(msgspec.Struct, frozen=True, tag=True):
     finish: Finish
     discards: bool
     """Whether the token that the step sampled is discarded, because the grammar ended before it."""
+
+
+class GrammarLate(msgspec.Struct, frozen=True, tag=True):
+    """A sequence's grammar takes longer than the loop waits. The sequence leaves the batch: what
+    its rows in flight bring is discarded, and it waits for its grammar as at the beginning, until
+    PreparationEnded. A replay has no grammars and learns it from this record."""
+
+    rid: str
+    seq_id: int
+    discards: bool
+    """Whether the step in flight had no mask for it, so that the token of this step is discarded,
+    too."""
 
 
 class TokensForced(msgspec.Struct, frozen=True, tag=True):
@@ -329,6 +342,7 @@ Record = (
     | PreparationStarted
     | PreparationEnded
     | GrammarEnded
+    | GrammarLate
     | TokensForced
     | RequestAdmitted
     | RequestDone

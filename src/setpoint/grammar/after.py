@@ -48,3 +48,6 @@ class ConstrainedAfter:
     @property
     def terminated(self) -> bool:
         return self._has_begun and self._grammar.terminated
+
+    def make_ready(self) -> None:
+        self._grammar.make_ready()

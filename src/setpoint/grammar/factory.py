@@ -4,6 +4,7 @@ constraints that begin behind the reasoning."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from setpoint.core.constraint import Constraint
@@ -12,7 +13,6 @@ from setpoint.core.request import Request
 from setpoint.grammar.after import ConstrainedAfter
 from setpoint.grammar.cache import CompiledCache
 from setpoint.grammar.lookahead import Automaton, Lookahead
-from setpoint.grammar.vocabulary import Vocabulary
 
 T = TypeVar("T")
 
@@ -20,9 +20,15 @@ T = TypeVar("T")
 class CachingFactory(ABC, Generic[T]):
     """Implements core.grammar.GrammarFactory. ``T`` is what a constraint is compiled to."""
 
-    def __init__(self, vocabulary: Vocabulary, cache: CompiledCache[T]) -> None:
-        self._vocabulary = vocabulary
+    def __init__(
+        self, cache: CompiledCache[T], *, vocab_size: int, eos_token_ids: Sequence[int]
+    ) -> None:
         self._cache = cache
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+
+    def prepare(self) -> None:
+        """Nothing, unless a library says otherwise."""
 
     def constrains(self, request: Request) -> bool:
         return request.sampling.constraint is not None
@@ -31,23 +37,20 @@ class CachingFactory(ABC, Generic[T]):
         constraint = request.sampling.constraint
         return constraint is not None and constraint in self._cache
 
-    def __call__(self, request: Request) -> Grammar:
+    def __call__(self, request: Request, is_wanted: Callable[[], bool] = lambda: True) -> Grammar:
         constraint = request.sampling.constraint
         assert constraint is not None
         compiled = self._cache.get(constraint)
         if compiled is None:
-            compiled = self._compile(constraint)
+            compiled = self._compile(constraint, is_wanted)
             self._cache.put(constraint, compiled)
-        vocabulary = self._vocabulary
         automaton = self._start(compiled, ignore_eos=request.sampling.ignore_eos)
         if request.constrain_after:
-            automaton = ConstrainedAfter(
-                automaton, request.constrain_after, vocabulary.eos_token_ids
-            )
-        return Lookahead(automaton, vocabulary.size)
+            automaton = ConstrainedAfter(automaton, request.constrain_after, self._eos_token_ids)
+        return Lookahead(automaton, self._vocab_size)
 
     @abstractmethod
-    def _compile(self, constraint: Constraint) -> T:
+    def _compile(self, constraint: Constraint, is_wanted: Callable[[], bool]) -> T:
         """Raises RequestError (400) for a constraint that cannot be compiled."""
 
     @abstractmethod

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ from setpoint.grammar.masks import (
     forbid_while_others,
     stuck,
 )
+from setpoint.grammar.paced import Paced
+from setpoint.grammar.patience import Patience
 from setpoint.grammar.refusal import not_compiled
 from setpoint.grammar.vocabulary import Vocabulary
 
@@ -39,7 +43,7 @@ MAX_CACHED_CHARS = 8 << 20
 
 
 class GuidanceGrammar:
-    """Implements Automaton. Once it is made, only the loop calls it."""
+    """Implements Matcher."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, *, ignore_eos: bool) -> None:
         """ignore_eos: where the grammar allows more tokens, it does not allow the end."""
@@ -53,7 +57,11 @@ class GuidanceGrammar:
         """Room for a mask of more tokens than the model has."""
 
     def accept(self, token: int) -> None:
-        if not self._matcher.consume_token(token):
+        began = time.thread_time()
+        is_accepted = self._matcher.consume_token(token)
+        self._budget.earn()
+        self._budget.spend(time.thread_time() - began)
+        if not is_accepted:
             if why(self._matcher) == TOO_MUCH_WORK:
                 raise stuck(TOO_MUCH_WORK)
             raise RequestError(f"The grammar does not allow token {token}.")
@@ -91,11 +99,18 @@ class GuidanceFactory(CachingFactory[LLMatcher]):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(
-            vocabulary,
             CompiledCache(lambda constraint, _: len(constraint.text), max_size=MAX_CACHED_CHARS),
+            vocab_size=vocabulary.size,
+            eos_token_ids=vocabulary.eos_token_ids,
         )
+        self._vocabulary = vocabulary
+        self._patience = Patience()
 
-    def _compile(self, constraint: Constraint) -> LLMatcher:
+    def prepare(self) -> None:
+        with suppress(RequestError):  # which every request for a grammar will get
+            _ = self._vocabulary.tokenizer
+
+    def _compile(self, constraint: Constraint, is_wanted: Callable[[], bool]) -> LLMatcher:
         vocabulary = self._vocabulary
         matcher = LLMatcher(
             vocabulary.tokenizer,
@@ -112,4 +127,6 @@ class GuidanceFactory(CachingFactory[LLMatcher]):
         return matcher
 
     def _start(self, compiled: LLMatcher, *, ignore_eos: bool) -> Automaton:
-        return GuidanceGrammar(compiled.deep_copy(), self._vocabulary, ignore_eos=ignore_eos)
+        vocabulary = self._vocabulary
+        matcher = GuidanceGrammar(compiled.deep_copy(), vocabulary, ignore_eos=ignore_eos)
+        return Paced(matcher, self._patience, vocab_size=vocabulary.size)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from setpoint.core.grammar import NotReady
 from setpoint.core.request import Ids
 
 
@@ -23,6 +24,8 @@ class Automaton(Protocol):
 
     @property
     def terminated(self) -> bool: ...
+
+    def make_ready(self) -> None: ...
 
 
 class Lookahead:
@@ -55,13 +58,18 @@ class Lookahead:
         if self._error is None:
             try:
                 self._look(most)
+            except NotReady:
+                raise
             except Exception as error:
                 self._error = error
         # After the last token of an output there is no mask to go on with, so it is sampled.
         return list(islice(self._ahead, min(len(self._ahead) - self._is_over, most)))
 
     def _look(self, most: int) -> None:
-        while len(self._ahead) < most and not self._is_over:
+        while True:
+            self._is_over = bool(self._ahead) and self._automaton.terminated
+            if self._is_over or len(self._ahead) >= most:
+                return
             if not self._is_current:
                 self._words[:] = 0
                 self._automaton.fill_mask(self._words)
@@ -70,7 +78,6 @@ class Lookahead:
             if token is None:
                 return
             self._automaton.accept(token)
-            self._is_over = self._automaton.terminated
             self._ahead.append(token)
             self._is_current = False
 
@@ -88,6 +95,16 @@ class Lookahead:
     @property
     def terminated(self) -> bool:
         return not self._ahead and self._automaton.terminated
+
+    def make_ready(self) -> None:
+        if self._error is not None:
+            return
+        try:
+            self._automaton.make_ready()
+        except Exception as error:
+            if not self._ahead:
+                raise
+            self._error = error
 
 
 def only_token(words: Ids) -> int | None:

@@ -24,9 +24,13 @@ class MaskBudget:
     def __init__(self) -> None:
         self._credit_s = MASK_CREDIT_S
 
+    def earn(self, num_tokens: int = 1) -> None:
+        """Add the time for tokens that the output has got."""
+        self._credit_s += num_tokens * MASK_SHARE_S
+
     def spend(self, seconds: float) -> None:
-        """Count the work of one token. Raises RequestError if nothing is left."""
-        self._credit_s += MASK_SHARE_S - seconds
+        """Count work. Raises RequestError if nothing is left."""
+        self._credit_s -= seconds
         if self._credit_s < 0:
             raise stuck(TOO_MUCH_WORK)
 

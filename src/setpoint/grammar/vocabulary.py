@@ -14,8 +14,8 @@ from setpoint.core.errors import RequestError
 
 
 class Vocabulary:
-    """Reads the tokenizer when it is first asked for: that takes 0.2 s for 49,000 tokens, holds the
-    interpreter's lock, and most servers never need it. Safe to use from several threads."""
+    """Reads the tokenizer when it is first asked for: that takes 0.3 s for 49,000 tokens, and holds
+    the interpreter's lock. Safe to use from several threads."""
 
     def __init__(self, folder: str, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """vocab_size: the model's, which may pad the tokenizer's. eos_token_ids: what ends an

@@ -14,8 +14,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 
 import psutil
@@ -30,7 +30,8 @@ from setpoint.engine.executor.operations import EngineOperator
 from setpoint.engine.kernels.device import name_of
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc import EngineSocket
-from setpoint.launch.grammars import grammar_threads
+from setpoint.launch.grammar_threads import GrammarThreads
+from setpoint.launch.grammars import engine_grammars
 from setpoint.launch.heartbeat import heartbeat
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.loading import device_bytes, load_engine
@@ -93,7 +94,9 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         metrics=config.options.enable_metrics,
         epoch=time.time() - clock.now(),
     )
-    runner, pool, left = load_engine(config, spec, job.folder, readers)
+    grammars = engine_grammars(job)
+    with _meanwhile(grammars.prepare):
+        runner, pool, left = load_engine(config, spec, job.folder, readers)
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
     cache = cache_config(config.options, runner.pool)
     recording = None
@@ -113,7 +116,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         settings,
         cache.empty_cache(),
         observer=observer,
-        preparer=None if config.options.is_embedding else grammar_threads(job, socket.post),
+        preparer=None if config.options.is_embedding else GrammarThreads(grammars, socket.post),
     )
     beat = heartbeat(socket)
     executor = InprocExecutor(runner)
@@ -137,6 +140,15 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     phases = {"engine wait": waited - started, "weights and pool": now - waited}
     socket.send(Ready(_facts(runner, pool, available_bytes=left, phases=phases)))
     return loop
+
+
+@contextmanager
+def _meanwhile(work: Callable[[], None]) -> Iterator[None]:
+    """Has a thread do the work; ends when both are done."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    yield
+    thread.join()
 
 
 def _operator(job: EngineJob, executor: InprocExecutor, beat: Callable[[], None]) -> EngineOperator:

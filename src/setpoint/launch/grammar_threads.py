@@ -1,4 +1,5 @@
-"""Threads of the engine process that make grammars, so that the loop never waits for one.
+"""Threads of the engine process that make grammars and do their slow work, so that the loop never
+waits for one.
 
 Implements ``core.preparation.Preparer`` over a ``GrammarFactory``. A thread cannot be stopped. If
 no request waits for its grammar any more, it is given up and another takes its place, as long as
@@ -25,17 +26,19 @@ MAX_GIVEN_UP = 8
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One grammar to make. Fields are written by the loop under the lock, except ``grammar``."""
+    """One grammar to make, or to make ready. Fields are written by the loop under the lock, except
+    ``grammar``."""
 
     seq_id: int
-    request: Request
-    outputs: Ids
+    request: Request | None = None
+    """What to make a grammar for; None if there is one."""
+    outputs: Ids | None = None
     is_cancelled: bool = False
     is_running: bool = False
     is_given_up: bool = False
     """Whether another thread has replaced the one that works on this job."""
     grammar: Grammar | None = None
-    """The result; set by the thread before it posts Prepared."""
+    """The result; a new one is set by the thread before it posts Prepared."""
 
 
 class GrammarThreads:
@@ -59,9 +62,14 @@ class GrammarThreads:
         return self._factory.constrains(request)
 
     def start(self, seq_id: int, request: Request, outputs: Ids) -> None:
+        self._add(_Job(seq_id, request, outputs))
+
+    def make_ready(self, seq_id: int, grammar: Grammar) -> None:
+        self._add(_Job(seq_id, grammar=grammar))
+
+    def _add(self, job: _Job) -> None:
         with self._changed:
-            job = self._jobs[seq_id] = _Job(seq_id, request, outputs)
-            self._waiting[seq_id] = job
+            self._jobs[job.seq_id] = self._waiting[job.seq_id] = job
             self._changed.notify()
 
     def take(self, seq_id: int) -> Grammar | None:
@@ -99,20 +107,25 @@ class GrammarThreads:
                     return
 
     def _prepare(self, job: _Job) -> Prepared:
-        began, finish = time.perf_counter(), None
-        is_cached = self._factory.is_cached(job.request)
+        began, finish, is_cached = time.perf_counter(), None, False
         try:
-            job.grammar = prepared_grammar(self._factory, job.request, job.outputs)
+            if job.request is not None:
+                assert job.outputs is not None
+                is_cached = self._factory.is_cached(job.request)
+                grammar = self._factory(job.request, lambda: not job.is_cancelled)
+                job.grammar = behind(grammar, job.outputs)
+            elif job.grammar is not None:
+                job.grammar.make_ready()
         except Exception as error:
             finish = finish_of(error)
         return Prepared(job.seq_id, finish, time.perf_counter() - began, is_cached)
 
 
-def prepared_grammar(make: Callable[[Request], Grammar], request: Request, outputs: Ids) -> Grammar:
-    """The request's grammar, after it has accepted the outputs that exist."""
-    grammar = make(request)
+def behind(grammar: Grammar, outputs: Ids) -> Grammar:
+    """The grammar after it has accepted the outputs that exist, ready for the next token."""
     for token in outputs.tolist():
         grammar.accept(token)
+    grammar.make_ready()
     return grammar
 
 

@@ -54,7 +54,7 @@ ENGINE_GAUGES = _plain(
     Kind.GAUGE,
     ("num_running_reqs", "Running requests."),
     ("num_queue_reqs", "Requests that wait for admission, including retracted ones."),
-    ("num_grammar_queue_reqs", "Requests whose grammar is being compiled."),
+    ("num_grammar_queue_reqs", "Requests that wait for their grammar."),
     ("num_paused_reqs", "Requests that wait because generation is paused."),
     ("num_retracted_reqs", "Requests retracted since the last 'Decode batch' line of the log."),
     ("num_unique_running_routing_keys", "Distinct routing keys of the running requests."),
@@ -105,6 +105,10 @@ ENGINE_COUNTERS = _plain(
     (
         "setpoint:forced_tokens",
         "Output tokens that were not sampled, because a grammar allowed no other.",
+    ),
+    (
+        "setpoint:late_grammars",
+        "How often a request left the batch until its slow grammar knew what may come next.",
     ),
     (
         "setpoint:queue_refusals",

@@ -8,6 +8,7 @@ from typing import get_args
 
 from setpoint.core.control import MetricsReport
 from setpoint.core.records import (
+    GrammarLate,
     Outcome,
     PreparationEnded,
     Record,
@@ -49,6 +50,9 @@ class EngineMetrics:
         self._first_prompts = {"input": 0.0, "device_hit": 0.0}
         self._turns = {"plan": 0.0, "model": 0.0, "link": 0.0, "rest": 0.0}
         self._grammars = dict.fromkeys(get_args(Outcome), 0)
+        self._num_late = 0
+        self._late: set[int] = set()
+        """The sequences that wait for their grammar again."""
         self._compiling = _histogram("sglang:grammar_compilation_time_seconds")
         self._queue_time = _histogram("sglang:queue_time_seconds")
         self._stages = {
@@ -75,6 +79,11 @@ class EngineMetrics:
                 self._stages["prefill_waiting"].observe(record.waited_s)
             case RequestDone():
                 self._done(record)
+            case GrammarLate():
+                self._num_late += 1
+                self._late.add(record.seq_id)
+            case PreparationEnded() if record.seq_id in self._late:
+                self._late.remove(record.seq_id)  # it was counted when it was prepared
             case PreparationEnded():
                 self._grammars[record.outcome] += 1
                 if record.outcome == "compiled":
@@ -143,6 +152,7 @@ class EngineMetrics:
             "sglang:num_grammar_aborted": {"": grammars["refused"] + grammars["aborted"]},
             "sglang:num_grammar_timeout": {"": grammars["timed_out"]},
             "setpoint:forced_tokens": {"": self._num_forced},
+            "setpoint:late_grammars": {"": self._num_late},
             "setpoint:queue_refusals": {str(why): n for why, n in totals.refusals.items()},
             "setpoint:ended_requests": dict(totals.ended),
             "setpoint:preempted_requests": {"": totals.preempted},

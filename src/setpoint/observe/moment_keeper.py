@@ -18,6 +18,7 @@ from setpoint.core.moments import Moment, quantile
 from setpoint.core.pool import PoolStats
 from setpoint.core.records import (
     Continued,
+    GrammarLate,
     Paused,
     PreparationEnded,
     PreparationStarted,
@@ -62,6 +63,7 @@ class MomentKeeper:
             RequestDone: lambda done: self._sums.end(done),
             Retraction: lambda retraction: self._sums.retraction(retraction),
             PreparationStarted: lambda record: self._present.prepare(1),
+            GrammarLate: lambda record: self._present.prepare(1),
             PreparationEnded: lambda record: self._present.prepare(-1),
             Paused: lambda pause: self._present.hold(pause.num_running, pause.num_queued),
             Continued: lambda record: self._present.hold(0, 0),

@@ -16,6 +16,7 @@ from setpoint.core.conversion import convert
 from setpoint.core.plan import PageDeltas, Rows
 from setpoint.core.records import (
     GrammarEnded,
+    GrammarLate,
     Operated,
     Received,
     Record,
@@ -145,6 +146,11 @@ def _grammar_ended(record: GrammarEnded, content: Content) -> KeptRecord:
     return _whole(msgspec.structs.replace(record, finish=content.finish(record.finish)), content)
 
 
+def _grammar_late(record: GrammarLate, content: Content) -> KeptRecord:
+    content.late(record.seq_id)
+    return _whole(record, content)
+
+
 def _changed(record: SettingsChanged, content: Content) -> Kept:
     """All values; the reason is replaced like a name, because it is in an operator's words."""
     return _whole(msgspec.structs.replace(record, why=content.name(record.why)), content)
@@ -179,7 +185,7 @@ _WHOLE: tuple[type, ...] = (
     records.Continued,
     records.PoolRebuilt,
 )
-_OTHERS: tuple[type, ...] = (GrammarEnded, RequestDone, SettingsChanged, Operated)
+_OTHERS: tuple[type, ...] = (GrammarEnded, GrammarLate, RequestDone, SettingsChanged, Operated)
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*_WHOLE, *_OTHERS)}
 _OWN: dict[type, Entry] = {
     Turn: _turn,
@@ -187,6 +193,7 @@ _OWN: dict[type, Entry] = {
     ResultTaken: _result,
     StepPlanned: _planned,
     GrammarEnded: _grammar_ended,
+    GrammarLate: _grammar_late,
     RequestDone: _done,
     SettingsChanged: _changed,
     Operated: _operated,

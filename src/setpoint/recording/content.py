@@ -55,6 +55,10 @@ class Content(Protocol):
     def planned(self, plan: StepPlan) -> None:
         """Called for each plan, before its result."""
 
+    def late(self, seq_id: int) -> None:
+        """Called when a sequence begins to leave the batch: what results bring of it before it is
+        admitted again is discarded."""
+
     def checksum(self, admit: Admit) -> int:
         """Checksum of the ids, for comparison."""
         ...
@@ -76,6 +80,9 @@ class Open:
 
     def planned(self, plan: StepPlan) -> None:
         """Ids need no history."""
+
+    def late(self, seq_id: int) -> None:
+        """What is discarded is kept like the rest."""
 
     def checksum(self, admit: Admit) -> int:
         return zlib.crc32(pack_ids(admit.ids))
@@ -249,6 +256,9 @@ class Withheld:
             )
             self._slots[admit.slot] = admit.seq_id
 
+    def late(self, seq_id: int) -> None:
+        self._running.pop(seq_id, None)
+
     def checksum(self, admit: Admit) -> int:
         return 0
 
@@ -256,7 +266,9 @@ class Withheld:
         sampled, hashes, packed = Sampled(), [], pack_ids(result.token_ids)
         tokens, ends = result.token_ids.tolist(), result.offsets.tolist()
         for seq_id, (begin, end) in zip(result.seq_ids.tolist(), pairwise(ends), strict=True):
-            running = self._running[seq_id]
+            running = self._running.get(seq_id)
+            if running is None:
+                continue
             for index in range(begin, end):
                 if tokens[index] < 0:
                     sampled.invalid.append(index)

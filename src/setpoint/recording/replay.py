@@ -187,7 +187,9 @@ class Replay:
             yield turn
 
     def _load(self, turn: list[Kept]) -> None:
+        has_result = False
         for row in turn:
+            has_result = has_result or isinstance(row, KeptResult)
             match row:
                 case KeptTurn(at):
                     self._clock.at = at
@@ -202,6 +204,11 @@ class Replay:
                     self._comparison.expected.append(row)
                 case KeptRecord("GrammarEnded", [seq_id, finish, discards]):
                     self._preparer.ended[seq_id] = convert(finish, Finish), discards
+                    if not has_result:
+                        self._preparer.complete.add(seq_id)
+                    self._comparison.expected.append(row)
+                case KeptRecord("GrammarLate", [_, seq_id, discards]):
+                    self._preparer.late[seq_id] = discards
                     self._comparison.expected.append(row)
                 case KeptRecord("TokensForced", [seq_id, num_tokens]):
                     self._preparer.forced[seq_id] = num_tokens

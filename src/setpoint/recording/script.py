@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from setpoint.core.bounds import INT32_MAX
 from setpoint.core.messages import Submit
 from setpoint.core.request import Ids, unpack_ids
 from setpoint.recording import surrogates
@@ -54,10 +53,12 @@ class _StandIns:
 
     def __init__(self, recording: Recording) -> None:
         header = recording.header
-        self.config = replace(header.scheduler, vocab_size=INT32_MAX, eos_token_ids=frozenset())
         self.content: Content = Surrogates()
         places = Places.of(header.cache.page_size, header.scheduler)
         self._outlines = surrogates.outlines(_readable(recording), places)
+        # Every id is smaller than this. A mask has a bit for each, so there must not be more.
+        vocab_size = 1 + sum(outline.num_ids for outline in self._outlines.values())
+        self.config = replace(header.scheduler, vocab_size=vocab_size, eos_token_ids=frozenset())
         self._ids = surrogates.SurrogateIds(places)
 
     def arrival(self, row: KeptArrival) -> Submit:

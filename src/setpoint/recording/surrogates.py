@@ -23,6 +23,7 @@ from setpoint.recording.format import (
     Kept,
     KeptArrival,
     KeptPlan,
+    KeptRecord,
     KeptResult,
     RecordingError,
 )
@@ -44,6 +45,9 @@ class Outline:
     """The surrogates of its ids; set when the sequence arrives in the replay."""
     num_given: int = 0
     """How many of the surrogates the replay has handed out."""
+    discarded: set[int] = field(default_factory=set)
+    """The steps whose tokens of the sequence the engine discarded, because its grammar was
+    late."""
 
 
 class SurrogateIds:
@@ -84,21 +88,34 @@ def outlines(rows: Iterable[Kept], places: Places) -> dict[int, Outline]:
     """seq_id -> outline of every sequence of the recording."""
     found: dict[int, Outline] = {}
     planned: deque[KeptPlan] = deque()
+    late: set[int] = set()
     for row in rows:
         if isinstance(row, KeptArrival):
             found[row.seq_id] = Outline(row.num_prompt + row.num_prior, bytearray(row.hashes))
         elif isinstance(row, KeptPlan):
             planned.append(row)
+            late.difference_update(admit[1] for admit in row.admits)
+        elif isinstance(row, KeptRecord) and row.kind == "GrammarLate":
+            late.add(row.values[1])
         elif isinstance(row, KeptResult):
-            _add(row, sampling_rows(planned.popleft()), found, places)
+            _add(row, sampling_rows(planned.popleft()), found, places, late)
     return found
 
 
-def _add(result: KeptResult, seq_ids: list[int], found: dict[int, Outline], places: Places) -> None:
+def _add(
+    result: KeptResult,
+    seq_ids: list[int],
+    found: dict[int, Outline],
+    places: Places,
+    late: set[int],
+) -> None:
     ends, begin = set(result.ends), 0
     offsets = offsets_of(result, len(seq_ids)).tolist()
     for seq_id, (first, last) in zip(seq_ids, pairwise(offsets), strict=True):
         outline = found[seq_id]
+        if seq_id in late:
+            outline.discarded.add(result.step_id)
+            continue
         for index in range(first, last):
             if index in ends and outline.end is None:
                 outline.end = outline.num_ids
@@ -159,6 +176,9 @@ def tokens_of(result: KeptResult, seq_ids: list[int], found: dict[int, Outline])
     offsets = offsets_of(result, len(seq_ids)).tolist()
     for seq_id, (first, last) in zip(seq_ids, pairwise(offsets), strict=True):
         outline = found[seq_id]
+        if result.step_id in outline.discarded:
+            tokens[first:last] = 0
+            continue
         tokens[first:last] = outline.ids[outline.num_given :][: last - first]
         outline.num_given += last - first
     tokens[result.invalid] = INVALID_ID

@@ -9,7 +9,7 @@ from collections import deque
 import numpy as np
 
 from setpoint.core.errors import RequestError
-from setpoint.core.grammar import EndOfOutput
+from setpoint.core.grammar import EndOfOutput, Grammar, NotReady
 from setpoint.core.messages import Finish, ToFrontend, Tokens, ToLoop
 from setpoint.core.operations import MemoryPart, Operation
 from setpoint.core.plan import OWN_LENGTH, Rows, StepPlan, TokenMasks
@@ -63,8 +63,15 @@ class RecordedPreparer:
         self.ended: dict[int, tuple[Finish, bool]] = {}
         """seq_id -> how its grammar ended it, and whether it discarded the step's token; up to this
         turn."""
+        self.complete: set[int] = set()
+        """The sequences of which that is so before a step of this turn has a result: by the outputs
+        that they have when they are prepared."""
         self.forced: dict[int, int] = {}
         """seq_id -> how many tokens its grammar forces next; up to this turn."""
+
+        self.late: dict[int, bool] = {}
+        """seq_id -> whether its grammar, which is late in this turn, is so before the step's token
+        is known."""
 
     def needs(self, seq_id: int, request: Request) -> bool:
         return seq_id in self.needed
@@ -72,47 +79,66 @@ class RecordedPreparer:
     def start(self, seq_id: int, request: Request, outputs: Ids) -> None:
         """Nothing to start: the recording holds when it was done."""
 
+    def make_ready(self, seq_id: int, grammar: Grammar) -> None:
+        """Nothing to start, as above."""
+
     def take(self, seq_id: int) -> RecordedGrammar:
-        return RecordedGrammar(seq_id, self.ended, self.forced)
+        return RecordedGrammar(seq_id, self)
 
     def cancel(self, seq_id: int) -> None:
         """Nothing to free."""
 
 
 class RecordedGrammar:
-    """A grammar that knows only how many tokens it forces, and when and how it ends."""
+    """A grammar that knows only how many tokens it forces, when it is late, and when and how it
+    ends."""
 
-    def __init__(
-        self, seq_id: int, ended: dict[int, tuple[Finish, bool]], forced: dict[int, int]
-    ) -> None:
+    def __init__(self, seq_id: int, recorded: RecordedPreparer) -> None:
         self._seq_id = seq_id
-        self._ended = ended
-        self._forced = forced
+        self._recorded = recorded
         self._num_ahead = 0
         """Forced tokens that are not committed yet."""
         self._was_forced = False
         """Whether the last committed token was forced, which is never the end."""
+        self._has_accepted = False
 
     def accept(self, token: int) -> None:
         """Raises EndOfOutput for a token that the recorded engine discarded."""
+        self._has_accepted = True
         self._was_forced = self._num_ahead > 0
         if self._was_forced:
             self._num_ahead -= 1
             return
-        finish, discards = self._ended.get(self._seq_id, (None, False))
+        finish, discards = self._recorded.ended.get(self._seq_id, (None, False))
         if finish is not None and discards:
             raise EndOfOutput(finish)
 
     def forced(self, most: int) -> list[int]:
-        self._num_ahead = self._forced.pop(self._seq_id, 0)
+        if self._is_late(discards=False):
+            raise NotReady
+        self._num_ahead = self._recorded.forced.pop(self._seq_id, 0)
         return [-1] * self._num_ahead  # ids do not matter
 
     def fill_mask(self, words: Ids, num_forced: int) -> None:
+        if self._is_late(discards=True):
+            raise NotReady
         words[:1] = -1  # nothing is sampled, and the mask of the surrogates is large
 
     @property
     def terminated(self) -> bool:
-        return not self._was_forced and self._seq_id in self._ended
+        if self._has_accepted and not self._was_forced and self._is_late(discards=False):
+            raise NotReady
+        ended = self._recorded.ended if self._has_accepted else self._recorded.complete
+        return not self._was_forced and self._seq_id in ended
+
+    def make_ready(self) -> None:
+        """The recording says when it is ready."""
+
+    def _is_late(self, *, discards: bool) -> bool:
+        found = self._recorded.late.get(self._seq_id) is discards
+        if found:
+            del self._recorded.late[self._seq_id]
+        return found
 
 
 class RecordedOperator:

@@ -1,6 +1,8 @@
 """Turns the results of steps into outputs and events. Every token is appended, passed to the
 grammar and tested for the end of its sequence; tokens after the end are discarded.
 
+A sequence whose grammar is late leaves the batch here, when no step in flight names it any more.
+
 A row may bring fewer tokens than it has room for (``Rows.samples``). The counts for the missing
 ones are then taken back; their pages stay with the sequence, whose next row writes there.
 """
@@ -13,9 +15,9 @@ from itertools import takewhile
 import numpy as np
 
 from setpoint.core.failures import failed, failure
-from setpoint.core.grammar import Grammar
+from setpoint.core.grammar import Grammar, NotReady
 from setpoint.core.messages import Finish, TokenEvent
-from setpoint.core.records import GrammarEnded, Observer, StepDone, TokensForced
+from setpoint.core.records import GrammarEnded, GrammarLate, Observer, StepDone, TokensForced
 from setpoint.core.result import StepResult
 from setpoint.scheduler.emit import (
     GRAMMAR_ENDED,
@@ -59,14 +61,25 @@ class Committer:
                 num_sampled -= end - begin
                 self._state.release_if_idle(seq)
                 continue
+            if seq.is_late and seq.seq_id not in result.failures:
+                num_sampled -= end - begin
+                self._leave_if_idle(seq)
+                continue
             try:
                 event = self._event_after(seq, ids, begin, end, result, step.ends)
             except Exception as error:
                 event = self.fail(seq, failure("taking in its result", error))
             if event is not None:
                 events.append(event)
+            if seq.is_late and seq.finish is None:
+                self._leave_if_idle(seq)
         self._observer.on(self._done(step, result, num_sampled))
         return events
+
+    def _leave_if_idle(self, seq: Sequence) -> None:
+        """Let a sequence whose grammar is late wait for it, unless a step in flight names it."""
+        if seq.inflight_steps == 0:
+            self._state.put_off(seq)
 
     def fail(self, seq: Sequence, why: str) -> TokenEvent:
         """End a sequence whose processing raised, if it has not ended yet. Its unsent outputs are
@@ -113,6 +126,8 @@ class Committer:
         if finish is not None:
             return self._state.end(seq, finish)
         self._look_ahead(seq)
+        if seq.is_late:
+            self._observer.on(GrammarLate(seq.rid, seq.seq_id, False))
         if not is_due(seq, self._state.settings.stream_interval):
             return None
         return token_event(seq, self._state.now)
@@ -125,9 +140,13 @@ class Committer:
             return
         if seq.grammar is None or request.return_logprob:
             return
-        if seq.forced or seq.remaining < 2:
+        if seq.forced or seq.remaining < 2 or seq.is_late:
             return
-        forced = seq.grammar.forced(min(MAX_FORCED, seq.remaining - 1))
+        try:
+            forced = seq.grammar.forced(min(MAX_FORCED, seq.remaining - 1))
+        except NotReady:
+            seq.is_late = True
+            return
         seq.forced = list(takewhile(lambda token: token not in seq.stop_ids, forced))
         if seq.forced:
             self._observer.on(TokensForced(seq.seq_id, len(seq.forced)))
@@ -177,10 +196,12 @@ class _GrammarRaised(Exception):
 
 def _is_last(grammar: Grammar, token: int) -> bool:
     """Pass a token to the grammar, before it is appended; returns whether none may follow. Raises
-    _GrammarRaised."""
+    _GrammarRaised, and NotReady if the grammar has accepted the token and knows no more yet."""
     try:
         grammar.accept(token)
         return grammar.terminated
+    except NotReady:
+        raise
     except Exception as error:
         raise _GrammarRaised(grammar_failure(error)) from error
 
@@ -192,7 +213,12 @@ def _append(seq: Sequence, ids: list[int], begin: int, end: int) -> Finish | Non
         token, begin = ids[begin], begin + 1
         if token < 0:
             return NOT_FINITE
-        grammar_ended = seq.grammar is not None and _is_last(seq.grammar, token)
+        grammar_ended = False
+        if seq.grammar is not None:
+            try:
+                grammar_ended = _is_last(seq.grammar, token)
+            except NotReady:
+                seq.is_late = True
         seq.outputs.append(token)
         if seq.forced:
             del seq.forced[0]

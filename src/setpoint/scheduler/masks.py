@@ -6,9 +6,10 @@ import numpy as np
 
 from setpoint.core.errors import RequestError
 from setpoint.core.failures import failed, failure, refused
-from setpoint.core.grammar import EndOfOutput
+from setpoint.core.grammar import EndOfOutput, NotReady
 from setpoint.core.messages import Finish
 from setpoint.core.plan import StepPlan, TokenMasks, forbid
+from setpoint.core.records import GrammarLate, Observer
 from setpoint.core.request import Ids
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.emit import GRAMMAR_ENDED
@@ -22,25 +23,33 @@ NO_TOKEN_YET = (
 )
 
 
-def token_masks(step: StepDraft, plan: StepPlan, config: SchedulerConfig) -> TokenMasks | None:
+def token_masks(
+    step: StepDraft, plan: StepPlan, config: SchedulerConfig, observer: Observer
+) -> TokenMasks | None:
     """The allowed tokens of each constrained row, after the tokens committed so far and the row's
     forced ones; None if no row is constrained. A sequence that has no allowed token, or whose
-    grammar raises, ends with the step (``StepDraft.ends``)."""
+    grammar raises, ends with the step (``StepDraft.ends``). One whose grammar is not ready leaves
+    the batch with it (``Sequence.is_late``)."""
     rows = plan.rows
     wanted = [
         (seq, num_forced)
         for seq, samples, num_forced in zip(
             step.seqs, rows.samples.tolist(), rows.num_forced.tolist(), strict=True
         )
-        if samples and seq.grammar is not None and seq.finish is None
+        if samples and seq.grammar is not None and seq.finish is None and not seq.is_late
     ]
     if not wanted:
         return None
     words = np.zeros((len(wanted), -(-config.vocab_size // 32)), np.int32)
     for (seq, num_forced), row in zip(wanted, words, strict=True):
-        end = _fill(seq, row, num_forced, config)
+        try:
+            end = _fill(seq, row, num_forced, config)
+        except NotReady:
+            end, seq.is_late = None, True
+            observer.on(GrammarLate(seq.rid, seq.seq_id, True))
         if end is not None:
             step.ends[seq.seq_id] = end
+        if end is not None or seq.is_late:
             row[:] = -1  # any token will do: it is discarded
     return TokenMasks(np.array([seq.slot for seq, _ in wanted], np.int32), words)
 
@@ -50,6 +59,8 @@ def _fill(seq: Sequence, row: Ids, num_forced: int, config: SchedulerConfig) -> 
     assert seq.grammar is not None
     try:
         seq.grammar.fill_mask(row, num_forced)
+    except NotReady:
+        raise
     except Exception as error:
         return grammar_failure(error)
     if not row.any():

@@ -1,6 +1,6 @@
-"""Sequences that wait for something made outside the loop (a grammar) before they join the queue.
-They hold no memory and keep no other sequence from running; their place in the order of arrival is
-kept for them.
+"""Sequences that wait for something made outside the loop (a grammar) before they join the queue,
+or join it again. They hold no memory and keep no other sequence from running; their place in the
+order of arrival is kept for them.
 """
 
 from __future__ import annotations
@@ -44,13 +44,23 @@ class Preparing:
         self._by_id[seq.seq_id] = seq
         self._observer.on(PreparationStarted(seq.rid, seq.seq_id))
 
+    def resume(self, seq: Sequence) -> None:
+        """Let a sequence that has run wait until its grammar is ready."""
+        assert self._preparer is not None
+        assert seq.grammar is not None
+        seq.status = Status.PREPARING
+        self._preparer.make_ready(seq.seq_id, seq.grammar)
+        self._by_id[seq.seq_id] = seq
+
     def take(self, message: Prepared) -> Sequence:
         """Remove and return the sequence, with what was prepared for it."""
         assert self._preparer is not None
         seq = self._by_id[message.seq_id]
         seq.grammar = self._preparer.take(message.seq_id)
         del self._by_id[message.seq_id]
-        self._ended(seq, "cached" if message.is_cached else "compiled", message.seconds)
+        outcome: Outcome = "cached" if message.is_cached else "compiled"
+        self._ended(seq, "resumed" if seq.is_late else outcome, message.seconds)
+        seq.is_late = False
         return seq
 
     def remove(self, seq: Sequence, outcome: Outcome, seconds: float) -> None:

@@ -310,7 +310,7 @@ class Scheduler:
         """Allowed tokens of the plan's constrained rows, from the tokens committed so far; None if
         no row is constrained."""
         step = next(step for step in reversed(self.state.inflight) if step.plan is plan)
-        return token_masks(step, plan, self.config)
+        return token_masks(step, plan, self.config, self._observer)
 
     def take_events(self) -> list[TokenEvent]:
         """Events that planning, aborts and pauses caused since the last call."""

@@ -1,5 +1,5 @@
 """A request's mutable life in the scheduler: (PREPARING ->) WAITING -> RUNNING -> (RETRACTED =
-WAITING again ->) FINISHED.
+WAITING again, or PREPARING again ->) FINISHED.
 
 Counts three lengths that only coincide in a synchronous engine: *scheduled* (a KV write is
 planned), *committed* (the sampled token is known) and *in flight* (planned, result not back). Once
@@ -51,6 +51,9 @@ class Sequence:
     grammar: Grammar | None = None
     forced: list[int] = field(default_factory=list)
     """Tokens that the grammar forces after the outputs. Written at the commit."""
+    is_late: bool = False
+    """Whether the grammar keeps the loop waiting: what rows in flight bring is discarded, and the
+    sequence leaves the batch with the last of them."""
     status: Status = Status.WAITING
     since: float = 0.0
     """Clock seconds when the sequence joined the queue or was admitted, whichever came last."""
@@ -122,7 +125,12 @@ class Sequence:
     def wants_row(self) -> bool:
         """Whether decode should plan a row: the prompt is computed or planned, and not every
         allowed output is committed or in flight."""
-        return self.finish is None and self.prefilled and self.remaining > self.inflight_samples
+        return (
+            self.finish is None
+            and self.prefilled
+            and not self.is_late
+            and self.remaining > self.inflight_samples
+        )
 
     @property
     def forced_next(self) -> list[int]:

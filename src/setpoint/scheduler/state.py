@@ -180,6 +180,18 @@ class State:
         seq.since, seq.arrived_at = self.now, self.num_processed
         self.queue.reserve(seq)
 
+    def put_off(self, seq: Sequence) -> None:
+        """Let a running sequence wait for its grammar: it gives up memory and slot, and gets a
+        place at the end of the queue, as if it was retracted.
+
+        Contract: no step in flight names the sequence.
+        """
+        self._give_up(seq, publish=True)
+        seq.forced = []
+        self.preparing.resume(seq)
+        seq.since, seq.arrived_at = self.now, self.num_processed
+        self.queue.reserve(seq)
+
     def prepared(self, message: Prepared) -> Sequence:
         """Put a prepared sequence at its place in the queue."""
         seq = self.preparing.take(message)
@@ -244,12 +256,17 @@ class State:
 
         Contract: no step in flight names the sequence.
         """
+        self._give_up(seq, publish=False)
+        self.enqueue(seq)
+
+    def _give_up(self, seq: Sequence, *, publish: bool) -> None:
+        """Take memory and slot from a sequence; ``publish`` leaves what it has computed in the
+        cache."""
         self._leave_running(seq)
-        self.holdings.release(seq, publish=False)
+        self.holdings.release(seq, publish=publish)
         self._free_slot(seq)
         seq.num_retractions += 1
         seq.prompt_logprobs = []
-        self.enqueue(seq)
 
     def _leave_running(self, seq: Sequence) -> None:
         del self.running[seq.seq_id]

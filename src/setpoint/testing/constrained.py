@@ -15,12 +15,11 @@ from jsonschema import Draft202012Validator, FormatChecker, ValidationError
 from jsonschema.validators import validator_for
 
 from setpoint.core.errors import RequestError
-from setpoint.core.grammar import Grammar, GrammarFactory
-from setpoint.core.request import Request, pack_ids
+from setpoint.core.grammar import Grammar, GrammarFactory, NotReady
+from setpoint.core.request import Ids, Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.grammar.schema import FORMATS
-from setpoint.grammar.vocabulary import Vocabulary
 from setpoint.launch.grammars import grammar_factory
 
 MAX_TOKENS = 3000
@@ -37,6 +36,35 @@ class Output:
     """Whether the grammar ended it, or let it end."""
     mask_s: list[float] = field(default_factory=list)
     """Seconds that each mask took."""
+
+
+class Patient:
+    """A grammar that is waited for, as a loop must not do."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        grammar.make_ready()
+
+    def accept(self, token: int) -> None:
+        self._grammar.accept(token)
+        self._grammar.make_ready()
+
+    def forced(self, most: int) -> list[int]:
+        while True:
+            try:
+                return list(self._grammar.forced(most))
+            except NotReady:
+                self._grammar.make_ready()
+
+    def fill_mask(self, words: Ids, num_forced: int) -> None:
+        self._grammar.fill_mask(words, num_forced)
+
+    @property
+    def terminated(self) -> bool:
+        return self._grammar.terminated
+
+    def make_ready(self) -> None:
+        """It always is."""
 
 
 def allowed_tokens(grammar: Grammar, vocab_size: int) -> list[int]:
@@ -108,8 +136,9 @@ class SchemaJudge:
         self._tokenizer = Tokenizer.from_folder(folder)
         self._vocab_size = vocab_size
         self._ends = tuple(ends)
-        vocabulary = Vocabulary(folder, vocab_size=vocab_size, eos_token_ids=self._ends)
-        self.make: GrammarFactory = grammar_factory(backend, vocabulary)
+        self.make: GrammarFactory = grammar_factory(
+            backend, folder, vocab_size=vocab_size, eos_token_ids=self._ends
+        )
         known = range(self._tokenizer.vocab_size)
         self._closers = {each for each in known if self._tokenizer.token_text(each) in CLOSING}
 
@@ -127,7 +156,7 @@ class SchemaJudge:
         validator = kind(schema, format_checker=checker)
         for seed in range(samples):
             output = random_output(
-                self.make(request),
+                Patient(self.make(request)),
                 random.Random(seed),
                 vocab_size=self._vocab_size,
                 ends=self._ends,

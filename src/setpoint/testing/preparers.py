@@ -8,7 +8,8 @@ from setpoint.core.grammar import Grammar
 from setpoint.core.messages import Prepared
 from setpoint.core.request import Ids, Request
 from setpoint.grammar.lookahead import Automaton, Lookahead
-from setpoint.launch.grammar_threads import finish_of, prepared_grammar
+from setpoint.grammar.paced import Matcher
+from setpoint.launch.grammar_threads import behind, finish_of
 
 
 class AnyToken:
@@ -29,6 +30,22 @@ class AnyToken:
         return len(self.accepted) >= self._ends_after
 
 
+class Ready:
+    """Implements Automaton with a matcher that is never slow."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self.accept = matcher.accept
+        self.fill_mask = matcher.fill_mask
+
+    @property
+    def terminated(self) -> bool:
+        return self._matcher.terminated
+
+    def make_ready(self) -> None:
+        """Nothing to do."""
+
+
 class TokenByToken(Lookahead):
     """Forces nothing, so that every token is sampled."""
 
@@ -42,7 +59,7 @@ class ScriptedPreparer:
 
     def __init__(
         self,
-        make: Callable[[Request], Automaton],
+        make: Callable[[Request], Matcher | Automaton],
         *,
         needs: Callable[[Request], bool] = lambda request: True,
         hold: bool = False,
@@ -57,8 +74,9 @@ class ScriptedPreparer:
         self.hold = hold
         self.post: Callable[[Prepared], None]
         """Into the loop's inbox; set by the harness."""
-        self.open: dict[int, tuple[Request, Ids]] = {}
-        """Started, and neither cancelled nor taken: by number of sequence."""
+        self.open: dict[int, tuple[Request, Ids] | Grammar] = {}
+        """By number of sequence, what was started and neither cancelled nor taken: a grammar to
+        make for a request behind its outputs, or one to make ready."""
         self.cancelled: list[int] = []
         self._made: dict[int, Grammar] = {}
 
@@ -71,17 +89,31 @@ class ScriptedPreparer:
         if not self.hold:
             self.finish(seq_id)
 
+    def make_ready(self, seq_id: int, grammar: Grammar) -> None:
+        assert seq_id not in self.open
+        self.open[seq_id] = grammar
+        if not self.hold:
+            self.finish(seq_id)
+
     def finish(self, seq_id: int) -> None:
         """What the sequence waits for is there, or has failed."""
         try:
-            self._made[seq_id] = prepared_grammar(self._grammar, *self.open[seq_id])
+            wanted = self.open[seq_id]
+            if isinstance(wanted, tuple):
+                request, outputs = wanted
+                self._made[seq_id] = behind(self._grammar(request), outputs)
+            else:
+                wanted.make_ready()
+                self._made[seq_id] = wanted
         except Exception as error:
             self.post(Prepared(seq_id, finish_of(error)))
         else:
             self.post(Prepared(seq_id))
 
     def _grammar(self, request: Request) -> Grammar:
-        return self._wrap(self._make(request), self.vocab_size)
+        made = self._make(request)
+        automaton = made if hasattr(made, "make_ready") else Ready(made)
+        return self._wrap(automaton, self.vocab_size)
 
     def take(self, seq_id: int) -> Grammar | None:
         del self.open[seq_id]

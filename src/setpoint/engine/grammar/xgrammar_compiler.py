@@ -1,0 +1,170 @@
+"""Compiles constraints with the xgrammar library, and follows them. Runs in the processes of
+``grammar.processes``, because no call of the library has a limit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import msgspec
+import numpy as np
+import xgrammar
+
+from setpoint.core.constraint import Constraint, ConstraintKind
+from setpoint.core.errors import RequestError
+from setpoint.core.plan import forbid
+from setpoint.core.request import Ids
+from setpoint.engine.grammar.xgrammar_schema import check_expression, enforced_schema
+from setpoint.grammar.schema import MAX_WHITESPACE, read_schema
+from setpoint.grammar.tags import parsed
+from setpoint.grammar.vocabulary import Vocabulary
+
+_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
+"""What xgrammar writes before an error: the time, and the place in its own code."""
+
+_CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
+"""Control characters but the line breaks, which are possible between the parts of a JSON text."""
+
+
+class XgrammarMatcher:
+    """Implements Matcher."""
+
+    def __init__(
+        self, grammar: xgrammar.CompiledGrammar, possible: Ids, ends: tuple[int, ...]
+    ) -> None:
+        """possible: [ceil(vocab / 32)] bits of the tokens that a mask may have. ends: the tokens
+        that end an output."""
+        self._matcher = xgrammar.GrammarMatcher(grammar)
+        self._possible = possible
+        self._ends = ends
+        self._mask = np.zeros((1, len(possible)), np.int32)
+        self._is_current = False
+        """Whether ``_mask`` has the tokens that may come next."""
+        self.terminated = False
+
+    def accept(self, token: int) -> None:
+        if not self._matcher.accept_token(token):
+            raise RequestError(f"The grammar does not allow token {token}.")
+        self._is_current = False
+        self.terminated = self._matcher.is_terminated()
+        if not self.terminated and self._matcher.is_completed():
+            # xgrammar waits for an end token even where nothing else may follow.
+            self._look()
+            others = self._mask[0].copy()
+            forbid(others, self._ends)
+            self.terminated = not others.any()
+
+    def fill_mask(self, words: Ids) -> None:
+        if not self._is_current:
+            self._look()
+        words[:] = self._mask[0]
+
+    def _look(self) -> None:
+        self._matcher.fill_next_token_bitmask(self._mask)
+        self._mask[0] &= self._possible
+        self._is_current = True
+
+
+class CompiledConstraint:
+    """Implements grammar.process_server.CompiledConstraint."""
+
+    def __init__(
+        self, grammar: xgrammar.CompiledGrammar, possible: Ids, ends: tuple[int, ...]
+    ) -> None:
+        self._grammar = grammar
+        self._possible = possible
+        self._ends = ends
+        self.num_bytes: int = grammar.memory_size_bytes
+
+    def start(self) -> XgrammarMatcher:
+        return XgrammarMatcher(self._grammar, self._possible, self._ends)
+
+
+class XgrammarCompiler:
+    """Implements grammar.process_server.Compiler. Reads the tokenizer when it is made."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Raises RequestError (400) if the tokenizer cannot be used."""
+        self._vocabulary = vocabulary
+        texts = vocabulary.token_bytes
+        info = xgrammar.TokenizerInfo(
+            texts,
+            xgrammar.VocabType.RAW,
+            vocab_size=vocabulary.size,
+            stop_token_ids=list(vocabulary.eos_token_ids),
+        )
+        # One thread for each grammar, and no cache.
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._in_json = np.array([_CONTROL.search(each) is None for each in texts], np.uint8)
+        """[vocab] 1 for the tokens that JSON may contain."""
+
+    def __call__(self, constraint: Constraint) -> CompiledConstraint:
+        compiler = self._compiler
+        definition = _definition(constraint)
+        try:
+            match constraint.kind:
+                case "json_schema":
+                    grammar = compiler.compile_json_schema(
+                        definition, strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE
+                    )
+                case "regex":
+                    grammar = compiler.compile_regex(definition)
+                case "ebnf":
+                    grammar = compiler.compile_grammar(definition)
+                case "structural_tag":
+                    grammar = compiler.compile_structural_tag(definition)
+        except (RuntimeError, ValueError) as error:
+            raise RequestError(_PLACE.sub("", str(error))) from None
+        return CompiledConstraint(
+            grammar, self._possible(constraint.kind, definition), self._vocabulary.eos_token_ids
+        )
+
+    def _possible(self, kind: ConstraintKind, definition: str) -> Ids:
+        """The bits of the tokens that a mask may have: not special ones, except those that end an
+        output, and those that a structural tag spells; in JSON no control characters, which
+        xgrammar lets through where a string has a length."""
+        vocabulary = self._vocabulary
+        bits = np.zeros(-(-vocabulary.size // 32) * 32, np.uint8)
+        bits[: vocabulary.size] = self._in_json if kind == "json_schema" else 1
+        for name, token in vocabulary.special_tokens.items():
+            if token < vocabulary.size:
+                is_spelt = kind == "structural_tag" and json.dumps(name)[1:-1] in definition
+                bits[token] = is_spelt or token in vocabulary.eos_token_ids
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _definition(constraint: Constraint) -> str:
+    """What xgrammar compiles. Raises RequestError (400) for what it would ignore."""
+    match constraint.kind:
+        case "json_schema":
+            return json.dumps(enforced_schema(read_schema(constraint.text)))
+        case "regex":
+            check_expression(constraint.text)
+            return constraint.text
+        case "ebnf":
+            return constraint.text
+        case "structural_tag":
+            return _structural_tag(constraint.text)
+
+
+def _structural_tag(text: str) -> str:
+    """Either form of a structural tag in xgrammar's own. Raises RequestError (400)."""
+    tag = msgspec.to_builtins(parsed(text))
+    _check_schemas(tag)
+    return json.dumps({"type": "structural_tag", "format": tag})
+
+
+def _check_schemas(node: object) -> None:
+    """Raise RequestError (400) if a schema of a structural tag has what would be ignored."""
+    if isinstance(node, list):
+        for each in node:
+            _check_schemas(each)
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "json_schema":
+                enforced_schema(value)
+            elif key == "pattern":
+                check_expression(value)
+            else:
+                _check_schemas(value)

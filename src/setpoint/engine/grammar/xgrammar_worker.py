@@ -1,0 +1,40 @@
+"""``python -m setpoint.engine.grammar.xgrammar_worker FOLDER VOCAB_SIZE [END_ID ...]``: the nursery
+of the processes that run xgrammar. FOLDER has the tokenizer; standard input is a socket.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+from setpoint.core.constraint import Constraint
+from setpoint.core.errors import RequestError
+from setpoint.engine.grammar.xgrammar_compiler import XgrammarCompiler
+from setpoint.grammar.process_server import CompiledConstraint, Compiler, serve_forks
+from setpoint.grammar.vocabulary import Vocabulary
+
+
+def main() -> None:
+    folder, vocab_size, *ends = sys.argv[1:]
+    vocabulary = Vocabulary(
+        folder, vocab_size=int(vocab_size), eos_token_ids=[int(each) for each in ends]
+    )
+    serve_forks(
+        socket.socket(fileno=sys.stdin.fileno()), _compiler(vocabulary), vocab_size=vocabulary.size
+    )
+
+
+def _compiler(vocabulary: Vocabulary) -> Compiler:
+    try:
+        return XgrammarCompiler(vocabulary)
+    except RequestError as error:
+        unusable = error
+
+    def refusing(constraint: Constraint) -> CompiledConstraint:
+        raise unusable
+
+    return refusing
+
+
+if __name__ == "__main__":
+    main()

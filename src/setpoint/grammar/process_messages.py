@@ -1,0 +1,96 @@
+"""What is sent between the engine and the processes that run a grammar library: msgpack, each
+message behind its length.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from setpoint.core.constraint import ConstraintKind
+
+LENGTH = struct.Struct("<I")
+
+
+class Compile(msgspec.Struct, frozen=True, tag=True):
+    """To a new process: the constraint that it is for."""
+
+    kind: ConstraintKind
+    text: str
+
+
+class Advance(msgspec.Struct, frozen=True, tag=True):
+    """To a process: the next tokens of a sequence. A new number begins a sequence."""
+
+    number: int
+    tokens: list[int]
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """To a process: a sequence has ended."""
+
+    number: int
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The first message of a process."""
+
+    pid: int
+
+
+class Compiled(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Compile."""
+
+    num_bytes: int
+    """Memory of the compiled constraint."""
+    refusal: str = ""
+    """Why the constraint cannot be compiled; empty if it is."""
+
+
+class Place(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Advance: where the sequence is now."""
+
+    number: int
+    terminated: bool
+    mask: bytes
+    """The bits of the tokens that may come next, int32 [ceil(vocab / 32)]."""
+    seconds: float
+    """Computing time of this answer."""
+    error: str = ""
+    """Why there is no answer: a token was not allowed."""
+
+
+ToProcess = Compile | Advance | Forget
+FromProcess = Started | Compiled | Place
+
+to_process = msgspec.msgpack.Decoder(ToProcess)
+from_process = msgspec.msgpack.Decoder(FromProcess)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def packed(message: ToProcess | FromProcess) -> bytes:
+    """A message behind its length."""
+    data = _encoder.encode(message)
+    return LENGTH.pack(len(data)) + data
+
+
+class Unpacker:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that are complete with these bytes."""
+        self._data += data
+        found, begin = [], 0
+        while len(self._data) - begin >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._data, begin)
+            end = begin + LENGTH.size + length
+            if end > len(self._data):
+                break
+            found.append(bytes(self._data[begin + LENGTH.size : end]))
+            begin = end
+        del self._data[:begin]
+        return found

@@ -1,0 +1,154 @@
+"""The other side of ``processes``: runs in the nursery and in the processes that it forks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from setpoint.core.constraint import Constraint
+from setpoint.core.errors import RequestError
+from setpoint.grammar.masks import MASK_SHARE_S, NOTHING_ALLOWED
+from setpoint.grammar.paced import Matcher
+from setpoint.grammar.process_messages import (
+    Advance,
+    Compile,
+    Compiled,
+    Forget,
+    FromProcess,
+    Place,
+    Started,
+    ToProcess,
+    Unpacker,
+    packed,
+    to_process,
+)
+from setpoint.grammar.processes import COMPILE_S, MEMORY_BYTES, TOKEN_S
+
+T = TypeVar("T")
+
+
+class CompiledConstraint(Protocol):
+    """What a library has compiled."""
+
+    num_bytes: int
+
+    def start(self) -> Matcher:
+        """The matcher of a new sequence."""
+        ...
+
+
+Compiler = Callable[[Constraint], CompiledConstraint]
+"""Raises RequestError (400)."""
+
+
+def serve_forks(control: socket.socket, compiler: Compiler, *, vocab_size: int) -> None:
+    """Fork a process for each descriptor that arrives, until the other end is gone. The caller has
+    one thread, and has made all that the processes share."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes
+    os.nice(5)  # the engine's own threads come first
+    gc.collect()
+    gc.freeze()
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not data:
+            return
+        link = socket.socket(fileno=descriptors[0])
+        if os.fork() == 0:
+            control.close()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a library writes may quote a client
+            _limit_memory()
+            _Server(link, compiler, vocab_size).run()
+            os._exit(0)
+        link.close()
+
+
+def _limit_memory() -> None:
+    pages = int(open("/proc/self/statm").read().split()[5])  # noqa: SIM115 - a file of the kernel
+    limit = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class _Server:
+    """A process for one constraint."""
+
+    def __init__(self, link: socket.socket, compiler: Compiler, vocab_size: int) -> None:
+        self._link = link
+        self._compiler = compiler
+        self._compiled: CompiledConstraint | None = None
+        self._matchers: dict[int, Matcher] = {}
+        self._mask = np.zeros(-(-vocab_size // 32), np.int32)
+
+    def run(self) -> None:
+        """Answer until the other end is gone, or a limit is reached."""
+        unpacker = Unpacker()
+        self._link.sendall(packed(Started(os.getpid())))
+        while data := self._link.recv(1 << 16):
+            for message in unpacker.feed(data):
+                answer = self._answer(to_process.decode(message))
+                if answer is not None:
+                    self._link.sendall(packed(answer))
+
+    def _answer(self, message: ToProcess) -> FromProcess | None:
+        match message:
+            case Compile(kind, text):
+                answer = _limited(COMPILE_S, lambda: self._compile(Constraint(kind, text)))
+                # A grammar that can match nothing, or is too slow, fails here.
+                return _limited(TOKEN_S, lambda: self._checked(answer))
+            case Advance(number, tokens):
+                seconds = TOKEN_S + MASK_SHARE_S * len(tokens)
+                return _limited(seconds, lambda: self._advance(number, tokens))
+            case Forget(number):
+                self._matchers.pop(number, None)
+                return None
+
+    def _compile(self, constraint: Constraint) -> Compiled:
+        try:
+            self._compiled = self._compiler(constraint)
+        except RequestError as error:
+            return Compiled(0, error.message)
+        return Compiled(self._compiled.num_bytes)
+
+    def _checked(self, answer: Compiled) -> Compiled:
+        """The answer, or a refusal if no token may begin an output."""
+        if self._compiled is not None:
+            self._mask[:] = 0
+            self._compiled.start().fill_mask(self._mask)
+            if not self._mask.any():
+                return Compiled(0, NOTHING_ALLOWED)
+        return answer
+
+    def _advance(self, number: int, tokens: list[int]) -> Place:
+        began, error, terminated = time.thread_time(), "", False
+        self._mask[:] = 0
+        try:
+            matcher = self._matchers.get(number)
+            if matcher is None:
+                assert self._compiled is not None
+                matcher = self._matchers[number] = self._compiled.start()
+            for token in tokens:
+                matcher.accept(token)
+            terminated = matcher.terminated
+            if not terminated:
+                matcher.fill_mask(self._mask)
+        except RequestError as refused:
+            error = refused.message
+        seconds = time.thread_time() - began
+        return Place(number, terminated, self._mask.tobytes(), seconds, error)
+
+
+def _limited(seconds: float, work: Callable[[], T]) -> T:
+    """What the work returns, in a process that ends if it computes for longer: nothing handles the
+    signal."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    answer = work()
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return answer
