@@ -206,7 +206,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
             "tools": [{"name": "f", "input_schema": {}}],
             "tool_choice": {"type": "tool", "name": "g"},
         },
-        "tool_choice names 'g', but tools has no function with that name.",
+        "tool_choice: Tool 'g' not found in tools list.",
     ),
     (
         {"thinking": {"type": "between_tools"}},

@@ -148,7 +148,7 @@ def test_the_two_kinds_of_server_refuse_each_others_work(serve: Serve) -> None:
         ({"input": ""}, "empty"),
         ({"input": ["a", 1]}, "not both"),
         ({"input": [{"text": "a"}]}, "input"),
-        ({"input": [1, 100_000]}, "outside the vocabulary"),
+        ({"input": [1, 100_000]}, "out-of-vocabulary"),
         ({"input": "a" * 300}, "context length"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "a", "dimensions": 2}, "is_matryoshka"),

@@ -230,7 +230,7 @@ def test_a_rid_in_use_is_refused_and_the_first_goes_on(serve: Serve) -> None:
             await asyncio.sleep(0)
         response = await server.http.post("/generate", json={"text": "y", "rid": "same"})
         assert response.status_code == 400
-        assert "Duplicate request id" in response.json()["error"]["message"]
+        assert "Duplicate request ID" in response.json()["error"]["message"]
         batch = await server.http.post(
             "/generate", json={"text": ["y", "z"], "rid": ["other", "same"]}
         )

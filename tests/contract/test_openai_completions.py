@@ -97,7 +97,10 @@ def test_a_harness_scores_continuations(serve: Serve, max_tokens: int) -> None:
         ({"prompt": [["a"]]}, "prompt[0][0] must be a whole number, got a string."),
         ({"prompt": ["a", 5]}, "prompt must hold strings or token ids, not both."),
         ({"prompt": None}, "prompt must be a string or a list, got null."),
-        ({"prompt": [99999]}, "prompt has token id 99999, outside the vocabulary of 260."),
+        (
+            {"prompt": [99999]},
+            "prompt has the out-of-vocabulary token id 99999; valid ids are 0 to 259.",
+        ),
         ({"echo": "yes"}, "echo must be true or false, got a string."),
         ({"stream_options": {"include_usage": True}}, "stream_options needs stream to be true."),
     ],

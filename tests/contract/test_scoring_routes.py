@@ -129,13 +129,12 @@ def test_a_reranker_ranks_by_its_answers(serve: Serve, monkeypatch: pytest.Monke
 
 BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (SCORE, {"query": None}, "query must be a string or a list, got null."),
-    (SCORE, {"items": []}, "items must not be empty."),
     (SCORE, {"items": [1]}, "items must be strings if query is a string."),
     (SCORE, {"items": ["a", [1]]}, "items must be strings if query is a string."),
     (SCORE, {"query": [1]}, "items must be lists of token ids if query is a list of token ids."),
-    (SCORE, {"query": [999], "items": [[1]]}, "query has token id 999, outside the vocabulary"),
+    (SCORE, {"query": [999], "items": [[1]]}, "query has the out-of-vocabulary token id 999"),
     (SCORE, {"label_token_ids": []}, "label_token_ids must not be empty."),
-    (SCORE, {"label_token_ids": [999]}, "has token id 999, outside the vocabulary"),
+    (SCORE, {"label_token_ids": [999]}, "label_token_ids: Token ID 999 is out of vocabulary"),
     (SCORE, {"label_token_ids": "yes"}, "label_token_ids must be a list, got a string."),
     (SCORE, {"apply_softmax": 3}, "apply_softmax must be true or false, got a whole number."),
     (SCORE, {"items": ["a" * 300]}, "longer than the model's context length"),
@@ -170,3 +169,14 @@ def test_an_aborted_score_is_an_error(serve: Serve) -> None:
         assert (answer.status_code, answer.json()["error"]["message"]) == (400, "Aborted.")
 
     serve(scenario, FakeEngine(refuse=lambda request: aborted))
+
+
+@pytest.mark.parametrize("query", ["q", [1, 2]])
+def test_no_items_have_no_scores(serve: Serve, query: Any) -> None:
+    async def scenario(server: Any) -> None:
+        answer = await post(server, SCORE, BODY | {"query": query, "items": []})
+        assert answer["scores"] == []
+        assert answer["usage"] == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        assert server.engine.submitted == []
+
+    serve(scenario)

@@ -121,7 +121,7 @@ def test_late_events_of_a_stopped_request_do_not_reach_the_next_one_with_its_rid
         engine.send(Ready(SOME_FACTS))
         assert await line.wait_ready(timeout_s=5)
         old = client.submit(request("again"), Mailbox())
-        with pytest.raises(RequestError, match="Duplicate request id 'again'"):
+        with pytest.raises(RequestError, match="Duplicate request ID 'again'"):
             client.submit(request("again"), Mailbox())
         client.stop(old)
         mailbox = Mailbox()

@@ -25,6 +25,15 @@ MAX_CHARS: dict[str, int] = {"regex": 1 << 14} | dict.fromkeys(
 expression costs time for each of its characters at every token."""
 
 
+_SHOWN_AS = {"json_schema": "json"}
+
+
+def compile_refusal(kind: ConstraintKind) -> str:
+    """How the message begins with which a constraint of this kind is refused that cannot be
+    compiled; as in SGLang."""
+    return f"Failed to compile {_SHOWN_AS.get(kind, kind)} grammar: "
+
+
 class Constraint(NamedTuple):
     kind: ConstraintKind
     text: str

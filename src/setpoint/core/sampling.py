@@ -215,9 +215,14 @@ class SamplingParams(
         ):
             for token in ids:
                 if not 0 <= token < vocab_size:
-                    raise RequestError(
-                        f"{name} has token id {token}, outside the vocabulary of {vocab_size}."
-                    )
+                    raise RequestError(out_of_vocabulary(name, token, vocab_size))
+
+
+def out_of_vocabulary(name: str, token: int, vocab_size: int) -> str:
+    """The message for a token id that no vocabulary of this size has, in the field ``name``."""
+    return (
+        f"{name} has the out-of-vocabulary token id {token}; valid ids are 0 to {vocab_size - 1}."
+    )
 
 
 def unknown_parameter(key: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from setpoint.core.bounds import INT64_MAX, bounds_of, converted
 from setpoint.core.errors import ContextLengthError, RequestError
 from setpoint.core.request import MAX_LOGPROBS, Ids, Request, pack_ids
-from setpoint.core.sampling import MAX_N, SamplingParams
+from setpoint.core.sampling import MAX_N, SamplingParams, out_of_vocabulary
 from setpoint.frontend.book import RequestBook
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.text import stop_regex
@@ -142,7 +142,7 @@ class Intake:
         limit = self._config.vocab_size
         if len(ids) and not 0 <= min(ids) <= max(ids) < limit:
             wrong = next(token for token in ids if not 0 <= token < limit)
-            raise RequestError(f"{name} has token id {wrong}, outside the vocabulary of {limit}.")
+            raise RequestError(out_of_vocabulary(name, wrong, limit))
         return np.array(ids, np.int32)
 
     def requests(

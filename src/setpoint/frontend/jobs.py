@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from setpoint.core.constraint import compile_refusal
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.failures import failure
 from setpoint.core.messages import Finish, LogprobBlock, Timing, TokenEvent
@@ -237,15 +238,18 @@ class Job:
         on_start: Callable[[Sequence[SequenceOutput]], None] = lambda outputs: None,
         metrics: RequestMetrics | None = None,
         latencies: Latencies | None = None,
+        tool_schema: str = "",
     ) -> None:
         """on_start: called once all sequences are submitted. metrics: counts the sequences, if
-        given. latencies: takes the times of their tokens."""
+        given. latencies: takes the times of their tokens. tool_schema: what the client calls the
+        schema of a tool, if the constraint is made of such schemas."""
         self._client = client
         self._mailbox = Mailbox()
         self._on_finish = on_finish
         self._on_start = on_start
         self._metrics = metrics
         self._latencies = latencies
+        self._tool_schema = tool_schema
         self._came = came = arrival()
         self._open: dict[int, int] = {}
         """Index -> number of the submission, for sequences that have not ended."""
@@ -314,7 +318,7 @@ class Job:
                 pieces[index] = _fed(output, event)
                 if output.finish is not None:
                     self._end(output)
-                    _raise_abort(output.finish)
+                    self._raise_abort(output.finish)
             if pieces:
                 yield list(pieces.values())
         if self._is_cancelled:
@@ -325,6 +329,22 @@ class Job:
         async for _ in self.pieces():
             pass
         return self.outputs
+
+    def _raise_abort(self, finish: Finish) -> None:
+        if finish.type != "abort" or finish.status_code is None:
+            return
+        message, refusal = (
+            finish.message or "The request was aborted.",
+            compile_refusal("structural_tag"),
+        )
+        if self._tool_schema and message.startswith(refusal):
+            why = message.removeprefix(refusal)
+            message = f"The tools have an invalid '{self._tool_schema}' schema: {why}"
+        raise RequestError(
+            message,
+            status_code=finish.status_code,
+            err_type=finish.err_type or ("BadRequestError" if finish.status_code == 400 else ""),
+        )
 
     def _stop(self) -> None:
         for index in sorted(self._open):
@@ -357,15 +377,6 @@ def _fed(output: SequenceOutput, event: TokenEvent) -> Piece:
         raise RequestError(
             failure("making its text", error), status_code=500, err_type="InternalServerError"
         ) from error
-
-
-def _raise_abort(finish: Finish) -> None:
-    if finish.type == "abort" and finish.status_code is not None:
-        raise RequestError(
-            finish.message or "The request was aborted.",
-            status_code=finish.status_code,
-            err_type=finish.err_type or ("BadRequestError" if finish.status_code == 400 else ""),
-        )
 
 
 def _size(block: LogprobBlock) -> int:

@@ -92,10 +92,12 @@ class Service:
         api: str = "",
         no_logs: bool = False,
         turn: Turn | None = None,
+        tool_schema: str = "",
     ) -> Job:
         """The job of the requests of one client body, ``received``. api: the API of the body, for
         the request log. no_logs: keep the requests out of that log. turn: the turn of a session
-        that the one request is. Raises RequestError (400) if together they ask for too much.
+        that the one request is. tool_schema: see Job. Raises RequestError (400) if together they
+        ask for too much.
         """
         self.intake.check_logprobs(requests)
         check_hidden_states(requests, self.config)
@@ -108,6 +110,7 @@ class Service:
             on_start=self.roster.started,
             metrics=metrics,
             latencies=self._latencies,
+            tool_schema=tool_schema,
         )
         is_logged = not no_logs and self._log.received(requests, received, api)
         finished = partial(self._finished, is_logged=is_logged)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 
-from setpoint.core.constraint import Constraint
+from setpoint.core.constraint import Constraint, compile_refusal
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
-
-_SHOWN_AS = {"json_schema": "json"}
 
 _LISTING = re.compile(r"\s*\n\s*(\d+ \||<).*", re.DOTALL)
 """What llguidance writes below an error: lines of the definition, which the client did not write,
@@ -19,6 +17,5 @@ MAX_WORDS = 1000
 
 
 def not_compiled(constraint: Constraint, why: str) -> RequestError:
-    name = _SHOWN_AS.get(constraint.kind, constraint.kind)
     why = _LISTING.sub("", why).strip()
-    return RequestError(f"Failed to compile {name} grammar: {shown(why, MAX_WORDS)}")
+    return RequestError(compile_refusal(constraint.kind) + shown(why, MAX_WORDS))

@@ -31,6 +31,8 @@ class PreparedChat:
     """None without a reasoning format."""
     warnings: Sequence[str] = ()
     """For the client."""
+    constrains_calls: bool = False
+    """Whether the constraint of the requests is made of the schemas of tools alone."""
 
     def reasoning_tokens(self, output: SequenceOutput) -> int:
         """How many tokens of a sequence of this turn are reasoning."""
@@ -88,7 +90,9 @@ class Chat:
         warnings = list(calling.warnings)
         if request.thinking is False and thinking is not None and thinking.is_expected:
             warnings.append("This model's reasoning cannot be turned off.")
-        return PreparedChat(requests, make_parser, thinking, warnings)
+        is_own = request.sampling.constraint is not None and not calling.is_required
+        constrains_calls = calling.structure is not None and not is_own
+        return PreparedChat(requests, make_parser, thinking, warnings, constrains_calls)
 
     async def _encode(self, prompt: str) -> core.Ids:
         # The template writes the special tokens itself.

@@ -34,9 +34,7 @@ def check_tools(request: ChatRequest) -> None:
         raise RequestError("tool_choice requires a call, but tools is empty.")
     for name in filter(None, (request.named_tool, *request.allowed_tools)):
         if name not in names:
-            raise RequestError(
-                f"tool_choice names {shown(name, 64)!r}, but tools has no function with that name."
-            )
+            raise RequestError(f"tool_choice: Tool {shown(name, 64)!r} not found in tools list.")
 
 
 def offered(request: ChatRequest) -> Sequence[Tool]:

@@ -90,7 +90,7 @@ class EngineClient:
         line = self.choose()
         if request.rid in self._seq_ids:
             raise RequestError(
-                f"Duplicate request id {request.rid!r}: a request with this rid is still running."
+                f"Duplicate request ID {request.rid!r}: a request with this rid is still running."
             )
         seq_id = self._next_seq_id
         try:

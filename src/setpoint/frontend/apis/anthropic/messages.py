@@ -45,7 +45,12 @@ class MessagesApi:
             body.chat_request(sampling, Options(stream=bool(body.stream))), rid=rid
         )
         requests = limited(prepared.requests, body.max_tokens, config.context_len)
-        job = self._service.job(requests, received=raw, api="Anthropic")
+        job = self._service.job(
+            requests,
+            received=raw,
+            api="Anthropic",
+            tool_schema="input_schema" if prepared.constrains_calls else "",
+        )
         return MessageExchange(job, body, prepared, config, [*warnings, *prepared.warnings])
 
     async def count(self, raw: dict[str, Any]) -> dict[str, Any]:

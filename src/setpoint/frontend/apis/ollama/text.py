@@ -84,7 +84,12 @@ class TextApi:
         requests = limited(
             prepared.requests, body.own_options.max_new_tokens, self._service.config.context_len
         )
-        job = self._service.job(requests, received=raw, api="Ollama")
+        job = self._service.job(
+            requests,
+            received=raw,
+            api="Ollama",
+            tool_schema="parameters" if prepared.constrains_calls else "",
+        )
         told = [*warnings, *prepared.warnings]
         return TextExchange(self._service, job, prepared.make_parser, told, render, body)
 

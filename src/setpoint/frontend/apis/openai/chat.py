@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from setpoint.core.errors import RequestError
+from setpoint.core.errors import ContextLengthError, RequestError
 from setpoint.frontend.apis.openai.logprobs import chat_logprobs
 from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, CommonBody
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
@@ -24,6 +24,7 @@ from setpoint.frontend.chat.parser import (
 )
 from setpoint.frontend.chat.prepare import Chat
 from setpoint.frontend.chat.request import ChatRequest
+from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.service import Service
@@ -154,10 +155,15 @@ class ChatApi:
         )
         body.check()
         rid = body.rid or new_rid()
-        prepared = await self._chat.prepare(
-            chat_request(body, self._service.config.sampling_defaults), rid=rid
+        request = chat_request(body, self._service.config.sampling_defaults)
+        _check_length(body, self._service.config)
+        prepared = await self._chat.prepare(request, rid=rid)
+        job = self._service.job(
+            prepared.requests,
+            received=raw,
+            api="OpenAI",
+            tool_schema="parameters" if prepared.constrains_calls else "",
         )
-        job = self._service.job(prepared.requests, received=raw, api="OpenAI")
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         reply = Reply(
             rid,
@@ -174,6 +180,20 @@ class ChatApi:
             make = joining_reasoning(make)
         maker = ChatChoices(self._service.text.tokenizer, make)
         return TextExchange(job, reply, maker, is_stream=bool(body.stream))
+
+
+def _check_length(body: ChatBody, config: FrontendConfig) -> None:
+    """Refuse an output that is longer than the whole context, before the prompt is made. Raises
+    ContextLengthError."""
+    asked = body.max_new_tokens
+    if asked is None or asked <= config.context_len or config.allow_auto_truncate:
+        return
+    sent_as = body.sent_as["max_new_tokens"]
+    told = "" if sent_as == "max_completion_tokens" else f" (sent as {sent_as})"
+    raise ContextLengthError(
+        f"max_completion_tokens is too large: {asked}{told}. The model's context has"
+        f" {config.context_len} tokens."
+    )
 
 
 class ChatChoices:

@@ -68,6 +68,13 @@ class ScoringApi:
         body.check()
         if not body.label_token_ids:
             raise RequestError("label_token_ids must not be empty.")
+        size = self._service.config.vocab_size
+        for label in body.label_token_ids:
+            if not 0 <= label < size:
+                raise RequestError(
+                    f"label_token_ids: Token ID {label} is out of vocabulary; valid ids are 0 to"
+                    f" {size - 1}."
+                )
         prompts = await self._pairs(body)
         warnings += body.other_model(self._service.config.served_model_name)
         job = self._next_token_job(prompts, body, tuple(body.label_token_ids), raw)
@@ -119,6 +126,8 @@ class ScoringApi:
         """The prompts: the query with each item after it, or before it."""
         intake = self._service.intake
         items = [body.items] if isinstance(body.items, str) else body.items
+        if not items:
+            return []
         if isinstance(body.query, str):
             if not all(isinstance(item, str) for item in items):
                 raise RequestError("items must be strings if query is a string.")

@@ -145,7 +145,8 @@ def rids_of(rid: str | list[str] | None, count: int, is_batch: bool) -> list[str
     for each in [base] if base is not None else rids:
         check_rid(each)
     if len(set(rids)) < count:
-        raise RequestError("The rids of a batch must differ.")
+        twice = next(each for index, each in enumerate(rids) if each in rids[:index])
+        raise RequestError(f"Duplicate request ID {twice!r}: the rids of a batch must differ.")
     return rids
 
 

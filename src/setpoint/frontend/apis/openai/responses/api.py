@@ -65,7 +65,12 @@ class ResponsesApi:
             reasoning_tokens=prepared.reasoning_tokens,
         )
         return ResponseExchange(
-            self._service.job(prepared.requests, received=raw, api="OpenAI"),
+            self._service.job(
+                prepared.requests,
+                received=raw,
+                api="OpenAI",
+                tool_schema="parameters" if prepared.constrains_calls else "",
+            ),
             body,
             head,
             prepared.make_parser,
