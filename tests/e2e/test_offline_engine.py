@@ -193,7 +193,11 @@ def test_abort_ends_by_the_beginning_of_a_rid(engine: Engine) -> None:
         ),
         ({"prompt": "x", "sampling_params": "hot"}, RequestError, "SamplingParams or a dict"),
         ({"prompt": "x", "input_ids": [1]}, RequestError, "Give prompt or input_ids, not both"),
-        ({"input_ids": [[1], [9999]]}, RequestError, "prompt 2 of 2: input_ids has the out-of-vocabulary token id 9999"),
+        (
+            {"input_ids": [[1], [9999]]},
+            RequestError,
+            "prompt 2 of 2: input_ids has the out-of-vocabulary token",
+        ),
         ({"prompt": 5}, RequestError, "prompt must be a string or a list of strings, not int"),
         ({"prompt": [1, 2]}, RequestError, "pass token ids as input_ids"),
         ({"prompt": ["x", 2]}, RequestError, "prompt 2 of 2 must be a string, not int"),
