@@ -31,7 +31,7 @@ REFUSED = [
     ({"input": [USER, {"type": "function_call", "name": "f"}]}, "input[1].call_id is missing"),
     (
         {"input": [USER, {"type": "function_call_output", "call_id": "c", "output": "x"}]},
-        "input[1].call_id is 'c', but no earlier function_call",
+        "input[1].call_id is 'c', but no earlier call has that id",
     ),
     (
         {"input": [USER, CALL, {"type": "function_call_output", "call_id": "c", "output": 1}]},
@@ -39,8 +39,37 @@ REFUSED = [
     ),
     ({"input": [{"role": "system", "content": "x"}]}, "at least one user message"),
     ({"input": "x", "instructions": 1}, "instructions must be a string"),
-    ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type must be 'function'"),
-    ({"input": "x", "tools": [{"type": "mcp", "server_url": "x"}]}, "tools[0].type"),
+    ({"input": "x", "tools": [{"type": 5}]}, "tools[0].type must be a string"),
+    ({"input": "x", "tools": [{"type": "custom"}]}, "tools[0].name is missing"),
+    (
+        {
+            "input": "x",
+            "tools": [
+                {
+                    "type": "custom",
+                    "name": "a",
+                    "format": {"type": "grammar", "syntax": "yacc", "definition": "a"},
+                }
+            ],
+        },
+        "tools[0].format.syntax must",
+    ),
+    ({"input": "x", "tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools is missing"),
+    (
+        {
+            "input": "x",
+            "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}],
+        },
+        "tools[0].tools[0].name is missing",
+    ),
+    (
+        {"input": "x", "tools": [{"type": "local_shell"}, {"type": "local_shell"}]},
+        "tools[1]: two tools have the name 'local_shell'",
+    ),
+    (
+        {"input": "x", "tools": [{"type": "web_search"}], "tool_choice": "required"},
+        "tools is empty",
+    ),
     ({"input": "x", "tools": [1]}, "tools[0].type"),
     ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name is missing"),
     ({"input": "x", "tools": [{"type": "function", "name": "f"}] * 2}, "tools[1]: two tools"),
@@ -163,7 +192,18 @@ TEXTS: Any = st.sampled_from(["f", "c", "{}", ""]) | JSON
 ITEMS = st.fixed_dictionaries(
     {},
     optional={
-        "type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning"])
+        "type": st.sampled_from(
+            [
+                "message",
+                "function_call",
+                "function_call_output",
+                "custom_tool_call",
+                "local_shell_call_output",
+                "shell_call",
+                "apply_patch_call_output",
+                "reasoning",
+            ]
+        )
         | JSON,
         "role": st.sampled_from(["user", "assistant", "system"]) | JSON,
         "content": TEXTS | st.lists(st.just({"type": "input_text", "text": "x"}) | JSON),

@@ -22,11 +22,7 @@ def check_tools(request: ChatRequest) -> None:
     choice among tools that do not exist."""
     names: set[str] = set()
     for index, tool in enumerate(request.tools):
-        if not _NAME.fullmatch(tool.name):
-            raise RequestError(
-                f"tools[{index}]: the name {shown(tool.name, 64)!r} must have 1 to 128 letters,"
-                " digits or any of _.:/-."
-            )
+        check_name(tool.name, f"tools[{index}]")
         if tool.name in names:
             raise RequestError(f"tools[{index}]: two tools have the name {tool.name!r}.")
         names.add(tool.name)
@@ -35,6 +31,16 @@ def check_tools(request: ChatRequest) -> None:
     for name in filter(None, (request.named_tool, *request.allowed_tools)):
         if name not in names:
             raise RequestError(f"tool_choice: Tool {shown(name, 64)!r} not found in tools list.")
+
+
+def check_name(name: str, where: str) -> None:
+    """Raise RequestError (400) for a tool's name that could not be written down. where: the place
+    of the tool in the body."""
+    if not _NAME.fullmatch(name):
+        raise RequestError(
+            f"{where}: the name {shown(name, 64)!r} must have 1 to 128 letters, digits or any of"
+            " _.:/-."
+        )
 
 
 def offered(request: ChatRequest) -> Sequence[Tool]:

@@ -17,6 +17,7 @@ from setpoint.frontend.apis.openai.responses.body import (
 from setpoint.frontend.apis.openai.responses.events import Event, OutputEvents
 from setpoint.frontend.apis.openai.responses.items import items_of, messages_of
 from setpoint.frontend.apis.openai.responses.reply import ResponseHead
+from setpoint.frontend.apis.openai.responses.tools import Toolbox
 from setpoint.frontend.chat.parser import MakeParser, parsed
 from setpoint.frontend.chat.prepare import Chat
 from setpoint.frontend.intake import Options, new_rid
@@ -48,12 +49,13 @@ class ResponsesApi:
             raw, ResponsesBody, route=ROUTE, unsupported=UNSUPPORTED
         )
         body.check()
+        toolbox = Toolbox.of(body.tools)
         inputs, earlier = items_of(body.input, self._store.item), self._earlier(body)
         sampling = body.sampling(config.sampling_defaults)
         messages = messages_of(body.instructions, earlier, inputs)
         own_id = ID_PREFIX + new_rid()
         prepared = await self._chat.prepare(
-            chat_request(body, messages, sampling, body.options(top_logprobs_num=None)),
+            chat_request(body, toolbox, messages, sampling, body.options(top_logprobs_num=None)),
             rid=body.rid or own_id,
         )
         head = ResponseHead(
@@ -61,7 +63,12 @@ class ResponsesApi:
             body,
             sampling,
             config,
-            warnings=[*warnings, *body.without_effect(), *prepared.warnings],
+            warnings=[
+                *warnings,
+                *toolbox.warnings,
+                *body.without_effect(),
+                *prepared.warnings,
+            ],
             reasoning_tokens=prepared.reasoning_tokens,
         )
         return ResponseExchange(
@@ -74,6 +81,7 @@ class ResponsesApi:
             body,
             head,
             prepared.make_parser,
+            toolbox,
             self._store,
             is_kept=self._keeps and body.store is not False,
             inputs=inputs,
@@ -89,7 +97,9 @@ class ResponsesApi:
         messages = messages_of(
             body.instructions, self._earlier(body), items_of(body.input, self._store.item)
         )
-        request = chat_request(body, messages, SamplingParams(), Options())
+        toolbox = Toolbox.of(body.tools)
+        warnings += toolbox.warnings
+        request = chat_request(body, toolbox, messages, SamplingParams(), Options())
         ids = await self._chat.prompt_ids(request)
         told = {"warnings": warnings} if warnings else {}
         return {"object": "response.input_tokens", "input_tokens": len(ids)} | told
@@ -111,6 +121,7 @@ class ResponseExchange:
         body: ResponsesBody,
         head: ResponseHead,
         make_parser: MakeParser,
+        toolbox: Toolbox,
         store: ResponseStore,
         *,
         is_kept: bool,
@@ -124,7 +135,7 @@ class ResponseExchange:
         self._is_kept = is_kept
         self._head = head
         self._parser = make_parser()
-        self._output = OutputEvents()
+        self._output = OutputEvents(toolbox)
         self._store = store
         self._inputs, self._earlier = inputs, earlier
         self._num_events = 0

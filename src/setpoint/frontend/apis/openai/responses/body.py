@@ -7,16 +7,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from setpoint.core.bounds import converted
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.shown import shown
-from setpoint.core.wording import kind_of
 from setpoint.frontend.apis.openai.kept.fields import check_metadata
 from setpoint.frontend.apis.openai.protocol import UNSUPPORTED as UNSUPPORTED_ANYWHERE
 from setpoint.frontend.apis.openai.protocol import SamplingBody
-from setpoint.frontend.apis.openai.tools import Choice
-from setpoint.frontend.chat.request import ChatRequest, Tool
+from setpoint.frontend.apis.openai.responses.tools import Toolbox
+from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.intake import Options
 
 UNSUPPORTED = (
@@ -50,13 +48,6 @@ class Text(msgspec.Struct):
     verbosity: Literal["low", "medium", "high"] | None = None
     """How OpenAI's models are asked for shorter or longer answers; other models know nothing of
     it."""
-
-
-class FunctionTool(msgspec.Struct):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class InputBody(SamplingBody, kw_only=True):
@@ -139,12 +130,13 @@ class ResponsesBody(InputBody, kw_only=True):
 
 def chat_request(
     body: InputBody,
+    toolbox: Toolbox,
     messages: Sequence[Mapping[str, Any]],
     sampling: SamplingParams,
     options: Options,
 ) -> ChatRequest:
-    """Raises RequestError (400) for tools or a choice that cannot be honoured."""
-    choice = _choice_of(body.tool_choice)
+    """Raises RequestError (400) for a choice that cannot be honoured."""
+    choice = toolbox.choice(body.tool_choice)
     variables = dict(body.chat_template_kwargs or {})
     effort = None if body.reasoning is None else body.reasoning.effort
     if effort not in (None, "none"):
@@ -153,7 +145,7 @@ def chat_request(
         messages=messages,
         sampling=sampling,
         options=options,
-        tools=tuple(_tool(raw, f"tools[{index}]") for index, raw in enumerate(body.tools or ())),
+        tools=tuple(each.tool for each in toolbox.tools),
         tool_choice=choice.mode,
         named_tool=choice.named,
         allowed_tools=choice.allowed,
@@ -161,54 +153,6 @@ def chat_request(
         thinking=False if effort == "none" else None,
         variables=variables,
     )
-
-
-def _tool(raw: Any, where: str) -> Tool:
-    kind = raw.get("type") if isinstance(raw, Mapping) else None
-    if kind != "function":
-        got = repr(shown(kind, 64)) if isinstance(kind, str) else kind_of(kind)
-        raise RequestError(
-            f"{where}.type must be 'function', got {got}: this server runs no tools itself; the"
-            " client runs them."
-        )
-    tool = converted(raw, FunctionTool, where)
-    return Tool(
-        name=tool.name,
-        description=tool.description or "",
-        parameters=tool.parameters,
-        strict=bool(tool.strict),
-    )
-
-
-def _choice_of(value: Any) -> Choice:
-    match value:
-        case None | "auto":
-            return Choice()
-        case "none" | "required":
-            return Choice(value)
-        case {"type": "function", "name": str(name)}:
-            return Choice("required", named=name)
-        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [*tools]}:
-            return Choice(mode, allowed=_names(tools))
-    raise RequestError(
-        'tool_choice must be auto, none, required, {"type": "function", "name": "f"}, or'
-        ' {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}.'
-    )
-
-
-def _names(tools: Sequence[Any]) -> tuple[str, ...]:
-    names = []
-    for index, tool in enumerate(tools):
-        match tool:
-            case {"type": "function", "name": str(name)}:
-                names.append(name)
-            case _:
-                raise RequestError(
-                    f'tool_choice.tools[{index}] must be like {{"type": "function", "name": "f"}}.'
-                )
-    if not names:
-        raise RequestError("tool_choice.tools must not be empty.")
-    return tuple(names)
 
 
 def _constraint_of(text_format: Mapping[str, Any] | None) -> dict[str, Any]:

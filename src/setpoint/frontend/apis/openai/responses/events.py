@@ -5,9 +5,14 @@ chat. A whole response is made of the same events, so it has what a stream of it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
+import msgspec
+
+from setpoint.frontend.apis.openai.responses.custom_input import CustomInput
 from setpoint.frontend.apis.openai.responses.items import new_item_id
+from setpoint.frontend.apis.openai.responses.tools import ClientTool, Toolbox
 from setpoint.frontend.chat.deltas import Delta, ReasoningDelta, TextDelta, ToolCallDelta
 
 Event = dict[str, Any]
@@ -24,13 +29,16 @@ class OutputEvents:
     between reasoning, text and calls.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, toolbox: Toolbox) -> None:
+        self._toolbox = toolbox
         self.items: list[dict[str, Any]] = []
         """The items so far, the last one perhaps unfinished; changed as events are made."""
         self._open: str | int | None = None
         """The item that has not ended: "message", "reasoning", or the index of a tool call."""
         self._text = ""
         """What the open item's deltas have said so far."""
+        self._call: _OpenCall
+        """The open call, if a call is open."""
         self._held = ""
         """White space that belongs to a message if other characters follow."""
 
@@ -41,7 +49,7 @@ class OutputEvents:
         """The last events. is_complete: whether the model has ended by itself. An answer without
         anything else has a message, with the white space that the model may have written."""
         events = []
-        if not self.items:
+        if not self.items and self._open is None:
             events = [*self._begin("message", _message()), *self._more(self._held)]
         return [*events, *self._close("completed" if is_complete else "incomplete")]
 
@@ -67,8 +75,12 @@ class OutputEvents:
     def _add_call(self, delta: ToolCallDelta) -> Iterator[Event]:
         if self._open != delta.index:
             yield from self._close("completed")
-            yield from self._begin(delta.index, _call(delta))
-        yield from self._more(delta.arguments)
+            self._call = _OpenCall(delta, self._toolbox.called(delta.name))
+            if self._call.is_held:
+                self._open, self._held = delta.index, ""
+            else:
+                yield from self._begin(delta.index, self._call.item())
+        yield from self._more(self._call.feed(delta.arguments))
 
     def _begin(self, kind: str | int, item: dict[str, Any]) -> Iterator[Event]:
         self._open, self._text, self._held = kind, "", ""
@@ -91,7 +103,10 @@ class OutputEvents:
         self._held = ""
         if self._open is None:
             return
-        item, kind = {**self.items[-1], "status": status}, self._open
+        kind = self._open
+        if not isinstance(kind, str):
+            yield from self._end_call(kind)
+        item = {**self.items[-1], "status": status}
         if isinstance(kind, str):
             part = _part(_TEXT_TYPES[kind], self._text)
             item["content"] = [part]
@@ -99,9 +114,10 @@ class OutputEvents:
                 f"{self._name}.done", **self._place, text=self._text, **self._logprobs
             )
             yield self._event("content_part.done", content_index=0, part=part)
-        else:
-            item["arguments"] = self._text
-            yield self._event(f"{self._name}.done", name=item["name"], arguments=self._text)
+        elif self._call.field:
+            item[self._call.field] = self._text
+            named = {"name": item["name"]} if item["type"] == "function_call" else {}
+            yield self._event(f"{self._name}.done", **named, **{self._call.field: self._text})
         self._open = None
         self.items[-1] = item
         yield {
@@ -110,10 +126,19 @@ class OutputEvents:
             "item": item,
         }
 
+    def _end_call(self, index: int) -> Iterator[Event]:
+        """What is left to say of the open call before its last events."""
+        if self._call.is_held:
+            yield from self._begin(index, self._call.item())
+        yield from self._more(self._call.end())
+
     @property
     def _name(self) -> str:
         """The beginning of the names of the open item's events."""
-        return _TEXT_TYPES[self._open] if isinstance(self._open, str) else "function_call_arguments"
+        if isinstance(self._open, str):
+            return _TEXT_TYPES[self._open]
+        item = self.items[-1]["type"]
+        return f"{item}_{self._call.field}"
 
     @property
     def _place(self) -> dict[str, int]:
@@ -158,12 +183,52 @@ def _reasoning() -> dict[str, Any]:
     }
 
 
-def _call(delta: ToolCallDelta) -> dict[str, Any]:
-    return {
-        "id": new_item_id("function_call"),
-        "type": "function_call",
-        "status": "in_progress",
-        "call_id": delta.id,
-        "name": delta.name,
-        "arguments": "",
-    }
+class _OpenCall:
+    """A call of the model while its arguments arrive."""
+
+    def __init__(self, delta: ToolCallDelta, tool: ClientTool | None) -> None:
+        """tool: the tool that it names, None if there is none."""
+        self._call_id = delta.id
+        self._tool = tool
+        self._name = delta.name if tool is None else tool.name
+        self._input = CustomInput() if tool is not None and tool.kind == "custom" else None
+        self._arguments = ""
+        self.is_held = tool is not None and tool.item is not None
+        """Whether its item can only be made when the arguments are whole."""
+        self.field = "arguments" if self._input is None else "input"
+        """The field of the item that holds what the deltas say; "" if there are none."""
+
+    def feed(self, arguments: str) -> str:
+        """Add a piece of the arguments; returns what the item's delta says."""
+        if self._input is not None:
+            return self._input.feed(arguments)
+        self._arguments += arguments
+        return "" if self.is_held else arguments
+
+    def end(self) -> str:
+        """What the last delta says."""
+        if self._input is not None:
+            return self._input.end()
+        return self._arguments if self.is_held and self.field else ""
+
+    def item(self) -> dict[str, Any]:
+        """The item as it begins. Whole arguments that are not what the tool takes make the call of
+        a function, so that the client sees what the model wrote."""
+        tool = self._tool
+        kind, fields = "function_call", self._named("arguments")
+        if self._input is not None:
+            kind, fields = "custom_tool_call", self._named("input")
+        elif tool is not None and tool.item is not None:
+            with suppress(msgspec.DecodeError, RecursionError):
+                kind, fields, self.field = f"{tool.kind}_call", tool.item(self._arguments), ""
+        return {
+            "id": new_item_id(kind),
+            "type": kind,
+            "status": "in_progress",
+            "call_id": self._call_id,
+            **fields,
+        }
+
+    def _named(self, field: str) -> dict[str, Any]:
+        namespace = self._tool.namespace if self._tool is not None else ""
+        return {**({"namespace": namespace} if namespace else {}), "name": self._name, field: ""}

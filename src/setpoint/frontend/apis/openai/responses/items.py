@@ -12,6 +12,7 @@ from setpoint.core.bounds import converted
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
 from setpoint.core.wording import kind_of
+from setpoint.frontend.apis.openai.responses.tools import called_name
 from setpoint.frontend.intake import new_rid
 
 Item = Mapping[str, Any]
@@ -22,6 +23,14 @@ _PREFIXES = {
     "message": "msg_",
     "function_call": "fc_",
     "function_call_output": "fco_",
+    "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
+    "local_shell_call": "lsh_",
+    "local_shell_call_output": "lsho_",
+    "shell_call": "sh_",
+    "shell_call_output": "sho_",
+    "apply_patch_call": "apc_",
+    "apply_patch_call_output": "apco_",
     "reasoning": "rs_",
 }
 """Type of an item -> how its ids begin. Other types are refused."""
@@ -45,14 +54,82 @@ class _Message(msgspec.Struct):
 
 
 class _Call(msgspec.Struct):
+    """Something that a client has run; ``call`` is the function that the model called for it."""
+
     call_id: str
+
+    def call(self, item: Item) -> tuple[str, str | dict[str, Any]]:
+        """Name and arguments, as the model knows them."""
+        raise NotImplementedError
+
+
+class _FunctionCall(_Call):
     name: str
     arguments: str
+    namespace: str | None = None
+
+    def call(self, item: Item) -> tuple[str, str | dict[str, Any]]:
+        return called_name(item), self.arguments
 
 
-class _CallOutput(msgspec.Struct):
+class _CustomCall(_Call):
+    name: str
+    input: str
+    namespace: str | None = None
+
+    def call(self, item: Item) -> tuple[str, str | dict[str, Any]]:
+        return called_name(item), {"input": self.input}
+
+
+class _ActionCall(_Call):
+    action: dict[str, Any]
+
+    def call(self, item: Item) -> tuple[str, str | dict[str, Any]]:
+        told = {key: value for key, value in self.action.items() if value and key != "type"}
+        return str(item["type"]).removesuffix("_call"), told
+
+
+class _PatchCall(_Call):
+    operation: dict[str, Any]
+
+    def call(self, item: Item) -> tuple[str, str | dict[str, Any]]:
+        return "apply_patch", self.operation
+
+
+class _Output(msgspec.Struct):
     call_id: str
     output: Parts
+
+    def text(self, where: str) -> str:
+        """Raises RequestError (400) for an output that is not text."""
+        return _text_of(self.output, f"{where}.output")
+
+
+class _LocalShellOutput(msgspec.Struct, rename={"call_id": "id"}):
+    """Its ``id`` is that of the call."""
+
+    call_id: str
+    output: str
+
+    def text(self, where: str) -> str:
+        return self.output
+
+
+class _ShellOutput(msgspec.Struct):
+    call_id: str
+    output: list[dict[str, Any]]
+
+    def text(self, where: str) -> str:
+        return msgspec.json.encode(self.output).decode()
+
+
+class _PatchOutput(msgspec.Struct):
+    call_id: str
+    status: str
+    output: str | None = None
+
+    def text(self, where: str) -> str:
+        return f"{self.status}\n{self.output or ''}".strip()
 
 
 class _Reasoning(msgspec.Struct):
@@ -62,10 +139,21 @@ class _Reasoning(msgspec.Struct):
 
 _KINDS: Mapping[str, type[msgspec.Struct]] = {
     "message": _Message,
-    "function_call": _Call,
-    "function_call_output": _CallOutput,
+    "function_call": _FunctionCall,
+    "function_call_output": _Output,
+    "custom_tool_call": _CustomCall,
+    "custom_tool_call_output": _Output,
+    "local_shell_call": _ActionCall,
+    "local_shell_call_output": _LocalShellOutput,
+    "shell_call": _ActionCall,
+    "shell_call_output": _ShellOutput,
+    "apply_patch_call": _PatchCall,
+    "apply_patch_call_output": _PatchOutput,
     "reasoning": _Reasoning,
 }
+
+
+_AnyOutput = _Output | _LocalShellOutput | _ShellOutput | _PatchOutput
 
 
 def new_item_id(kind: str) -> str:
@@ -101,8 +189,8 @@ def _item(raw: Any, where: str, find: Callable[[str], Item | None]) -> Item:
     if isinstance(checked, _Message):
         item["content"] = _parts(checked.content, f"{where}.content", checked.role)
         item.setdefault("status", "completed")
-    elif isinstance(checked, _CallOutput):
-        _text_of(checked.output, f"{where}.output")
+    elif isinstance(checked, _AnyOutput):
+        checked.text(where)
     elif isinstance(checked, _Reasoning):
         _text_of(checked.summary, f"{where}.summary")
         _text_of(checked.content or [], f"{where}.content")
@@ -166,45 +254,48 @@ def messages_of(
     messages: list[Message] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
-    known_calls: set[str] = set()
+    known_calls: dict[str, str] = {}
+    """Id of a call, or of its item -> id of the call."""
     for index, item in enumerate([*earlier, *inputs]):
         where = f"input[{index - len(earlier)}]"
-        kind = item["type"]
-        if kind == "function_call_output":
-            if item["call_id"] not in known_calls:
+        checked = converted(item, _KINDS[item["type"]], where)
+        if isinstance(checked, _AnyOutput):
+            call_id = known_calls.get(checked.call_id)
+            if call_id is None:
                 raise RequestError(
-                    f"{where}.call_id is {shown(item['call_id'], 64)!r}, but no earlier"
-                    " function_call has that id."
+                    f"{where}.call_id is {shown(checked.call_id, 64)!r}, but no earlier call has"
+                    " that id."
                 )
-            content = _text_of(item["output"], where)
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
-        elif kind == "message" and item["role"] != "assistant":
-            messages.append({"role": item["role"], "content": _text_of(item["content"], where)})
+            content = checked.text(where)
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        elif isinstance(checked, _Message) and checked.role != "assistant":
+            messages.append({"role": checked.role, "content": _text_of(checked.content, where)})
         else:
-            if kind == "function_call":
-                known_calls.add(item["call_id"])
-            _add_to_turn(messages, item)
+            if isinstance(checked, _Call):
+                known_calls |= dict.fromkeys((item["id"], checked.call_id), checked.call_id)
+            _add_to_turn(messages, item, checked)
     for turn in messages:
         for key in ("content", "reasoning_content"):
             if isinstance(turn.get(key), list):
                 turn[key] = "\n".join(filter(None, turn[key]))
     if not any(message["role"] in ("user", "tool") for message in messages):
-        raise RequestError("input must have at least one user message or function_call_output.")
+        raise RequestError("input must have at least one user message or output of a call.")
     return messages
 
 
-def _add_to_turn(messages: list[Message], item: Item) -> None:
+def _add_to_turn(messages: list[Message], item: Item, checked: msgspec.Struct) -> None:
     """Add something that the model has said to its message, which it begins if it is the first. Its
     texts are lists here: a body may have 20,000 items, and to copy the text for each takes
     seconds."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": []})
     turn = messages[-1]
-    if item["type"] == "message":
-        turn["content"].append(_text_of(item["content"], "content"))
-    elif item["type"] == "function_call":
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        call = {"id": item["call_id"], "type": "function", "function": function}
+    if isinstance(checked, _Message):
+        turn["content"].append(_text_of(checked.content, "content"))
+    elif isinstance(checked, _Call):
+        name, arguments = checked.call(item)
+        function = {"name": name, "arguments": arguments}
+        call = {"id": checked.call_id, "type": "function", "function": function}
         turn.setdefault("tool_calls", []).append(call)
     else:
         # A reasoning of another provider is encrypted; nobody here can read it.
