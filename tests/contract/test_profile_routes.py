@@ -92,3 +92,40 @@ def test_what_is_missing_is_named(serve: Serve, path: str) -> None:
             assert f"{path} is not supported by this server yet" in response.json()["message"]
 
     serve(scenario)
+
+
+SGLANG_ROUTES = """
+    / /abort_request /add_external_corpus /api/chat /api/generate /api/show /api/tags
+    /begin_weight_update /classify /close_session /configure_logging /continue_generation
+    /destroy_weights_update_group /detokenize /dump_expert_distribution_record /dumper/configure
+    /encode /end_weight_update /flush_cache /freeze_gc /generate /get_hicache_l3_cache_layout
+    /get_model_info /get_remote_instance_transfer_engine_info /get_server_info
+    /get_weights_by_name /health /health_generate /hicache/storage-backend
+    /hicache/storage-backend/clear /init_weights_send_group_for_remote_instance
+    /init_weights_update_group /invocations /list_external_corpora /load_lora_adapter
+    /load_lora_adapter_from_tensors /model_info /open_session /parse_function_call
+    /pause_generation /pd_role_switch /ping /ready /release_memory_occupation
+    /remote_instance_transfer_engine_info /remove_external_corpus /resume_memory_occupation
+    /send_weights_to_remote_instance /separate_reasoning /server_info /set_internal_state
+    /set_trace_level /slow_down /start_expert_distribution_record /start_profile
+    /stop_expert_distribution_record /stop_profile /tokenize /unload_lora_adapter
+    /update_weight_version /update_weights_from_disk /update_weights_from_distributed
+    /update_weights_from_ipc /update_weights_from_tensor /v1/audio/transcriptions
+    /v1/chat/completions /v1/classify /v1/completions /v1/decisions /v1/detokenize
+    /v1/embeddings /v1/loads /v1/messages /v1/messages/count_tokens /v1/models
+    /v1/models/default /v1/realtime /v1/rerank /v1/responses /v1/score /v1/systemone
+    /v1/tokenize /vertex_generate /weights_checker
+""".split()
+"""Every path of SGLang 0.5.23 but /metrics, which only a server with --enable-metrics has."""
+
+
+@pytest.mark.parametrize("path", SGLANG_ROUTES)
+def test_no_route_of_sglang_is_unknown(serve: Serve, path: str) -> None:
+    async def scenario(server: Any) -> None:
+        statuses = {
+            (await server.http.request(method, path, content=b"")).status_code
+            for method in ("GET", "POST")
+        }
+        assert 404 not in statuses
+
+    serve(scenario)

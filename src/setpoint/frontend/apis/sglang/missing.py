@@ -14,29 +14,42 @@ HICACHE = "a cache tier outside the KV pool (HiCache)"
 FROM_DISK = "weights from anywhere but a folder, which /update_weights_from_disk reads"
 REMOTE = "loading weights from another server"
 EXPERTS = "recording which experts tokens go to"
+CORPORA = "speculation from a corpus of n-grams"
+DECISIONS = "decisions between given answers; /v1/score gives the probabilities of single tokens"
 MISSING = {
     "/load_lora_adapter": ADAPTERS,
     "/load_lora_adapter_from_tensors": ADAPTERS,
     "/unload_lora_adapter": ADAPTERS,
     "/hicache/storage-backend": HICACHE,
     "/hicache/storage-backend/clear": HICACHE,
+    "/get_hicache_l3_cache_layout": HICACHE,
     "/update_weights_from_tensor": FROM_DISK,
     "/update_weights_from_distributed": FROM_DISK,
     "/update_weights_from_ipc": FROM_DISK,
+    "/begin_weight_update": FROM_DISK,
+    "/end_weight_update": FROM_DISK,
     "/init_weights_update_group": FROM_DISK,
     "/destroy_weights_update_group": FROM_DISK,
     "/init_weights_send_group_for_remote_instance": REMOTE,
     "/send_weights_to_remote_instance": REMOTE,
     "/get_remote_instance_transfer_engine_info": REMOTE,
+    "/remote_instance_transfer_engine_info": REMOTE,
     "/get_weights_by_name": "reading single weights, which are stored repacked",
     "/weights_checker": "checks of weights",
     "/start_expert_distribution_record": EXPERTS,
     "/stop_expert_distribution_record": EXPERTS,
     "/dump_expert_distribution_record": EXPERTS,
+    "/add_external_corpus": CORPORA,
+    "/list_external_corpora": CORPORA,
+    "/remove_external_corpus": CORPORA,
     "/pd_role_switch": "separate engines for prefill and decode",
     "/set_trace_level": "traces that change while it serves; start it with --enable-trace",
     "/slow_down": "a brake for tests",
+    "/dumper/{method}": "dumps of tensors",
     "/v1/audio/transcriptions": "audio",
+    "/v1/realtime": "audio",
+    "/v1/decisions": DECISIONS,
+    "/v1/systemone": DECISIONS,
     "/invocations": "the form of /v1/chat/completions that SageMaker expects",
     "/vertex_generate": "the form of /generate that Vertex AI expects",
 }
