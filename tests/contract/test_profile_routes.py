@@ -115,11 +115,11 @@ SGLANG_ROUTES = """
     /v1/embeddings /v1/loads /v1/messages /v1/messages/count_tokens /v1/models
     /v1/models/default /v1/realtime /v1/rerank /v1/responses /v1/score /v1/systemone
     /v1/tokenize /vertex_generate /weights_checker
-""".split()
+"""
 """Every path of SGLang 0.5.23 but /metrics, which only a server with --enable-metrics has."""
 
 
-@pytest.mark.parametrize("path", SGLANG_ROUTES)
+@pytest.mark.parametrize("path", SGLANG_ROUTES.split())
 def test_no_route_of_sglang_is_unknown(serve: Serve, path: str) -> None:
     async def scenario(server: Any) -> None:
         statuses = {

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from setpoint.testing.byte_tokenizer import VOCAB_SIZE
+from setpoint.testing.fake_engine import FakeEngine
+
 Serve = Callable[..., None]
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -265,3 +268,33 @@ def test_the_name_default_is_a_model(serve: Serve) -> None:
         assert (await server.openai.models.retrieve("default")).id == "org/tiny"
 
     serve(scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": HI, "max_tokens": 3}),
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 3}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 3}),
+        ("/generate", {"text": "hi"}),
+    ],
+)
+def test_stop_tokens_that_no_vocabulary_has_are_told(
+    serve: Serve, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """SGLang ignores them: a model can never generate one."""
+    ids = [ord("c"), VOCAB_SIZE, -1, 1 << 40]
+    told = (
+        f"stop_token_ids: the vocabulary has no {VOCAB_SIZE}, -1, {1 << 40}; these have no effect."
+    )
+
+    async def scenario(server: Any) -> None:
+        params = {"max_new_tokens": 3, "min_new_tokens": 1, "stop_token_ids": ids}
+        more = {"sampling_params": params} if path == "/generate" else {"stop_token_ids": ids}
+        answer = await server.http.post(path, json=body | more | {"stream": stream})
+        assert answer.status_code == 200, answer.text
+        assert told in answer.text
+        assert server.engine.submitted[0].sampling.stop_token_ids == (ord("c"),)
+
+    serve(scenario, FakeEngine(context_len=4096))

@@ -92,7 +92,8 @@ class SamplingParams(
     sees text."""
     stop_regex: tuple[str, ...] = ()
     """Regular expressions that end the answer where one first matches, like a stop string."""
-    stop_token_ids: tuple[TokenId, ...] = ()
+    stop_token_ids: tuple[Int64, ...] = ()
+    """The frontend leaves out those that the vocabulary does not have."""
     ignore_eos: bool = False
     """True: the sequence continues after EOS and stop_token_ids. Stop strings still end it, as in
     SGLang."""
@@ -208,14 +209,10 @@ class SamplingParams(
                 raise RequestError(message)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise RequestError (400) if a token id named here is outside ``[0, vocab_size)``."""
-        for name, ids in (
-            ("stop_token_ids", self.stop_token_ids),
-            ("logit_bias", [token for token, _ in self.logit_bias]),
-        ):
-            for token in ids:
-                if not 0 <= token < vocab_size:
-                    raise RequestError(out_of_vocabulary(name, token, vocab_size))
+        """Raise RequestError (400) if a token id with a bias is outside ``[0, vocab_size)``."""
+        for token, _ in self.logit_bias:
+            if not 0 <= token < vocab_size:
+                raise RequestError(out_of_vocabulary("logit_bias", token, vocab_size))
 
 
 def out_of_vocabulary(name: str, token: int, vocab_size: int) -> str:

@@ -170,7 +170,8 @@ class Intake:
             -1 if options.logprob_start_len == len(prompt) else options.logprob_start_len
         )
         base = rid or new_rid()
-        one = msgspec.structs.replace(sampling, n=1)
+        stops = tuple(filter(self._is_in_vocabulary, sampling.stop_token_ids))
+        one = msgspec.structs.replace(sampling, n=1, stop_token_ids=stops)
         return [
             Request(
                 rid=base if sampling.n == 1 else f"{base}_{index}",
@@ -191,6 +192,17 @@ class Intake:
             )
             for index in range(sampling.n)
         ]
+
+    def without_effect(self, sampling: SamplingParams) -> list[str]:
+        """Warnings for the client about parameters that are accepted and change nothing."""
+        outside = [each for each in sampling.stop_token_ids if not self._is_in_vocabulary(each)]
+        if not outside:
+            return []
+        ids = ", ".join(map(str, outside))
+        return [f"stop_token_ids: the vocabulary has no {ids}; these have no effect."]
+
+    def _is_in_vocabulary(self, token: int) -> bool:
+        return 0 <= token < self._config.vocab_size
 
     def _seed(self, given: int | None, index: int) -> int:
         """The seed for sample ``index`` of a prompt; ``given`` is any 64-bit integer."""

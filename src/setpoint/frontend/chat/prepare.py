@@ -87,7 +87,7 @@ class Chat:
         ids = await self._encode(written)
         requests = self._intake.requests(ids, sampling, options, rid=rid)
         make_parser = _parser_maker(request, calling, thinking)
-        warnings = list(calling.warnings)
+        warnings = [*calling.warnings, *self._intake.without_effect(sampling)]
         if request.thinking is False and thinking is not None and thinking.is_expected:
             warnings.append("This model's reasoning cannot be turned off.")
         is_own = request.sampling.constraint is not None and not calling.is_required

@@ -12,6 +12,7 @@ from setpoint.core import request as core
 from setpoint.core.bounds import converted
 from setpoint.core.errors import RequestError
 from setpoint.core.request import LogprobCount
+from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.openai.logprobs import CompletionLogprobs, join
 from setpoint.frontend.apis.openai.prompts import read_prompts
 from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, CommonBody
@@ -78,7 +79,12 @@ class CompletionApi:
         )
         body.check()
         rid = body.rid or new_rid()
-        job = self._service.job(await self._requests(body, rid), received=raw, api="OpenAI")
+        sampling = body.sampling(
+            self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens
+        )
+        warnings += self._service.intake.without_effect(sampling)
+        requests = await self._requests(body, sampling, rid)
+        job = self._service.job(requests, received=raw, api="OpenAI")
         reply = Reply(
             rid, body, kind="text_completion", config=self._service.config, warnings=warnings
         )
@@ -89,10 +95,9 @@ class CompletionApi:
             return _BestOfExchange(job, reply, maker, body)
         return TextExchange(job, reply, maker, is_stream=bool(body.stream))
 
-    async def _requests(self, body: CompletionBody, rid: str) -> list[core.Request]:
-        sampling = body.sampling(
-            self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens
-        )
+    async def _requests(
+        self, body: CompletionBody, sampling: SamplingParams, rid: str
+    ) -> list[core.Request]:
         prompts = await read_prompts(body.prompt, self._service.intake, name="prompt")
         if len(prompts) * sampling.n > MAX_SEQUENCES:
             raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")

@@ -68,6 +68,8 @@ class NativeApi:
         count = len(prompts)
         preferred = self._service.config.preferred_sampling
         samplings = samplings_of(body.sampling_params, count, preferred=preferred)
+        told = [each for one in samplings for each in self._service.intake.without_effect(one)]
+        warnings = [*warnings, *dict.fromkeys(told)]
         num_sequences = sum(sampling.n for sampling in samplings)
         if max_sequences is not None and num_sequences > max_sequences:
             raise RequestError(f"One request may ask for at most {max_sequences} sequences.")
