@@ -84,3 +84,22 @@ def test_a_wrong_body_is_refused(serve: Serve, path: str, body: Any, words: str)
         assert server.engine.paused is None
 
     serve(scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_aborted_before_it_began_has_an_answer_too(serve: Serve, stream: bool) -> None:
+    """As in SGLang, an aborted request is no error: its answer is empty, with the reason."""
+
+    async def scenario(server: Any) -> None:
+        body = {"text": "x", "sampling_params": {"max_new_tokens": 200}, "stream": stream}
+        posts = [asyncio.create_task(server.http.post("/generate", json=body)) for _ in range(3)]
+        while len(server.engine.submitted) < 3:
+            await asyncio.sleep(0.001)
+        assert (
+            await server.http.post("/abort_request", json={"abort_all": True})
+        ).status_code == 200
+        for answer in await asyncio.gather(*posts):
+            assert answer.status_code == 200
+            assert '"finish_reason":{"type":"abort"' in answer.text
+
+    serve(scenario, FakeEngine(max_running=1, step_s=0.002))

@@ -252,3 +252,82 @@ def test_a_client_that_leaves_keeps_what_it_got(serve: Serve) -> None:
         assert prompt[-1] == 9
 
     serve(scenario, FakeEngine(script=lambda request: OUT, step_s=0.001))
+
+
+def slow() -> FakeEngine:
+    """Answers 100, 101, 102, 100, … without an end, some milliseconds apart."""
+    return FakeEngine(script=lambda request: OUT, step_s=0.002)
+
+
+async def running(server: Any, session: str, own: str, **params: Any) -> asyncio.Task[Any]:
+    """A request of the session that has some outputs, and would run for long."""
+    body = {
+        "input_ids": [5],
+        "rid": own,
+        "session_params": {"id": session, **params},
+        "sampling_params": {"max_new_tokens": 200},
+    }
+    task = asyncio.create_task(server.http.post("/generate", json=body))
+    while own not in {each.request.rid for each in server.engine.running.values() if each.num_sent}:
+        await asyncio.sleep(0.001)
+    return task
+
+
+def test_replacing_a_running_request_goes_on_from_what_it_has(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        session = await opened(server)
+        await ask(server, session, [1], own="a")
+        first = await running(server, session, "b", rid="a")
+        child = await running(server, session, "other", rid="a")
+        prompt = await ask(server, session, [6], own="c", rid="b", replace=True)
+        ended = (await first).json()
+        assert ended["meta_info"]["finish_reason"]["type"] == "abort"
+        outputs = ended["output_ids"]
+        assert 0 < len(outputs) < 200
+        assert prompt == [1, *OUT, 5, *outputs, 6]
+        assert not child.done(), "it does not descend from the replaced one"
+        below = await running(server, session, "d", rid="c")
+        prompt = await ask(server, session, [7], own="e", rid="b", replace=True, offset=2)
+        assert prompt == [1, 100, 7]
+        assert (await below).json()["meta_info"]["finish_reason"]["type"] == "abort"
+        assert (await post(server, session, [8], rid="d")).status_code == 400
+        assert not child.done()
+        assert await ask(server, session, [9], own="f", replace=True) == [9]
+        assert (await child).json()["meta_info"]["finish_reason"]["type"] == "abort"
+        assert (await post(server, session, [8], rid="a")).status_code == 400
+
+    serve(scenario, slow())
+
+
+def test_a_long_body_may_replace_too(serve: Serve) -> None:
+    """It is worked on in a thread."""
+
+    async def scenario(server: Any) -> None:
+        session = await opened(server, capacity_of_str_len=1_000_000)
+        first = await running(server, session, "b")
+        prompt = await ask(server, session, [6] * 60_000, own="c", rid="b", replace=True)
+        outputs = (await first).json()["output_ids"]
+        assert prompt[: len(outputs) + 1] == [5, *outputs]
+
+    engine = slow()
+    engine.context_len = 1 << 20
+    serve(scenario, engine)
+
+
+def test_a_request_that_cannot_be_ended_cannot_be_replaced(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "END_S", 0.05)
+
+    async def scenario(server: Any) -> None:
+        session = await opened(server)
+        first = await running(server, session, "b")
+        server.engine.silent = True
+        refused = await post(server, session, [6], rid="b", replace=True)
+        assert refused.status_code == 503
+        assert "b does not end" in refused.json()["message"]
+        server.engine.silent = False
+        server.engine._tick_later()
+        assert (await first).status_code == 200
+
+    serve(scenario, slow())

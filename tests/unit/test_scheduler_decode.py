@@ -267,3 +267,19 @@ def test_outputs_of_a_finished_request_are_a_prefix_for_the_next_turn() -> None:
     assert (
         harness.outcomes["turn2"].num_cached == 14
     )  # the last output has no KV: it was never fed back
+
+
+def test_a_retracted_request_that_waits_again_is_aborted_in_the_queue() -> None:
+    harness = Harness(num_pages=40, conservativeness=0.01)
+    for index in range(4):
+        harness.submit(f"r{index}", prompt(5, 10 * index), max_new_tokens=30)
+    while not harness.recorder.retractions:
+        harness.turn()
+    waiting = {seq.rid for seq in harness.scheduler.state.queue}
+    assert 0 < len(waiting) < 4
+    harness.abort(*harness.outcomes)
+    harness.turn()
+    for rid, outcome in harness.outcomes.items():
+        assert outcome.ids, "what it has is sent"
+        assert outcome.finish is not None
+        assert outcome.finish.message == ("Abort in waiting queue" if rid in waiting else "Aborted")

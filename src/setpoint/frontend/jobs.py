@@ -235,7 +235,7 @@ class Job:
         requests: Sequence[Request],
         *,
         on_finish: Callable[[SequenceOutput], None],
-        on_start: Callable[[Sequence[SequenceOutput]], None] = lambda outputs: None,
+        on_start: Callable[[Job], None] = lambda job: None,
         metrics: RequestMetrics | None = None,
         latencies: Latencies | None = None,
         tool_schema: str = "",
@@ -277,7 +277,7 @@ class Job:
         except SetpointError:
             self._stop()
             raise
-        self._on_start(self.outputs)
+        self._on_start(self)
         return self
 
     def __exit__(
@@ -294,6 +294,11 @@ class Job:
         self._stop()
         self._is_cancelled = True
         self._mailbox.fail(ClientGoneError())
+
+    def abort(self) -> None:
+        """Ask the engine to end every sequence: their reader gets what they have, and that they
+        were aborted."""
+        self._client.abort_submissions(self._open.values())
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """The pieces that each wake-up brought, until all sequences are finished; at most one piece

@@ -107,14 +107,18 @@ class Service:
             self.engine,
             self.text.tokenizer,
             requests,
-            on_start=self.roster.started,
             metrics=metrics,
             latencies=self._latencies,
             tool_schema=tool_schema,
         )
         is_logged = not no_logs and self._log.received(requests, received, api)
         finished = partial(self._finished, is_logged=is_logged)
-        return make(on_finish=finished if turn is None else turn.recording(finished))
+        if turn is None:
+            return make(on_start=self._started, on_finish=finished)
+        return make(on_start=turn.noting(self._started), on_finish=turn.recording(finished))
+
+    def _started(self, job: Job) -> None:
+        self.roster.started(job.outputs)
 
     def read(
         self, body: dict[str, Any], kind: type[T], *, route: str, unsupported: Iterable[str] = ()

@@ -7,10 +7,12 @@ Bodies are also worked on in a thread, so a lock guards everything.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from sys import getsizeof
 from weakref import WeakSet
@@ -22,7 +24,7 @@ from setpoint.core.bounds import Int64
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Ids
 from setpoint.core.shown import shown
-from setpoint.frontend.jobs import SequenceOutput
+from setpoint.frontend.jobs import Job, SequenceOutput
 
 MAX_SESSIONS = 1024
 MAX_BYTES = 128 << 20
@@ -30,6 +32,9 @@ MAX_BYTES = 128 << 20
 REQUEST_BYTES = 400
 """What a request takes in Python besides its token ids and names: 320 bytes were measured."""
 ID_BYTES = 4
+END_S = 10.0
+"""Longest time that a request waits for those to end that it replaces. Only a client that does not
+read its stream keeps one open for so long."""
 IDLE_S = 3600.0
 """A session that names no timeout is closed after this many seconds without a request."""
 
@@ -44,7 +49,8 @@ class SessionParams(msgspec.Struct, frozen=True):
     """How much to keep of that request's prompt and output, as the end of a Python slice;
     0 or None: all of it."""
     replace: bool = False
-    """Delete the requests that continued ``rid``; without ``rid``, all of the session."""
+    """Abort ``rid`` if it still runs, and abort and delete the requests that continued it; without
+    ``rid``, all of the session."""
     drop_previous_output: bool = False
     """Continue the prompt of ``rid`` without its output."""
 
@@ -82,13 +88,28 @@ class _Session:
     turns: WeakSet[Turn] = field(default_factory=WeakSet)
     """Turns that have not ended. Weak, because a job may be dropped before it begins."""
 
+    def running(self, rid: str | None) -> list[Turn]:
+        """The running turns of the request ``rid`` and of those that descend from it; None: all."""
+        gone = {rid, *self._below(rid)}
+        return [
+            turn
+            for turn in self.turns
+            if turn.is_running and (rid is None or turn.rid == rid or turn.params.rid in gone)
+        ]
+
+    def _below(self, rid: str | None) -> set[str]:
+        """The nodes that descend from this one; None: all."""
+        if rid is None:
+            return set(self.nodes)
+        below: set[str] = set()
+        for own, node in self.nodes.items():
+            if node.parent is not None and (node.parent == rid or node.parent in below):
+                below.add(own)
+        return below
+
     def forget(self, *, below: str | None) -> None:
         """Drop the nodes that descend from this one; None: all."""
-        gone = set() if below is not None else set(self.nodes)
-        for rid, node in self.nodes.items():
-            if node.parent is not None and (node.parent == below or node.parent in gone):
-                gone.add(rid)
-        for rid in gone:
+        for rid in self._below(below):
             node = self.nodes.pop(rid)
             self.num_ids -= node.num_ids
             self.num_bytes -= node.num_bytes
@@ -103,7 +124,7 @@ class _Session:
         return self.num_bytes + sum(turn.num_bytes for turn in self.turns)
 
 
-@dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Turn:
     """A request of a session, from its prompt to its end."""
 
@@ -113,10 +134,33 @@ class Turn:
     rid: str
     prompt: Ids
     """The whole prompt."""
+    is_over: Future[None] = field(default_factory=Future)
+    """Has a result when the request has ended."""
+    _job: tuple[Job, asyncio.AbstractEventLoop] | None = None
+    """Its job once that has begun, and the event loop of that."""
+
+    @property
+    def is_running(self) -> bool:
+        return self._job is not None and not self.is_over.done()
 
     @property
     def num_bytes(self) -> int:
         return _memory(len(self.prompt), self.rid, self.params.rid)
+
+    def abort(self) -> None:
+        """End the request; it keeps its outputs so far. May be called in any thread."""
+        assert self._job is not None
+        job, loop = self._job
+        loop.call_soon_threadsafe(job.abort)
+
+    def noting(self, started: Callable[[Job], None]) -> Callable[[Job], None]:
+        """``started``, followed by this turn's note of its job."""
+
+        def begun(job: Job) -> None:
+            started(job)
+            self._job = job, asyncio.get_running_loop()
+
+        return begun
 
     def recording(
         self, record: Callable[[SequenceOutput], None]
@@ -126,6 +170,7 @@ class Turn:
         def ended(output: SequenceOutput) -> None:
             record(output)
             self.sessions.ended(self, output)
+            self.is_over.set_result(None)
 
         return ended
 
@@ -160,6 +205,29 @@ class Sessions:
         with self._lock:
             self._find(session_id)
             del self._sessions[session_id]
+
+    async def interrupt(self, params: SessionParams) -> None:
+        """Abort the running requests that ``replace`` names, and wait until they have ended, so
+        that the new request can continue them. Raises RequestError: 400 for a session that is not
+        there, 503 if one does not end."""
+        if not params.replace:
+            return
+        with self._lock:
+            turns = self._find(params.id).running(params.rid)
+        for turn in turns:
+            turn.abort()
+        for turn in turns:
+            try:
+                # Shielded: others may wait for the same request.
+                over = asyncio.shield(asyncio.wrap_future(turn.is_over))
+                await asyncio.wait_for(over, END_S)
+            except TimeoutError:
+                raise RequestError(
+                    f"The request {shown(turn.rid)} does not end, because its client does not"
+                    " read its answer; try again.",
+                    status_code=503,
+                    err_type="ServiceUnavailableError",
+                ) from None
 
     def goes_on(self, params: SessionParams) -> bool:
         """Whether the request continues another, so that its text needs no beginning of its

@@ -331,5 +331,5 @@ class Scheduler:
 
 
 def _aborted(seq: Sequence) -> Finish:
-    waiting = seq.status in (Status.WAITING, Status.PREPARING) and seq.num_retractions == 0
+    waiting = seq.status in (Status.WAITING, Status.PREPARING)
     return Finish("abort", message="Abort in waiting queue" if waiting else "Aborted")

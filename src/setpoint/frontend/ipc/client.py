@@ -7,6 +7,7 @@ reason; the next line attached takes new ones. Nothing here knows of text or HTT
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from setpoint.core.errors import EngineDeadError, RequestError
@@ -114,12 +115,19 @@ class EngineClient:
         with an abort event. An empty rid aborts none."""
         if not rid and not abort_all:
             return
+        self.abort_submissions(
+            seq_id for own, seq_id in self._seq_ids.items() if abort_all or own.startswith(rid)
+        )
+
+    def abort_submissions(self, seq_ids: Iterable[int]) -> None:
+        """As ``abort``, for submissions by their numbers; does nothing for those that have
+        ended."""
         found: dict[EngineLine, list[int]] = {}
-        for own, seq_id in self._seq_ids.items():
-            if abort_all or own.startswith(rid):
+        for seq_id in seq_ids:
+            if seq_id in self._open:
                 found.setdefault(self._open[seq_id].line, []).append(seq_id)
-        for line, seq_ids in found.items():
-            line.send(Abort(seq_ids))
+        for line, numbers in found.items():
+            line.send(Abort(numbers))
 
     def shutdown(self) -> None:
         """Ask the engine to end; open requests fail."""

@@ -174,6 +174,7 @@ class NativeApi:
         """The turn of a session. What continues an earlier request has no token that begins a
         text."""
         service = self._service
+        await service.sessions.interrupt(params)
         goes_on = service.sessions.goes_on(params)
         if isinstance(prompt, str):
             ids = await service.intake.encode(prompt, add_special_tokens=not goes_on)
