@@ -63,10 +63,6 @@ def dummy_runner(folder: Path, config: dict[str, Any], **options: Any) -> ModelR
             "not the causal language model",
         ),
         (
-            {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
-            "not the causal language model",
-        ),
-        (
             {
                 "architectures": ["LlamaForCausalLM"],
                 "model_type": "llama",

@@ -6,12 +6,14 @@ import hashlib
 import multiprocessing
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf.constants import GGMLQuantizationType as Kind
 from gguf_cases import MODEL, convert, load, write
 from safetensors import safe_open
 
@@ -118,6 +120,43 @@ def test_a_disk_that_fills_up_is_one_clear_line_and_leaves_nothing_half_written(
     ), done.stderr
     assert not any(entry.is_dir() for entry in cache.iterdir())
     assert load(convert(path))
+
+
+def test_what_will_be_written_is_said_before(tmp_path: Path, cache: Path) -> None:
+    """As much as the files are large, but for config and tokenizer."""
+    lines: list[str] = []
+    model = tiny_gguf.TinyLlama(num_layers=4, hidden_size=256, intermediate_size=512)
+    folder = converted_folder(
+        write(tmp_path / "m.gguf", model=model, kind=Kind.Q4_0), log=lines.append
+    )
+    written = sum((folder / name).stat().st_size for name in ("model.safetensors", "model.blocks"))
+    said = re.fullmatch(
+        rf"Converting m.gguf once, to {folder}: ([\d.]+) MB \(([\d.]+) MB of weights in bfloat16,"
+        r" ([\d.]+) MB of blocks as they are\) …",
+        lines[0],
+    )
+    assert said is not None, lines
+    whole, weights, blocks = map(float, said.groups())
+    assert whole == pytest.approx(weights + blocks, abs=0.11)
+    assert whole == pytest.approx(written / 1e6, abs=0.1)
+
+
+def test_a_disk_without_room_is_known_before_anything_is_written(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "m.gguf")
+    lines: list[str] = []
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(CheckpointError) as caught:
+        converted_folder(path, log=lines.append)
+    assert re.fullmatch(
+        r"Converting .*m\.gguf writes [\d.]+ MB below .*, where 0\.0 MB are free\. Make room, or set"
+        r" XDG_CACHE_HOME to a folder with enough space\.",
+        str(caught.value),
+    )
+    assert lines == []
+    assert {entry.suffix for entry in cache.iterdir()} <= {".digest", ".lock"}
 
 
 def test_a_half_written_folder_is_never_used(

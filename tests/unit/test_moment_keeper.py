@@ -128,6 +128,22 @@ def test_a_time_without_steps_is_one_moment() -> None:
     assert rest.pool == busy.pool
 
 
+def test_a_rest_shows_the_pool_as_it_is_and_not_as_the_last_step_left_it() -> None:
+    """A client that leaves takes its pages from no step."""
+    harness = Harness()
+    harness.submit("a", [1, 2, 3, 4], max_new_tokens=30)
+    harness.turn(4)
+    harness.abort("a")
+    harness.turn(2)
+    harness.clock.advance(100.0)
+    harness.submit("b", [5, 6], max_new_tokens=1)
+    harness.drain()
+    _, rest, _ = kept(harness.recorder.records)
+    assert rest.pool["locked"] + rest.pool["held"] == 0
+    assert rest.pool["free"] + rest.pool["evictable"] == rest.pool["total"]
+    assert (rest.usage, rest.tokens) == (0.0, 0.0)
+
+
 def test_a_pause_shows_what_it_holds() -> None:
     harness = Harness(max_running_requests=2)
     for number in range(5):

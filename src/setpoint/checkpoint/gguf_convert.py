@@ -20,6 +20,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import numpy.typing as npt
 
 from setpoint.checkpoint import gguf_llama, gguf_tokenizer, safetensors_file
 from setpoint.checkpoint.gguf_file import GGUFFile
+from setpoint.checkpoint.gguf_kinds import check_kind
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE
 from setpoint.core.progress import report
@@ -47,38 +49,51 @@ memory low."""
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
+@dataclass(slots=True, frozen=True)
+class _Plan:
+    """All that will be written, and how large it is; made from the file's header alone."""
+
+    config: dict[str, Any]
+    generation: dict[str, Any]
+    tokens: gguf_tokenizer.Tokens
+    dtype: str
+    weights: list[gguf_llama.Target]
+    blocks: list[gguf_llama.Target]
+    """Those of the weights whose blocks are kept."""
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(info.num_bytes for info in _weight_infos(self))
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(info.num_bytes for info in _block_infos(self))
+
+
 def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
     """The Hugging Face-style folder of a GGUF file; the file is converted now if the cache does not
     have it.
 
-    Several processes may call this at once: one converts and the others wait for it. After a
-    conversion, the folders that earlier versions of this module made from files of the same name
-    are removed, because nothing uses them any more. Raises CheckpointError.
+    A file that cannot be converted is refused before anything is written. Several processes may
+    call this at once: one converts and the others wait for it. After a conversion, the folders that
+    earlier versions of this module made from files of the same name are removed, because nothing
+    uses them any more. Raises CheckpointError.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "setpoint" / "models"
     name = re.sub(r"[^\w.-]", "_", path.stem)
-    folder = root / f"{name}-{_digest(path, root)[:16]}-v{FORMAT}"
-    if folder.is_dir():
+    noted = _noted_digest(path, root)
+    if noted is not None and (folder := _folder(root, name, noted)).is_dir():
         return folder
     try:
         with GGUFFile(path) as file:
+            plan = _plan(file)
+            folder = _folder(root, name, _digest(path, root))
             root.mkdir(parents=True, exist_ok=True)
             with folder.with_suffix(folder.suffix + ".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not folder.is_dir():
-                    _convert_into(file, folder, log=log)
-                    # The lock files of removed folders stay: if a lock were deleted, two processes
-                    # could hold locks on different files and not wait for each other.
-                    for earlier in root.iterdir():
-                        of_format = re.fullmatch(
-                            rf"{re.escape(name)}-[0-9a-f]{{16}}-v(\d+)", earlier.name
-                        )
-                        if of_format and int(of_format[1]) < FORMAT:
-                            log(
-                                f"Removing {earlier}, which an earlier version of Setpoint made"
-                                " from a file of the same name."
-                            )
-                            shutil.rmtree(earlier, ignore_errors=True)
+                    _convert_into(file, plan, folder, log=log)
+                    _remove_earlier(root, name, log=log)
     except OSError as error:
         raise CheckpointError(
             f"Cannot write the converted model under {root}: {error.strerror or error}. Set"
@@ -87,16 +102,34 @@ def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
     return folder
 
 
-def _convert_into(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) -> None:
+def _folder(root: Path, name: str, digest: str) -> Path:
+    return root / f"{name}-{digest[:16]}-v{FORMAT}"
+
+
+def _remove_earlier(root: Path, name: str, *, log: Callable[[str], None]) -> None:
+    """Remove what earlier formats made of files of this name. Their lock files stay: if a lock were
+    deleted, two processes could hold locks on different files and not wait for each other."""
+    for earlier in root.iterdir():
+        of_format = re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{16}}-v(\d+)", earlier.name)
+        if of_format and int(of_format[1]) < FORMAT:
+            log(
+                f"Removing {earlier}, which an earlier version of Setpoint made from a file of the"
+                " same name."
+            )
+            shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _convert_into(file: GGUFFile, plan: _Plan, folder: Path, *, log: Callable[[str], None]) -> None:
     """Build ``folder`` under a temporary name and rename it, so that it is either absent or
     complete. The caller holds its lock."""
     started = time.monotonic()
-    log(f"Converting {file.path.name} once, to {folder} …")
     partial = folder.with_suffix(folder.suffix + ".partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
+    _check_room(file.path, plan, folder.parent)
+    log(f"Converting {file.path.name} once, to {folder}: {_sizes(plan)} …")
     partial.mkdir()
     try:
-        _write_files(file, partial, log=log)
+        _write_files(file, plan, partial, log=log)
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -104,20 +137,55 @@ def _convert_into(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) -
     log(f"Converted {file.path.name} in {time.monotonic() - started:.1f} s.")
 
 
+def _check_room(path: Path, plan: _Plan, root: Path) -> None:
+    needed, free = plan.weight_bytes + plan.block_bytes, shutil.disk_usage(root).free
+    if free < needed:
+        raise CheckpointError(
+            f"Converting {path} writes {_size(needed)} below {root}, where {_size(free)} are free."
+            " Make room, or set XDG_CACHE_HOME to a folder with enough space."
+        )
+
+
+def _sizes(plan: _Plan) -> str:
+    """ "360 MB (269 MB of weights in bfloat16, 91 MB of blocks as they are)"."""
+    parts = [f"{_size(plan.weight_bytes)} of weights in {plan.dtype}"]
+    if plan.blocks:
+        parts.append(f"{_size(plan.block_bytes)} of blocks as they are")
+    return f"{_size(plan.weight_bytes + plan.block_bytes)} ({', '.join(parts)})"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
+
+
+def _noted_digest(path: Path, root: Path) -> str | None:
+    """SHA-256 of the file, if it was computed before and the file's size and modification time are
+    the same."""
+    with suppress(OSError, ValueError):
+        *of, digest = json.loads(_note(path, root).read_text())
+        if of == _known(path):
+            return str(digest)
+    return None
+
+
+def _note(path: Path, root: Path) -> Path:
+    return root / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}.digest"
+
+
+def _known(path: Path) -> list[Any]:
+    status = path.stat()
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
+
+
 def _digest(path: Path, root: Path) -> str:
     """SHA-256 of the file. Computing it takes a second or two per GB, so the digest is noted under
-    ``root`` and used again while the file's size and modification time stay the same."""
+    ``root``."""
+    if (noted := _noted_digest(path, root)) is not None:
+        return noted
     try:
+        known = _known(path)
+        report(f"computing the digest of {path.name}")
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            place = str(path.resolve())
-            known = [place, status.st_size, status.st_mtime_ns]
-            note = root / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}.digest"
-            with suppress(OSError, ValueError):
-                *of, digest = json.loads(note.read_text())
-                if of == known:
-                    return str(digest)
-            report(f"computing the digest of {path.name}")
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
@@ -125,25 +193,17 @@ def _digest(path: Path, root: Path) -> str:
     # conversion says so.
     with suppress(OSError):
         root.mkdir(parents=True, exist_ok=True)
+        note = _note(path, root)
         draft = note.with_suffix(f".{os.getpid()}")
         draft.write_text(json.dumps([*known, digest]))
         draft.rename(note)
     return digest
 
 
-def _write_files(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) -> None:
-    if (file.get("split.count", int) or 1) > 1:
-        raise CheckpointError(
-            f"{file.path} is one part of a split model. Merge the parts with llama.cpp's gguf-split"
-            " --merge first."
-        )
-    name = file.require("general.architecture", str)
-    architecture = ARCHITECTURES.get(name)
-    if architecture is None:
-        raise CheckpointError(
-            f"{file.path}: GGUF architecture {name!r} is not supported (supported:"
-            f" {', '.join(ARCHITECTURES)})."
-        )
+def _plan(file: GGUFFile) -> _Plan:
+    """Raises CheckpointError for a file that cannot be converted."""
+    check_kind(file, ARCHITECTURES)
+    architecture = ARCHITECTURES[file.require("general.architecture", str)]
     config = architecture.read_config(file)
     targets = architecture.targets(file, config)
     tokens = gguf_tokenizer.read_tokens(file, config["vocab_size"])
@@ -159,43 +219,47 @@ def _write_files(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) ->
         "eos_token_id": list(tokens.stops),
         "pad_token_id": tokens.pad,
     }
-    _write_json(folder / "config.json", config)
+    blocks = [target for target in targets if target.source.kind.name in BLOCK_KINDS]
+    return _Plan(config, generation, tokens, dtype, targets, blocks)
+
+
+def _write_files(file: GGUFFile, plan: _Plan, folder: Path, *, log: Callable[[str], None]) -> None:
+    _write_json(folder / "config.json", plan.config)
     _write_json(
         folder / "generation_config.json",
-        {key: value for key, value in generation.items() if value is not None},
+        {key: value for key, value in plan.generation.items() if value is not None},
     )
-    gguf_tokenizer.write(
-        file, tokens, folder, context_len=config["max_position_embeddings"], log=log
-    )
-    infos = [
-        safetensors_file.TensorInfo(target.name, target.source.shape, DTYPES[dtype])
-        for target in targets
+    context_len = plan.config["max_position_embeddings"]
+    gguf_tokenizer.write(file, plan.tokens, folder, context_len=context_len, log=log)
+    weights = _all_cast(file, plan.weights, plan.dtype)
+    safetensors_file.write(folder / SINGLE_NAME, _weight_infos(plan), weights)
+    if plan.blocks:
+        # Dequantising them has already shown that their values are finite.
+        rows = (_rows(file, target).tobytes() for target in plan.blocks)
+        safetensors_file.write(folder / BLOCKS_FILE, _block_infos(plan), rows)
+
+
+def _weight_infos(plan: _Plan) -> list[safetensors_file.TensorInfo]:
+    return [
+        safetensors_file.TensorInfo(target.name, target.source.shape, DTYPES[plan.dtype])
+        for target in plan.weights
     ]
-    safetensors_file.write(folder / SINGLE_NAME, infos, _all_cast(file, targets, dtype))
-    _write_blocks(
-        file, [target for target in targets if target.source.kind.name in BLOCK_KINDS], folder
-    )
+
+
+def _block_infos(plan: _Plan) -> list[safetensors_file.TensorInfo]:
+    """Raw rows, each of as many bytes."""
+    infos = []
+    for target in plan.blocks:
+        source = target.source
+        shape = (source.num_rows, source.num_bytes // source.num_rows)
+        infos.append(safetensors_file.TensorInfo(f"{target.name}.{source.kind.name}", shape, "U8"))
+    return infos
 
 
 def _all_cast(file: GGUFFile, targets: list[gguf_llama.Target], dtype: str) -> Iterator[bytes]:
     for number, target in enumerate(targets):
         report(f"converting {file.path.name}, {100 * number // len(targets)} %")
         yield from _cast(file, target, dtype)
-
-
-def _write_blocks(file: GGUFFile, targets: list[gguf_llama.Target], folder: Path) -> None:
-    """Write the raw rows of ``targets``. Dequantising them has already shown that their values are
-    finite."""
-    if not targets:
-        return
-    infos = []
-    for target in targets:
-        source = target.source
-        shape = (source.num_rows, source.num_bytes // source.num_rows)
-        infos.append(safetensors_file.TensorInfo(f"{target.name}.{source.kind.name}", shape, "U8"))
-    safetensors_file.write(
-        folder / BLOCKS_FILE, infos, (_rows(file, target).tobytes() for target in targets)
-    )
 
 
 def _rows(file: GGUFFile, target: gguf_llama.Target) -> npt.NDArray[np.uint8]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from setpoint.checkpoint.other_models import CONFIG_NAME, refuse_others
 from setpoint.core.errors import CheckpointError
 from setpoint.core.weightfiles import weight_files
 
@@ -203,14 +204,15 @@ def _checked(folder: Path, load_format: str) -> Path:
         raise CheckpointError(
             f"{folder} is a folder, not a GGUF file; name the file or drop --load-format gguf."
         )
-    if not (folder / "config.json").is_file():
+    refuse_others(folder)
+    if not (folder / CONFIG_NAME).is_file():
         ggufs = sorted(folder.glob("*.gguf"))
         hint = (
             f"name the GGUF file itself, e.g. {ggufs[0]}"
             if ggufs
             else "name a Hugging Face model folder"
         )
-        raise CheckpointError(f"{folder} has no config.json; {hint}.")
+        raise CheckpointError(f"{folder} has no {CONFIG_NAME}; {hint}.")
     if load_format != "dummy" and not weight_files(folder):
         raise CheckpointError(
             f"{folder} has no safetensors weights (model.safetensors or an index); convert the"

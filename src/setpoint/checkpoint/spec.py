@@ -14,10 +14,10 @@ from typing import Any
 from setpoint.checkpoint import safetensors_file
 from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, shown
 from setpoint.checkpoint.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
+from setpoint.checkpoint.other_models import CONFIG_NAME, refuse_other_configs
 from setpoint.core.jsonfile import read_object
 from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE, KeptBlocks, ModelSpec, language_tensor
 
-CONFIG_NAME = "config.json"
 EMBEDDING = "model.embed_tokens.weight"
 GENERATION_NAME = "generation_config.json"
 MAX_HEADS = 1 << 16
@@ -38,12 +38,11 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
 
     Raises CheckpointError that names the key and the file if anything is missing or invalid.
     """
-    config, wrapper = _language_config(
-        folder / CONFIG_NAME, read_object(folder / CONFIG_NAME) | (overrides or {})
-    )
+    path = folder / CONFIG_NAME
+    config, wrapper = _language_config(path, read_object(path) | (overrides or {}))
     family = FAMILIES.get(str(config.get("model_type", "")), Family())
     config = {**family.defaults, **config}
-    reader = ConfigFile(folder / CONFIG_NAME, {**_usual_names(config), **config})
+    reader = ConfigFile(path, {**_usual_names(config), **config})
     architecture = reader.architecture()
     hidden, num_heads = (
         reader.positive("hidden_size"),
@@ -96,7 +95,9 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
 
 def _language_config(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """The language model's config, and the name of the multimodal architecture that contains it (""
-    if there is none). Where both configs have a key, the outer one's value holds."""
+    if there is none). Where both configs have a key, the outer one's value holds. Refuses other
+    kinds of models."""
+    refuse_other_configs(path, config)
     if config.get("text_config") is None:
         return config, ""
     reader = ConfigFile(path, config)

@@ -322,6 +322,13 @@ class Operated(msgspec.Struct, frozen=True, tag=True):
     """Why nothing was done; empty if it was."""
 
 
+class Rested(msgspec.Struct, frozen=True, tag=True):
+    """The engine has become idle: no request runs or waits. The latest step may have left another
+    pool, because a client that goes away frees its pages without a step."""
+
+    pool: PoolStats
+
+
 class PoolRebuilt(msgspec.Struct, frozen=True, tag=True):
     """An idle engine found its page accounting inconsistent and started again with an empty
     pool."""
@@ -353,6 +360,7 @@ Record = (
     | Paused
     | Continued
     | Operated
+    | Rested
     | PoolRebuilt
 )
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from setpoint.checkpoint.end_tokens import tokenizer_end_ids
-from setpoint.checkpoint.pooling import read_pooling
+from setpoint.checkpoint.pooling import MODULES_NAME, read_pooling
 from setpoint.checkpoint.source import DEFAULT_SAMPLING, ModelSource, locate, tokenizer_folder
 from setpoint.checkpoint.spec import GENERATION_NAME, read_spec
 from setpoint.config.chat_formats import NONE
@@ -23,6 +23,7 @@ from setpoint.config.options import Options
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import CheckpointError, RequestError
 from setpoint.core.jsonfile import read_object
+from setpoint.core.model import ModelSpec
 from setpoint.core.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ def configured(
     )
     if options.is_embedding:
         spec = replace(spec, pooling=read_pooling(source.folder, spec))
+    else:
+        _check_generates(source.folder, spec)
     found = {
         "model_path": (source.name, "the default model"),
         "tokenizer_path": (str(source.folder), "the model's own"),
@@ -67,6 +70,23 @@ def configured(
         drawn_seed=secrets.randbelow(1 << 30),
     )
     return source, asked, asked.resolve()
+
+
+def _check_generates(folder: Path, spec: ModelSpec) -> None:
+    """Raise CheckpointError for a decoder without its head; warn of a whole one that its authors
+    made for embeddings."""
+    if spec.architecture.endswith("Model") and not spec.architecture.endswith("LMHeadModel"):
+        raise CheckpointError(
+            f"{folder} is an embedding model ({spec.architecture}), which generates no text; add"
+            " --is-embedding to serve its embeddings."
+        )
+    if (folder / MODULES_NAME).is_file():
+        logger.warning(
+            "%s is an embedding model (%s), and what it generates will be of no use;"
+            " --is-embedding serves its embeddings.",
+            folder,
+            MODULES_NAME,
+        )
 
 
 def chat_formats(options: Options, folder: Path) -> dict[str, tuple[str, str]]:

@@ -25,6 +25,7 @@ from setpoint.core.records import (
     Record,
     RequestAdmitted,
     RequestDone,
+    Rested,
     Retraction,
     StepDone,
     Turn,
@@ -67,6 +68,7 @@ class MomentKeeper:
             PreparationEnded: lambda record: self._present.prepare(-1),
             Paused: lambda pause: self._present.hold(pause.num_running, pause.num_queued),
             Continued: lambda record: self._present.hold(0, 0),
+            Rested: self._rested,
         }
 
     def on(self, record: Record) -> None:
@@ -96,6 +98,9 @@ class MomentKeeper:
         self._rests_from = step.finished_at
         self._present.pool = step.pool
 
+    def _rested(self, rest: Rested) -> None:
+        self._present.pool = rest.pool
+
     def _turn_done(self, turn: TurnDone) -> None:
         self._sums.turn(turn)
         self._rests_from = max(self._rests_from, self._turn_at + turn.turn_s)
@@ -122,7 +127,7 @@ class _Present:
     def __init__(self) -> None:
         self.running = self.queue = self.preparing = 0
         self.pool: PoolStats | None = None
-        """After the latest step."""
+        """After the latest step, or when the engine came to rest."""
 
     def hold(self, running: int, queue: int) -> None:
         self.running, self.queue = running, queue

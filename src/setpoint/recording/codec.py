@@ -183,6 +183,7 @@ _WHOLE: tuple[type, ...] = (
     records.CacheFlushed,
     records.Paused,
     records.Continued,
+    records.Rested,
     records.PoolRebuilt,
 )
 _OTHERS: tuple[type, ...] = (GrammarEnded, GrammarLate, RequestDone, SettingsChanged, Operated)

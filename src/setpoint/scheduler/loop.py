@@ -56,6 +56,7 @@ from setpoint.core.records import (
     Observer,
     PoolRebuilt,
     Received,
+    Rested,
     ResultTaken,
     SendFailed,
     SettingsChanged,
@@ -408,8 +409,8 @@ class Loop:
 
     def _check(self, idle: bool) -> None:
         """Check the accounting: after every step if strict, otherwise whenever the engine becomes
-        idle. A leak found when idle is recorded and repaired, since no sequence can lose anything
-        then, and the server goes on.
+        idle. A leak found then is recorded and repaired, since no sequence can lose anything, and
+        the server goes on. That the engine has become idle is recorded, too.
         """
         state = self._scheduler.state
         if state.config.strict_accounting:
@@ -421,4 +422,6 @@ class Loop:
             if found:
                 self._observer.on(PoolRebuilt(tuple(found)))
                 state.cache.reset()
+        if idle and not self._was_idle:
+            self._observer.on(Rested(state.cache.pool_stats()))
         self._was_idle = idle

@@ -24,11 +24,6 @@ MODELS = {
 ``forward(input_ids, ctx) -> hidden`` and ``logits(hidden, backends)``."""
 
 NEARLY = {
-    "ForSequenceClassification": "it classifies texts",
-    "ForTokenClassification": "it classifies tokens",
-    "ForQuestionAnswering": "it marks spans of a text",
-    "ForRewardModel": "it scores texts",
-    "ForConditionalGeneration": "it reads more than text, or has an encoder",
     "MoeForCausalLM": "it is a mixture of experts",
     "MoEForCausalLM": "it is a mixture of experts",
     "MixtralForCausalLM": "it is a mixture of experts",

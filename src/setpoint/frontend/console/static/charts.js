@@ -283,9 +283,9 @@ function shade(chart, stretches, fill, ink) {
     const [left, right] = stretch.map((at) => chart.valToPos(at, "x", true));
     ctx.fillStyle = fill;
     ctx.fillRect(left, bbox.top, right - left, bbox.height);
-    if (right - left < 2 * ctx.measureText(IDLE).width) continue;
+    if (right - left < 1.3 * ctx.measureText(IDLE).width) continue;
     ctx.fillStyle = ink;
-    ctx.fillText(IDLE, (left + right) / 2, bbox.top + bbox.height / 4); // between two lines of the grid
+    ctx.fillText(IDLE, (left + right) / 2, bbox.top + 10 * uPlot.pxRatio);
   }
   ctx.restore();
 }

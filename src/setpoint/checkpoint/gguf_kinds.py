@@ -1,0 +1,128 @@
+"""Which GGUF files hold a model that can be converted, and what the others are. Works on a parsed
+header.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from setpoint.checkpoint.gguf_file import GGUFFile
+from setpoint.checkpoint.other_models import EMBEDDINGS, TEXT_ONLY
+from setpoint.core.errors import CheckpointError
+
+PROJECTOR = "mmproj"
+TYPES = {
+    "adapter": "a LoRA adapter, not a model; adapters are not supported. Merge it into its base"
+    " model with llama.cpp's export-lora",
+    "imatrix": "an importance matrix, which llama.cpp's quantisation reads, not a model",
+}
+"""general.type -> what such a file is."""
+
+_VISION = f"a vision-language model, which reads images, too. {TEXT_ONLY}"
+_ENCODER = f"an encoder, which generates no text. {EMBEDDINGS}"
+OTHERS = {
+    **dict.fromkeys(
+        (
+            "cogvlm",
+            "deepseek2-ocr",
+            "hunyuan_vl",
+            "paddleocr",
+            "qwen2vl",
+            "qwen3vl",
+            "qwen3vlmoe",
+        ),
+        _VISION,
+    ),
+    **dict.fromkeys(
+        (
+            "bert",
+            "eurobert",
+            "gemma-embedding",
+            "jina-bert-v2",
+            "jina-bert-v3",
+            "modern-bert",
+            "neo-bert",
+            "nomic-bert",
+            "nomic-bert-moe",
+        ),
+        _ENCODER,
+    ),
+    "t5": f"an encoder-decoder. {TEXT_ONLY}",
+    "t5encoder": _ENCODER,
+    "wavtokenizer-dec": f"a model of sound. {TEXT_ONLY}",
+}
+"""general.architecture of files that hold no decoder of text -> what they are."""
+
+FAMILIES = {
+    "gemma2": "Gemma 2",
+    "gemma3": "Gemma 3",
+    "phi3": "Phi-3 and Phi-4",
+    "qwen2": "Qwen2 and 2.5",
+    "qwen3": "Qwen3",
+}
+"""general.architecture of families that are served, but not from GGUF files."""
+
+_REPOSITORIES = ("general.base_model.0.repo_url", "general.repo_url", "general.source.repo_url")
+_HUB_URL = re.compile(r"https://huggingface\.co/([A-Za-z0-9][\w.-]*/[\w.-]+)/?")
+
+
+def check_kind(file: GGUFFile, converted: Collection[str]) -> None:
+    """Raise CheckpointError unless the file holds a whole model of an architecture in
+    ``converted``."""
+    path, kind = file.path, file.metadata.get("general.type")
+    architecture = file.require("general.architecture", str)
+    if architecture == "clip" or kind == PROJECTOR:
+        raise CheckpointError(
+            f"{path} is a vision projector, the part of a vision-language model that reads images;"
+            f" {_beside(path)}."
+        )
+    if kind in TYPES:
+        raise CheckpointError(f"{path} is {TYPES[kind]}.")
+    if (file.get("split.count", int) or 1) > 1:
+        raise CheckpointError(
+            f"{path} is one part of a split model. Merge the parts with llama.cpp's gguf-split"
+            " --merge first."
+        )
+    if architecture in OTHERS:
+        raise CheckpointError(
+            f"{path} (GGUF architecture {architecture!r}) is {OTHERS[architecture]}"
+        )
+    if architecture not in converted:
+        raise CheckpointError(_other_family(file, architecture, converted))
+
+
+def _beside(path: Path) -> str:
+    """The file that was probably meant."""
+    models = sorted(
+        each for each in path.parent.glob("*.gguf") if not each.name.startswith(PROJECTOR)
+    )
+    others = [each for each in models if each != path]
+    hint = f", e.g. {others[0]}" if others else ", which usually lies beside it"
+    return f"name the file with the language model{hint}"
+
+
+def _other_family(file: GGUFFile, architecture: str, converted: Collection[str]) -> str:
+    family = FAMILIES.get(architecture)
+    served = " and ".join(repr(name) for name in sorted(converted))
+    name = f"{architecture!r} ({family})" if family else repr(architecture)
+    begin = (
+        f"{file.path} has the GGUF architecture {name}, and only GGUF files of {served} are served."
+    )
+    if family is None:
+        return f"{begin} docs/serving.md lists the families and formats that are."
+    return (
+        f"{begin} Serve the safetensors checkpoint of the same model instead: --model-path"
+        f" {_repository(file) or 'FOLDER (or a hub id)'}; with --quantization w8a8_int8 its weights"
+        " are rounded to 8 bits."
+    )
+
+
+def _repository(file: GGUFFile) -> str | None:
+    """The hub id that the file was made from, if it says."""
+    for key in _REPOSITORIES:
+        url = file.metadata.get(key)
+        if isinstance(url, str) and (found := _HUB_URL.fullmatch(url)):
+            return found[1]
+    return None

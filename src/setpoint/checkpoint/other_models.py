@@ -1,0 +1,99 @@
+"""Says of a checkpoint that is no decoder of text what it is, so that a start names that instead of
+the first thing that it lacks. Works on names of files and keys of config.json; knows nothing of
+what the engine can do with a decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from setpoint.checkpoint.families import WRAPPERS
+from setpoint.core.errors import CheckpointError
+from setpoint.core.jsonfile import read_object
+
+CONFIG_NAME = "config.json"
+ADAPTER_NAME = "adapter_config.json"
+"""Of the peft library."""
+PIPELINE_NAME = "model_index.json"
+"""Of the diffusers library."""
+
+ENCODERS = frozenset(
+    {
+        *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie"),
+        *("eurobert", "modernbert", "mpnet", "nomic_bert", "roberta", "xlm-roberta", "xmod"),
+        "new",  # of Alibaba's gte models
+    }
+)
+"""model_type of encoders, which read a whole text at once and generate none."""
+SPEECH = frozenset(["moonshine", "parakeet", "seamless_m4t", "speecht5", "wav2vec2", "whisper"])
+
+ENDINGS = {
+    "ForSequenceClassification": "a classifier, a reranker or a reward model",
+    "ForTokenClassification": "a model that classifies tokens",
+    "ForQuestionAnswering": "a model that marks spans of a text",
+    "ForRewardModel": "a reward model",
+}
+"""Ending of an architecture's name -> what such a model is."""
+TEXT_ONLY = "Setpoint serves decoders, which continue a text."
+EMBEDDINGS = f"{TEXT_ONLY} It also serves the embeddings of decoders (--is-embedding)."
+
+
+def refuse_others(folder: Path) -> None:
+    """Raise CheckpointError if the folder holds something other than a decoder of text. An empty
+    folder passes."""
+    if (folder / CONFIG_NAME).is_file():
+        refuse_other_configs(folder / CONFIG_NAME, read_object(folder / CONFIG_NAME))
+    elif (folder / ADAPTER_NAME).is_file():
+        base = read_object(folder / ADAPTER_NAME).get("base_model_name_or_path")
+        of = f" for {base}" if isinstance(base, str) and base.isprintable() else ""
+        raise CheckpointError(
+            f"{folder} is a LoRA adapter{of} ({ADAPTER_NAME}), not a model, and adapters are not"
+            " supported. Merge it into its base model with peft's merge_and_unload, save the"
+            " result, and name that folder."
+        )
+    elif (folder / PIPELINE_NAME).is_file():
+        name = read_object(folder / PIPELINE_NAME).get("_class_name")
+        which = f" ({name})" if isinstance(name, str) and name.isprintable() else ""
+        raise CheckpointError(f"{folder} is a diffusion pipeline{which}. {TEXT_ONLY}")
+
+
+def refuse_other_configs(path: Path, config: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if this config is not that of a decoder of text. ``path``: the file,
+    for the message."""
+    named = config.get("architectures") or [config.get("_class_name")]
+    architecture = named[0] if isinstance(named, list) and isinstance(named[0], str) else ""
+    found = _kind(architecture, config)
+    if found is not None:
+        what, instead = found
+        name = f" ({architecture})" if architecture.isprintable() and architecture else ""
+        raise CheckpointError(f"{path.parent} is {what}{name}. {instead}")
+
+
+def _kind(architecture: str, config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What the model is, and what can be done instead; None for a decoder, as far as can be
+    seen."""
+    model_type = config.get("model_type")
+    for ending, what in ENDINGS.items():
+        if architecture.endswith(ending):
+            return what, TEXT_ONLY
+    if "_class_name" in config:
+        return "a part of a diffusion model", TEXT_ONLY
+    if model_type in SPEECH:
+        return "a speech model", TEXT_ONLY
+    if architecture not in WRAPPERS:
+        if any(config.get(key) is not None for key in ("vision_config", "visual", "vision_tower")):
+            return (
+                "a vision-language model, which reads images, too",
+                "Of such models, only the language model of Gemma 3 is served; name a text model of"
+                " the same family.",
+            )
+        if config.get("audio_config") is not None:
+            return "a model that reads audio, too", TEXT_ONLY
+    if config.get("is_encoder_decoder") is True:
+        return "an encoder-decoder", TEXT_ONLY
+    is_bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
+    if architecture.endswith("ForMaskedLM") or (model_type in ENCODERS and is_bare):
+        return "an encoder, which generates no text", EMBEDDINGS
+    return None
