@@ -12,6 +12,7 @@ import random
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +27,8 @@ from setpoint.frontend.text import stop_regex
 from setpoint.frontend.text.processor import TextProcessor
 
 logger = logging.getLogger(__name__)
+
+IdSequence = TypeVar("IdSequence", Sequence[int], Ids)
 
 MAX_SEQUENCES = MAX_N
 """Most sequences (prompts x n) that one HTTP request may ask for."""
@@ -55,6 +58,15 @@ class Options:
     constrain_after: tuple[int, ...] = ()
     return_hidden_states: bool = False
     output_hidden_states: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Cut:
+    """How a client wants its prompts to be shortened."""
+
+    most: int
+    """How many tokens may stay; -1: as many as fit."""
+    keeps_end: bool
 
 
 def new_rid() -> str:
@@ -116,9 +128,16 @@ class Intake:
         self._text = text
         self._random = random.Random(config.random_seed)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Ids:
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, cut: Cut | None = None
+    ) -> Ids:
         """The token ids of a prompt. A text that cannot fit the context is refused before it is
         tokenized, unless truncation is allowed."""
+        if cut is not None:
+            most_chars = self._config.context_len * self._text.tokenizer.max_token_chars
+            text = text[-most_chars:] if cut.keeps_end else text[:most_chars]
+            ids = await self._text.encode(text, add_special_tokens=add_special_tokens)
+            return self._shortened(ids, cut)
         # The length alone clears most texts: no token is longer than the longest, so the bound is
         # never above the number of characters, and finding the longest takes 30 ms, once.
         at_least = self._text.min_tokens(text) if len(text) >= self._config.context_len else 0
@@ -128,13 +147,29 @@ class Intake:
             text = text[: self._config.context_len * self._text.tokenizer.max_token_chars]
         return await self._text.encode(text, add_special_tokens=add_special_tokens)
 
-    def prompt_ids(self, ids: Sequence[int], *, name: str) -> Ids:
+    def prompt_ids(self, ids: Sequence[int], *, name: str, cut: Cut | None = None) -> Ids:
         """A prompt given as token ids, its length checked before each id is."""
+        if cut is not None:
+            return self.check_ids(self._shortened(ids, cut), name=name)
         if len(ids) >= self._config.context_len:
             if not self._config.allow_auto_truncate:
                 raise self._too_long(str(len(ids)))
             ids = ids[: self._config.context_len]
         return self.check_ids(ids, name=name)
+
+    def _shortened(self, ids: IdSequence, cut: Cut) -> IdSequence:
+        if not -1 <= cut.most <= self._config.context_len:
+            raise RequestError(
+                "truncate_prompt_tokens must be between -1 and"
+                f" {self._config.context_len}, the context length; got {cut.most}."
+            )
+        most = self._num_fitting if cut.most == -1 else cut.most
+        return ids[max(0, len(ids) - most) :] if cut.keeps_end else ids[:most]
+
+    @property
+    def _num_fitting(self) -> int:
+        """The most tokens of a prompt that leave room for one of output."""
+        return min(self._config.context_len, self._config.max_req_input_len) - 1
 
     def check_ids(self, ids: Sequence[int], *, name: str) -> Ids:
         """A client's token ids as an array. Raises RequestError (400) for an id outside the
@@ -270,7 +305,7 @@ class Intake:
         if num_prompt == 0:
             raise RequestError("The prompt is empty: it must have at least one token.")
         if self._config.allow_auto_truncate:
-            fitting = min(context_len, max_input) - 1
+            fitting = self._num_fitting
             if num_prompt > fitting:
                 logger.warning(
                     "Truncated a prompt of %d tokens or more to its first %d"

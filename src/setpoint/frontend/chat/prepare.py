@@ -17,6 +17,7 @@ from setpoint.frontend.chat.parser import DeltaParser, MakeParser, PlainParser
 from setpoint.frontend.chat.prompt import chat_prompt
 from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.chat.thinking import Reasoning, Thinking
+from setpoint.frontend.intake import Cut
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service
 
@@ -58,7 +59,7 @@ class Chat:
     async def prompt_ids(self, request: ChatRequest) -> core.Ids:
         """The token ids of the conversation, for callers that count them or generate in another
         way. Raises RequestError (400)."""
-        return await self._encode(await self.prompt_text(request))
+        return await self._encode(await self.prompt_text(request), request.cut)
 
     async def prompt_text(self, request: ChatRequest) -> str:
         """The conversation as the model reads it. Raises RequestError (400)."""
@@ -84,7 +85,7 @@ class Chat:
         forms = (calling.form, None if thinking is None else thinking.reasoning.form)
         if any(form is not None and form.needs_special_tokens for form in forms):
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
-        ids = await self._encode(written)
+        ids = await self._encode(written, request.cut)
         requests = self._intake.requests(ids, sampling, options, rid=rid)
         make_parser = _parser_maker(request, calling, thinking)
         warnings = [*calling.warnings, *self._intake.without_effect(sampling)]
@@ -94,9 +95,9 @@ class Chat:
         constrains_calls = calling.structure is not None and not is_own
         return PreparedChat(requests, make_parser, thinking, warnings, constrains_calls)
 
-    async def _encode(self, prompt: str) -> core.Ids:
+    async def _encode(self, prompt: str, cut: Cut | None) -> core.Ids:
         # The template writes the special tokens itself.
-        return await self._intake.encode(prompt, add_special_tokens=False)
+        return await self._intake.encode(prompt, add_special_tokens=False, cut=cut)
 
 
 def _parser_maker(request: ChatRequest, calling: Calling, thinking: Thinking | None) -> MakeParser:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.intake import Options
+from setpoint.frontend.intake import Cut, Options
 
 ToolChoice = Literal["auto", "none", "required"]
 
@@ -47,6 +47,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """False: reasoning is part of the text."""
     variables: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """More variables for the chat template (``chat_template_kwargs``)."""
+    cut: Cut | None = None
+    """How the prompt is shortened; None: it is not."""
     continue_final_message: bool = False
     add_generation_prompt: bool = True
     """Whether the prompt opens the model's answer. False: it ends with the last message."""

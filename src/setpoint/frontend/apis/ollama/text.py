@@ -13,7 +13,7 @@ from setpoint.frontend.apis.ollama.protocol import (
     OllamaGenerateBody,
     TextBody,
 )
-from setpoint.frontend.apis.openai.logprobs import chat_logprobs
+from setpoint.frontend.apis.openai.logprobs import Names, chat_logprobs
 from setpoint.frontend.chat.deltas import Answer, arguments_of
 from setpoint.frontend.chat.limits import limited
 from setpoint.frontend.chat.parser import MakeParser, PlainParser
@@ -170,7 +170,7 @@ class TextExchange:
     def _shown_logprobs(self, blocks: Sequence[Any]) -> dict[str, Any]:
         if not self._logprobs or not blocks:
             return {}
-        return {"logprobs": chat_logprobs(self._tokenizer, blocks)["content"]}
+        return {"logprobs": chat_logprobs(Names(self._tokenizer), blocks)["content"]}
 
 
 def _response(answer: Answer) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import msgspec
 
 from setpoint.core.errors import ContextLengthError, RequestError
-from setpoint.frontend.apis.openai.logprobs import chat_logprobs
-from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, CommonBody
+from setpoint.frontend.apis.openai.logprobs import Names, chat_logprobs
+from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, CommonBody, cut_of
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.apis.openai.tools import FunctionTool, choice_of, tools_of
-from setpoint.frontend.bodies import asks_for_something
+from setpoint.frontend.bodies import asks_for_something, naming_as_sent
 from setpoint.frontend.chat.deltas import Answer, ToolCallDelta, gathered
 from setpoint.frontend.chat.parser import (
     DeltaParser,
@@ -29,7 +29,6 @@ from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
-from setpoint.frontend.text.tokenizer import Tokenizer
 
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit for ``top_logprobs`` of chat completions."""
@@ -111,6 +110,10 @@ class ChatBody(CommonBody, kw_only=True):
         )
 
     @property
+    def shows_logprobs(self) -> bool:
+        return bool(self.logprobs)
+
+    @property
     def max_new_tokens(self) -> int | None:
         """None = up to the end of the context."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -136,6 +139,7 @@ def chat_request(body: ChatBody, defaults: Mapping[str, float]) -> ChatRequest:
         thinking=False if effort == "none" else None,
         separate_reasoning=body.separate_reasoning is not False or body.include_reasoning is False,
         variables=variables,
+        cut=cut_of(body, keeps_end=True),
         continue_final_message=bool(body.continue_final_message),
     )
 
@@ -157,7 +161,8 @@ class ChatApi:
         rid = body.rid or new_rid()
         request = chat_request(body, self._service.config.sampling_defaults)
         _check_length(body, self._service.config)
-        prepared = await self._chat.prepare(request, rid=rid)
+        with naming_as_sent({"token_ids_logprob": "logprob_token_ids"}):
+            prepared = await self._chat.prepare(request, rid=rid)
         job = self._service.job(
             prepared.requests,
             received=raw,
@@ -178,7 +183,8 @@ class ChatApi:
             make = without_reasoning(make)
         elif body.stream and body.stream_reasoning is False:
             make = joining_reasoning(make)
-        maker = ChatChoices(self._service.text.tokenizer, make)
+        names = Names(self._service.text.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+        maker = ChatChoices(names, make, every_token=bool(body.return_token_ids))
         return TextExchange(job, reply, maker, is_stream=bool(body.stream))
 
 
@@ -200,8 +206,10 @@ class ChatChoices:
     """The choices of a chat, whole or as a stream: first the role, then deltas, the last of which
     has the finish reason."""
 
-    def __init__(self, tokenizer: Tokenizer, make_parser: MakeParser) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, names: Names, make_parser: MakeParser, *, every_token: bool = False) -> None:
+        """every_token: whether each piece of a stream has a choice, even one without text."""
+        self._names = names
+        self._every_token = every_token
         self._make_parser = make_parser
         self._parsers: dict[int, DeltaParser] = {}
         """Index of each sequence of a stream -> its parser; made when the sequence's stream
@@ -215,7 +223,7 @@ class ChatChoices:
             "index": output.index,
             "message": _fields(answer, role="assistant", content=answer.text, reasoning=None),
             "logprobs": (
-                chat_logprobs(self._tokenizer, output.logprobs)
+                chat_logprobs(self._names, output.logprobs, output.request.token_ids_logprob)
                 if output.request.return_logprob
                 else None
             ),
@@ -233,9 +241,12 @@ class ChatChoices:
         if output.finish is not None:
             deltas = [*deltas, *parser.end()]
         logprobs = (
-            None if piece.logprobs is None else chat_logprobs(self._tokenizer, [piece.logprobs])
+            None
+            if piece.logprobs is None
+            else chat_logprobs(self._names, [piece.logprobs], output.request.token_ids_logprob)
         )
-        if not deltas and logprobs is None and output.finish is None:
+        is_wanted = self._every_token or logprobs is not None or output.finish is not None
+        if not deltas and not is_wanted:
             return None
         answer = gathered(deltas)
         if answer.calls:

@@ -13,14 +13,14 @@ from setpoint.core.bounds import converted
 from setpoint.core.errors import RequestError
 from setpoint.core.request import LogprobCount
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.apis.openai.logprobs import CompletionLogprobs, join
+from setpoint.frontend.apis.openai.logprobs import CompletionLogprobs, Names, join
 from setpoint.frontend.apis.openai.prompts import read_prompts
-from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, CommonBody
+from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, CommonBody, cut_of
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
+from setpoint.frontend.bodies import naming_as_sent
 from setpoint.frontend.intake import MAX_SEQUENCES, new_rid
 from setpoint.frontend.jobs import Job, Piece, SequenceOutput
 from setpoint.frontend.service import Service
-from setpoint.frontend.text.tokenizer import Tokenizer
 
 
 class CompletionBody(CommonBody, kw_only=True):
@@ -37,6 +37,8 @@ class CompletionBody(CommonBody, kw_only=True):
             raise RequestError(
                 "suffix is not supported: the served model can only continue a text."
             )
+        if self.logprob_token_ids and self.echo:
+            raise RequestError("logprob_token_ids and echo cannot be combined.")
         if self.logprobs is not None:
             converted(self.logprobs, LogprobCount, "logprobs")
 
@@ -59,6 +61,10 @@ class CompletionBody(CommonBody, kw_only=True):
     @property
     def num_samples(self) -> int | None:
         return self.best_of if self.chooses else self.n
+
+    @property
+    def shows_logprobs(self) -> bool:
+        return self.logprobs is not None
 
     @property
     def max_new_tokens(self) -> int:
@@ -88,8 +94,12 @@ class CompletionApi:
         reply = Reply(
             rid, body, kind="text_completion", config=self._service.config, warnings=warnings
         )
+        names = Names(self._service.text.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         maker = CompletionChoices(
-            self._service.text.tokenizer, echo=bool(body.echo), logprobs=body.logprobs is not None
+            names,
+            echo=bool(body.echo),
+            logprobs=body.shows_logprobs,
+            every_token=bool(body.return_token_ids),
         )
         if body.chooses:
             return _BestOfExchange(job, reply, maker, body)
@@ -98,7 +108,8 @@ class CompletionApi:
     async def _requests(
         self, body: CompletionBody, sampling: SamplingParams, rid: str
     ) -> list[core.Request]:
-        prompts = await read_prompts(body.prompt, self._service.intake, name="prompt")
+        cut = cut_of(body, keeps_end=True)
+        prompts = await read_prompts(body.prompt, self._service.intake, name="prompt", cut=cut)
         if len(prompts) * sampling.n > MAX_SEQUENCES:
             raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
         start = 0 if body.echo and body.logprobs is not None else -1
@@ -107,11 +118,12 @@ class CompletionApi:
         options = body.options(top_logprobs_num=num_top, logprob_start_len=start)
         rids = [rid] if len(prompts) == 1 else [f"{rid}_{index}" for index in range(len(prompts))]
         make = self._service.intake.requests
-        return [
-            item
-            for prompt, own in zip(prompts, rids, strict=True)
-            for item in make(prompt, sampling, options, rid=own)
-        ]
+        with naming_as_sent({"token_ids_logprob": "logprob_token_ids"}):
+            return [
+                item
+                for prompt, own in zip(prompts, rids, strict=True)
+                for item in make(prompt, sampling, options, rid=own)
+            ]
 
 
 class _BestOfExchange(TextExchange):
@@ -140,9 +152,13 @@ def _likelihood(output: SequenceOutput) -> float:
 class CompletionChoices:
     """The choices of text completions, whole or in pieces. With ``echo`` the prompt comes first."""
 
-    def __init__(self, tokenizer: Tokenizer, *, echo: bool, logprobs: bool) -> None:
-        """logprobs: whether they are shown."""
-        self._tokenizer = tokenizer
+    def __init__(
+        self, names: Names, *, echo: bool, logprobs: bool, every_token: bool = False
+    ) -> None:
+        """logprobs: whether they are shown. every_token: whether each piece of a stream has a
+        choice, even one without text."""
+        self._names = names
+        self._every_token = every_token
         self._echo = echo
         self._shows_logprobs = logprobs
         self._logprobs: dict[int, CompletionLogprobs] = {}
@@ -180,17 +196,20 @@ class CompletionChoices:
             else self._logprobs[piece.output.index].of_outputs([piece.logprobs])
         )
         output = piece.output
-        if not piece.text and logprobs is None and output.finish is None:
+        is_wanted = self._every_token or logprobs is not None or output.finish is not None
+        if not piece.text and not is_wanted:
             return None
         return {**_chunk_choice(output, piece.text, logprobs), **finish_fields(output)}
 
     def _logprobs_of(self, output: SequenceOutput) -> CompletionLogprobs:
         return CompletionLogprobs(
-            self._tokenizer, skip_special_tokens=output.request.sampling.skip_special_tokens
+            self._names,
+            skip_special_tokens=output.request.sampling.skip_special_tokens,
+            picked=output.request.token_ids_logprob,
         )
 
     def _prompt_text(self, output: SequenceOutput) -> str:
-        return self._tokenizer.decode(output.request.prompt().tolist())
+        return self._names.tokenizer.decode(output.request.prompt().tolist())
 
 
 def _chunk_choice(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from setpoint.core.messages import LogprobBlock
@@ -11,27 +11,48 @@ from setpoint.frontend.text.detokenizer import Detokenizer, make_detokenizer
 from setpoint.frontend.text.tokenizer import Tokenizer
 
 
-def chat_logprobs(tokenizer: Tokenizer, blocks: Sequence[LogprobBlock]) -> dict[str, Any]:
+class Names:
+    """How logprobs name tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
+        """as_ids: as "token_id:5" instead of by their text."""
+        self.tokenizer = tokenizer
+        self._as_ids = as_ids
+
+    def of(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._as_ids else self.tokenizer.token_text(token_id)
+
+
+def _tops(block: LogprobBlock, position: int, picked: Sequence[int]) -> Iterable[tuple[int, float]]:
+    """Tokens and their logprobs at a position: the likeliest, or the token itself and those that
+    the client has ``picked``."""
+    if picked:
+        own = {block.ids[position]: block.values[position]}
+        return (own | dict(zip(picked, block.picked[position], strict=True))).items()
+    if not block.top_values:
+        return ()
+    return zip(block.top_ids[position], block.top_values[position], strict=True)
+
+
+def chat_logprobs(
+    names: Names, blocks: Sequence[LogprobBlock], picked: Sequence[int] = ()
+) -> dict[str, Any]:
     """``choices[].logprobs`` of /v1/chat/completions: one entry per output token."""
     content = []
     for block in blocks:
         for position, (value, token_id) in enumerate(zip(block.values, block.ids, strict=True)):
-            tops = (
-                zip(block.top_values[position], block.top_ids[position], strict=True)
-                if block.top_values
-                else ()
-            )
-            entry = _chat_entry(tokenizer, value, token_id)
+            entry = _chat_entry(names, value, token_id)
             entry["top_logprobs"] = [
-                _chat_entry(tokenizer, top_value, top_id) for top_value, top_id in tops
+                _chat_entry(names, top_value, top_id)
+                for top_id, top_value in _tops(block, position, picked)
             ]
             content.append(entry)
     return {"content": content, "refusal": None}
 
 
-def _chat_entry(tokenizer: Tokenizer, value: float, token_id: int) -> dict[str, Any]:
-    data = tokenizer.token_bytes(token_id)
-    return {"token": data.decode("utf-8", "replace"), "logprob": value, "bytes": list(data)}
+def _chat_entry(names: Names, value: float, token_id: int) -> dict[str, Any]:
+    data = names.tokenizer.token_bytes(token_id)
+    return {"token": names.of(token_id), "logprob": value, "bytes": list(data)}
 
 
 class CompletionLogprobs:
@@ -39,10 +60,14 @@ class CompletionLogprobs:
     shown text. It runs on through the chunks of a stream; tokens that are skipped, or are only part
     of a character, do not advance it."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, names: Names, *, skip_special_tokens: bool, picked: Sequence[int] = ()
+    ) -> None:
         """skip_special_tokens: applies to the outputs; an echoed prompt is always shown without
-        special tokens."""
-        self._tokenizer = tokenizer
+        special tokens. picked: the tokens that the client has named, if any."""
+        self._names = names
+        self._picked = picked
+        tokenizer = names.tokenizer
         self._offset = 0
         """Offset of the next token in the text, in characters."""
         self._prompt_text = make_detokenizer(tokenizer, skip_special_tokens=True)
@@ -74,15 +99,10 @@ class CompletionLogprobs:
     ) -> None:
         """Add the last ``count`` positions of a block."""
         for position in range(len(block.values) - count, len(block.values)):
-            tops = (
-                zip(block.top_ids[position], block.top_values[position], strict=True)
-                if block.top_values
-                else ()
-            )
             by_text: dict[str, float] = {}
-            for top_id, top_value in tops:
+            for top_id, top_value in _tops(block, position, self._picked):
                 by_text.setdefault(
-                    self._tokenizer.token_text(top_id), top_value
+                    self._names.of(top_id), top_value
                 )  # two ids may have the same text: keep the more likely
             self._add(fields, shown, block.ids[position], block.values[position], by_text)
 
@@ -94,7 +114,7 @@ class CompletionLogprobs:
         value: float | None,
         top: dict[str, float] | None,
     ) -> None:
-        fields["tokens"].append(self._tokenizer.token_text(token_id))
+        fields["tokens"].append(self._names.of(token_id))
         fields["token_logprobs"].append(value)
         fields["top_logprobs"].append(top)
         fields["text_offset"].append(self._offset)

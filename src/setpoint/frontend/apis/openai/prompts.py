@@ -8,10 +8,12 @@ from typing import Any
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Ids
 from setpoint.frontend.bodies import InvalidBodyError, as_id_lists
-from setpoint.frontend.intake import MAX_SEQUENCES, Intake
+from setpoint.frontend.intake import MAX_SEQUENCES, Cut, Intake
 
 
-async def read_prompts(value: str | list[Any], intake: Intake, *, name: str) -> list[Ids]:
+async def read_prompts(
+    value: str | list[Any], intake: Intake, *, name: str, cut: Cut | None = None
+) -> list[Ids]:
     """The ids of every prompt in ``value``, the field ``name`` of a body. Raises RequestError
     (400)."""
     texts = [value] if isinstance(value, str) else value
@@ -22,5 +24,5 @@ async def read_prompts(value: str | list[Any], intake: Intake, *, name: str) -> 
             raise InvalidBodyError(f"{name} must hold strings or token ids, not both.")
         if len(texts) > MAX_SEQUENCES:
             raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
-        return [await intake.encode(text) for text in texts]
-    return [intake.prompt_ids(ids, name=name) for ids in as_id_lists(texts, name)[0]]
+        return [await intake.encode(text, cut=cut) for text in texts]
+    return [intake.prompt_ids(ids, name=name, cut=cut) for ids in as_id_lists(texts, name)[0]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -16,7 +16,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.openai.response_format import constraint_of
 from setpoint.frontend.bodies import naming_as_sent, other_model_warning
-from setpoint.frontend.intake import Options, check_key, check_rid, namespace
+from setpoint.frontend.intake import Cut, Options, check_key, check_rid, namespace
 
 UNSUPPORTED = (
     "logits_processors",
@@ -158,9 +158,40 @@ class SamplingBody(AnyBody, kw_only=True):
         )
 
 
+Side = Literal["left", "right"]
+
+
+class Shortening(Protocol):
+    """A body whose prompts may be shortened."""
+
+    truncate_prompt_tokens: int | None
+    """How many tokens of a prompt stay, as in vLLM; -1: as many as fit."""
+    truncation_side: Side | None
+    """Where they are taken away; None: at the start of a prompt to generate from, at the end of one
+    to embed."""
+
+
+def cut_of(body: Shortening, *, keeps_end: bool) -> Cut | None:
+    """keeps_end: whether the end stays if the client does not say."""
+    if body.truncate_prompt_tokens is None:
+        return None
+    side = body.truncation_side
+    return Cut(body.truncate_prompt_tokens, keeps_end if side is None else side == "left")
+
+
 class CommonBody(SamplingBody, kw_only=True):
     """The fields that the bodies of both kinds of completions may have."""
 
+    return_token_ids: bool | None = False
+    """Whether the choices have the ids of the output and of the prompt, as in SGLang and vLLM."""
+    return_prompt_token_ids: bool | None = False
+    """Whether they have those of the prompt."""
+    return_tokens_as_token_ids: bool | None = False
+    """Whether logprobs name a token "token_id:5" instead of by its text, as in vLLM."""
+    logprob_token_ids: list[int] | None = None
+    """Tokens whose logprobs stand where the likeliest tokens would, as in vLLM."""
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Side | None = None
     stream_options: StreamOptions | None = None
     return_hidden_states: bool | None = False
     n: int | None = 1
@@ -181,15 +212,25 @@ class CommonBody(SamplingBody, kw_only=True):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def options(self, *, top_logprobs_num: int | None, logprob_start_len: int = -1) -> Options:
+        picked = tuple(self.logprob_token_ids or ())
+        if picked and top_logprobs_num is not None:
+            top_logprobs_num = 0
         options = super().options(
             top_logprobs_num=top_logprobs_num, logprob_start_len=logprob_start_len
         )
+        options = replace(options, token_ids_logprob=picked)
         return replace(options, output_hidden_states=bool(self.return_hidden_states))
 
     def check(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream to be true.")
+        if self.logprob_token_ids and not self.shows_logprobs:
+            raise RequestError("logprob_token_ids needs logprobs.")
         super().check()
+
+    @property
+    def shows_logprobs(self) -> bool:
+        raise NotImplementedError
 
     def sampling(
         self, defaults: Mapping[str, float], *, max_new_tokens: int | None

@@ -49,6 +49,8 @@ class Reply:
             "model": config.served_model_name,
         }
         self._body = body
+        self._is_chat = kind.startswith("chat")
+        self._continuous_usage = body.continuous_usage
         self._config = config
         self._reasoning_tokens = reasoning_tokens
         self._metadata: dict[str, Any] = {"weight_version": config.weight_version}
@@ -64,12 +66,16 @@ class Reply:
         shown: Sequence[SequenceOutput] | None = None,
     ) -> dict[str, Any]:
         """shown: those of the outputs that become choices, if not all do."""
-        choices = [
-            self._with_hidden_state({**maker.whole(output), "index": index}, output)
-            for index, output in enumerate(outputs if shown is None else shown)
-        ]
+        choices = []
+        for index, output in enumerate(outputs if shown is None else shown):
+            choice = maker.whole(output) | {"index": index}
+            choice |= self._prompt_ids(output) | self._output_ids(output.output_ids)
+            if "token_ids" in choice and self._is_chat:
+                choice["response_token_ids"] = choice["token_ids"]  # SGLang's name
+            choices.append(self._with_hidden_state(choice, output))
         return {
             **self._head,
+            **(self._prompt_ids(outputs[0]) if self._is_chat else {}),
             "choices": choices,
             "usage": self.usage(outputs),
             "metadata": self._metadata,
@@ -77,28 +83,42 @@ class Reply:
 
     async def stream(self, job: Job, maker: ChoiceMaker) -> AsyncGenerator[dict[str, Any], None]:
         opened: set[int] = set()
+        is_begun = False
         told = {"metadata": self._metadata} if "warnings" in self._metadata else {}
         async for pieces in job.pieces():
             for piece in pieces:
                 output = piece.output
-                choices: list[dict[str, Any] | None] = []
-                if output.index not in opened:
+                choices: list[dict[str, Any]] = []
+                is_first = output.index not in opened
+                if is_first:
                     opened.add(output.index)
-                    choices.append(maker.opening(output))
+                    choices += [opening] if (opening := maker.opening(output)) else []
                 choice = maker.choice(piece)
-                if choice is not None and output.finish is not None:
-                    choice = self._with_hidden_state(choice, output)
-                choices.append(choice)
+                if choice is not None:
+                    choice |= self._output_ids(piece.ids)
+                    if output.finish is not None:
+                        choice = self._with_hidden_state(choice, output)
+                    choices.append(choice)
+                if is_first and choices:
+                    choices[0] |= self._prompt_ids(output)
                 for choice in choices:
-                    if choice is not None:
-                        yield (
-                            self._chunk([choice], [output] if self._body.continuous_usage else None)
-                            | told
-                        )
-                        told = {}  # once, with the first chunk
+                    chunk = self._chunk([choice], [output] if self._continuous_usage else None)
+                    if not is_begun:
+                        chunk |= told | (self._prompt_ids(output) if self._is_chat else {})
+                        is_begun = True
+                    yield chunk
         options = self._body.stream_options
         if options.include_usage if options is not None else self._config.stream_include_usage:
             yield self._chunk([], job.outputs)
+
+    def _prompt_ids(self, output: SequenceOutput) -> dict[str, Any]:
+        body = self._body
+        if not (body.return_token_ids or body.return_prompt_token_ids):
+            return {}
+        return {"prompt_token_ids": output.request.prompt().tolist()}
+
+    def _output_ids(self, ids: list[int]) -> dict[str, Any]:
+        return {"token_ids": ids} if self._body.return_token_ids else {}
 
     def _with_hidden_state(self, choice: dict[str, Any], output: SequenceOutput) -> dict[str, Any]:
         """The choice with the hidden state of the last step; an empty one if there was only the

@@ -39,6 +39,8 @@ class Prepared:
     is_list: bool
     """Whether the answer is a list, and streamed pieces carry an index."""
     text_in_logprobs: bool = False
+    with_prompt_ids: bool = False
+    """Whether every answer has the token ids of its prompt."""
     warnings: Sequence[str] = ()
     """Warnings for the client about its body, sent in the ``meta_info`` of every answer."""
     reasoning: Reasoning | None = None
@@ -98,6 +100,7 @@ class NativeApi:
             requests,
             is_batch or num_sequences > 1,
             body.return_text_in_logprobs,
+            body.return_prompt_token_ids,
             warnings,
             reasoning,
             turn,
@@ -146,9 +149,12 @@ class NativeApi:
             )
             meta.update(logprobs.of_outputs(output.request, blocks))
             meta.update(logprobs.of_prompt(output.request, output.prompt_logprobs))
+        told: dict[str, Any] = {"meta_info": meta}
+        if prepared.with_prompt_ids:
+            told["prompt_token_ids"] = output.request.prompt().tolist()
         if piece is not None:
-            return {"text": piece.text, "output_ids": piece.ids, "meta_info": meta}
-        return {"text": output.text, "output_ids": output.output_ids, "meta_info": meta}
+            return {"text": piece.text, "output_ids": piece.ids, **told}
+        return {"text": output.text, "output_ids": output.output_ids, **told}
 
     def embedding(
         self, output: SequenceOutput, prepared: Prepared, dimensions: int | None

@@ -29,7 +29,6 @@ UNSUPPORTED = (
     *(
         "custom_logit_processor",
         "return_routed_experts",
-        "return_prompt_token_ids",
         "bootstrap_host",
     ),
     *(
@@ -61,6 +60,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     no_logs: bool = False
     return_hidden_states: bool | list[bool] = False
     session_params: SessionParams | None = None
+    return_prompt_token_ids: bool = False
     require_reasoning: bool = False
     """Whether the output begins in the reasoning: a constraint holds after it, and its tokens are
     counted."""
