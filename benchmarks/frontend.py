@@ -49,7 +49,7 @@ from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.port import bind_socket
-from setpoint.frontend.http.serve import listen, make_server
+from setpoint.frontend.http.serve import make_server
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.ipc.link import SocketLink
@@ -262,7 +262,7 @@ async def measure(load: Load, text: TextProcessor, profiler: cProfile.Profile | 
     assert await line.wait_ready(timeout_s=10)
     listener = bind_socket("127.0.0.1", 0)
     server = make_server(create_app(service, DIALECTS), log_level="warning")
-    serving = asyncio.create_task(listen(server, listener))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.01)
     port = listener.getsockname()[1]

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import uvloop
 from fastapi import FastAPI
 
 from setpoint.batch.worker import BatchWorker
@@ -20,7 +21,7 @@ from setpoint.frontend.checkpoints import Checkpoints
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import MakeDialect, create_app
 from setpoint.frontend.http.port import bind_socket
-from setpoint.frontend.http.serve import listen, make_server
+from setpoint.frontend.http.serve import make_server
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.live import FrontendSettings, LiveOptions
@@ -151,7 +152,7 @@ def _on_a_port(
         service = make_service(engine, **options)
         service.engine.attach(EngineLine(engine))
         server = make_server(create_app(service, dialects), drain_s=1)
-        serving = asyncio.create_task(listen(server, bind_socket("127.0.0.1", 0)))
+        serving = asyncio.create_task(server.serve(sockets=[bind_socket("127.0.0.1", 0)]))
         while not server.started:
             await asyncio.sleep(0.005)
         base_url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
@@ -160,7 +161,7 @@ def _on_a_port(
             await serving
         service.engine.close()
 
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread = threading.Thread(target=uvloop.run, args=(main(),))
     thread.start()
     try:
         assert ready.wait(20)

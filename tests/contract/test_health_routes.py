@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from setpoint.core.messages import Failed
+from setpoint.core.messages import Announce, Failed
 from setpoint.frontend.service import RECENT_S
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
+PATIENCE_S = 60.0
 
 
 def slow(**options: Any) -> FakeEngine:
@@ -55,6 +56,44 @@ def test_health_of_a_busy_server_costs_nothing(serve: Serve) -> None:
         assert len(server.engine.submitted) == 1
 
     serve(scenario, slow())
+
+
+def test_health_does_not_wait_for_a_long_step(serve: Serve) -> None:
+    """A step of a large prompt takes seconds, and the engine answers no call before its end. Red
+    before: the probe waited for it."""
+
+    async def scenario(server: Any) -> None:
+        server.engine.silent = server.engine.mute = True
+        busy = asyncio.create_task(server.generate(text="a"))
+        while not server.engine.running:
+            await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_S):
+            server.line._heard_at -= 3600
+            asked = asyncio.create_task(server.http.get("/health"))
+            await asyncio.sleep(0.05)
+            assert not asked.done(), "nothing has been heard of the engine for an hour"
+            server.engine.emit(Announce({0: "a"}, []))
+            assert (await asked).status_code == 200
+            assert (await server.http.get("/health")).status_code == 200
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+        assert len(server.engine.submitted) == 1
+
+    serve(scenario, FakeEngine(), health_timeout_s=10 * PATIENCE_S)
+
+
+def test_a_silent_engine_with_requests_is_not_healthy(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        server.engine.silent = server.engine.mute = True
+        busy = asyncio.create_task(server.generate(text="a"))
+        while not server.engine.running:
+            await asyncio.sleep(0)
+        server.line._heard_at -= 3600
+        assert (await server.http.get("/health")).status_code == 503
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+
+    serve(scenario, FakeEngine())
 
 
 def test_a_stopped_engine_is_not_ready(serve: Serve) -> None:

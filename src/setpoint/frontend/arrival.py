@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 @dataclass(slots=True, frozen=True)
 class Arrival:
     at: float = field(default_factory=time.perf_counter)
-    """``time.perf_counter`` before the body was read."""
+    """``time.perf_counter`` when the head of the request was read."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """By lower-case names."""
     path: str = ""
     """Of the URL; "" for one that came without HTTP."""
 
+
+ARRIVED_AT = "setpoint.arrived_at"
+"""Key of ``Arrival.at`` in the ASGI scope of a request that came over a connection."""
 
 ARRIVAL: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
 """Set while a body is read and made into a Job. A context variable, so that the dialects between

@@ -132,12 +132,16 @@ class Service:
         return parsed, warnings
 
     async def is_healthy(self) -> bool:
-        """Whether the engine works. Recent tokens prove it, and so does an answer from a busy or
-        paused engine; only an idle engine is sent a request."""
+        """Whether the engine works. With open requests, any message within the time limit of the
+        probe proves it, so that a probe does not wait for the end of a long step. Without, recent
+        tokens prove it; otherwise the engine is sent a request, unless it is paused."""
         if not self.engine.is_ready:
             return False
+        timeout_s = self.config.health_timeout_s
         try:
             line = self.engine.choose()
+            if self.engine.num_open:
+                return line.silence_s < timeout_s or await line.responds(timeout_s=timeout_s)
             if line.result_age_s < RECENT_S:
                 return True
             if await self._is_busy(line):

@@ -129,9 +129,10 @@ async def _answer(
 ) -> None:
     """Listen, run ``opening``, and serve until one of ``over`` is done. Open requests then have
     DRAIN_S to end, or until a second signal sets ``urged``."""
-    from setpoint.frontend.http.serve import listen
-
-    serving, opened = asyncio.create_task(listen(server, sock)), asyncio.create_task(opening)
+    serving, opened = (
+        asyncio.create_task(server.serve(sockets=[sock])),
+        asyncio.create_task(opening),
+    )
     working: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
         await _first(opened, serving, *over)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -13,7 +14,7 @@ from fastapi import Request
 from starlette.datastructures import Headers
 
 from setpoint.core.shown import shown
-from setpoint.frontend.arrival import ARRIVAL, Arrival
+from setpoint.frontend.arrival import ARRIVAL, ARRIVED_AT, Arrival
 from setpoint.frontend.bodies import InvalidBodyError, decode_object
 from setpoint.frontend.jobs import SequenceOutput
 
@@ -49,7 +50,8 @@ class BodyReader:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json" and _is_of_a_browser(request.headers):
             raise InvalidBodyError(_content_type_advice(content_type))
-        came = ARRIVAL.set(Arrival(headers=request.headers, path=request.url.path))
+        at = request.scope.get(ARRIVED_AT) or time.perf_counter()
+        came = ARRIVAL.set(Arrival(at, request.headers, request.url.path))
         try:
             return await self._work(await self._receive(request), work)
         finally:

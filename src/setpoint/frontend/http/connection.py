@@ -7,6 +7,8 @@ has no chunks, because that version does not know them. Works on bytes and uvico
 from __future__ import annotations
 
 import asyncio
+import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +20,9 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from setpoint.core.awake import CLOCK
+from setpoint.frontend.arrival import ARRIVED_AT
 from setpoint.frontend.http.dialect import Dialects
+from setpoint.frontend.http.pace import Pace, Rank
 from setpoint.frontend.refusal import Refusal
 
 MAX_HEAD_BYTES = 64 << 10
@@ -40,11 +44,12 @@ does not read."""
 class Connection(HttpToolsProtocol):
     receive_s = RECEIVE_S
 
-    def __init__(self, *args: Any, dialects: Dialects, **kwargs: Any) -> None:
-        """dialects: give the shape of refusals of what never becomes a request. The other arguments
-        are uvicorn's."""
-        super().__init__(*args, **kwargs)
+    def __init__(self, *, dialects: Dialects, pace: Pace, **kwargs: Any) -> None:
+        """dialects: give the shape of refusals of what never becomes a request. pace: begins the
+        work on requests. The other arguments are uvicorn's."""
+        super().__init__(**kwargs)
         self._dialects = dialects
+        self._pace = pace
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -76,6 +81,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self.scope[ARRIVED_AT] = time.perf_counter()  # type: ignore[literal-required]
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -102,7 +108,12 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        super()._start_asgi_task(cycle, app if cycle.keep_alive else self._ending(app, cycle))
+        wrapped = app if cycle.keep_alive else self._ending(app, cycle)
+        start = partial(super()._start_asgi_task, cycle, wrapped)
+        if self._pace.can_wait(cycle.scope["method"], cycle.scope["path"]):
+            self._pace.call(start, Rank.REQUEST)
+        else:
+            start()
 
     def _ending(self, app: ASGIApp, cycle: RequestResponseCycle) -> Any:
         """Wrap ``app`` so that its answer is the last of this connection. For HTTP/1.0, the end of

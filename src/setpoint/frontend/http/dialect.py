@@ -61,6 +61,8 @@ class Dialects:
         """One of ``dialects`` has the prefix "". ``on_refusal`` gets every refusal that is a whole
         answer, but not those that cut a stream short."""
         self.all = dialects
+        self.controls = frozenset(path for dialect in dialects for path in dialect.admin)
+        """Routes that change the server; none of them takes a prompt."""
         self._on_refusal = on_refusal
         self._claims = {dialect.prefix: dialect for dialect in dialects}
         for dialect in dialects:

@@ -13,9 +13,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from setpoint.frontend.http.connection import Connection
+from setpoint.frontend.http.dialect import Dialects
+from setpoint.frontend.http.listener import Listener
+from setpoint.frontend.http.pace import Pace
 from setpoint.frontend.http.port import cannot_listen
-
-_BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
@@ -24,9 +25,29 @@ class Server(uvicorn.Server):
     connections, and open requests have ``drain_s`` seconds, or until ``cut`` is called.
     """
 
-    def __init__(self, config: uvicorn.Config, *, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, dialects: Dialects, *, drain_s: float) -> None:
         super().__init__(config)
+        self._dialects = dialects
         self._drain_s = drain_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Raises ConfigError if another program has bound the same address and listened first."""
+        await super().startup(sockets=[])
+        pace = Pace(urgent=self._dialects.controls)
+        make = partial(
+            Connection,
+            dialects=self._dialects,
+            pace=pace,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        for sock in sockets or []:
+            host, port = sock.getsockname()[:2]
+            try:
+                self.servers.append(Listener(sock, make, pace))  # type: ignore[arg-type]
+            except OSError as error:
+                raise cannot_listen(host, port, error) from error
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -48,34 +69,21 @@ class Server(uvicorn.Server):
 
 def make_server(app: FastAPI, *, log_level: str = "info", drain_s: int = 5) -> Server:
     """A uvicorn server on uvloop and httptools for an app made by ``create_app``; run it with
-    ``await listen(server, bind_socket(…))``."""
+    ``await server.serve(sockets=[bind_socket(…)])``."""
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=partial(Connection, dialects=app.state.dialects),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
         log_level=log_level,
-        backlog=_BACKLOG,
         timeout_graceful_shutdown=drain_s + 5,
     )
     logging.getLogger("uvicorn.error").addFilter(_is_news)
-    return Server(config, drain_s=drain_s)
+    return Server(config, app.state.dialects, drain_s=drain_s)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Whether to log a line of uvicorn's: its process id is of no use to users, and the launcher
     reports when the server is ready."""
     return not record.msg.startswith(("Started server process", "Finished server process"))
-
-
-async def listen(server: uvicorn.Server, sock: socket.socket) -> None:
-    """Serve on a bound socket. Raises ConfigError if another program has bound the same address and
-    listened first."""
-    host, port = sock.getsockname()[:2]
-    try:
-        sock.listen(_BACKLOG)  # uvloop does the same, but hides the error
-    except OSError as error:
-        raise cannot_listen(host, port, error) from error
-    await server.serve(sockets=[sock])

@@ -112,6 +112,8 @@ class EngineLine:
         self._is_suspended = False
         self._result_at = -math.inf
         """time.monotonic() when the last tokens arrived."""
+        self._heard_at = -math.inf
+        """CLOCK.now() when the last message arrived."""
         self.state = EngineState.STARTING
         self._facts: EngineFacts | None = None
         self.death = ""
@@ -148,6 +150,11 @@ class EngineLine:
     def result_age_s(self) -> float:
         """Seconds since the engine's last tokens for any request."""
         return time.monotonic() - self._result_at
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the engine's last message."""
+        return CLOCK.now() - self._heard_at
 
     @property
     def suspects(self) -> list[str]:
@@ -236,6 +243,13 @@ class EngineLine:
         if self.state is not EngineState.READY:
             raise EngineDeadError(self.death or f"The engine is {self.state}.")
 
+    async def responds(self, *, timeout_s: float) -> bool:
+        """Whether the engine sends any message within ``timeout_s``. It is asked for one, but
+        whatever it sends before it answers counts as well."""
+        self._next_call += 1
+        self.send(GetState(self._next_call))
+        return await self.wait_message(timeout_s=timeout_s) and self.is_ready
+
     async def wait_message(self, *, timeout_s: float) -> bool:
         """Wait for a sign of life: True as soon as any message arrives or the engine changes state,
         False after ``timeout_s``."""
@@ -309,6 +323,7 @@ class EngineLine:
         if self.has_ended:
             return
         self.num_received += 1
+        self._heard_at = CLOCK.now()
         try:
             message = decode_to_frontend(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

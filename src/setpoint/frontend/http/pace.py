@@ -1,0 +1,59 @@
+"""How much the event loop begins in one of its turns, however many clients connect and ask at once:
+a few things, what cannot wait first. Probes, controls and open streams then wait for a few prompts
+to be prepared, not for all (docs/decisions/0053-bursts.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Callable, Set
+
+PER_TURN = 8
+"""Most calls in one turn. To prepare a short prompt takes some 0.5 ms."""
+
+
+class Rank(enum.IntEnum):
+    """What comes first. Requests come before connections, so that what has begun goes on: the
+    engine gets its first prompts before the last connection of a burst is open."""
+
+    URGENT = 0
+    REQUEST = 1
+    CONNECTION = 2
+
+
+class Pace:
+    """Calls what it is given: at once if the present turn has room, otherwise in a later one, by
+    rank and then in order."""
+
+    def __init__(self, urgent: Set[str]) -> None:
+        """urgent: paths whose requests never wait, although they have a body."""
+        self._urgent = urgent
+        self._waiting: dict[Rank, deque[Callable[[], object]]] = {rank: deque() for rank in Rank}
+        self._room = PER_TURN
+        self._is_counting = False
+        """Whether the end of the present turn will be noticed."""
+
+    def can_wait(self, method: str, path: str) -> bool:
+        """Whether a request probably has a prompt, which takes time to prepare."""
+        return method in ("POST", "PUT") and path not in self._urgent
+
+    def call(self, function: Callable[[], object], rank: Rank) -> None:
+        if self._room:
+            self._room -= 1
+            function()
+        else:
+            self._waiting[rank].append(function)
+        if not self._is_counting:
+            self._is_counting = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        was_used, self._room = self._room < PER_TURN, PER_TURN
+        for waiting in self._waiting.values():
+            while waiting and self._room:
+                self._room -= 1
+                waiting.popleft()()
+        self._is_counting = was_used or self._room < PER_TURN
+        if self._is_counting:
+            asyncio.get_running_loop().call_soon(self._next_turn)
