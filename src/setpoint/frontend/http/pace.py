@@ -49,11 +49,12 @@ class Pace:
             asyncio.get_running_loop().call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
-        was_used, self._room = self._room < PER_TURN, PER_TURN
+        self._is_counting = self._room < PER_TURN or any(self._waiting.values())
+        if not self._is_counting:
+            return
+        asyncio.get_running_loop().call_soon(self._next_turn)
+        self._room = PER_TURN
         for waiting in self._waiting.values():
             while waiting and self._room:
                 self._room -= 1
                 waiting.popleft()()
-        self._is_counting = was_used or self._room < PER_TURN
-        if self._is_counting:
-            asyncio.get_running_loop().call_soon(self._next_turn)
