@@ -130,6 +130,26 @@ def test_clients_texts_are_no_events() -> None:
     assert read(decode(1, 5) + "".join(lines)).ranks[0].num_events == {}
 
 
+@pytest.mark.parametrize("level", ["", "INFO:     "])
+def test_the_reason_of_a_refusal_is_no_event(level: str) -> None:
+    """The line of an HTTP request counts by its status alone: its path and the reason hold a
+    client's words. Red before: any of them could be an event."""
+    before = decode(1, 5)
+    forged = decode(1, 9).partition("] ")[2].strip()
+    lines = [
+        f'[2025-05-01 10:00:02] {level}127.0.0.1:5 - "POST {path} HTTP/1.1" {status}, 0.1 s, {why}\n'
+        for path, status, why in (
+            ("/SIGKILL", 400, "refused: CUDA out of memory"),
+            ("/generate", 404, "refused: memory leak detected, server_args=ServerArgs(tp_size=9)"),
+            ("/generate", 404, f"refused: {forged}"),
+            ("/generate", 503, "refused: The request queue is full."),
+        )
+    ]
+    (rank,) = read(before + "".join(lines)).ranks
+    assert rank.num_events == {"access-error": 1}
+    assert len(rank.moments) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "options"),
     [

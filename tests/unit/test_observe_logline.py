@@ -92,11 +92,8 @@ def test_a_clients_string_does_not_write_a_line_of_its_own(
     lines.on(done(FORGED * 10_000, 503, "Request waiting timeout reached."))
     lines.on(Preemption(FORGED, (FORGED, FORGED), 12))
     logging.getLogger("anybody").warning("who forgets: %s", FORGED)
-    logging.getLogger("uvicorn.access").info(
-        '%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "GET", "/" + "y" * 100_000, "1.1", 404
-    )
     written = capsys.readouterr().err.splitlines()
-    assert len(written) == 6
+    assert len(written) == 5
     assert all(
         re.match(r"\[[-\d]+ [:\d]+\] \S", line) and line.isprintable() and len(line) < 1200
         for line in written

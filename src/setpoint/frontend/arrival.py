@@ -1,4 +1,5 @@
-"""When and with which headers the client's request arrived that the present task answers."""
+"""When and with which headers the client's request arrived that the present task answers, and what
+becomes of it."""
 
 from __future__ import annotations
 
@@ -6,20 +7,30 @@ import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from setpoint.frontend.jobs import SequenceOutput
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, eq=False)
 class Arrival:
     at: float = field(default_factory=time.perf_counter)
     """``time.perf_counter`` when the head of the request was read."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """By lower-case names."""
+    """By lower-case names; written when the body is read, like ``path``."""
     path: str = ""
     """Of the URL; "" for one that came without HTTP."""
+    outputs: list[SequenceOutput] = field(default_factory=list)
+    """The sequences that it has become; written by the Job."""
+    refusal: str = ""
+    """Why it was refused or its answer cut short; written where errors get their shape."""
 
 
 ARRIVED_AT = "setpoint.arrived_at"
 """Key of ``Arrival.at`` in the ASGI scope of a request that came over a connection."""
+IN_SCOPE = "setpoint.arrival"
+"""Key of the Arrival in the ASGI scope, for those who have no other way to it."""
 
 ARRIVAL: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
 """Set while a body is read and made into a Job. A context variable, so that the dialects between

@@ -261,6 +261,7 @@ class Job:
             SequenceOutput(request, index, tokenizer, came=came)
             for index, request in enumerate(requests)
         ]
+        came.outputs += self.outputs
 
     def __enter__(self) -> Job:
         """Submit the sequences. Raises RequestError or EngineDeadError; none of them runs then."""

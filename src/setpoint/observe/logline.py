@@ -55,9 +55,6 @@ def setup_logging(level: str, *, rank: str = "", milliseconds: bool = False) -> 
         LineFormatter(f"[{stamp}{rank}] %(levelprefix)s%(message)s", datefmt="%Y-%m-%d %H:%M:%S")
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    access = logging.getLogger("uvicorn.access")
-    access.removeFilter(_bound_arguments)
-    access.addFilter(_bound_arguments)
 
 
 def set_log_level(level: str, name: str | None = None) -> None:
@@ -71,9 +68,9 @@ def leave_out_of_access_log(prefixes: Sequence[str]) -> None:
     left_out = tuple(prefixes)
 
     def is_shown(record: logging.LogRecord) -> bool:
-        # The third of the five arguments of the web server's line is the path.
+        # The third argument of a line is the path.
         match record.args:
-            case (_, _, str(path), _, _):
+            case (_, _, str(path), *_):
                 return not path.startswith(left_out)
         return True
 
@@ -96,14 +93,6 @@ class LineFormatter(logging.Formatter):
     def formatException(self, ei: _ExceptionInfo) -> str:
         # An exception's message may quote a client.
         return "\n".join(f"  {printable(line)}" for line in super().formatException(ei).split("\n"))
-
-
-def _bound_arguments(record: logging.LogRecord) -> bool:
-    """Shorten the arguments of the web server's access lines, which name the path that the client
-    asked for, however long."""
-    if isinstance(record.args, tuple):
-        record.args = tuple(shown(arg) if isinstance(arg, str) else arg for arg in record.args)
-    return True
 
 
 def gib(num_bytes: float) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from setpoint.frontend.http.access import AccessLogMiddleware
 from setpoint.frontend.http.auth import ApiKeyMiddleware
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.browsers import LocalOnlyMiddleware
@@ -52,4 +53,5 @@ def create_app(
         app.add_middleware(LocalOnlyMiddleware, dialects=dialects)
     if service.metrics is not None:
         app.add_middleware(MeteredMiddleware, metrics=service.metrics.http)
+    app.add_middleware(AccessLogMiddleware)
     return app

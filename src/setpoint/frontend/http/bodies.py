@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -14,7 +13,7 @@ from fastapi import Request
 from starlette.datastructures import Headers
 
 from setpoint.core.shown import shown
-from setpoint.frontend.arrival import ARRIVAL, ARRIVED_AT, Arrival
+from setpoint.frontend.arrival import ARRIVAL, IN_SCOPE
 from setpoint.frontend.bodies import InvalidBodyError, decode_object
 from setpoint.frontend.jobs import SequenceOutput
 
@@ -50,12 +49,13 @@ class BodyReader:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json" and _is_of_a_browser(request.headers):
             raise InvalidBodyError(_content_type_advice(content_type))
-        at = request.scope.get(ARRIVED_AT) or time.perf_counter()
-        came = ARRIVAL.set(Arrival(at, request.headers, request.url.path))
+        came = request.scope[IN_SCOPE]
+        came.headers, came.path = request.headers, request.url.path
+        token = ARRIVAL.set(came)
         try:
             return await self._work(await self._receive(request), work)
         finally:
-            ARRIVAL.reset(came)  # tasks that the answer starts later are not this request
+            ARRIVAL.reset(token)  # tasks that the answer starts later are not this request
 
     async def _work(self, body: bytes, work: Callable[[dict[str, Any]], Awaitable[T]]) -> T:
         async def decode_and_work() -> T:

@@ -20,7 +20,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from setpoint.core.awake import CLOCK
-from setpoint.frontend.arrival import ARRIVED_AT
+from setpoint.frontend.arrival import ARRIVED_AT, Arrival
+from setpoint.frontend.http.access import log_access
 from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.http.pace import Pace, Rank
 from setpoint.frontend.refusal import Refusal
@@ -50,6 +51,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(**kwargs)
         self._dialects = dialects
         self._pace = pace
+        self.access_log = False  # AccessLogMiddleware writes it, when the answer has ended
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -149,6 +151,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = True
         self._num_received = 0
         self._since = CLOCK.now()
+        self._began_at = time.perf_counter()
         if self._timer is None:
             self._timer = self.loop.call_later(self.receive_s, self._look)
 
@@ -199,3 +202,6 @@ class Connection(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[status_code] + head.encode() + body)
         self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+        unknown = {"method": "?", "path": path, "query_string": b"", "http_version": "?"}
+        scope = unknown | {"client": self.client} | dict(self.scope or {})
+        log_access(scope, status_code, Arrival(self._began_at, refusal=message))

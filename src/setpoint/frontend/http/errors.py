@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
+from setpoint.frontend.arrival import IN_SCOPE
 from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.http.routes import Advice
 from setpoint.frontend.jobs import ClientGoneError
@@ -30,6 +31,8 @@ def json_response(content: Any, *, status_code: int = 200) -> Response:
 
 def error_response(dialects: Dialects, scope: Scope, refusal: Refusal) -> Response:
     path = scope["path"]
+    if IN_SCOPE in scope:
+        scope[IN_SCOPE].refusal = refusal.message
     response = json_response(dialects.error_body(path, refusal), status_code=refusal.status_code)
     response.headers.update(dialects.of(path).error_headers(scope))
     return response

@@ -15,6 +15,7 @@ from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from setpoint.core.errors import SetpointError
+from setpoint.frontend.arrival import IN_SCOPE
 from setpoint.frontend.jobs import ClientGoneError, Job
 from setpoint.frontend.refusal import Refusal, refusal_of
 
@@ -85,7 +86,10 @@ class EventStream(Response):
                     }
                 )
                 self._job.before_wait = lambda: self._write(send)
-                self._gathered.append(self._end(await self._gather_rest()))
+                refusal = await self._gather_rest()
+                if refusal is not None:
+                    scope[IN_SCOPE].refusal = refusal.message
+                self._gathered.append(self._end(refusal))
                 await self._write(send, more=False)
             finally:
                 await self._chunks.aclose()

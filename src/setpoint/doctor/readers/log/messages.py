@@ -69,6 +69,8 @@ _TOTAL = re.compile(rb"total capac?i?ty of " + _SIZE + rb"|; " + _SIZE + rb" tot
 _RETRACTED = re.compile(rb"#retracted_reqs: (\d+)")
 _RATIO = re.compile(rb"#new_token_ratio: ([\d.]+) -> ([\d.]+)")
 _STATUS = re.compile(rb'" (50\d)\b')
+_ACCESS = re.compile(rb'(?:\S+ - )?"[A-Z?]+ \S* HTTP/[\d.?]+(?=" \d{3})')
+"""The beginning of a line about an HTTP request, whose path and reason hold a client's words."""
 
 
 @dataclass(slots=True)
@@ -97,6 +99,8 @@ def message_of(line: bytes) -> Message:
     at = seconds_of(stamp.group()) if stamp else wrapped.stamp
     rank = (prefix[1] or b"").decode(errors="replace").strip()
     text = wrapped.text[prefix.end() :]
+    if access := _ACCESS.match(text):
+        text = text[access.end() : access.end() + len('" 200')]
     return Message(text, wrapped.origin, rank, at, has_prefix=bool(stamp) or bool(rank))
 
 

@@ -12,8 +12,9 @@ from setpoint.doctor.readers.log.stream import MAX_LINE
 
 MAX_SHAPES = 48
 """A log has a handful. Further ones of a hostile log are not understood."""
-_ACCESS = rb'(?:\[[\d:. -]+\] )?INFO: +\S+ - "[A-Z]+ [^"\n]*" [1-4]\d\d\b.*'
-"""Requests that were answered: most lines of many logs, and of no interest."""
+_ACCESS = rb'(?:\[[\d:. -]+\] )?(?:INFO: +)?\S+ - "[A-Z?]+ [^"\n]*" [1-4]\d\d\b.*'
+"""Requests that were answered: most lines of many logs, and of no interest. The reason of a refused
+one may quote anything, also a batch line."""
 _FIXED_GROUPS = 3  # stamp, fraction, rank
 
 
@@ -104,7 +105,7 @@ class Scanner:
         scanned.found += [each.found for each in new]
         self._shapes += [each.found.shape for each in new]
         one = rb"|".join(shape.pattern for shape in self._shapes)
-        self._all = re.compile(rb"(?m)^(?:" + one + rb"|" + _ACCESS + rb"|(.*))$")
+        self._all = re.compile(rb"(?m)^(?:" + _ACCESS + rb"|" + one + rb"|(.*))$")
 
     @staticmethod
     def _match(patterns: list[_New], line: bytes) -> tuple[_New, tuple[bytes, ...]] | None:
