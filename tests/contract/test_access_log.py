@@ -4,6 +4,7 @@ refused."""
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 from collections.abc import Callable
@@ -89,9 +90,10 @@ def test_every_refusal_has_its_reason(
     caplog.set_level("INFO")
 
     async def scenario(server: Any) -> None:
-        async def refused(status: int, body: Any, **options: Any) -> str:
+        async def refused(status: int, body: Any) -> str:
             caplog.clear()
-            answer = await server.http.post(route, json=body, **options)
+            content = body if isinstance(body, bytes) else json.dumps(body)
+            answer = await server.http.post(route, content=content)
             assert answer.status_code == status, answer.text
             (line,) = lines(caplog)
             assert f'" {status}, ' in line
@@ -99,8 +101,7 @@ def test_every_refusal_has_its_reason(
 
         key = next(iter(ROUTES[route]))
         assert f"refused: {key}" in await refused(400, {**ROUTES[route], key: 12})
-        line = await refused(400, ROUTES[route], headers={"content-type": "text/plain"})
-        assert "refused: Add the header" in line
+        assert ", refused: " in await refused(400, b"[")
         server.engine.refuse = lambda request: Finish(
             "abort", message="The request queue is full.", status_code=503
         )
