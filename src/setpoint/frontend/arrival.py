@@ -7,10 +7,7 @@ import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from setpoint.frontend.jobs import SequenceOutput
+from typing import Any
 
 
 @dataclass(slots=True, eq=False)
@@ -21,8 +18,9 @@ class Arrival:
     """By lower-case names; written when the body is read, like ``path``."""
     path: str = ""
     """Of the URL; "" for one that came without HTTP."""
-    outputs: list[SequenceOutput] = field(default_factory=list)
-    """The sequences that it has become; written by the Job."""
+    outputs: list[Any] = field(default_factory=list)
+    """The SequenceOutputs of the sequences that it has become; written by the Job, which knows of
+    arrivals and not the other way round."""
     refusal: str = ""
     """Why it was refused or its answer cut short; written where errors get their shape."""
 
