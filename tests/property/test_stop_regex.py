@@ -3,6 +3,7 @@ one takes no time."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 
@@ -118,13 +119,17 @@ def test_hidden_text_is_searched() -> None:
         ("a*", "matches the empty text"),
         ("", "matches the empty text"),
         ("(){1000000000}", "matches the empty text"),
-        ("^a", "uses an anchor"),
-        ("a$", "uses an anchor"),
-        (r"\ba", "uses an anchor"),
-        ("(?=a)b", "uses an anchor, look-around"),
-        ("(?!a)b", "uses an anchor, look-around"),
-        (r"(a)\1", "uses an anchor, look-around, a reference"),
+        ("^", "matches the empty text"),
+        (r"\s*$", "matches the empty text"),
+        (r"\b", "matches the empty text"),
+        ("(?=a)b", "uses look-around"),
+        ("(?!a)b", "uses look-around"),
+        ("(?<=a)b", "uses look-around"),
+        (r"(a)\1", "uses look-around, a reference"),
+        ("(?P<x>a)(?P=x)", "uses look-around, a reference"),
         ("(?>a+)b", "an atomic part"),
+        ("a*+b", "an atomic part"),
+        ("(^|$|a)" * 30, "is too complex"),
         ("a{100000}", "is too complex"),
         ("((((a{20}){20}){20}){20}){20}", "is too complex"),
         ("(a?){300}b", "is too complex"),
@@ -140,13 +145,81 @@ def test_what_is_not_searched_is_refused_with_its_reason(expression: str, why: s
     assert why in caught.value.message
 
 
-@pytest.mark.parametrize("expression", ["(a+)+b", "(a|a)*b", "(.*)*(.*)*b", "(a?){28}a{20}b"])
+@pytest.mark.parametrize(
+    "expression", ["(a+)+b", "(a|a)*b", "(.*)*(.*)*b", "(a?){28}a{20}b", r"(\ba+)+$b", "(a|^a)*b$"]
+)
 def test_a_hostile_expression_takes_linear_time(expression: str) -> None:
     """Python's search takes exponential time for these; the bound leaves a factor of a hundred to a
     slow machine."""
     pattern = compiled((expression,))
-    assert sum(each.bit_count() for each in pattern.follow) <= MAX_EDGES
+    assert sum(bits.bit_count() for each in pattern.follow for bits in each.values()) <= MAX_EDGES
     finder = StopFinder([], regexes=(expression,))
     started = time.process_time()
     finder.feed("a" * 2000)
     assert time.process_time() - started < 20
+
+
+anchors = st.sampled_from(["^", "$", r"\A", r"\Z", r"\b", r"\B", "(?m:^)", "(?m:$)", r"(?a:\b)"])
+anchored = st.recursive(
+    st.one_of(atoms, anchors),
+    lambda inner: st.one_of(
+        st.builds("({}{})".format, inner, inner),
+        st.builds("({}|{})".format, inner, inner),
+        st.builds("({}){}".format, inner, st.sampled_from(["*", "+", "?", "{1,2}"])),
+    ),
+    max_leaves=6,
+)
+
+
+def expected_with_anchors(text: str, regexes: list[str], ends: list[int]) -> tuple[str, str | None]:
+    """By definition: after each token, Python looks at the text so far. Of the matches that it may
+    find the one that is complete first, and the longest of those."""
+    for end in ends:
+        so_far = text[:end]
+        for stop in range(1, end + 1):
+            for start in range(stop):
+                for regex in regexes:
+                    ending = rf"(?=(?s:.{{{end - stop}}})\Z)"
+                    if re.compile(f"(?:{regex}){ending}").match(so_far, start):
+                        return text[:start], regex
+    return text, None
+
+
+@given(texts, st.lists(anchored, min_size=1, max_size=2, unique=True), cuts)
+def test_anchors_hold_in_the_text_so_far(text: str, regexes: list[str], cuts: list[int]) -> None:
+    assume(usable(regexes))
+    ends = [end for end in itertools.accumulate(cuts) if end < len(text)] + [len(text)]
+    finder, out = StopFinder([], regexes=tuple(regexes)), ""
+    for begin, end in itertools.pairwise([0, *ends]):
+        if finder.matched is None:
+            out += finder.feed(text[begin:end])
+    if finder.matched is None:
+        out += finder.flush()
+    assert (out, finder.matched) == expected_with_anchors(text, regexes, ends)
+
+
+@pytest.mark.parametrize(
+    ("expression", "tokens", "text"),
+    [
+        (r"[.!?]\s*$", ["Hi", ".", " Yes"], "Hi"),
+        (r"[.!?]\s*$", ["3", ".1", "4! ", "Yes"], "3.14"),
+        (r"^#", ["a#", "\n#"], None),
+        (r"(?m)^#", ["a#", "\n", "#"], "a#\n"),
+        (r"\bend\b", ["send", " ending", " end", "."], "send ending "),
+        (r"\AQ:", ["Q", ":"], ""),
+        (r"x\Z", ["xy", "x"], "xy"),
+        (r"(?x) a  # a comment\n b \  c", ["a", "b c"], ""),
+        (r"\x41[\]\-x]\n{2}", ["A]\n", "\n"], ""),
+        (r"\101{,2}\N{BULLET}", ["b•"], "b"),
+        ("(?i:É)x", ["éx"], ""),
+        (r"a\B", ["xa", "b"], "x"),
+        ("a{}b{,}c", ["a{}bbc"], ""),
+    ],
+)
+def test_expressions_of_clients(expression: str, tokens: list[str], text: str | None) -> None:
+    finder, out = StopFinder([], regexes=(expression,)), ""
+    for token in tokens:
+        if finder.matched is None:
+            out += finder.feed(token)
+    assert (finder.matched is None) is (text is None)
+    assert text is None or out == text

@@ -1,25 +1,22 @@
 """Regular expressions that end an answer, searched in text that arrives in pieces.
 
 Clients write them, so the search never goes back: Python's own takes exponential time for some. An
-expression becomes positions and the positions that may follow each (Glushkov's construction); a
-step takes one character and time that ``MAX_EDGES`` bounds. Python's parser reads the expressions,
-so they have its syntax. What looks at the text around a match (anchors, look-around) or refers back
-to a part of it is refused.
+expression becomes positions and the positions that may follow each (Glushkov's construction, with
+what anchors demand of the place between two positions); a step takes one character and time that
+``MAX_EDGES`` bounds. The end of a piece is an end of the text: what follows is not known yet.
 """
 
 from __future__ import annotations
 
-import re
-import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from re import _constants as ops  # type: ignore[attr-defined]
-from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
+from setpoint.frontend.text import expression as tree
+from setpoint.frontend.text.expression import RefusedExpression, Test, Where, parsed
 
 MAX_EDGES = 512
 """Most positions, and pairs of a position and one that may follow it, in all expressions of a
@@ -28,18 +25,21 @@ _MAX_REMEMBERED = 1024
 """How many characters, and how many sets of positions, a pattern remembers the positions of."""
 _MAX_KEPT_PATTERNS = 256
 
-Test = Callable[[str], bool]
-"""Whether a position takes a character."""
+Reached = frozenset[tuple[int, Where]]
+"""Positions, each with what must hold at the place before it, or after it."""
+Positions = dict[Where, int]
+"""What must hold at a place -> the positions for which that is enough, as bits."""
+ANYWHERE = Where(0)
 
 
 @dataclass(slots=True)
 class _Part:
     """A part of an expression: the positions that it may begin and end with."""
 
-    first: frozenset[int] = frozenset()
-    last: frozenset[int] = frozenset()
-    is_optional: bool = True
-    """Whether it matches the empty text."""
+    first: Reached = frozenset()
+    last: Reached = frozenset()
+    empty: frozenset[Where] = frozenset((ANYWHERE,))
+    """What must hold where it matches the empty text; nothing in the set: it never does."""
 
 
 @dataclass(slots=True)
@@ -49,14 +49,15 @@ class StopPattern:
 
     tests: list[Test] = field(default_factory=list)
     """Of each position."""
-    follow: list[int] = field(default_factory=list)
+    follow: list[Positions] = field(default_factory=list)
     """Position -> the positions that may come next."""
-    first: int = 0
+    first: Positions = field(default_factory=dict)
     """The positions that a match may begin with."""
-    ends: list[int] = field(default_factory=list)
+    ends: list[Positions] = field(default_factory=list)
     """Of each expression: the positions that a match may end with."""
+    has_anchors: bool = False
     _taking: dict[str, int] = field(default_factory=dict)
-    _next: dict[int, int] = field(default_factory=dict)
+    _next: dict[tuple[int, Where], int] = field(default_factory=dict)
 
     def taking(self, character: str) -> int:
         """The positions that take a character."""
@@ -67,17 +68,28 @@ class StopPattern:
             self._taking[character] = found
         return found
 
-    def next(self, positions: int) -> int:
-        """The positions that may come after any of ``positions``."""
-        found = self._next.get(positions)
+    def next(self, positions: int, here: Where) -> int:
+        """The positions that may come after any of ``positions``, at a place of which ``here``
+        holds."""
+        found = self._next.get((positions, here))
         if found is None:
             _make_room(self._next)
             found, left = 0, positions
             while left:
-                found |= self.follow[(left & -left).bit_length() - 1]
+                found |= _allowed(self.follow[(left & -left).bit_length() - 1], here)
                 left &= left - 1
-            self._next[positions] = found
+            self._next[positions, here] = found
         return found
+
+
+def _allowed(positions: Positions, here: Where) -> int:
+    if len(positions) == 1 and ANYWHERE in positions:
+        return positions[ANYWHERE]
+    found = 0
+    for demanded, bits in positions.items():
+        if demanded & here == demanded:
+            found |= bits
+    return found
 
 
 def _make_room(remembered: dict[Any, int]) -> None:
@@ -94,6 +106,8 @@ class StopSearch:
         """(Where a match begins, the positions that took the last character), the earliest
         beginning first; each position stands with the earliest beginning that reaches it."""
         self._length = 0
+        self._before = ""
+        """The last character."""
         self.matched: tuple[int, int, int] | None = None
         """The first match to be complete, and of those the longest: where it begins and ends, and
         the index of its expression."""
@@ -105,31 +119,64 @@ class StopSearch:
 
     def feed(self, text: str) -> None:
         """Search more text, up to the end of the first match."""
-        for character in text:
-            self._step(self._pattern.taking(character))
+        pattern, has_anchors = self._pattern, self._pattern.has_anchors
+        here = _place(self._before, text[:2]) if has_anchors else ANYWHERE
+        if has_anchors and text:
+            # What comes now may be what an anchor behind the last character waited for.
+            self.matched = self._complete(here)
+            if self.matched is not None:
+                return
+        for index, character in enumerate(text):
+            self._step(pattern.taking(character), here)
             self._length += 1
-            self.matched = self._complete()
+            self._before = character
+            if has_anchors:
+                here = _place(character, text[index + 1 : index + 3])
+            self.matched = self._complete(here)
             if self.matched is not None:
                 return
 
-    def _step(self, taking: int) -> None:
+    def _step(self, taking: int, here: Where) -> None:
         alive, untaken = [], taking
         for start, positions in self._alive:
-            reached = self._pattern.next(positions) & untaken
+            reached = self._pattern.next(positions, here) & untaken
             if reached:
                 alive.append((start, reached))
                 untaken &= ~reached
-        begun = self._pattern.first & untaken
+        begun = _allowed(self._pattern.first, here) & untaken
         if begun:
             alive.append((self._length, begun))
         self._alive = alive
 
-    def _complete(self) -> tuple[int, int, int] | None:
+    def _complete(self, here: Where) -> tuple[int, int, int] | None:
         for start, positions in self._alive:
             for index, ends in enumerate(self._pattern.ends):
-                if positions & ends:
+                if positions & _allowed(ends, here):
                     return start, self._length, index
         return None
+
+
+def _place(before: str, after: str) -> Where:
+    """What holds between two characters. before: the one before, "" at the beginning of the text;
+    after: the next two that are known, as far as there are any."""
+    here = ANYWHERE
+    if not before:
+        here |= Where.TEXT_BEGINS | Where.LINE_BEGINS
+    elif before == "\n":
+        here |= Where.LINE_BEGINS
+    if not after:
+        here |= Where.TEXT_ENDS | Where.LAST_LINE_ENDS | Where.LINE_ENDS
+    elif after[0] == "\n":
+        here |= Where.LINE_ENDS if len(after) > 1 else Where.LINE_ENDS | Where.LAST_LINE_ENDS
+    is_edge = _is_of_word(before) is not _is_of_word(after[:1])
+    here |= Where.WORD_EDGE if is_edge else Where.NO_WORD_EDGE
+    in_ascii = [_is_of_word(each) and each.isascii() for each in (before, after[:1])]
+    is_edge = in_ascii[0] is not in_ascii[1]
+    return here | (Where.ASCII_WORD_EDGE if is_edge else Where.NO_ASCII_WORD_EDGE)
+
+
+def _is_of_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
 
 
 @lru_cache(_MAX_KEPT_PATTERNS)
@@ -140,26 +187,20 @@ def compiled(expressions: tuple[str, ...]) -> StopPattern:
     builder = _Builder(pattern)
     for expression in expressions:
         try:
-            with warnings.catch_warnings(action="ignore"):
-                tree = _parser.parse(expression)
-            part = builder.sequence(tree, tree.state.flags)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise _refused(expression, f"is not a valid expression: {error}") from None
-        except _Refused as error:
+            part = builder.part(parsed(expression))
+        except RefusedExpression as error:
             raise _refused(expression, str(error)) from None
-        if part.is_optional:
+        if part.empty:
             raise _refused(expression, "matches the empty text")
-        pattern.first |= _bits(part.first)
-        pattern.ends.append(_bits(part.last))
+        _add(pattern.first, part.first)
+        pattern.ends.append({})
+        _add(pattern.ends[-1], part.last)
     return pattern
 
 
-def _bits(positions: Collection[int]) -> int:
-    return sum(1 << position for position in positions)
-
-
-class _Refused(Exception):
-    """The reason why an expression is not searched."""
+def _add(positions: Positions, reached: Iterable[tuple[int, Where]]) -> None:
+    for position, demanded in reached:
+        positions[demanded] = positions.get(demanded, 0) | 1 << position
 
 
 def _refused(expression: str, why: str) -> RequestError:
@@ -167,122 +208,89 @@ def _refused(expression: str, why: str) -> RequestError:
 
 
 class _Builder:
-    """Makes the positions of parsed expressions."""
+    """Makes the positions of expressions."""
 
     def __init__(self, pattern: StopPattern) -> None:
         self._pattern = pattern
         self._num_edges = 0
 
-    def sequence(self, items: Iterable[Any], flags: int) -> _Part:
-        part = _Part()
-        for kind, value in items:
-            part = self._joined(part, self._item(kind, value, flags))
-        return part
-
-    def _item(self, kind: Any, value: Any, flags: int) -> _Part:
-        if kind in (ops.LITERAL, ops.NOT_LITERAL, ops.IN, ops.ANY):
-            return self._position(_test(kind, value, flags))
-        if kind is ops.SUBPATTERN:
-            _, added, removed, items = value
-            return self.sequence(items, (flags | added) & ~removed)
-        if kind is ops.BRANCH:
-            parts = [self.sequence(items, flags) for items in value[1]]
-            return _Part(
-                frozenset().union(*(part.first for part in parts)),
-                frozenset().union(*(part.last for part in parts)),
-                any(part.is_optional for part in parts),
-            )
-        if kind in (ops.MAX_REPEAT, ops.MIN_REPEAT):
-            least, most, repeated = value
-            return self._repeated(least, most, repeated, flags)
-        raise _Refused("uses an anchor, look-around, a reference or an atomic part")
+    def part(self, node: tree.Part) -> _Part:
+        match node:
+            case tree.Character(test):
+                return self._position(test)
+            case tree.Anchor(where):
+                self._pattern.has_anchors = True
+                return _Part(empty=frozenset((where,)))
+            case tree.Sequence(parts):
+                whole = _Part()
+                for each in parts:
+                    whole = self._joined(whole, self.part(each))
+                return whole
+            case tree.Choice(parts):
+                made = [self.part(each) for each in parts]
+                return _Part(
+                    frozenset().union(*(each.first for each in made)),
+                    frozenset().union(*(each.last for each in made)),
+                    frozenset().union(*(each.empty for each in made)),
+                )
+            case tree.Repeat(part, least, most):
+                return self._repeated(part, least, most)
 
     def _position(self, test: Test) -> _Part:
         self._count(1)
         self._pattern.tests.append(test)
-        self._pattern.follow.append(0)
-        here = frozenset((len(self._pattern.tests) - 1,))
-        return _Part(here, here, is_optional=False)
+        self._pattern.follow.append({})
+        here = frozenset(((len(self._pattern.tests) - 1, ANYWHERE),))
+        return _Part(here, here, frozenset())
 
     def _joined(self, before: _Part, after: _Part) -> _Part:
         self._connect(before.last, after.first)
+        self._count(max(len(before.empty) * len(after.empty) - 1, 0))
         return _Part(
-            before.first | after.first if before.is_optional else before.first,
-            after.last | before.last if after.is_optional else after.last,
-            before.is_optional and after.is_optional,
+            before.first | self._under(before.empty, after.first),
+            after.last | self._under(after.empty, before.last),
+            frozenset(one | other for one in before.empty for other in after.empty),
         )
 
-    def _repeated(self, least: int, most: Any, items: Any, flags: int) -> _Part:
-        part = _Part()
+    def _under(self, demands: Collection[Where], reached: Reached) -> Reached:
+        """The positions behind an empty part: they also need what that demands."""
+        if ANYWHERE in demands:
+            return reached
+        self._count(len(demands) * len(reached))
+        return frozenset((at, own | more) for at, own in reached for more in demands)
+
+    def _repeated(self, node: tree.Part, least: int, most: int | None) -> _Part:
+        whole = _Part()
         for _ in range(least):
-            again = self.sequence(items, flags)
+            again = self.part(node)
+            whole = self._joined(whole, again)
             if not again.first:
-                return part  # nothing, however often
-            part = self._joined(part, again)
-        if most is ops.MAXREPEAT:
-            looped = self.sequence(items, flags)
+                return whole  # it is empty, however often
+        if most is None:
+            looped = self.part(node)
             self._connect(looped.last, looped.first)
-            return self._joined(part, _Part(looped.first, looped.last))
+            return self._joined(whole, _optional(looped))
         tail = _Part()
         for _ in range(most - least):
-            again = self.sequence(items, flags)
+            again = self.part(node)
             if not again.first:
                 break
-            inner = self._joined(again, tail)
-            tail = _Part(inner.first, inner.last)
-        return self._joined(part, tail)
+            tail = _optional(self._joined(again, tail))
+        return self._joined(whole, tail)
 
-    def _connect(self, before: Collection[int], after: Collection[int]) -> None:
+    def _connect(self, before: Reached, after: Reached) -> None:
         self._count(len(before) * len(after))
-        bits = _bits(after)
-        for position in before:
-            self._pattern.follow[position] |= bits
+        for position, demanded in before:
+            _add(self._pattern.follow[position], ((at, demanded | more) for at, more in after))
 
     def _count(self, num_edges: int) -> None:
         self._num_edges += num_edges
         if self._num_edges > MAX_EDGES:
-            raise _Refused("is too complex, alone or together with the other expressions")
+            raise RefusedExpression("is too complex, alone or together with the other expressions")
 
 
-def _test(kind: Any, value: Any, flags: int) -> Test:
-    if kind is ops.ANY:
-        return (
-            (lambda character: True) if flags & re.DOTALL else (lambda character: character != "\n")
-        )
-    if kind is ops.IN:
-        negated = value[0][0] is ops.NEGATE
-        members = [_member(of, each, flags) for of, each in (value[1:] if negated else value)]
-        return lambda character: any(holds(character) for holds in members) is not negated
-    same = _member(ops.LITERAL, value, flags)
-    return same if kind is ops.LITERAL else lambda character: not same(character)
-
-
-def _member(kind: Any, value: Any, flags: int) -> Test:
-    """The test of one member of a set: a character, a range, or a category."""
-    if kind is ops.CATEGORY:
-        return _category(str(value), ascii_only=bool(flags & re.ASCII))
-    low, high = value if kind is ops.RANGE else (value, value)
-    if not flags & re.IGNORECASE:
-        return lambda character: low <= ord(character) <= high
-    return lambda character: any(
-        low <= ord(form) <= high
-        for form in (character, character.lower(), character.upper())
-        if len(form) == 1
-    )
-
-
-def _category(name: str, *, ascii_only: bool) -> Test:
-    """name: Python's, such as CATEGORY_NOT_DIGIT."""
-    tests: dict[str, Test] = {
-        "DIGIT": str.isdecimal,
-        "SPACE": str.isspace,
-        "WORD": lambda character: character.isalnum() or character == "_",
-    }
-    negated = "_NOT_" in name
-    holds = tests[name.rpartition("_")[2]]
-    if ascii_only:
-        return lambda character: (character.isascii() and holds(character)) is not negated
-    return lambda character: holds(character) is not negated
+def _optional(part: _Part) -> _Part:
+    return _Part(part.first, part.last, part.empty | {ANYWHERE})
 
 
 def check(expressions: Sequence[str]) -> None:
