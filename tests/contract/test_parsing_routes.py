@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
+from setpoint.frontend.apis.sglang import parsing
+from setpoint.frontend.chat.deltas import Delta
+from setpoint.frontend.chat.parser import PlainParser
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
@@ -95,5 +99,85 @@ def test_what_cannot_be_parsed_is_refused_by_name(
         assert response.status_code == 400
         assert words in response.json()["message"]
         assert len(response.json()["message"]) < 2000
+
+    serve(scenario, engine())
+
+
+class _Counting(PlainParser):
+    """Counts the characters that it is given."""
+
+    num_chars = 0
+
+    def feed(self, text: str) -> Sequence[Delta]:
+        self.num_chars += len(text)
+        return super().feed(text)
+
+
+class _Format:
+    def __init__(self) -> None:
+        self.made = _Counting()
+
+    def parser(self, *args: Any, **kwargs: Any) -> _Counting:
+        return self.made
+
+    def starts_inside(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("route", "kind"),
+    [("/parse_function_call", "tool"), ("/separate_reasoning", "reasoning")],
+)
+def test_the_work_ends_when_the_client_leaves(
+    serve: Serve, route: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: a thread parsed on to the end of the text."""
+    form, text = _Format(), "x" * 500_000
+    monkeypatch.setattr(parsing, f"{kind}_format", lambda name: form)
+    body = msgspec.json.encode(
+        {"text": text, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+    )
+    arrives: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
+    sent = []
+
+    async def receive() -> Any:
+        return arrives.pop(0) if arrives else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def scenario(server: Any) -> None:
+        headers = [(b"host", b"test"), (b"content-type", b"application/json")]
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "POST",
+            "path": route,
+            "raw_path": route.encode(),
+            "query_string": b"",
+            "headers": headers,
+        }
+        await server.app(scope, receive, send)
+        assert 0 < form.made.num_chars <= parsing.SLICE_CHARS
+        response = await server.http.post(route, content=body, headers=dict(headers))
+        assert response.status_code == 200
+        assert form.made.num_chars > len(text)
+
+    serve(scenario, engine())
+
+
+def test_a_text_that_is_longer_than_any_answer_is_refused(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        for route in ("/parse_function_call", "/separate_reasoning"):
+            response = await server.http.post(
+                route,
+                json={
+                    "text": "x" * (parsing.MAX_CHARS + 1),
+                    "tool_call_parser": "glm45",
+                    "reasoning_parser": "qwen3",
+                },
+            )
+            assert response.status_code == 400
+            assert "text must have at most 1048576 characters, got 1048577." in response.text
 
     serve(scenario, engine())

@@ -48,21 +48,25 @@ class Answer(msgspec.Struct, frozen=True):
 
 def gathered(deltas: Iterable[Delta]) -> Answer:
     # One pass: it runs for every piece of every stream.
-    text = reasoning = ""
-    calls: dict[int, ToolCallDelta] = {}
+    text: list[str] = []
+    reasoning: list[str] = []
+    calls: dict[int, tuple[ToolCallDelta, list[str]]] = {}
     for delta in deltas:
         if isinstance(delta, TextDelta):
-            text += delta.text
+            text.append(delta.text)
         elif isinstance(delta, ReasoningDelta):
-            reasoning += delta.text
+            reasoning.append(delta.text)
+        elif delta.index in calls:
+            calls[delta.index][1].append(delta.arguments)
         else:
-            begun = calls.get(delta.index)
-            calls[delta.index] = (
-                delta
-                if begun is None
-                else msgspec.structs.replace(begun, arguments=begun.arguments + delta.arguments)
-            )
-    return Answer(text, reasoning, list(calls.values()))
+            calls[delta.index] = delta, [delta.arguments]
+    whole = [
+        first
+        if len(arguments) == 1
+        else msgspec.structs.replace(first, arguments="".join(arguments))
+        for first, arguments in calls.values()
+    ]
+    return Answer("".join(text), "".join(reasoning), whole)
 
 
 def arguments_of(text: str) -> dict[str, Any]:

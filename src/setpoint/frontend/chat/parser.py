@@ -42,7 +42,7 @@ class _JoiningReasoning:
 
     def __init__(self, parser: DeltaParser) -> None:
         self._parser = parser
-        self._reasoning = ""
+        self._reasoning: list[str] = []
 
     def feed(self, text: str) -> Sequence[Delta]:
         return self._joined(self._parser.feed(text))
@@ -55,13 +55,14 @@ class _JoiningReasoning:
         joined: list[Delta] = []
         for delta in deltas:
             if isinstance(delta, ReasoningDelta):
-                self._reasoning += delta.text
+                self._reasoning.append(delta.text)
             else:
                 joined += [*self._held(), delta]
         return joined
 
     def _held(self) -> list[Delta]:
-        held, self._reasoning = self._reasoning, ""
+        held = "".join(self._reasoning)
+        self._reasoning.clear()
         return [ReasoningDelta(held)] if held else []
 
 

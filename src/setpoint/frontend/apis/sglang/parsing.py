@@ -11,12 +11,18 @@ from fastapi import APIRouter, Request, Response
 from setpoint.core.errors import ConfigError, RequestError
 from setpoint.frontend.apis.openai.tools import FunctionTool, tools_of
 from setpoint.frontend.apis.sglang.controls import ControlBodies
-from setpoint.frontend.chat.deltas import Answer, gathered
+from setpoint.frontend.chat.deltas import Answer, Delta, gathered
 from setpoint.frontend.chat.formats.registry import reasoning_format, tool_format
-from setpoint.frontend.chat.parser import DeltaParser, PlainParser, parsed
+from setpoint.frontend.chat.parser import DeltaParser, PlainParser
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.jobs import ClientGoneError
 from setpoint.frontend.service import Service
+
+MAX_CHARS = 1 << 20
+"""Longest text: that of an answer of some 200,000 tokens."""
+SLICE_CHARS = 1 << 14
+"""How much is parsed before the route looks whether its client is still there; some 10 ms."""
 
 
 class ParseFunctionCallBody(msgspec.Struct):
@@ -50,7 +56,7 @@ class ParsingRoutes:
             parser = tool_format(name).parser(tools_of(body.tools))
         except ConfigError as error:
             raise RequestError(f"tool_call_parser: {error}") from None
-        answer = await _answer(parser, body.text)
+        answer = await _answer(request, parser, body.text)
         calls: list[dict[str, Any]] = [
             {"tool_index": call.index, "name": call.name, "parameters": call.arguments}
             for call in answer.calls
@@ -65,7 +71,7 @@ class ParsingRoutes:
         except ConfigError as error:
             raise RequestError(f"reasoning_parser: {error}") from None
         parser = form.parser(PlainParser(), starts_inside=form.starts_inside())
-        answer = await _answer(parser, body.text)
+        answer = await _answer(request, parser, body.text)
         return json_response({"reasoning_text": answer.reasoning, "text": answer.text, **told})
 
 
@@ -80,6 +86,15 @@ def _chosen(key: str, wanted: str | None, own: str) -> str:
     return name
 
 
-async def _answer(parser: DeltaParser, text: str) -> Answer:
-    # In a thread, because a body may hold megabytes.
-    return await asyncio.to_thread(lambda: gathered(parsed(parser, text)))
+async def _answer(request: Request, parser: DeltaParser, text: str) -> Answer:
+    """Parse a text in slices, so that the work ends when its client leaves. Raises RequestError
+    (400) for one that is longer than any answer."""
+    if len(text) > MAX_CHARS:
+        raise RequestError(f"text must have at most {MAX_CHARS} characters, got {len(text)}.")
+    deltas: list[Delta] = []
+    for at in range(0, len(text), SLICE_CHARS):
+        deltas += await asyncio.to_thread(parser.feed, text[at : at + SLICE_CHARS])
+        if await request.is_disconnected():
+            raise ClientGoneError
+    deltas += await asyncio.to_thread(parser.end)
+    return await asyncio.to_thread(gathered, deltas)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from setpoint.frontend.chat.formats.headed import HeadedCalls
 from setpoint.frontend.chat.formats.json_scan import json_text
-from setpoint.frontend.chat.formats.scanning import Markers
+from setpoint.frontend.chat.formats.scanning import Markers, is_cut
 from setpoint.frontend.chat.formats.xml_values import ANY, as_json
 
 _HEADER = re.compile(r"\s*call:(?P<name>[^\s{]+)\s*")
@@ -84,7 +84,7 @@ class GemmaScan:
             parts.append('"')
             self._expected = "string"
             return at + len(self._quote)
-        if self._quote.startswith(text[at:]):
+        if is_cut(text, at, self._quote):
             return at
         self._expected = "bare"
         return self._bare(text, at, parts)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from setpoint.frontend.chat.deltas import Delta, TextDelta, ToolCallDelta
 from setpoint.frontend.chat.formats.format import new_call_id
 from setpoint.frontend.chat.formats.json_scan import Scan
-from setpoint.frontend.chat.formats.scanning import Markers, Trimmed
+from setpoint.frontend.chat.formats.scanning import Markers, Trimmed, is_cut
 
 State = Callable[[], bool]
 """One step of reading: whether it got any further. It takes text from ``_text`` at ``_at``, as much
@@ -126,11 +126,11 @@ class CallMachine:
 
     def _is_cut(self, marker: str) -> bool:
         """Whether the text that is still to come may complete the marker here."""
-        return not self._ended and marker.startswith(self._text[self._at :])
+        return not self._ended and is_cut(self._text, self._at, marker)
 
     def _closes(self, marker: str) -> bool | None:
         """As ``_meets``, for a marker that ends something: the answer's end may cut it off."""
-        if self._ended and marker.startswith(self._text[self._at :]):
+        if self._ended and is_cut(self._text, self._at, marker):
             self._at = len(self._text)
             return True
         return self._meets(marker)

@@ -9,11 +9,15 @@ from threading import Lock
 from typing import Any
 
 from setpoint.frontend.chat.formats.json_scan import json_text
+from setpoint.frontend.chat.formats.scanning import is_cut
 from setpoint.frontend.chat.request import Tool
 
 _SIGNS = re.compile(r"[\"'()\[\]{}]")
 _IN_STRING = {'"': re.compile(r'[\\"]'), "'": re.compile(r"[\\']")}
 _PARSING = Lock()
+MAX_CHARS = 1 << 16
+"""Longest text that is read as Python: that takes much longer than JSON, and holds the
+interpreter's lock."""
 _NAMES = {"true": True, "false": False, "null": None, "none": None}
 """Values that models write as in other languages."""
 
@@ -46,7 +50,7 @@ class PythonScan:
                 at += len(self._quote)
                 self._quote = ""
                 return at
-            elif self._quote.startswith(text[at:]):
+            elif is_cut(text, at, self._quote):
                 return at
             else:
                 found = _IN_STRING[self._quote[0]].search(text, at + 1)
@@ -78,7 +82,8 @@ class PythonScan:
 
 def keyword_arguments(text: str, tool: Tool | None) -> str:
     """The JSON object of the text between the parentheses of a call; empty if that is no list of
-    plain values. Arguments without a name are those of the tool's schema, in its order."""
+    plain values, or is longer than MAX_CHARS. Arguments without a name are those of the tool's
+    schema, in its order."""
     try:
         call = _expression(f"f({text})")
         if not isinstance(call, ast.Call):
@@ -95,7 +100,7 @@ def keyword_arguments(text: str, tool: Tool | None) -> str:
 
 
 def python_value(text: str) -> Any:
-    """Raises ValueError for what is no plain value."""
+    """Raises ValueError for what is no plain value, or is longer than MAX_CHARS."""
     try:
         return _value(_expression(text))
     except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
@@ -103,6 +108,8 @@ def python_value(text: str) -> Any:
 
 
 def _expression(text: str) -> ast.expr:
+    if len(text) > MAX_CHARS:
+        raise ValueError("it is too long")
     # Python's warnings are about the model's text. Their filters belong to the process, and texts
     # are parsed in more than one thread.
     with _PARSING, warnings.catch_warnings():

@@ -4,10 +4,16 @@ looks for markers that may be cut, and holds back whitespace that a marker may f
 from __future__ import annotations
 
 import re
+import sys
 
 MAX_NAME_CHARS = 256
 """Longest name of a function or argument; longer text in its place is no call. Keeps what a parser
 holds back short."""
+
+
+def is_cut(text: str, at: int, marker: str) -> bool:
+    """Whether the text ends in the middle of a marker that begins at ``at``, or just there."""
+    return len(text) - at < len(marker) and marker.startswith(text[at:])
 
 
 class Markers:
@@ -21,8 +27,9 @@ class Markers:
         self._heads = frozenset(marker[0] for marker in markers)
         self.longest = max(map(len, markers), default=0)
 
-    def find(self, text: str, at: int) -> re.Match[str] | None:
-        return self._pattern.search(text, at)
+    def find(self, text: str, at: int, until: int = sys.maxsize) -> re.Match[str] | None:
+        """The first marker that lies between the two indices."""
+        return self._pattern.search(text, at, until)
 
     def cut(self, text: str, at: int) -> int:
         """Where a marker may have begun that the text cuts off; the text's length if nowhere. Only

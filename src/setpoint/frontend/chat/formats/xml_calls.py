@@ -12,11 +12,12 @@ from setpoint.frontend.chat.formats.json_scan import json_text
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers
 from setpoint.frontend.chat.formats.sections import SectionMachine
 from setpoint.frontend.chat.formats.xml_structure import XmlWriting, xml_structure
-from setpoint.frontend.chat.formats.xml_values import ANY, STRING, argument_types, as_json
+from setpoint.frontend.chat.formats.xml_values import ANY, STRING, ArgumentTypes, as_json
 from setpoint.frontend.chat.parser import DeltaParser
 from setpoint.frontend.chat.request import Tool
 
-_KEY = re.compile(r'\s*(?P<key>[^"<>]*?)\s*')
+_KEY = re.compile(r'\s*+(?P<key>[^"<>\s]*+(?:\s++[^"<>\s]++)*+)\s*+')
+"""Possessive, because there is only one way to match: what is no key is tried once."""
 
 _NO_NAME = re.compile(r"[\s<>\"{}]")
 _MAX_KEY_CHARS = MAX_NAME_CHARS + 32
@@ -71,14 +72,15 @@ class _Parser(SectionMachine):
             *([form.name_end] if form.name_end else [form.key_begin, form.end])
         )
         self._value_end = Markers(form.value_end)
+        self._types_of = ArgumentTypes()
 
     def _header(self) -> bool:
         text, at = self._text, self._at
-        limit = at + MAX_NAME_CHARS
-        found = self._name_ends.find(text, at)
-        if found is None or found.start() > limit:
-            if len(text) <= limit + self._name_ends.longest and not self._ended:
-                return False
+        limit = at + MAX_NAME_CHARS + self._name_ends.longest
+        found = self._name_ends.find(text, at, limit)
+        if found is None and len(text) < limit and not self._ended:
+            return False
+        if found is None or found.start() > at + MAX_NAME_CHARS:
             return self._give_up()
         name = text[at : found.start()].strip()
         if not name or _NO_NAME.search(name):
@@ -116,7 +118,7 @@ class _Parser(SectionMachine):
         self._types = (
             {"true": STRING, "false": ANY}[named["string"]]
             if named.get("string")
-            else argument_types(self._tool, self._name)
+            else self._types_of.of(self._tool, self._name)
         )
         self._at = stop + len(self._form.key_end)
         self._state = self._value_begin if self._form.value_begin else self._value_start

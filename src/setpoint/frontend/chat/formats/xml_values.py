@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -19,22 +19,32 @@ STRING = frozenset({"string"})
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
-_MAX_PYTHON_CHARS = 1 << 16
-"""Longest text that is tried as a Python literal, which takes much longer than JSON."""
-_MAX_DEPTH = 8
+_MAX_SCHEMAS = 100
+"""Most schemas that are looked at for the types of one argument."""
 
 
-def argument_types(tool: Tool | None, key: str) -> frozenset[str]:
-    """The JSON types that the tool's schema allows for an argument; all of them if it does not say
-    so."""
-    schema = tool.parameters if tool is not None else None
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    wanted = properties.get(key) if isinstance(properties, dict) else None
-    return _types(wanted, schema or {}, 0)
+class ArgumentTypes:
+    """The types of arguments, which are looked for once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], frozenset[str]] = {}
+
+    def of(self, tool: Tool | None, key: str) -> frozenset[str]:
+        """The JSON types that the tool's schema allows for an argument; all of them if it does not
+        say so."""
+        schema = tool.parameters if tool is not None else None
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        if tool is None or not isinstance(properties, dict) or key not in properties:
+            return ANY
+        place = tool.name, key
+        if place not in self._found:
+            self._found[place] = _types(properties[key], schema or {}, iter(range(_MAX_SCHEMAS)))
+        return self._found[place]
 
 
-def _types(wanted: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    if not isinstance(wanted, dict) or depth > _MAX_DEPTH:
+def _types(wanted: Any, root: Mapping[str, Any], budget: Iterator[int]) -> frozenset[str]:
+    """budget: has an element for each schema that may still be looked at."""
+    if not isinstance(wanted, dict) or next(budget, None) is None:
         return ANY
     named = wanted.get("type")
     if isinstance(named, str):
@@ -44,7 +54,7 @@ def _types(wanted: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     for key in ("anyOf", "oneOf"):
         choices = wanted.get(key)
         if isinstance(choices, list) and choices:
-            return frozenset().union(*(_types(each, root, depth + 1) for each in choices))
+            return frozenset().union(*(_types(each, root, budget) for each in choices))
     values = [wanted["const"]] if "const" in wanted else wanted.get("enum")
     if isinstance(values, list) and values and all(isinstance(each, str) for each in values):
         return STRING
@@ -53,7 +63,7 @@ def _types(wanted: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
         found: Any = root
         for part in target[2:].split("/"):
             found = found.get(part) if isinstance(found, dict) else None
-        return _types(found, root, depth + 1)
+        return _types(found, root, budget)
     return ANY
 
 
@@ -100,8 +110,6 @@ def _collection(text: str) -> str:
 
 def _from_python(text: str) -> str:
     """A dict or list as Python writes it: with single quotes, True and None."""
-    if len(text) > _MAX_PYTHON_CHARS:
-        return ""
     try:
         return json_text(python_value(text))
     except (ValueError, RecursionError):
