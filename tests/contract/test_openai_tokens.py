@@ -202,3 +202,17 @@ def test_what_is_refused(serve: Serve, route: str, body: dict[str, Any], message
         assert message in response.json()["message"]
 
     serve(scenario, FakeEngine())
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+def test_usage_can_be_in_every_chunk(serve: Serve, route: str) -> None:
+    """vLLM's --enable-force-include-usage."""
+
+    async def scenario(server: Any) -> None:
+        for options in ({}, {"stream_options": {"include_usage": False}}):
+            chunks = await streamed(server, route, **options)
+            assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
+            assert chunks[-1]["choices"] == []
+            assert chunks[-1]["usage"]["completion_tokens"] == 3
+
+    serve(scenario, says("ok"), stream_always_usage=True)

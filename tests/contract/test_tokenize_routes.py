@@ -154,3 +154,20 @@ def test_what_cannot_be_tokenized_is_refused(
             assert reason in response.json()["message"]
 
     serve(scenario)
+
+
+def test_the_tokenizer_tells_of_itself(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        bos = {"content": "<s>", "lstrip": False, "normalized": False}
+        config = {"bos_token": bos, "added_tokens_decoder": {"0": bos}, "model_max_length": 5}
+        server.service.text.tokenizer.config = config
+        answer = (await server.http.get("/tokenizer_info")).json()
+        assert answer == {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<s>",
+            "added_tokens_decoder": {"0": "<s>"},
+            "model_max_length": 5,
+            "chat_template": CHATML,
+        }
+
+    serve(scenario, chat_template=CHATML)

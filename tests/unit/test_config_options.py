@@ -15,6 +15,7 @@ from setpoint.core.errors import ConfigError
 from setpoint.core.limits import CAPTURED_TOKENS
 
 OWN = {
+    "--enable-force-include-usage",
     "--max-body-bytes",
     "--num-threads",
     "--record",

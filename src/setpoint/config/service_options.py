@@ -265,6 +265,15 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
             server_only=True,
         ),
     ] = False
+    enable_force_include_usage: Annotated[
+        bool,
+        Option(
+            SERVING,
+            "Every chunk of an OpenAI stream has the usage so far, and the last one the whole,"
+            " whatever the request says.",
+            server_only=True,
+        ),
+    ] = False
     enable_cache_report: Annotated[
         bool,
         Option(

@@ -57,6 +57,8 @@ class FrontendConfig:
     enable_cache_report: bool = False
     stream_include_usage: bool = False
     """Whether OpenAI streams without ``stream_options`` end with a usage chunk."""
+    stream_always_usage: bool = False
+    """Whether every chunk of such a stream has the usage, whatever the request says."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """temperature, top_p, top_k, min_p, repetition_penalty of generation_config.json, for the
     OpenAI routes."""

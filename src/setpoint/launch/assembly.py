@@ -32,8 +32,7 @@ def make_service(
     startup_s: float,
     storage: Storage | None = None,
 ) -> Service:
-    """startup_s: how long the start
-    took. storage: where clients' files are kept, if anywhere."""
+    """startup_s: how long the start took. storage: where clients' files are kept, if anywhere."""
     config, options, spec, source = (
         engine.config,
         engine.config.options,
@@ -58,6 +57,7 @@ def make_service(
         incremental_streaming_output=options.incremental_streaming_output,
         enable_cache_report=options.enable_cache_report,
         stream_include_usage=options.stream_response_default_include_usage,
+        stream_always_usage=options.enable_force_include_usage,
         sampling_defaults=engine.sampling,
         preferred_sampling=preferred_sampling(options),
         chat_template_kwargs=chat_template_kwargs(options),

@@ -78,6 +78,11 @@ class TextProcessor:
             self._template.close()
 
     @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template."""
+        return None if self._template is None else self._template.source
+
+    @property
     def has_chat_template(self) -> bool:
         return self._template is not None
 

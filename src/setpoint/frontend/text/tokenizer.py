@@ -37,7 +37,11 @@ class Tokenizer:
     """Encodes and decodes; immutable after construction and safe to use from several threads."""
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, *, special_tokens: dict[str, str] | None = None
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        *,
+        special_tokens: dict[str, str] | None = None,
+        config: dict[str, Any] | None = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -45,6 +49,8 @@ class Tokenizer:
         self.special_tokens = special_tokens or {}
         """Named special tokens ("bos_token", "eos_token", …) as the checkpoint spells them; for
         chat templates."""
+        self.config = config or {}
+        """``tokenizer_config.json``, for clients that ask for it."""
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
@@ -72,8 +78,9 @@ class Tokenizer:
             ) from error
         # Older checkpoints name them in a file of their own, newer ones may do so twice.
         named = _named_special_tokens(_object(folder, "special_tokens_map.json"))
-        named |= _named_special_tokens(read_tokenizer_config(folder))
-        return cls(tokenizer, special_tokens=named)
+        config = read_tokenizer_config(folder)
+        named |= _named_special_tokens(config)
+        return cls(tokenizer, special_tokens=named, config=config)
 
     @cached_property
     def vocab_size(self) -> int:

@@ -10,11 +10,16 @@ from typing import Any, Literal
 import msgspec
 
 from setpoint.core import request as core
+from setpoint.core.errors import RequestError
+from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.openai.prompts import read_prompts
-from setpoint.frontend.apis.openai.protocol import AnyBody
+from setpoint.frontend.apis.openai.protocol import AnyBody, Side, cut_of
+from setpoint.frontend.apis.openai.vector_bytes import Dtype, packed_vector
+from setpoint.frontend.chat.prepare import Chat
+from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.embedding import check_dimensions, vector_of
-from setpoint.frontend.intake import Options, namespace, new_rid
+from setpoint.frontend.intake import MAX_SEQUENCES, Options, namespace, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.service import Service
 
@@ -22,9 +27,50 @@ UNSUPPORTED = ("lora_path", "routed_dp_rank", "return_hidden_states", "stream")
 
 
 class EmbeddingBody(AnyBody, kw_only=True):
-    input: str | list[Any]
+    """The texts are ``input``, or ``messages``: a conversation or several, as in vLLM."""
+
+    input: str | list[Any] | None = None
+    messages: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = False
+    continue_final_message: bool | None = False
     encoding_format: Literal["float", "base64"] | None = None
+    embed_dtype: Dtype | None = None
+    """Type of the numbers in base64, float32 by default."""
+    endianness: Literal["native", "big", "little"] | None = None
+    """Their byte order; "native" is little."""
     dimensions: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Side | None = None
+
+    def check(self) -> None:
+        super().check()
+        if (self.input is None) == (self.messages is None):
+            raise RequestError("Give exactly one of input and messages.")
+
+    def conversations(self) -> list[list[Any]] | None:
+        """The conversations to embed; None if there are texts or token ids instead. Raises
+        RequestError (400)."""
+        if self.messages is None:
+            given = self.input if isinstance(self.input, list) else []
+            if given and all(map(_is_message, given)):
+                return [given]
+            return given if given and all(map(_is_conversation, given)) else None
+        if not self.messages:
+            raise RequestError("messages must not be empty.")
+        if all(isinstance(each, dict) for each in self.messages):
+            return [self.messages]
+        if all(map(_is_conversation, self.messages)):
+            return self.messages
+        raise RequestError("messages must be a conversation, or a list of conversations.")
+
+
+def _is_message(given: Any) -> bool:
+    return isinstance(given, dict) and "role" in given
+
+
+def _is_conversation(given: Any) -> bool:
+    return isinstance(given, list) and bool(given) and all(map(_is_message, given))
 
 
 class EmbeddingApi:
@@ -33,6 +79,7 @@ class EmbeddingApi:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._chat = Chat(service)
 
     async def open(self, raw: dict[str, Any]) -> EmbeddingExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
@@ -46,7 +93,7 @@ class EmbeddingApi:
 
     async def _requests(self, body: EmbeddingBody) -> list[core.Request]:
         intake, rid = self._service.intake, body.rid or new_rid()
-        prompts = await read_prompts(body.input, intake, name="input")
+        prompts = await self._prompts(body)
         shared = namespace(body.extra_key, body.cache_salt)
         options = Options(
             namespace=shared, priority=body.priority, routing_key=body.routing_key or ""
@@ -55,6 +102,29 @@ class EmbeddingApi:
         return [
             intake.embedding_request(prompt, options, rid=own)
             for prompt, own in zip(prompts, rids, strict=True)
+        ]
+
+    async def _prompts(self, body: EmbeddingBody) -> list[core.Ids]:
+        cut = cut_of(body, keeps_end=False)
+        conversations = body.conversations()
+        if conversations is None:
+            assert body.input is not None, "checked"
+            return await read_prompts(body.input, self._service.intake, name="input", cut=cut)
+        if len(conversations) > MAX_SEQUENCES:
+            raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
+        return [
+            await self._chat.prompt_ids(
+                ChatRequest(
+                    messages=messages,
+                    sampling=SamplingParams(),
+                    options=Options(),
+                    variables=body.chat_template_kwargs or {},
+                    cut=cut,
+                    continue_final_message=bool(body.continue_final_message),
+                    add_generation_prompt=bool(body.add_generation_prompt),
+                )
+            )
+            for messages in conversations
         ]
 
 
@@ -96,9 +166,13 @@ class EmbeddingExchange:
 
     def _shown(self, output: SequenceOutput) -> str | list[float]:
         """The vector as numbers or as base64 of little-endian float32 numbers, which the openai
-        client asks for and decodes by itself."""
-        vector = vector_of(output, self._config.pooling, self._body.dimensions)
-        if self._body.encoding_format == "base64":
-            return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
+        client asks for and decodes by itself, or of what the body names."""
+        body = self._body
+        vector = vector_of(output, self._config.pooling, body.dimensions)
+        if body.encoding_format == "base64":
+            packed = packed_vector(vector, body.embed_dtype or "float32")
+            if body.endianness == "big":
+                packed = packed.byteswap()
+            return base64.b64encode(packed.tobytes()).decode()
         numbers: list[float] = vector.tolist()
         return numbers

@@ -50,7 +50,7 @@ class Reply:
         }
         self._body = body
         self._is_chat = kind.startswith("chat")
-        self._continuous_usage = body.continuous_usage
+        self._continuous_usage = body.continuous_usage or config.stream_always_usage
         self._config = config
         self._reasoning_tokens = reasoning_tokens
         self._metadata: dict[str, Any] = {"weight_version": config.weight_version}
@@ -108,7 +108,8 @@ class Reply:
                         is_begun = True
                     yield chunk
         options = self._body.stream_options
-        if options.include_usage if options is not None else self._config.stream_include_usage:
+        is_asked = self._config.stream_include_usage if options is None else options.include_usage
+        if is_asked or self._config.stream_always_usage:
             yield self._chunk([], job.outputs)
 
     def _prompt_ids(self, output: SequenceOutput) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""``/tokenize`` and ``/detokenize``: text and conversations to token ids, and back."""
+"""``/tokenize`` and ``/detokenize``: text and conversations to token ids, and back; and
+``/tokenizer_info``."""
 
 from __future__ import annotations
 
@@ -67,6 +68,7 @@ class TokenizationRoutes:
         for prefix in ("", "/v1"):
             add_route(router, f"{prefix}/tokenize", self.tokenize, "POST", body=TokenizeBody)
             add_route(router, f"{prefix}/detokenize", self.detokenize, "POST", body=DetokenizeBody)
+        add_route(router, "/tokenizer_info", self.info, "GET", "HEAD")
         parent.include_router(router)
 
     async def tokenize(self, request: Request) -> Response:
@@ -74,6 +76,15 @@ class TokenizationRoutes:
 
     async def detokenize(self, request: Request) -> Response:
         return await self._bodies.read(request, self._detokenize)
+
+    async def info(self) -> Response:
+        """The tokenizer's configuration and the chat template in use, as vLLM shows them."""
+        text = self._service.text
+        config = {key: _plain(value) for key, value in text.tokenizer.config.items()}
+        config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+        if text.chat_template is not None:
+            config["chat_template"] = text.chat_template
+        return json_response(config)
 
     async def _tokenize(self, raw: dict[str, Any]) -> Response:
         body, warnings = self._service.read(
@@ -121,6 +132,17 @@ class TokenizationRoutes:
                 await self._service.text.decode(ids, skip_special_tokens=body.skip_special_tokens)
             )
         return json_response({"text": texts if is_batch else texts[0], **_told(warnings)})
+
+
+def _plain(value: Any) -> Any:
+    """A value of tokenizer_config.json with each token as its text."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        if isinstance(value.get("content"), str):
+            return value["content"]
+        return {key: _plain(item) for key, item in value.items()}
+    return value
 
 
 def _told(warnings: list[str]) -> dict[str, Any]:
