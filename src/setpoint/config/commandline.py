@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from setpoint.config import sglang_names
+from setpoint.config import other_engines, sglang_names
 from setpoint.config.check import check_options, check_values
 from setpoint.config.commands import Command
 from setpoint.config.declare import Field, Option, Scalar, shown
@@ -126,6 +126,7 @@ class _Reader:
                 tokens += [token, *rest]
                 break
             name, equals, value = token.partition("=")
+            self._check_engine(name, value if equals else next(iter(rest), None))
             if not name.startswith("--") or " " in name:
                 tokens.append(token)
                 continue
@@ -140,6 +141,17 @@ class _Reader:
             else:
                 raise sglang_names.refusal(flag, name)
         return tokens, frozenset(dropped)
+
+    def _check_engine(self, name: str, value: str | None) -> None:
+        """Raise ConfigError for an option of another engine, with what stands for it here. value:
+        the word after it, which may be the next option."""
+        own = {field.about.short for field in self._command.fields()} | self._fields.keys()
+        if not self._command.has_engine or name in own:
+            return
+        if value is not None and value.startswith("-"):
+            value = None
+        if hint := other_engines.hint(name, value):
+            raise ConfigError(hint)
 
     def _canonical(self, name: str) -> str:
         if not self._command.has_engine:
@@ -178,7 +190,9 @@ class _Reader:
 
     def tokens(self, key: object, value: Any) -> list[str]:
         """The command-line tokens for an option whose value is not text yet."""
-        flag = self._canonical("--" + str(key).lstrip("-").replace("_", "-"))
+        name = "--" + str(key).lstrip("-").replace("_", "-")
+        self._check_engine(name, None if value is None else str(value))
+        flag = self._canonical(name)
         if flag == "--help":
             raise ConfigError(f"{key} is not an option here.")
         if value is None:
