@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from setpoint.recording.format import FORMAT, Header, Kept, RecordingError
-from setpoint.recording.frames import FrameReader
+from setpoint.recording.frames import FrameError, FrameReader
 from setpoint.recording.segments import segment_path, segments_there
 
 
@@ -17,6 +17,8 @@ class _Format(msgspec.Struct):
     format: int
 
 
+_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+"""What decoding raises: ValueError for text that is no UTF-8."""
 _rows = msgspec.msgpack.Decoder(list[Kept])
 
 
@@ -36,7 +38,7 @@ class Recording:
         self.notes.clear()
         for number, path in enumerate(self.segments):
             reader = FrameReader(_data(path))
-            frames = iter(reader)
+            frames = _frames(reader, path)
             header = _header(next(frames, None), path)
             if header.recording != self.header.recording:
                 raise RecordingError(f"{path} belongs to another recording.")
@@ -62,7 +64,16 @@ def open_recording(path: Path) -> Recording:
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         raise RecordingError(f"Parts of the recording {path} are missing: there are {numbers}.")
     segments = [segment_path(path, number) for number in numbers]
-    return Recording(segments, _header(next(iter(FrameReader(_data(segments[0]))), None), path))
+    frames = _frames(FrameReader(_data(segments[0])), segments[0])
+    return Recording(segments, _header(next(frames, None), path))
+
+
+def _frames(reader: FrameReader, path: Path) -> Iterator[bytes]:
+    """The payloads. Raises RecordingError that names the place."""
+    try:
+        yield from reader
+    except FrameError as error:
+        raise RecordingError(f"{path} is damaged after {reader.end} bytes: {error}") from None
 
 
 def _data(path: Path) -> bytes:
@@ -82,12 +93,12 @@ def _header(payload: bytes | None, path: Path) -> Header:
                 f"{path} is a recording in format {number}; this version reads format {FORMAT}."
             )
         return msgspec.msgpack.decode(payload, type=Header)
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise RecordingError(f"The header of {path} cannot be read: {error}.") from None
 
 
 def _decoded(payload: bytes, path: Path) -> list[Kept]:
     try:
         return _rows.decode(payload)
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise RecordingError(f"A part of {path} cannot be read: {error}.") from None

@@ -24,7 +24,8 @@ from setpoint.core.settings import Settings
 from setpoint.recording.chain import Places
 from setpoint.recording.codec import field_names, kept
 from setpoint.recording.content import Content, Open, Withheld
-from setpoint.recording.format import OFF, Header
+from setpoint.recording.format import OFF, Header, Kept
+from setpoint.recording.frames import MAX_PAYLOAD_BYTES
 from setpoint.recording.segments import Segments
 from setpoint.scheduler.cache.manager import CacheConfig
 from setpoint.scheduler.config import SchedulerConfig
@@ -96,9 +97,18 @@ class RecordingWriter:
         waiting = self._waiting
         while waiting:
             count = min(len(waiting), FRAME_RECORDS)
-            rows = [kept(waiting.popleft(), self._content) for _ in range(count)]
-            self._segments.write(msgspec.msgpack.encode(rows))
+            self._write([kept(waiting.popleft(), self._content) for _ in range(count)])
             self._num_records += count
+
+    def _write(self, rows: list[Kept]) -> None:
+        """Write rows as one frame, or as several if they are larger than one may be."""
+        payload = msgspec.msgpack.encode(rows)
+        if len(payload) > MAX_PAYLOAD_BYTES and len(rows) > 1:
+            middle = len(rows) // 2
+            self._write(rows[:middle])
+            self._write(rows[middle:])
+        else:
+            self._segments.write(payload)
 
     def _end(self, why: str, error: Exception | None = None) -> None:
         self._ended = why
