@@ -75,7 +75,7 @@ def said(value: Any, kind: Any, name: str = "") -> str:
         ({"lists": [1]}, Outer, "lists[0] must be a list, got a whole number."),
         ({"lists": [[1], ["x"]]}, Outer, "lists[1][0] must be a whole number, got a string."),
         ({"pairs": [[1]]}, Outer, "pairs[0] must be a list of length 2, got 1."),
-        ({"choice": "z"}, Outer, "choice must not be 'z': it has a fixed list of values."),
+        ({"choice": "z"}, Outer, "choice must be one of its allowed values, not 'z'."),
         ({"choice": 1}, Outer, "choice must be a string, got a whole number."),
         ({"inner": 3}, Outer, "inner must be an object, got a whole number."),
         ({"inner": {"depth": "x"}}, Outer, "inner.depth must be a whole number, got a string."),

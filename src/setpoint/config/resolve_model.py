@@ -51,8 +51,8 @@ def _model_impl(book: Book) -> None:
         book.put(
             "model_impl",
             asked,
-            "the engine takes its own model where it has one, else that of transformers, and says"
-            " which",
+            "Setpoint's own code for the model if there is any, otherwise that of the transformers"
+            " library; the log names the one in use",
         )
 
 

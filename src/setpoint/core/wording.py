@@ -68,7 +68,7 @@ def plain(error: msgspec.ValidationError, *, name: str = "", whole: str = "The b
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL):
         return f"{inside}{unknown[1]} is not known."
     if enumerated := re.fullmatch(r"Invalid enum value (.*)", message, re.DOTALL):
-        return f"{subject} must not be {enumerated[1]}: it has a fixed list of values."
+        return f"{subject} must be one of its allowed values, not {enumerated[1]}."
     return f"{subject}: {message[:1].lower()}{message[1:]}."
 
 
