@@ -176,8 +176,8 @@ class Engine:
         token = self._ids[count % len(self._ids)]
         finish = Finish("length", length=count) if count == self._load.num_tokens else None
         logprobs = None
-        if request.return_logprob:
-            tops = range(request.top_logprobs_num)
+        if request.options.logprobs is not None:
+            tops = range(request.options.logprobs.top)
             logprobs = LogprobBlock(
                 [-0.5], [token], [[-0.5 * k for k in tops]], [[token + k for k in tops]], [[]]
             )

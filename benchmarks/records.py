@@ -21,7 +21,7 @@ from machine import environment
 from setpoint.core.messages import Finish, Submit, ToFrontend, ToLoop
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.records import Observer, Record, RequestAdmitted, RequestDone
-from setpoint.core.request import Request, pack_ids
+from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.result import StepResult, one_each
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.settings import Settings
@@ -113,7 +113,7 @@ def decoding(num_rows: int, num_steps: int, observer: Observer) -> Loop:
                 prompt_ids=pack_ids(np.full(PROMPT_TOKENS, number, np.int32)),
                 sampling=sampling,
                 seed=0,
-                stream=True,
+                options=RequestOptions(stream=True),
             ),
         )
         for number in range(num_rows)

@@ -28,7 +28,7 @@ from machine import environment
 
 from setpoint.core.plan import StepPlan
 from setpoint.core.records import Record
-from setpoint.core.request import Request, pack_ids
+from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.result import StepResult, one_each
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.settings import PrioritySettings, Settings
@@ -181,7 +181,7 @@ def _requests() -> Iterator[Request]:
             prompt_ids=pack_ids(prompt),
             sampling=sampling,
             seed=0,
-            stream=True,
+            options=RequestOptions(stream=True),
         )
 
 

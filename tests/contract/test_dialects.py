@@ -14,6 +14,7 @@ import pytest
 from fastapi import APIRouter, Request, Response
 
 from setpoint.core.errors import RequestError
+from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.http.bodies import BodyReader
@@ -21,7 +22,6 @@ from setpoint.frontend.http.connection import MAX_HEAD_BYTES
 from setpoint.frontend.http.dialect import Dialect, Dialects
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, event
-from setpoint.frontend.intake import Options
 from setpoint.frontend.jobs import Job
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.service import Service
@@ -55,7 +55,7 @@ class Letters(Dialect):
             raise RequestError("No letters today.")
         prompt = await self._service.intake.encode("abc")
         requests = self._service.intake.requests(
-            prompt, SamplingParams(max_new_tokens=3), Options(stream=True)
+            prompt, SamplingParams(max_new_tokens=3), RequestOptions(stream=True)
         )
         job = self._service.job(requests, received={})
         return EventStream(job, self._chunks(job), self.stream_end)

@@ -74,7 +74,11 @@ def test_base64_is_the_float32_bytes(serve: Serve) -> None:
             np.frombuffer(base64.b64decode(data[0]["embedding"]), "<f4"), unit(97, 98), rtol=1e-6
         )
         (request,) = server.engine.submitted
-        assert (request.namespace, request.priority, request.routing_key) == ("6:tenant", 3, "r")
+        assert (
+            request.options.namespace,
+            request.options.priority,
+            request.options.routing_key,
+        ) == ("6:tenant", 3, "r")
 
     serve(scenario, pooling=LAST)
 

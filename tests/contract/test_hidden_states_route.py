@@ -119,7 +119,7 @@ def test_openai_s_routes_keep_one_state_however_long_the_answer(
         assert answer.status_code == 200, answer.text
         for choice in answer.json()["choices"]:
             assert choice["hidden_states"] == [5.0] * EMBEDDING_SIZE
-        assert not any(request.return_hidden_states for request in server.engine.submitted)
+        assert not any(request.options.hidden_states for request in server.engine.submitted)
 
     engine = FakeEngine(
         script=lambda request: list(b"abcdefgh"),

@@ -35,7 +35,7 @@ def check(serve: Callable[..., None], route: str, body: dict[str, Any], **config
                 route, json={**body, "extra_key": key, "cache_salt": salt}
             )
             assert response.status_code == 200, response.text
-        found = [request.namespace for request in server.engine.submitted]
+        found = [request.options.namespace for request in server.engine.submitted]
         assert found[0] == ""
         assert len(set(found)) == len(found) == len(PAIRS)
 

@@ -60,11 +60,15 @@ def test_one_text(serve: Serve) -> None:
 def test_priority_and_routing_key_reach_the_engine(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         await server.generate(text=["a", "b"], priority=-7, routing_key="r")
-        assert [(request.priority, request.routing_key) for request in server.engine.submitted] == [
-            (-7, "r")
-        ] * 2
+        assert [
+            (request.options.priority, request.options.routing_key)
+            for request in server.engine.submitted
+        ] == [(-7, "r")] * 2
         await server.generate(text="c")
-        assert (server.engine.submitted[2].priority, server.engine.submitted[2].routing_key) == (
+        assert (
+            server.engine.submitted[2].options.priority,
+            server.engine.submitted[2].options.routing_key,
+        ) == (
             None,
             "",
         )

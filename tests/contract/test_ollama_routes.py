@@ -69,7 +69,7 @@ def test_a_stream_is_the_default_and_adds_up_to_the_whole(
         assert whole.keys() == last.keys()
         for key in ("done", "done_reason", "prompt_eval_count", "eval_count"):
             assert whole[key] == last[key]
-        assert server.engine.submitted[1].stream
+        assert server.engine.submitted[1].options.stream
 
     serve(scenario, says("aü🙂z"))
 

@@ -60,7 +60,12 @@ def test_every_sampling_field_reaches_the_engine(serve: Serve) -> None:
         ) == (1, (9,), True, True)
         assert (sampling.skip_special_tokens, sampling.logit_bias) == (False, ((5, 1.5),))
         assert (request.seed, sampling.stop) == (11, ("zz",))
-        assert (request.priority, request.namespace, request.rid, request.routing_key) == (
+        assert (
+            request.options.priority,
+            request.options.namespace,
+            request.rid,
+            request.options.routing_key,
+        ) == (
             3,
             "1:ks",
             "mine",

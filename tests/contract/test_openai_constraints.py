@@ -50,7 +50,7 @@ def test_the_engine_is_sent_the_constraint(serve: Serve, body: Any, constraint: 
             assert "warnings" not in response.json()["metadata"]
         for request in server.engine.submitted:
             assert shown(request.sampling.constraint) == constraint
-            assert request.constrain_after == ()
+            assert request.options.constrain_after == ()
 
     serve(scenario, says("ok"))
 

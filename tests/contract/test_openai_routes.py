@@ -68,7 +68,7 @@ def test_a_chat_streams_role_deltas_finish_and_usage(serve: Serve) -> None:
         assert chunks[-2].choices[0].model_extra["matched_stop"] == EOS_ID
         assert chunks[-1].choices == []
         assert chunks[-1].usage.completion_tokens == len("aü🙂z".encode()) + 1
-        assert server.engine.submitted[0].stream
+        assert server.engine.submitted[0].options.stream
 
     serve(scenario, says("aü🙂z"))
 

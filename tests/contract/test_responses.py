@@ -281,7 +281,7 @@ def test_a_limit_and_an_abort(serve: Serve) -> None:
 def test_an_error_before_and_in_a_stream(serve: Serve) -> None:
     def refuse(request: Any) -> Finish | None:
         running = next(each for each in engine.running.values() if each.request is request)
-        if running.num_sent < (3 if request.stream else 0):
+        if running.num_sent < (3 if request.options.stream else 0):
             return None
         return Finish("abort", message="Full.", status_code=503, err_type="Overloaded")
 

@@ -11,8 +11,8 @@ import pytest
 
 from setpoint.core.errors import EngineDeadError
 from setpoint.core.messages import Finish, TokenEvent, Tokens
+from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.intake import Options
 from setpoint.frontend.jobs import ClientGoneError
 from setpoint.testing.byte_tokenizer import EOS_ID
 from setpoint.testing.fake_engine import FakeEngine
@@ -288,7 +288,8 @@ def test_a_cancelled_job_never_ends_as_a_success(serve: Serve) -> None:
         service = server.service
         prompt = await service.intake.encode("a")
         with service.job(
-            service.intake.requests(prompt, SamplingParams(), Options(), rid="r"), received={}
+            service.intake.requests(prompt, SamplingParams(), RequestOptions(), rid="r"),
+            received={},
         ) as job:
             reader = asyncio.create_task(job.wait())
             await asyncio.sleep(0)

@@ -12,10 +12,9 @@ import psutil
 from setpoint import Engine
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
-from setpoint.core.request import Request
+from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.calls import Calls
-from setpoint.frontend.intake import Options as RequestOptions
 from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.ipc.link import SocketLink
 from setpoint.frontend.service import Service

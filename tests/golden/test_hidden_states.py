@@ -50,8 +50,8 @@ def generated(folder: Path, *, capture: bool, **config: Any) -> tuple[list[int],
     h.submit("other", [9, 9, 9], max_new_tokens=20, temperature=0.0)
     h.turn(2)
     options: dict[str, Any] = {"max_new_tokens": 8, "temperature": 0.0}
-    h.submit("a", PROMPT, return_hidden_states=True, **options)
-    h.submit("b", PROMPT, return_hidden_states=True, **options)
+    h.submit("a", PROMPT, hidden_states=True, **options)
+    h.submit("b", PROMPT, hidden_states=True, **options)
     h.drain()
     assert h.outcomes["other"].hidden_states == []
     assert h.outcomes["a"].hidden_states == h.outcomes["b"].hidden_states

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from setpoint.checkpoint.spec import read_spec
+from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
@@ -56,10 +57,8 @@ def test_prompt_logprobs_equal_transformers(tmp_path: Path, device: str) -> None
         plan,
         0,
         PROMPT,
-        return_logprob=True,
+        options=RequestOptions(logprobs=LogprobOptions(top=3, ids=(7, 9))),
         logprob_start=0,
-        top_logprobs_num=3,
-        token_ids_logprob=(7, 9),
     )
     plan.add_row(0, 0, 0, 30, 0)
     first = driver.run(plan)

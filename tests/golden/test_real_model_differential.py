@@ -20,6 +20,7 @@ import torch
 
 from setpoint.checkpoint.source import locate
 from setpoint.checkpoint.spec import read_spec
+from setpoint.core.request import LogprobOptions
 from setpoint.core.settings import PrioritySettings
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
@@ -105,7 +106,7 @@ class Model:
         answers."""
         options: dict[str, Any] = {"max_new_tokens": self.num_new, "temperature": 0.0}
         if gaps:
-            options |= {"return_logprob": True, "top_logprobs_num": 2}
+            options["logprobs"] = LogprobOptions(top=2)
         for index, prompt in enumerate(self.prompts):
             harness.submit(f"r{index}", prompt, prior=prior[index] if prior else (), **options)
         harness.drain()

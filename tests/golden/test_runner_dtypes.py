@@ -11,6 +11,7 @@ import pytest
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.plan import PlanBuilder
+from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.core.result import PositionLogprobs
 from setpoint.engine.executor.build import KV_DTYPES, EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
@@ -105,7 +106,8 @@ def test_prompt_logprobs_in_pieces(
     def run() -> PositionLogprobs:
         driver = Driver(InprocExecutor(runner_of(folder, "float64", "float64")), 4, 16)
         plan = driver.plan()
-        driver.admit(plan, 0, PROMPT, return_logprob=True, logprob_start=4, top_logprobs_num=2)
+        wants = RequestOptions(logprobs=LogprobOptions(top=2))
+        driver.admit(plan, 0, PROMPT, options=wants, logprob_start=4)
         plan.add_row(0, 0, 0, len(PROMPT), 1)
         return driver.run(plan).prompt_logprobs[0]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from setpoint.checkpoint.spec import read_spec
+from setpoint.core.request import LogprobOptions
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner import model_runner, rows
@@ -23,13 +24,7 @@ POISON = 0.321
 HEALTHY: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "drawn": {"temperature": 0.8, "top_p": 0.9, "seed": 3},
-    "told": {
-        "temperature": 0.0,
-        "return_logprob": True,
-        "logprob_start_len": 0,
-        "top_logprobs_num": 2,
-        "token_ids_logprob": (5, 6),
-    },
+    "told": {"temperature": 0.0, "logprobs": LogprobOptions(0, 2, (5, 6))},
     "biased": {
         "temperature": 0.5,
         "seed": 4,
@@ -39,9 +34,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
 }
 BAD: dict[str, Any] = {
     "temperature": POISON,
-    "return_logprob": True,
-    "logprob_start_len": 0,
-    "top_logprobs_num": 7,
+    "logprobs": LogprobOptions(0, 7),
 }
 
 
@@ -105,7 +98,7 @@ def test_the_others_are_not_disturbed(
         return sample(logits, its, *rest, **more)
 
     def tells(*arguments: Any, num_top: int, **more: Any) -> Any:
-        if num_top == BAD["top_logprobs_num"]:
+        if num_top == BAD["logprobs"].top:
             raise RuntimeError("cannot be told")
         return prompt_logprobs(*arguments, num_top=num_top, **more)
 

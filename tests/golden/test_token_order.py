@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.plan import Admit, TokenMasks
+from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.core.result import PositionLogprobs
 from setpoint.core.sampling import SamplingParams
 from setpoint.engine.executor.build import EngineConfig, build_runner
@@ -101,7 +102,7 @@ def test_a_greedy_token_is_the_first_of_its_top_logprobs(
             table.admit(
                 [
                     Admit(slot, slot, draw.integers(3, vocab, 12).astype(np.int32), 6, each, slot,
-                          stop_ids=(0, 1, 2), return_logprob=True, top_logprobs_num=count)
+                          stop_ids=(0, 1, 2), options=RequestOptions(logprobs=LogprobOptions(top=count)))
                     for slot, (each, count) in enumerate(zip(PARAMS, COUNTS, strict=True))
                 ]
             )  # fmt: skip
@@ -162,8 +163,8 @@ def test_a_model_with_tied_tokens(
     driver = Driver(InprocExecutor(runner), 4, 16)
     prompt = np.random.default_rng(4).integers(3, 131, 20).tolist()
     plan = driver.plan()
-    more = {"return_logprob": True, "logprob_start": 0, "top_logprobs_num": 6}
-    driver.admit(plan, 0, prompt, **more)
+    wants = RequestOptions(logprobs=LogprobOptions(top=6))
+    driver.admit(plan, 0, prompt, options=wants, logprob_start=0)
     plan.add_row(0, 0, 0, len(prompt), 1)
     first = driver.run(plan)
     results = [first, *driver.decode([0], 12)]

@@ -19,7 +19,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.grammar import NotReady
 from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.core.records import GrammarLate, TokensForced
-from setpoint.core.request import Ids, Request
+from setpoint.core.request import Ids, LogprobOptions, Request
 from setpoint.recording.format import OFF, ON
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.preparers import ScriptedPreparer
@@ -78,8 +78,8 @@ def random_requests(rng: random.Random, per_row: int) -> list[dict[str, Any]]:
                 "stop_token_ids": tuple(rng.sample(range(VOCAB), rng.choice([0, 0, 1, 4]))),
                 "ignore_eos": rng.random() < 0.2,
                 "stream": rng.random() < 0.5,
-                "return_logprob": rng.random() < 0.15,
-                "return_hidden_states": per_row == 1 and rng.random() < 0.15,
+                "logprobs": LogprobOptions() if rng.random() < 0.15 else None,
+                "hidden_states": per_row == 1 and rng.random() < 0.15,
             }
         )
     return found

@@ -33,7 +33,7 @@ from setpoint.core.records import (
     Retraction,
     SendFailed,
 )
-from setpoint.core.request import Ids, Request, pack_ids
+from setpoint.core.request import Ids, LogprobOptions, Request, pack_ids
 from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings
 from setpoint.recording.chain import Chain, Places
 from setpoint.recording.format import OFF, ON
@@ -146,9 +146,8 @@ requests = st.fixed_dictionaries(
         "ignore_eos": st.booleans(),
         "stop": st.sampled_from([(), ("secret",)]),
         "stream": st.booleans(),
-        "return_logprob": st.booleans(),
-        "logprob_start_len": st.sampled_from([-1, 0, 3]),
-        "return_hidden_states": st.sampled_from([False, False, True]),
+        "logprobs": st.sampled_from([None, *map(LogprobOptions, (-1, 0, 3))]),
+        "hidden_states": st.sampled_from([False, False, True]),
         "namespace": st.sampled_from(["", "a"]),
         "priority": st.sampled_from([None, 0, 9]),
         "routing_key": st.sampled_from(["", "k", "l"]),
@@ -369,8 +368,8 @@ def test_without_content_no_id_and_no_name_is_in_the_file(tmp_path: Path) -> Non
         stop_token_ids=(456_789_012,),
         stop=("stop word",),
         logit_bias={567_890_123: 1.0},
-        return_logprob=True,
-        token_ids_logprob=(678_901_234,),
+        logprobs=LogprobOptions(ids=(678_901_234,)),
+        constrain_after=(789_012_345,),
         namespace="salt",
         routing_key="route",
         priority=5,
@@ -380,7 +379,7 @@ def test_without_content_no_id_and_no_name_is_in_the_file(tmp_path: Path) -> Non
     harness.turn(3)
     harness.abort("client-rid")
     harness.drain()
-    ids = (*secret, 456_789_012, 567_890_123, 678_901_234, 987_654_321)
+    ids = (*secret, 456_789_012, 567_890_123, 678_901_234, 789_012_345, 987_654_321)
     needles = [name.encode() for name in ("client-rid", "stop word", "salt", "route", "schema")]
     for each in ids:
         needles += [struct.pack("<i", each), struct.pack(">i", each), str(each).encode()]

@@ -22,7 +22,7 @@ from setpoint.core.records import (
     RequestDone,
     SettingsChanged,
 )
-from setpoint.core.request import Ids, Request
+from setpoint.core.request import Ids, LogprobOptions, Request
 from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings
 from setpoint.scheduler.policy import POLICIES
 from setpoint.testing.harness import VOCAB, Harness, ids_of
@@ -262,7 +262,7 @@ def run_trace(
             namespace=rng.choice(["", "a"]),
             priority=rng.choice([None, 0, 1, 5, 20]),
             routing_key=rng.choice(["", "k", "l"]),
-            return_logprob=True,
+            logprobs=LogprobOptions(),
         )
         expected[rid] = full[len(prior) :]
         if rng.random() < changes:

@@ -12,7 +12,7 @@ import pytest
 
 from setpoint.core.errors import RequestError
 from setpoint.core.grammar import Grammar, GrammarFactory
-from setpoint.core.request import Request, pack_ids
+from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.launch.grammars import grammar_factory
 from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID, VOCAB_SIZE, write_byte_tokenizer
@@ -44,7 +44,7 @@ def request(*, constrain_after: tuple[int, ...] = (), **sampling: Any) -> Reques
         prompt_ids=pack_ids([1]),
         sampling=SamplingParams(**sampling),
         seed=0,
-        constrain_after=constrain_after,
+        options=RequestOptions(constrain_after=constrain_after),
     )
 
 

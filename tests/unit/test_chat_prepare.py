@@ -13,13 +13,13 @@ from tokenizers import AddedToken
 
 from setpoint.core.errors import RequestError
 from setpoint.core.messages import Finish, TokenEvent
+from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.chat.deltas import gathered
 from setpoint.frontend.chat.parser import joining_reasoning, parsed
 from setpoint.frontend.chat.prepare import Chat, PreparedChat
 from setpoint.frontend.chat.request import ChatRequest, Tool
 from setpoint.frontend.config import FrontendConfig
-from setpoint.frontend.intake import Options
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service
@@ -76,7 +76,10 @@ def prepared(
         template, tokenizer, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
     )
     turn = ChatRequest(
-        messages=HI, sampling=SamplingParams.parse(sampling or {}), options=Options(), **fields
+        messages=HI,
+        sampling=SamplingParams.parse(sampling or {}),
+        options=RequestOptions(),
+        **fields,
     )
     return asyncio.run(Chat(service).prepare(turn, rid="r"))
 
@@ -217,10 +220,10 @@ def test_a_constraint_begins_behind_the_reasoning() -> None:
     end = WITH_MARKERS.encode("</think>").tolist()
     how: dict[str, Any] = {"tokenizer": WITH_MARKERS, "reasoning_parser": "qwen3"}
     free = prepared(QWEN3, **how)
-    assert free.requests[0].constrain_after == ()
+    assert free.requests[0].options.constrain_after == ()
     assert prompt_of(free, WITH_MARKERS).endswith("assistant\n")
     chat = prepared(QWEN3, sampling={"json_schema": SCHEMA}, **how)
-    assert chat.requests[0].constrain_after == tuple(end)
+    assert chat.requests[0].options.constrain_after == tuple(end)
     assert prompt_of(chat, WITH_MARKERS).endswith("assistant\n<think>\n"), "or it might not reason"
     assert said(chat, 'hm</think>{"city": "Rome"}') == ('{"city": "Rome"}', "hm", [])
 
@@ -229,9 +232,9 @@ def test_with_channels_a_constraint_begins_in_the_last_one() -> None:
     """No analysis is forced on the model: an answer without one has the channel final, too."""
     how: dict[str, Any] = {"tokenizer": WITH_CHANNELS, "reasoning_parser": "gpt-oss"}
     end = WITH_CHANNELS.encode("<|channel|>final<|message|>").tolist()
-    assert prepared(HARMONY, **how).requests[0].constrain_after == ()
+    assert prepared(HARMONY, **how).requests[0].options.constrain_after == ()
     chat = prepared(HARMONY, sampling={"json_schema": SCHEMA}, **how)
-    assert chat.requests[0].constrain_after == tuple(end)
+    assert chat.requests[0].options.constrain_after == tuple(end)
     assert prompt_of(chat, WITH_CHANNELS).endswith("<|start|>assistant")
     answer = '<|channel|>final<|message|>{"city": "Rome"}'
     assert said(chat, answer) == ('{"city": "Rome"}', "", [])
@@ -246,7 +249,7 @@ def test_where_the_last_channel_is_open_a_constraint_holds_from_the_start() -> N
         reasoning_parser="gpt-oss",
         sampling={"json_schema": SCHEMA},
     )
-    assert chat.requests[0].constrain_after == ()
+    assert chat.requests[0].options.constrain_after == ()
 
 
 def test_without_reasoning_a_constraint_holds_from_the_start() -> None:
@@ -256,7 +259,7 @@ def test_without_reasoning_a_constraint_holds_from_the_start() -> None:
         prepared(QWEN2, reasoning_parser="qwen3", **how),
         prepared(QWEN3, reasoning_parser="none", **how),
     ):
-        assert chat.requests[0].constrain_after == ()
+        assert chat.requests[0].options.constrain_after == ()
         assert not prompt_of(chat, WITH_MARKERS).endswith("<think>\n")
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from setpoint.core.errors import RequestError
+from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.chat.prompt import chat_prompt
 from setpoint.frontend.chat.request import ChatRequest, Tool
-from setpoint.frontend.intake import Options
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer
@@ -41,7 +41,9 @@ WEATHER = Tool("weather", "The weather of a city.", {"type": "object"})
 
 
 def turn(*messages: Any, **fields: Any) -> ChatRequest:
-    return ChatRequest(messages=messages, sampling=SamplingParams(), options=Options(), **fields)
+    return ChatRequest(
+        messages=messages, sampling=SamplingParams(), options=RequestOptions(), **fields
+    )
 
 
 def prompt_of(template: str, request: ChatRequest, **defaults: Any) -> str:

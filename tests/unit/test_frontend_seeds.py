@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from setpoint.core.bounds import INT64_MAX, INT64_MIN
+from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.book import RequestBook
 from setpoint.frontend.config import FrontendConfig
-from setpoint.frontend.intake import Intake, Options
+from setpoint.frontend.intake import Intake
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
@@ -30,7 +31,7 @@ def intake(random_seed: int) -> Intake:
 
 def seeds(drawer: Intake, **sampling: int) -> list[int]:
     params = SamplingParams(max_new_tokens=2, **sampling)  # type: ignore[arg-type]
-    return [each.seed for each in drawer.requests(ids_of([1, 2]), params, Options())]
+    return [each.seed for each in drawer.requests(ids_of([1, 2]), params, RequestOptions())]
 
 
 def test_drawn_seeds_follow_from_the_servers_seed() -> None:

@@ -15,7 +15,7 @@ from grammar_cases import BACKENDS, ENDS, factory
 from setpoint.core.errors import RequestError
 from setpoint.core.grammar import Grammar
 from setpoint.core.messages import Finish
-from setpoint.core.request import Ids
+from setpoint.core.request import SAMPLING_MASK, Ids, LogprobOptions
 from setpoint.grammar.lookahead import Lookahead, only_token
 from setpoint.scheduler.sequence import MAX_FORCED
 from setpoint.testing.byte_tokenizer import VOCAB_SIZE
@@ -117,10 +117,18 @@ def test_what_is_raised_ahead_is_raised_when_it_is_due() -> None:
             grammar.accept(8) if where == "accept" else allowed(grammar)
 
 
+WANTED: dict[str, Any] = {
+    "logprobs": LogprobOptions(),
+    "hidden_states": True,
+    "token_facts": (SAMPLING_MASK,),
+}
+"""What a client may ask for besides tokens, that each token has a step of its own for."""
+
+
 def run(*places: Sequence[int], jumps: bool = True, **options: Any) -> Harness:
     sampling = {
         name: options.pop(name)
-        for name in ("max_new_tokens", "return_logprob", "return_hidden_states", "stop_token_ids")
+        for name in ("max_new_tokens", "stop_token_ids", *WANTED)
         if name in options
     }
     harness = Harness(
@@ -171,9 +179,9 @@ def test_the_length_limit_is_exact(depth: int, most: int) -> None:
     assert len(harness.outcomes["g"].ids) == most
 
 
-@pytest.mark.parametrize("wanted", ["return_logprob", "return_hidden_states"])
+@pytest.mark.parametrize("wanted", WANTED)
 def test_what_is_reported_for_each_token_has_each_token_sampled(wanted: str) -> None:
-    harness = run(CHOICE, *ONE[:4], CHOICE, **{wanted: True})
+    harness = run(CHOICE, *ONE[:4], CHOICE, **{wanted: WANTED[wanted]})
     assert samples(harness) == [1] * 6
 
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.plan import OWN_LENGTH, StepPlan, TokenMasks
+from setpoint.core.request import SAMPLING_MASK, LogprobOptions, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.engine.attention import base as attention
 from setpoint.engine.executor.build import EngineConfig, build_runner
@@ -138,9 +139,10 @@ def run_everything(remote: Remote, driver: Driver) -> None:
     for slot, sampling in enumerate(SAMPLINGS.values()):
         more = {
             "stop_ids": sampling.stop_token_ids,
-            "return_logprob": slot % 2 == 0,
-            "top_logprobs_num": slot,
-            "token_ids_logprob": (3, 4),
+            "options": RequestOptions(
+                logprobs=LogprobOptions(top=slot, ids=(3, 4)) if slot % 2 == 0 else None,
+                token_facts=(SAMPLING_MASK,) if slot % 3 == 0 else (),
+            ),
         }
         driver.admit(
             plan,
@@ -154,7 +156,7 @@ def run_everything(remote: Remote, driver: Driver) -> None:
         plan.add_row(slot, slot, 0, len(prompts[slot]), 1)
     driver.admit(plan, 18, [9] * 30, share=(7, 2))
     plan.add_row(18, 18, 8, 6, 0)
-    driver.admit(plan, 19, [5] * 12, pooling="mean")
+    driver.admit(plan, 19, [5] * 12, options=RequestOptions(pooling="mean"))
     plan.add_row(19, 19, 0, 12, 0)
     remote.step(plan.build())
     for number in range(3):

@@ -233,7 +233,7 @@ def test_hidden_states_that_were_brought_may_come_out_of_the_cache(tmp_path: Pat
     config = {"page_size": 1, "max_running_requests": 1, "priority": PrioritySettings(threshold=2)}
     harness = Harness(**config, num_pages=64)
     prompt = [5, 6, 7, 8, 9, 10, 11]
-    harness.submit("a", prompt, max_new_tokens=9, return_hidden_states=True, priority=0)
+    harness.submit("a", prompt, max_new_tokens=9, hidden_states=True, priority=0)
     harness.turn(4)
     harness.submit("b", prompt, max_new_tokens=2, priority=9)
     harness.drain()

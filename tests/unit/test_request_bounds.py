@@ -19,7 +19,7 @@ from setpoint.core.bounds import bounds_of, converted
 from setpoint.core.errors import RequestError
 from setpoint.core.messages import Submit, decode_to_engine, encode
 from setpoint.core.plan import Admit
-from setpoint.core.request import Request, pack_ids
+from setpoint.core.request import LogprobOptions, Request, RequestOptions, pack_ids
 from setpoint.core.sampling import TOP_K_ALL, SamplingParams
 from setpoint.engine.sampling.columns import SLOT_DTYPE, slot_values, token_lists
 
@@ -59,7 +59,10 @@ OF_SAMPLING = [
     field for field in msgspec.structs.fields(SamplingParams) if bounds_of(field.type) is not None
 ]
 OF_OPTIONS = [
-    field for field in msgspec.structs.fields(Request) if bounds_of(field.type) is not None
+    field
+    for kind in (Request, RequestOptions, LogprobOptions)
+    for field in msgspec.structs.fields(kind)
+    if bounds_of(field.type) is not None
 ]
 
 
@@ -74,22 +77,27 @@ def test_every_number_of_a_request_has_a_range(path: str) -> None:
         assert -(1 << 63) <= number.ge <= number.le < 1 << 63, path
 
 
+def _taken(options: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {key: options.pop(key) for key in kind.__struct_fields__ if key in options}
+
+
 def admitted(sampling: SamplingParams, **options: Any) -> np.void:
     """The columns of a request that has crossed to the engine; a value that does not fit them, or
     loses its meaning there, raises."""
+    logprobs = LogprobOptions(**_taken(options, LogprobOptions))
+    asked = RequestOptions(logprobs=logprobs, **_taken(options, RequestOptions))
     request = Request(
-        rid="r", prompt_ids=pack_ids([1]), sampling=sampling, **{"seed": 5, **options}
+        rid="r",
+        prompt_ids=pack_ids([1]),
+        sampling=sampling,
+        options=asked,
+        **{"seed": 5, **options},
     )
     message = decode_to_engine(encode(Submit(0, request)))
     assert isinstance(message, Submit)
     assert message.request == request
     got = message.request
-    lists = {
-        "logprob_start": got.logprob_start_len,
-        "top_logprobs_num": got.top_logprobs_num,
-        "token_ids_logprob": got.token_ids_logprob,
-    }
-    admit = Admit(0, 0, got.prompt(), 1, got.sampling, got.seed, (2,), return_logprob=True, **lists)
+    admit = Admit(0, 0, got.prompt(), 1, got.sampling, got.seed, (2,), got.options, logprobs.start)
     columns = np.zeros(1, SLOT_DTYPE)
     with np.errstate(over="raise", invalid="raise"):
         columns[0] = slot_values(admit)
@@ -131,11 +139,7 @@ def test_a_sampling_parameter_is_bounded_where_it_enters(field: msgspec.structs.
             assert len(caught.value.message) < 200
 
 
-@pytest.mark.parametrize(
-    "field",
-    [field for field in msgspec.structs.fields(Request) if bounds_of(field.type)],
-    ids=lambda field: field.name,
-)
+@pytest.mark.parametrize("field", OF_OPTIONS, ids=lambda field: field.name)
 def test_an_option_is_bounded_where_it_enters(field: msgspec.structs.FieldInfo) -> None:
     inside, outside = edges(field.type)
     for value in inside:

@@ -10,6 +10,7 @@ import pytest
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.plan import TokenMasks
+from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.core.result import StepResult
 from setpoint.core.sampling import SamplingParams
 from setpoint.engine.executor.build import EngineConfig, build_runner
@@ -38,9 +39,9 @@ def run(folder: Path) -> StepResult:
             slot,
             prompt,
             sampling=sampling,
-            return_logprob=slot != 0,
-            top_logprobs_num=num_top,
-            token_ids_logprob=picked,
+            options=RequestOptions(
+                logprobs=LogprobOptions(top=num_top, ids=picked) if slot else None
+            ),
         )
         plan.add_row(slot, slot, 0, len(prompt), 1)
     words = np.zeros((2, -(-spec.vocab_size // 32)), np.int32)

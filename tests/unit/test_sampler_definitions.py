@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from setpoint.core.plan import Admit, TokenMasks
+from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.core.result import one_each
 from setpoint.core.sampling import SamplingParams
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.runner.rows import SlotTable
-from setpoint.engine.sampling import sampler
+from setpoint.engine.sampling import distribution
 from setpoint.engine.sampling.random import uniform
-from setpoint.engine.sampling.sampler import Sampled, sample
+from setpoint.engine.sampling.sampler import Sampled, joined, sample
 
 VOCAB = 97
 GREEDY = SamplingParams(temperature=0.0)
@@ -129,7 +130,7 @@ def defined_token(logits: np.ndarray, params: SamplingParams, ids: list[int], se
 def test_mixed_batch_equals_one_row_definition(
     monkeypatch: pytest.MonkeyPatch, peek: bool, head: int, trial: int
 ) -> None:
-    monkeypatch.setattr(sampler, "HEAD", head)
+    monkeypatch.setattr(distribution, "HEAD", head)
     logits = torch.tensor(np.random.default_rng(trial).normal(0, 3, (len(MIXED), VOCAB)))
     table = table_of(MIXED, HISTORY)
     wanted = [
@@ -226,8 +227,7 @@ def test_penalties_equal_transformers() -> None:
     table = table_of(
         [SamplingParams(temperature=0.0, repetition_penalty=1.8)],
         [ids],
-        return_logprob=True,
-        top_logprobs_num=VOCAB,
+        options=RequestOptions(logprobs=LogprobOptions(top=VOCAB)),
     )
     logits = torch.tensor(RNG.normal(0, 2, (1, VOCAB)), dtype=torch.float32)
     wanted = RepetitionPenaltyLogitsProcessor(1.8)(torch.tensor([ids]), logits.clone()).log_softmax(
@@ -246,8 +246,9 @@ def test_output_logprobs_are_after_edits_and_temperature_before_truncation(
         temperature=temperature, top_k=3, frequency_penalty=0.7, logit_bias=((11, 2.0),)
     )
     table = table_of([SamplingParams(), params], [[4], HISTORY[0]])
-    table.admit([Admit(1, 1, np.array(HISTORY[0], np.int32), 2 * len(HISTORY[0]) // 3, params, 7, return_logprob=True, top_logprobs_num=5,
-                       token_ids_logprob=(3, 90))])  # fmt: skip
+    wants = RequestOptions(logprobs=LogprobOptions(top=5, ids=(3, 90)))
+    history = np.array(HISTORY[0], np.int32)
+    table.admit([Admit(1, 1, history, 2 * len(history) // 3, params, 7, options=wants)])
     logits = torch.tensor(RNG.normal(0, 2, (2, VOCAB)))
     sampled = run(logits.clone(), table, [0, 1])
     wanted = np.log(softmax(edited(logits[1].numpy(), params, HISTORY[0]) / (temperature or 1.0)))
@@ -296,7 +297,8 @@ def test_masks_mean_the_same_if_the_best_tokens_are_known(
     ]
     if seed % 2:
         params = [*params[:4], *[GREEDY] * 3, params[-1]]  # no edits but the masks
-    table = table_of(params, HISTORY[:8], return_logprob=return_logprob)
+    wants = RequestOptions(logprobs=LogprobOptions() if return_logprob else None)
+    table = table_of(params, HISTORY[:8], options=wants)
     bits = draw.random((6, 128)) < share
     bits[:, 40] = True
     words = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
@@ -340,3 +342,36 @@ def test_ties_go_to_the_lowest_id_for_greedy() -> None:
     logits = torch.zeros(1, VOCAB, dtype=torch.bfloat16)
     logits[0, [20, 60, 80]] = 3
     assert run(logits, table_of([GREEDY], [[1]]), [0]).ids.tensor.tolist() == [20]
+
+
+@pytest.mark.parametrize("peek", [True, False])
+def test_a_sampling_mask_has_the_tokens_that_are_left(peek: bool) -> None:
+    params = [
+        SamplingParams(temperature=0.7, top_k=9),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.3, top_k=40, top_p=0.6, frequency_penalty=0.5),
+        SamplingParams(top_k=20, min_p=0.1),
+    ]
+    wants = RequestOptions(token_facts=("sampling_mask",))
+    table = table_of(params, HISTORY[:4], options=wants)
+    logits = torch.tensor(RNG.normal(0, 3, (4, VOCAB)))
+    sampled = run(logits.clone(), table, [0, 1, 2, 3], peek=peek)
+    (fact,) = sampled.facts
+    assert (fact.name, fact.rows.tolist()) == ("sampling_mask", [0, 1, 2, 3])
+    for row, numbers in enumerate(fact.numbers.tolist()):
+        token, mask = int(sampled.ids.tensor[row]), [each for each in numbers if each >= 0]
+        assert token in mask
+        if params[row].is_greedy:
+            assert mask == [token]
+            continue
+        own = edited(logits[row].numpy(), params[row], HISTORY[row]) / params[row].temperature
+        probs = softmax(own)
+        assert mask == sorted(np.flatnonzero(kept(probs, params[row])), key=lambda t: -probs[t])
+
+
+def test_facts_of_several_blocks_keep_their_rows() -> None:
+    wants = RequestOptions(token_facts=("sampling_mask",))
+    table = table_of([GREEDY] * 2, HISTORY[:2], options=wants)
+    logits = torch.tensor(RNG.normal(0, 3, (2, VOCAB)))
+    blocks = [run(logits[[row]].clone(), table, [row]) for row in (0, 1)]
+    assert [fact.rows.tolist() for fact in joined(blocks).facts] == [[0], [1]]

@@ -6,6 +6,7 @@ import pytest
 
 from setpoint.core.plan import OWN_LENGTH
 from setpoint.core.records import Refusal
+from setpoint.core.request import LogprobOptions
 from setpoint.core.settings import PrioritySettings
 from setpoint.scheduler.budget import PrefillBudget, fits_until_finish
 from setpoint.testing.harness import VOCAB, Harness
@@ -247,7 +248,7 @@ def test_prompt_logprobs_keep_their_positions_out_of_the_prefix_match() -> None:
     harness = Harness()
     harness.submit("a", prompt(8), max_new_tokens=1)
     harness.drain()
-    harness.submit("b", prompt(8), max_new_tokens=1, return_logprob=True, logprob_start_len=3)
+    harness.submit("b", prompt(8), max_new_tokens=1, logprobs=LogprobOptions(3))
     harness.drain()
     assert harness.outcomes["b"].num_cached == 3
     assert (

@@ -39,9 +39,9 @@ def test_every_position_once(config: dict[str, Any], depth: int, tmp_path: Path)
     h.submit("before", LONG, max_new_tokens=3)
     h.drain()
     for number in range(3):
-        h.submit(f"r{number}", LONG, max_new_tokens=4 + number, return_hidden_states=True)
+        h.submit(f"r{number}", LONG, max_new_tokens=4 + number, hidden_states=True)
     h.submit("plain", LONG, max_new_tokens=6)
-    h.submit("held", LONG[:9], max_new_tokens=70, return_hidden_states=True, stream=False)
+    h.submit("held", LONG[:9], max_new_tokens=70, hidden_states=True, stream=False)
     h.drain()
     for number in range(3):
         check(h, f"r{number}", LONG, 4 + number)
@@ -57,7 +57,7 @@ def test_every_position_once(config: dict[str, Any], depth: int, tmp_path: Path)
 def test_a_retracted_request_brings_none_twice(depth: int) -> None:
     h = Harness(num_pages=70, depth=depth, conservativeness=0.01, chunked_prefill_size=16)
     for number in range(4):
-        h.submit(f"r{number}", [*LONG[:6], number], max_new_tokens=25, return_hidden_states=True)
+        h.submit(f"r{number}", [*LONG[:6], number], max_new_tokens=25, hidden_states=True)
         h.turn()
     h.drain()
     assert h.recorder.retractions
@@ -67,7 +67,7 @@ def test_a_retracted_request_brings_none_twice(depth: int) -> None:
 
 def test_a_pause_in_the_middle_of_a_prompt() -> None:
     h = Harness(num_pages=200, depth=1, chunked_prefill_size=8)
-    h.submit("a", LONG, max_new_tokens=5, return_hidden_states=True)
+    h.submit("a", LONG, max_new_tokens=5, hidden_states=True)
     h.turn(3)
     h.pause(PauseMode.RETRACT)
     h.turn()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from setpoint.core.request import Ids
+from setpoint.core.request import Ids, LogprobOptions
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.preparers import ScriptedPreparer
 from setpoint.testing.scripted import hashed_token, reference
@@ -37,7 +37,7 @@ def samples(h: Harness) -> list[list[int]]:
 
 def test_tokens_of_a_row_are_one_event() -> None:
     h = harness(3, 0, 2)
-    h.submit("a", PROMPT, max_new_tokens=10, return_logprob=True)
+    h.submit("a", PROMPT, max_new_tokens=10, logprobs=LogprobOptions())
     h.drain()
     outcome = h.outcomes["a"]
     assert outcome.ids == outcome.logprob_ids == expected(10)
@@ -64,7 +64,7 @@ def test_what_lies_behind_a_stop_is_discarded(depth: int, replan: bool) -> None:
     stop = expected(6)[5]
     assert expected(6).index(stop) == 5
     h = harness(depth=depth, replan_inflight=replan, eos_token_ids=frozenset({stop}))
-    h.submit("a", PROMPT, max_new_tokens=60, return_logprob=True)
+    h.submit("a", PROMPT, max_new_tokens=60, logprobs=LogprobOptions())
     h.drain()  # 1 + 4, then four tokens of which the first is the stop
     assert h.outcomes["a"].ids == h.outcomes["a"].logprob_ids == expected(6)
     assert h.outcomes["a"].finish is not None

@@ -74,6 +74,9 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     embedding: bytes = b""
     """The embedding of a pooled request, sent with its end: [hidden size] little-endian float32,
     not normalised."""
+    token_facts: dict[str, list[bytes]] = {}
+    """Name -> the numbers about each of ``ids``, little-endian int32 (see
+    ``RequestOptions.token_facts``)."""
     timing: Timing | None = None
     """Sent once, with the first output or, if there is none, with the end; None for a request that
     was never admitted."""

@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from setpoint.core.request import Ids, PoolingKind
+from setpoint.core.request import Ids, RequestOptions
 from setpoint.core.sampling import SamplingParams
 
 OWN_LENGTH = -1
@@ -65,16 +65,13 @@ class Admit:
     stop_ids: tuple[int, ...] = ()
     """Token ids (EOS and stop_token_ids) that are masked until ``min_new_tokens`` outputs exist;
     empty when that is 0."""
-    return_logprob: bool = False
+    options: RequestOptions = field(default_factory=RequestOptions)
+    """What the client asked for. With ``pooling``, the step that computes the last of ``ids``
+    brings back the sequence's embedding; for "mean", rows of this admission must compute every one
+    of ``ids``."""
     logprob_start: int = -1
-    """First prompt position whose logprob is wanted (at least 1 in effect: position 0 has none);
-    -1: none is wanted."""
-    top_logprobs_num: int = 0
-    token_ids_logprob: tuple[int, ...] = ()
-    return_hidden_states: bool = False
-    pooling: PoolingKind | None = None
-    """Set for an embedding: the step that computes the last of ``ids`` brings back the sequence's
-    embedding. For "mean", rows of this admission must compute every one of ``ids``."""
+    """First prompt position whose logprob is still wanted (at least 1 in effect: position 0 has
+    none); -1: none is."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -18,7 +18,13 @@ MAX_LOGPROBS = 1000
 tokens and for tokens named by id, separately."""
 
 MAX_CONSTRAIN_AFTER = 32
-"""Most token ids in ``Request.constrain_after``."""
+"""Most token ids in ``RequestOptions.constrain_after``."""
+
+SAMPLING_MASK = "sampling_mask"
+"""A token fact: the tokens that a token was drawn from."""
+
+MAX_SAMPLING_MASK = 1024
+"""Most tokens in a sampling mask, and the largest top_k of a request that asks for it."""
 
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
@@ -42,6 +48,67 @@ def unpack_ids(data: bytes) -> Ids:
     return np.frombuffer(data, dtype="<i4")
 
 
+class LogprobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which logprobs a request wants, beside those of its output tokens."""
+
+    start: Annotated[int, Meta(ge=-1, le=INT32_MAX)] = -1
+    """First prompt position whose logprob is wanted; -1: logprobs of outputs only. Prefix matching
+    stops at this position."""
+    top: LogprobCount = 0
+    """How many of the likeliest tokens are wanted at every reported position."""
+    ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LOGPROBS)] = ()
+    """Token ids whose logprobs are wanted at every reported position."""
+
+
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a client asks for besides tokens and their sampling. An API makes it from the body; it
+    passes unchanged through Request and Admit to whoever fulfils it, so a new option touches only
+    the API that reads it and the place that fulfils it."""
+
+    stream: bool = False
+    """False lets the scheduler hold tokens back and send them in larger groups."""
+    logprobs: LogprobOptions | None = None
+    namespace: str = ""
+    """Cache namespace (from SGLang's extra_key and cache_salt); different namespaces never share a
+    prefix."""
+    priority: Int64 | None = None
+    routing_key: str = ""
+    """Under the routing-key policy, requests with the same key run together."""
+    pooling: PoolingKind | None = None
+    """Set when an embedding is wanted instead of text. ``sampling.max_new_tokens`` is 0 then, and
+    the step that computes the last prompt token ends the request."""
+    hidden_states: bool = False
+    """Bring the hidden state of every token that is computed, the prompt's included. No beginning
+    of the prompt is taken from the cache then, because its hidden states are not kept."""
+    output_hidden_states: bool = False
+    """Bring, for each output token, the hidden state that it was sampled from."""
+    constrain_after: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_CONSTRAIN_AFTER)] = ()
+    """Consecutive token ids after whose first occurrence in the outputs the constraint of the
+    sampling parameters begins (the end of the reasoning); empty: it holds from the first output."""
+    token_facts: tuple[str, ...] = ()
+    """Names of further facts that are wanted about each output token, each a list of numbers
+    (``engine.sampling.facts``)."""
+
+    @property
+    def wants_hidden_states(self) -> bool:
+        return self.hidden_states or self.output_hidden_states
+
+    @property
+    def picked_ids(self) -> tuple[int, ...]:
+        """The token ids whose logprobs are wanted at every reported position."""
+        return () if self.logprobs is None else self.logprobs.ids
+
+    def without_reports(self) -> RequestOptions:
+        """The options of a request that wants nothing but tokens."""
+        return msgspec.structs.replace(self, logprobs=None, token_facts=())
+
+    @property
+    def takes_every_step(self) -> bool:
+        """Whether every output token needs a step of its own, in which something about it is
+        taken."""
+        return self.logprobs is not None or self.wants_hidden_states or bool(self.token_facts)
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence to generate or embed (``n > 1`` becomes n requests in the frontend). SGLang:
     TokenizedGenerateReqInput."""
@@ -53,35 +120,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: Annotated[int, Meta(ge=0, le=INT64_MAX)]
     """Seed of the counter-based generator: the client's ``sampling_seed``, or one that the frontend
     drew so that the request has the same result on every engine."""
+    options: RequestOptions = RequestOptions()
     prior_output_ids: bytes = b""
     """Outputs that already exist (of a resumed request). They count as outputs for penalties,
     limits, usage and seeds."""
-    stream: bool = False
-    """False lets the scheduler hold tokens back and send them in larger groups."""
-    return_logprob: bool = False
-    logprob_start_len: Annotated[int, Meta(ge=-1, le=INT32_MAX)] = -1
-    """First prompt position whose logprob is wanted; -1: logprobs of outputs only. Prefix matching
-    stops at this position."""
-    top_logprobs_num: LogprobCount = 0
-    token_ids_logprob: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LOGPROBS)] = ()
-    """Token ids whose logprobs are wanted at every reported position."""
-    namespace: str = ""
-    """Cache namespace (from SGLang's extra_key and cache_salt); different namespaces never share a
-    prefix."""
-    priority: Int64 | None = None
-    routing_key: str = ""
-    """Under the routing-key policy, requests with the same key run together."""
-    pooling: PoolingKind | None = None
-    """Set when an embedding is wanted instead of text. ``sampling.max_new_tokens`` is 0 then, and
-    the step that computes the last prompt token ends the request."""
-    return_hidden_states: bool = False
-    """Bring the hidden state of every token that is computed, the prompt's included. No beginning
-    of the prompt is taken from the cache then, because its hidden states are not kept."""
-    output_hidden_states: bool = False
-    """Bring, for each output token, the hidden state that it was sampled from."""
-    constrain_after: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_CONSTRAIN_AFTER)] = ()
-    """Consecutive token ids after whose first occurrence in the outputs the constraint of
-    ``sampling`` begins (the end of the reasoning); empty: it holds from the first output."""
 
     def prompt(self) -> Ids:
         return unpack_ids(self.prompt_ids)

@@ -84,6 +84,8 @@ class StepResult:
     step computed."""
     hidden_states: Mapping[int, HiddenStates] = field(default_factory=dict)
     """seq_id -> those of its row's tokens, for sequences admitted with return_hidden_states."""
+    token_facts: Mapping[int, Mapping[str, bytes]] = field(default_factory=dict)
+    """seq_id -> name -> the numbers about its row's sampled token, little-endian int32."""
     failures: Mapping[int, str] = field(default_factory=dict)
     """seq_id -> the reason, for sequences of the plan that failed alone. Their ids and logprobs are
     meaningless."""

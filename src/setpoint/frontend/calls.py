@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from setpoint.core.errors import RequestError
-from setpoint.core.request import Request
+from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
 from setpoint.frontend.apis.sglang.protocol import EncodeBody, GenerateBody, naming_prompt
@@ -21,7 +21,6 @@ from setpoint.frontend.call_arguments import body_of, checked_sampling, prompt_f
 from setpoint.frontend.chat.prepare import Chat
 from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.feed import QUEUE_TARGET, EngineView, Gate
-from setpoint.frontend.intake import Options
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service
 
@@ -206,7 +205,10 @@ class Calls:
                 " call generate()."
             )
         request = ChatRequest(
-            messages=messages, sampling=SamplingParams(), options=Options(), variables=variables
+            messages=messages,
+            sampling=SamplingParams(),
+            options=RequestOptions(),
+            variables=variables,
         )
         ids = await self._chat.prompt_ids(request)
         return ids.tolist()  # type: ignore[no-any-return]

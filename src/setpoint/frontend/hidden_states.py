@@ -38,8 +38,8 @@ def check_hidden_states(requests: Sequence[Request], config: FrontendConfig) -> 
 
 def _most_states(request: Request, config: FrontendConfig) -> int:
     """The most hidden states that a request's answer may have."""
-    if not request.return_hidden_states:
-        return int(request.output_hidden_states)
+    if not request.options.hidden_states:
+        return int(request.options.output_hidden_states)
     num_prompt, wanted = len(request.prompt_ids) // 4, request.sampling.max_new_tokens
     return config.context_len if wanted is None else num_prompt + wanted
 

@@ -11,7 +11,7 @@ import logging
 import random
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -19,7 +19,16 @@ import numpy as np
 
 from setpoint.core.bounds import INT64_MAX, bounds_of, converted
 from setpoint.core.errors import ContextLengthError, RequestError
-from setpoint.core.request import MAX_LOGPROBS, Ids, Request, pack_ids
+from setpoint.core.request import (
+    MAX_LOGPROBS,
+    MAX_SAMPLING_MASK,
+    SAMPLING_MASK,
+    Ids,
+    LogprobOptions,
+    Request,
+    RequestOptions,
+    pack_ids,
+)
 from setpoint.core.sampling import MAX_N, SamplingParams, out_of_vocabulary
 from setpoint.frontend.book import RequestBook
 from setpoint.frontend.config import FrontendConfig
@@ -43,21 +52,15 @@ MAX_KEY_CHARS = 1024
 answers repeat the last."""
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
-class Options:
-    """The options of a request besides sampling, shared by its n sequences."""
-
-    stream: bool = False
-    return_logprob: bool = False
-    logprob_start_len: int = -1
-    top_logprobs_num: int = 0
-    token_ids_logprob: tuple[int, ...] = ()
-    namespace: str = ""
-    priority: int | None = None
-    routing_key: str = ""
-    constrain_after: tuple[int, ...] = ()
-    return_hidden_states: bool = False
-    output_hidden_states: bool = False
+LOGPROB_KEYS = {
+    "start": "logprob_start_len",
+    "top": "top_logprobs_num",
+    "ids": "token_ids_logprob",
+}
+"""Field of LogprobOptions -> the key of ``/generate`` that it comes from."""
+_PRIORITY = next(
+    field.type for field in msgspec.structs.fields(RequestOptions) if field.name == "priority"
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -106,19 +109,14 @@ def namespace(extra_key: str | None, cache_salt: str | None) -> str:
     return f"{len(extra_key or '')}:{extra_key or ''}{cache_salt or ''}"
 
 
-_NUMBERS = {
-    field.name: field.type
-    for field in msgspec.structs.fields(Request)
-    if bounds_of(field.type) is not None and field.name in {own.name for own in fields(Options)}
-}
-"""Field of a Request that clients set -> its bounded type."""
-
-
-def _check_numbers(options: Options) -> None:
-    """Raise RequestError (400) for a number outside the range that the Request's field of that name
-    declares."""
-    for name, kind in _NUMBERS.items():
-        converted(getattr(options, name), kind, name)
+def _check_numbers(options: RequestOptions) -> None:
+    """Raise RequestError (400) for a number outside the range that its field declares, named as
+    SGLang's clients name it."""
+    converted(options.priority, _PRIORITY, "priority")
+    logprobs = options.logprobs or LogprobOptions()
+    for field in msgspec.structs.fields(LogprobOptions):
+        if bounds_of(field.type) is not None:
+            converted(getattr(logprobs, field.name), field.type, LOGPROB_KEYS[field.name])
 
 
 class Intake:
@@ -181,7 +179,12 @@ class Intake:
         return np.array(ids, np.int32)
 
     def requests(
-        self, prompt: Ids, sampling: SamplingParams, options: Options, *, rid: str | None = None
+        self,
+        prompt: Ids,
+        sampling: SamplingParams,
+        options: RequestOptions,
+        *,
+        rid: str | None = None,
     ) -> list[Request]:
         """The ``sampling.n`` requests of one prompt. Raises RequestError (400).
 
@@ -195,15 +198,7 @@ class Intake:
             )
         self._check_options(options, sampling)
         prompt, sampling = self._fit(prompt, sampling)
-        if options.logprob_start_len > len(prompt):
-            raise RequestError(
-                f"logprob_start_len is {options.logprob_start_len}, but the prompt has"
-                f" {len(prompt)} tokens."
-            )
-        # A start at or after the end of the prompt reports nothing.
-        logprob_start_len = (
-            -1 if options.logprob_start_len == len(prompt) else options.logprob_start_len
-        )
+        options = _with_start_in(options, len(prompt))
         base = rid or new_rid()
         stops = tuple(filter(self._is_in_vocabulary, sampling.stop_token_ids))
         one = msgspec.structs.replace(sampling, n=1, stop_token_ids=stops)
@@ -213,17 +208,7 @@ class Intake:
                 prompt_ids=pack_ids(prompt),
                 sampling=one,
                 seed=self._seed(sampling.sampling_seed, index),
-                stream=options.stream,
-                return_logprob=options.return_logprob,
-                logprob_start_len=logprob_start_len,
-                top_logprobs_num=options.top_logprobs_num,
-                token_ids_logprob=options.token_ids_logprob,
-                namespace=options.namespace,
-                priority=options.priority,
-                routing_key=options.routing_key,
-                constrain_after=options.constrain_after,
-                return_hidden_states=options.return_hidden_states,
-                output_hidden_states=options.output_hidden_states,
+                options=options,
             )
             for index in range(sampling.n)
         ]
@@ -248,7 +233,11 @@ class Intake:
     def check_logprobs(self, requests: Sequence[Request]) -> None:
         """Raise RequestError (400) if the answers to these requests together could hold too many
         logprobs."""
-        total = sum(self._most_logprobs(request) for request in requests if request.return_logprob)
+        total = sum(
+            self._most_logprobs(request)
+            for request in requests
+            if request.options.logprobs is not None
+        )
         if total > MAX_LOGPROBS_IN_ALL:
             raise RequestError(
                 f"The answer could hold {total} logprobs; at most {MAX_LOGPROBS_IN_ALL} are"
@@ -256,19 +245,22 @@ class Intake:
             )
 
     def _most_logprobs(self, request: Request) -> int:
+        logprobs = request.options.logprobs
+        if logprobs is None:
+            return 0
         num_prompt, wanted = len(request.prompt_ids) // 4, request.sampling.max_new_tokens
         room = self._config.context_len - num_prompt
         positions = (room if wanted is None else min(wanted, room)) + (
-            num_prompt if request.logprob_start_len >= 0 else 0
+            num_prompt if logprobs.start >= 0 else 0
         )
-        return positions * (1 + request.top_logprobs_num + len(request.token_ids_logprob))
+        return positions * (1 + logprobs.top + len(logprobs.ids))
 
     def embedding_request(
-        self, prompt: Ids, options: Options | None = None, *, rid: str | None = None
+        self, prompt: Ids, options: RequestOptions | None = None, *, rid: str | None = None
     ) -> Request:
         """The request for one prompt's embedding. Raises RequestError (400), also if the server
         generates text."""
-        pooling, options = self._config.pooling, options or Options()
+        pooling, options = self._config.pooling, options or RequestOptions()
         if pooling is None:
             raise RequestError(
                 "This server generates text; start it with --is-embedding to get embeddings."
@@ -280,22 +272,21 @@ class Intake:
             prompt_ids=pack_ids(prompt),
             sampling=sampling,
             seed=0,
-            namespace=options.namespace,
-            priority=options.priority,
-            routing_key=options.routing_key,
-            pooling=pooling.kind,
+            options=msgspec.structs.replace(options, pooling=pooling.kind),
         )
 
-    def _check_options(self, options: Options, sampling: SamplingParams) -> None:
+    def _check_options(self, options: RequestOptions, sampling: SamplingParams) -> None:
         sampling.check_vocabulary(self._config.vocab_size)
         stop_regex.check(sampling.stop_regex)
         _check_numbers(options)
-        if len(options.token_ids_logprob) > MAX_LOGPROBS:
+        picked = options.picked_ids
+        if len(picked) > MAX_LOGPROBS:
             raise RequestError(
-                f"token_ids_logprob may name at most {MAX_LOGPROBS} tokens, got"
-                f" {len(options.token_ids_logprob)}."
+                f"token_ids_logprob may name at most {MAX_LOGPROBS} tokens, got {len(picked)}."
             )
-        self.check_ids(options.token_ids_logprob, name="token_ids_logprob")
+        self.check_ids(picked, name="token_ids_logprob")
+        if SAMPLING_MASK in options.token_facts:
+            _check_sampling_mask(sampling)
 
     def _fit(self, prompt: Ids, sampling: SamplingParams) -> tuple[Ids, SamplingParams]:
         """Refuse a request that does not fit the context, or shorten it with
@@ -351,4 +342,28 @@ class Intake:
         return ContextLengthError(
             f"The input ({num_tokens} tokens) is longer than the model's context length"
             f" ({self._config.context_len} tokens)."
+        )
+
+
+def _with_start_in(options: RequestOptions, num_prompt: int) -> RequestOptions:
+    """The options with a logprob start that lies in the prompt. Raises RequestError (400) for one
+    behind it."""
+    logprobs = options.logprobs
+    if logprobs is None or logprobs.start < num_prompt:
+        return options
+    if logprobs.start > num_prompt:
+        raise RequestError(
+            f"logprob_start_len is {logprobs.start}, but the prompt has {num_prompt} tokens."
+        )
+    # A start at the end of the prompt reports nothing.
+    none = msgspec.structs.replace(logprobs, start=-1)
+    return msgspec.structs.replace(options, logprobs=none)
+
+
+def _check_sampling_mask(sampling: SamplingParams) -> None:
+    """Raise RequestError (400) if the tokens that one is drawn from may be too many to return."""
+    if not (sampling.is_greedy or 1 <= sampling.top_k <= MAX_SAMPLING_MASK):
+        raise RequestError(
+            "return_sampling_mask requires greedy sampling, or a top_k of at most"
+            f" {MAX_SAMPLING_MASK}."
         )

@@ -60,6 +60,8 @@ class SequenceOutput:
         self.hidden_states: list[bytes] = []
         """Hidden states in the form of TokenEvent, if asked for; with ``output_hidden_states`` only
         that of the last output token."""
+        self.token_facts: dict[str, list[bytes]] = {}
+        """Name -> the numbers about each of ``output_ids``, in the form of TokenEvent."""
         self.embedding = b""
         """The vector of a pooled request, in the form of TokenEvent."""
         self.headers = came.headers
@@ -129,13 +131,15 @@ class SequenceOutput:
         self.timing = event.timing or self.timing
         self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
         self.embedding = event.embedding
-        if event.hidden_states and self.request.return_hidden_states:
+        if event.hidden_states and self.request.options.hidden_states:
             self.hidden_states.append(event.hidden_states)
         elif event.hidden_states and num_kept:
             # One for each id; only the last is ever shown.
             size = len(event.hidden_states) // len(event.ids)
             self.hidden_states = [event.hidden_states[(num_kept - 1) * size : num_kept * size]]
         self.output_ids += event.ids[:num_kept]
+        for name, facts in event.token_facts.items():
+            self.token_facts.setdefault(name, []).extend(facts[:num_kept])
         block = event.output_logprobs
         if block is not None and dropped:
             block = _head(block, num_kept)

@@ -54,9 +54,9 @@ class RequestExport:
                 for name, value in msgspec.to_builtins(request.sampling).items()
                 if name not in CONTENTS
             },
-            "stream": request.stream,
-            "return_logprob": request.return_logprob,
-            "priority": request.priority,
+            "stream": request.options.stream,
+            "return_logprob": request.options.logprobs is not None,
+            "priority": request.options.priority,
         }
         line = {
             "request_parameters": json.dumps(parameters),

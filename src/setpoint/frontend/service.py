@@ -15,7 +15,7 @@ import msgspec
 from setpoint.core.awake import timeout_awake
 from setpoint.core.control import EngineFacts, InternalState
 from setpoint.core.errors import ConfigError, EngineDeadError, RequestError
-from setpoint.core.request import Request, pack_ids
+from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.shown import shown
 from setpoint.frontend.bodies import parse
@@ -23,7 +23,7 @@ from setpoint.frontend.book import RequestBook
 from setpoint.frontend.checkpoints import Checkpoints, NoCheckpoints
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.hidden_states import check_hidden_states
-from setpoint.frontend.intake import Intake, Options, new_rid
+from setpoint.frontend.intake import Intake, new_rid
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.ipc.mailbox import Mailbox
@@ -170,7 +170,7 @@ class Service:
             prompt_ids=pack_ids([0]),
             sampling=sampling,
             seed=0,
-            pooling=kind,
+            options=RequestOptions(pooling=kind),
         )
         seq_id = self.engine.submit(probe, Mailbox())
         try:
@@ -234,7 +234,7 @@ class Service:
         ]
         rid, sampling = f"WARM_UP_{new_rid()}", SamplingParams(max_new_tokens=8, temperature=0.0)
         if self.config.pooling is None:
-            requests = self.intake.requests(prompt, sampling, Options(), rid=rid)
+            requests = self.intake.requests(prompt, sampling, RequestOptions(), rid=rid)
         else:
             requests = [self.intake.embedding_request(prompt, rid=rid)]
         with Job(self.engine, self.text.tokenizer, requests, on_finish=lambda output: None) as job:

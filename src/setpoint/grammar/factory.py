@@ -45,8 +45,8 @@ class CachingFactory(ABC, Generic[T]):
             compiled = self._compile(constraint, is_wanted)
             self._cache.put(constraint, compiled)
         automaton = self._start(compiled, ignore_eos=request.sampling.ignore_eos)
-        if request.constrain_after:
-            automaton = ConstrainedAfter(automaton, request.constrain_after, self._eos_token_ids)
+        if after := request.options.constrain_after:
+            automaton = ConstrainedAfter(automaton, after, self._eos_token_ids)
         return Lookahead(automaton, self._vocab_size)
 
     @abstractmethod

@@ -25,7 +25,7 @@ from setpoint.core.control import (
 from setpoint.core.messages import Abort, Finish, Prepared, Shutdown, Stop, Submit, ToLoop, encode
 from setpoint.core.operations import LoadWeights, Operation, StartProfile
 from setpoint.core.plan import Admit, StepPlan
-from setpoint.core.request import Request, pack_ids
+from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.result import StepResult
 from setpoint.recording.chain import ID_BYTES, Chain, Places, pseudonym
 from setpoint.recording.format import KeptArrival, KeptMessage
@@ -119,8 +119,6 @@ LEFT_OUT = {
     "stop_token_ids": "KeptResult.ends says which tokens were some",
 } | dict.fromkeys(
     (
-        "top_logprobs_num",
-        "token_ids_logprob",
         "min_new_tokens",
         "temperature",
         "top_p",
@@ -134,7 +132,6 @@ LEFT_OUT = {
         "regex",
         "ebnf",
         "structural_tag",
-        "constrain_after",
         "skip_special_tokens",
         "spaces_between_special_tokens",
         "logit_bias",
@@ -230,16 +227,20 @@ class Withheld:
             ignore_eos=sampling.ignore_eos,
             has_stop=sampling.has_text_stops,
             stream_interval=sampling.stream_interval,
-            stream=request.stream,
-            return_logprob=request.return_logprob,
-            logprob_start_len=request.logprob_start_len,
-            namespace=self.name(request.namespace),
-            priority=request.priority,
-            routing_key=self.name(request.routing_key),
-            pooling=request.pooling,
+            options=self._without_content(request.options),
             seed=request.seed,
-            return_hidden_states=request.return_hidden_states,
-            output_hidden_states=request.output_hidden_states,
+        )
+
+    def _without_content(self, options: RequestOptions) -> RequestOptions:
+        logprobs = options.logprobs
+        if logprobs is not None:
+            logprobs = msgspec.structs.replace(logprobs, ids=())
+        return msgspec.structs.replace(
+            options,
+            namespace=self.name(options.namespace),
+            routing_key=self.name(options.routing_key),
+            logprobs=logprobs,
+            constrain_after=(),
         )
 
     def planned(self, plan: StepPlan) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from setpoint.core.errors import SetpointError
-from setpoint.core.request import PoolingKind
+from setpoint.core.request import RequestOptions
 from setpoint.core.settings import Settings
 from setpoint.scheduler.cache.manager import CacheConfig
 from setpoint.scheduler.config import SchedulerConfig
@@ -82,16 +82,9 @@ class KeptArrival(msgspec.Struct, frozen=True, array_like=True, tag="A"):
     has_stop: bool
     """Whether the request has stop strings."""
     stream_interval: int | None
-    stream: bool
-    return_logprob: bool
-    logprob_start_len: int
-    namespace: str
-    priority: int | None
-    routing_key: str
-    pooling: PoolingKind | None
+    options: RequestOptions
+    """With names replaced, and without token ids."""
     seed: int
-    return_hidden_states: bool = False
-    output_hidden_states: bool = False
 
 
 class KeptResult(msgspec.Struct, frozen=True, array_like=True, tag="R"):

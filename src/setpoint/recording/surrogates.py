@@ -158,15 +158,7 @@ def request_of(arrival: KeptArrival, outline: Outline, ids: SurrogateIds) -> Req
             stream_interval=arrival.stream_interval,
         ),
         seed=arrival.seed,
-        stream=arrival.stream,
-        return_logprob=arrival.return_logprob,
-        logprob_start_len=arrival.logprob_start_len,
-        namespace=arrival.namespace,
-        priority=arrival.priority,
-        routing_key=arrival.routing_key,
-        pooling=arrival.pooling,
-        return_hidden_states=arrival.return_hidden_states,
-        output_hidden_states=arrival.output_hidden_states,
+        options=arrival.options,
     )
 
 

@@ -169,7 +169,7 @@ class RecordedExecutor:
 
     def submit(self, plan: StepPlan) -> RecordedStep:
         self._with_hidden_states.update(
-            admit.seq_id for admit in plan.admits if admit.return_hidden_states
+            admit.seq_id for admit in plan.admits if admit.options.wants_hidden_states
         )
         return RecordedStep(plan, self)
 

@@ -33,7 +33,11 @@ def new_sequence(
     clipped so that prompt, outputs and one spare page fit into it: an admitted sequence can always
     finish, even if all others must give up their memory.
     """
-    if request.priority is not None and settings.priority is None and settings.refuse_priority:
+    if (
+        request.options.priority is not None
+        and settings.priority is None
+        and settings.refuse_priority
+    ):
         raise RequestError(PRIORITY_DISABLED, status_code=503, err_type="ServiceUnavailableError")
     prompt = request.prompt()
     num_input = len(prompt)
@@ -76,4 +80,4 @@ def new_sequence(
 
 def urgency_of(request: Request, rule: PrioritySettings | None) -> int:
     """How urgent a request is (larger is more urgent); 0 for all without priority scheduling."""
-    return 0 if rule is None else rule.urgency(request.priority)
+    return 0 if rule is None else rule.urgency(request.options.priority)

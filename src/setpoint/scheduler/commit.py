@@ -115,12 +115,15 @@ class Committer:
             return self._end_by_grammar(seq, raised.finish, discards=True)
         if seq.first_token_at is None and len(seq.outputs) > before:
             seq.first_token_at = self._state.now
-        if seq.request.return_logprob:
+        if seq.request.options.logprobs is not None:
             _keep_logprobs(seq, result, len(seq.outputs) - before)
-        if seq.request.return_hidden_states:
+        if seq.request.options.hidden_states:
             _keep_hidden_states(seq, result)
-        if seq.request.output_hidden_states and len(seq.outputs) > before:
+        if seq.request.options.output_hidden_states and len(seq.outputs) > before:
             _keep_output_hidden_state(seq, result)
+        if seq.request.options.token_facts and len(seq.outputs) > before:
+            for name, numbers in result.token_facts.get(seq.seq_id, {}).items():
+                seq.token_facts.setdefault(name, []).append(numbers)
         if finish is GRAMMAR_ENDED:
             return self._end_by_grammar(seq, finish, discards=False)
         if finish is not None:
@@ -135,10 +138,7 @@ class Committer:
     def _look_ahead(self, seq: Sequence) -> None:
         """Find out which tokens the grammar forces next. If logprobs or hidden states are wanted,
         every token has a step of its own, in which they are taken."""
-        request = seq.request
-        if request.return_hidden_states or request.output_hidden_states:
-            return
-        if seq.grammar is None or request.return_logprob:
+        if seq.grammar is None or seq.request.options.takes_every_step:
             return
         if seq.forced or seq.remaining < 2 or seq.is_late:
             return
@@ -260,7 +260,7 @@ def _end_of_prompt(seq: Sequence, result: StepResult) -> Finish | None:
     """End a sequence with max_new_tokens = 0: after the last chunk nothing is left to compute."""
     if not seq.prefilled or seq.inflight_steps or seq.remaining > 0:
         return None
-    if seq.request.pooling is not None:
+    if seq.request.options.pooling is not None:
         vector = result.embeddings[seq.seq_id]
         if not np.isfinite(vector).all():
             return NOT_FINITE

@@ -45,7 +45,7 @@ def is_due(seq: Sequence, stream_interval: int) -> bool:
     unsent = len(seq.outputs) - seq.num_sent
     if seq.finish is not None or (unsent > 0 and seq.num_sent == seq.num_prior):
         return True
-    if not seq.request.stream and not seq.request.sampling.has_text_stops:
+    if not seq.request.options.stream and not seq.request.sampling.has_text_stops:
         return unsent >= NON_STREAM_INTERVAL
     return unsent >= (seq.request.sampling.stream_interval or stream_interval)
 
@@ -67,12 +67,15 @@ def token_event(seq: Sequence, now: float) -> TokenEvent:
         prompt_logprobs=_joined(seq.prompt_logprobs) if seq.prompt_logprobs else None,
         embedding=seq.embedding,
         hidden_states=b"".join(seq.hidden_states) if seq.hidden_states else b"",
+        token_facts=seq.token_facts,
         timing=_timing(seq, now) if is_first else None,
     )
-    if seq.request.return_logprob:
+    if seq.request.options.logprobs is not None:
         seq.output_logprobs, seq.prompt_logprobs = [], []
     if seq.hidden_states:
         seq.hidden_states = []
+    if seq.token_facts:
+        seq.token_facts = {}
     return event
 
 

@@ -401,7 +401,7 @@ class Loop:
             released=sorted(state.released),
             num_pending_tokens=state.num_pending_tokens,
             num_running_tokens=sum(seq.num_known for seq in running),
-            num_routing_keys=len({seq.request.routing_key for seq in running} - {""}),
+            num_routing_keys=len({seq.request.options.routing_key for seq in running} - {""}),
             pool=state.cache.pool_stats(),
             settings=state.settings,
             report=self._report(),

@@ -51,7 +51,7 @@ class WaitingOrder:
             in_batch_deprioritize=config.in_batch_deprioritize,
             num_processed=state.num_processed,
             running_keys=Counter(
-                key for seq in state.running.values() if (key := seq.request.routing_key)
+                key for seq in state.running.values() if (key := seq.request.options.routing_key)
             ),
             seed=(config.seed, self._num_passes),
         )
@@ -64,16 +64,16 @@ class WaitingOrder:
                 seq.seq_id,
                 urgency=seq.urgency,
                 max_new_tokens=seq.max_new_tokens,
-                routing_key=request.routing_key,
+                routing_key=request.options.routing_key,
             )
         ids = seq.known_ids()
         path: tuple[int, ...] = ()
         if policy.reads_paths:
-            num_matched, path = cache.trace(ids, request.namespace)
+            num_matched, path = cache.trace(ids, request.options.namespace)
         else:
-            num_matched = cache.peek(ids, request.namespace)
+            num_matched = cache.peek(ids, request.options.namespace)
         return Candidate(
-            seq.seq_id, ids, request.namespace, num_matched, path, arrived_at=seq.arrived_at
+            seq.seq_id, ids, request.options.namespace, num_matched, path, arrived_at=seq.arrived_at
         )
 
     def _touch(self) -> None:
@@ -82,4 +82,4 @@ class WaitingOrder:
         state = self._state
         if state.cache.enabled and self._num_passes % TOUCH_INTERVAL == 0:
             for seq in reversed(list(state.queue)[:TOUCH_REQUESTS]):
-                state.cache.touch(seq.known_ids(), seq.request.namespace)
+                state.cache.touch(seq.known_ids(), seq.request.options.namespace)

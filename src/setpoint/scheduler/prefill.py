@@ -149,7 +149,7 @@ class PrefillPlanner:
     def _num_uncached(self, seq: Sequence) -> int:
         ids = seq.known_ids()
         return len(ids) - self._state.cache.peek(
-            ids[: _match_limit(seq, len(ids))], seq.request.namespace
+            ids[: _match_limit(seq, len(ids))], seq.request.options.namespace
         )
 
     def _admit(
@@ -164,7 +164,9 @@ class PrefillPlanner:
         if refusal is not None:
             return refusal
         ids = seq.known_ids()
-        handle = state.cache.match(ids[: _match_limit(seq, len(ids))], seq.request.namespace)
+        handle = state.cache.match(
+            ids[: _match_limit(seq, len(ids))], seq.request.options.namespace
+        )
         extend = len(ids) - handle.num_tokens
         verdict = self._judge(seq, len(ids), extend, budget, state.available_tokens)
         if not isinstance(verdict, Refusal) and verdict < extend and state.chunking is not None:
@@ -260,7 +262,9 @@ class PrefillPlanner:
         state, ids = self._state, seq.known_ids()
         candidates = [state.running[seq_id] for seq_id in order]
 
-        with state.cache.match(ids[: _match_limit(seq, len(ids))], seq.request.namespace) as handle:
+        with state.cache.match(
+            ids[: _match_limit(seq, len(ids))], seq.request.options.namespace
+        ) as handle:
 
             def suffice(count: int) -> bool:
                 if state.num_free_slots + count <= 0:
@@ -314,22 +318,24 @@ def _match_limit(seq: Sequence, num_ids: int) -> int:
     """How many tokens may be matched in the cache. The last token is always computed, for its
     logits or hidden state; so is every position whose logprob or hidden state is still wanted, and
     the whole prompt for a mean over it."""
-    if seq.request.pooling == "mean":
+    if seq.request.options.pooling == "mean":
         return 0
-    if seq.request.return_hidden_states:
+    if seq.request.options.hidden_states:
         return min(num_ids - 1, seq.num_hidden_states)
-    if _wants_prompt_logprobs(seq):
-        return min(num_ids - 1, seq.request.logprob_start_len)
-    return num_ids - 1
+    first = _first_prompt_logprob(seq)
+    return num_ids - 1 if first < 0 else min(num_ids - 1, first)
 
 
-def _wants_prompt_logprobs(seq: Sequence) -> bool:
-    sent = seq.num_sent > seq.num_prior
-    return seq.request.return_logprob and seq.request.logprob_start_len >= 0 and not sent
+def _first_prompt_logprob(seq: Sequence) -> int:
+    """The first prompt position whose logprob is wanted and was not sent; -1: none is."""
+    logprobs = seq.request.options.logprobs
+    if logprobs is None or logprobs.start < 0 or seq.num_sent > seq.num_prior:
+        return -1
+    return logprobs.start
 
 
 def _admission(seq: Sequence) -> Admit:
-    request = seq.request
+    request, first = seq.request, _first_prompt_logprob(seq)
     return Admit(
         slot=seq.slot,
         seq_id=seq.seq_id,
@@ -338,10 +344,7 @@ def _admission(seq: Sequence) -> Admit:
         sampling=request.sampling,
         seed=request.seed,
         stop_ids=tuple(sorted(seq.stop_ids)) if request.sampling.min_new_tokens > 0 else (),
-        return_logprob=request.return_logprob,
-        logprob_start=request.logprob_start_len + 1 if _wants_prompt_logprobs(seq) else -1,
-        top_logprobs_num=request.top_logprobs_num,
-        token_ids_logprob=request.token_ids_logprob,
-        return_hidden_states=request.return_hidden_states or request.output_hidden_states,
-        pooling=request.pooling,
+        options=request.options,
+        # The logprob of a position needs the logits of the one before it.
+        logprob_start=-1 if first < 0 else first + 1,
     )

@@ -160,7 +160,7 @@ class Scheduler:
             page_size=state.cache.page_size,
         )
         if (
-            request.priority is not None
+            request.options.priority is not None
             and state.settings.priority is None
             and not self._ignored_priority
         ):

@@ -81,7 +81,7 @@ class Sequence:
     """Private pages of stretches that the tree holds under other pages; they stay in the page table
     until release."""
     ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Number of prompt and output tokens at the last admission, which prefill has to cover."""
+    """Prompt and outputs at the last admission, which prefill has to cover."""
     prefilled: bool = False
     """Whether every token of the last admission has KV, computed or planned. Written with each of
     its rows."""
@@ -103,6 +103,8 @@ class Sequence:
     """Hidden states not sent yet, float32."""
     num_hidden_states: int = 0
     """Positions whose hidden states were brought, if asked for; written at the commit."""
+    token_facts: dict[str, list[bytes]] = field(default_factory=dict)
+    """Facts about outputs that were not sent yet (``TokenEvent.token_facts``)."""
     embedding: bytes = b""
     """The vector of a pooled request, float32; set by its last step."""
     finish: Finish | None = None

@@ -60,7 +60,7 @@ from setpoint.core.messages import (
 from setpoint.core.moments import Moment
 from setpoint.core.operations import MemoryPart, Operation
 from setpoint.core.pool import PoolStats
-from setpoint.core.request import Request
+from setpoint.core.request import Request, pack_ids
 from setpoint.core.settings import Settings
 from setpoint.frontend.live import FrontendSettings, Proposal
 
@@ -280,9 +280,13 @@ class FakeEngine:
             num_outputs=running.num_sent,
             num_cached=self.num_cached,
             timing=Timing(0.25, 0.5) if first == 0 else None,
-            output_logprobs=_block(request, ids) if request.return_logprob else None,
+            output_logprobs=_block(request, ids) if request.options.logprobs is not None else None,
             prompt_logprobs=_prompt_block(request) if first == 0 else None,
             hidden_states=_hidden_states(request, ids, first),
+            token_facts={
+                name: [pack_ids([token, token + 1]) for token in ids]
+                for name in request.options.token_facts
+            },
             embedding=(
                 self._embedding(request) if finish is not None and finish.type == "length" else b""
             ),
@@ -290,7 +294,7 @@ class FakeEngine:
 
     def _embedding(self, request: Request) -> bytes:
         """The first EMBEDDING_SIZE ids of the prompt, repeated."""
-        if request.pooling is None:
+        if request.options.pooling is None:
             return b""
         return np.resize(request.prompt(), EMBEDDING_SIZE).astype("<f4").tobytes()
 
@@ -318,8 +322,10 @@ def _hidden_states(request: Request, ids: Sequence[int], num_before: int) -> byt
     """Those of the tokens that were computed for an event: the prompt, if it is the first, and
     each new token's predecessor. A hidden state is EMBEDDING_SIZE times its place in the answer, 0
     for the prompt."""
-    if not request.return_hidden_states:
-        places = range(num_before, num_before + len(ids)) if request.output_hidden_states else []
+    if not request.options.hidden_states:
+        places = (
+            range(num_before, num_before + len(ids)) if request.options.output_hidden_states else []
+        )
         return np.repeat(np.array(places, "<f4"), EMBEDDING_SIZE).tobytes()
     prompt = [0] * len(request.prompt()) if num_before == 0 else []
     places = range(max(num_before, 1), num_before + len(ids))
@@ -329,20 +335,23 @@ def _hidden_states(request: Request, ids: Sequence[int], num_before: int) -> byt
 def _block(request: Request, ids: Sequence[int]) -> LogprobBlock:
     """Made-up but recognisable: the k-th best token is the sampled id + k with logprob -(k + 1) /
     2."""
-    tops = range(request.top_logprobs_num)
+    asked = request.options.logprobs
+    assert asked is not None
+    tops = range(asked.top)
     return LogprobBlock(
         values=[-0.5] * len(ids),
         ids=list(ids),
         top_values=[[-(k + 1) / 2 for k in tops] for _ in ids],
         top_ids=[[token + k for k in tops] for token in ids],
-        picked=[[-float(token) for token in request.token_ids_logprob] for _ in ids],
+        picked=[[-float(token) for token in asked.ids] for _ in ids],
     )
 
 
 def _prompt_block(request: Request) -> LogprobBlock | None:
-    if not request.return_logprob or request.logprob_start_len < 0:
+    asked = request.options.logprobs
+    if asked is None or asked.start < 0:
         return None
-    return _block(request, request.prompt()[max(request.logprob_start_len, 1) :].tolist())
+    return _block(request, request.prompt()[max(asked.start, 1) :].tolist())
 
 
 @dataclass(slots=True, frozen=True)

@@ -17,7 +17,7 @@ from setpoint.core.operations import Operation, Operator
 from setpoint.core.pagerows import CacheCosts, PageRow
 from setpoint.core.plan import StepPlan
 from setpoint.core.records import Preemption, Record, Retraction, StepDone
-from setpoint.core.request import Ids, Request, pack_ids
+from setpoint.core.request import Ids, Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.settings import Settings
 from setpoint.scheduler import invariants
@@ -190,9 +190,10 @@ class Harness:
         stream: bool = True,
         **options: Any,
     ) -> None:
-        """Post a request; keyword options go to Request if it has such a field, else to
-        SamplingParams."""
-        own = {key: options.pop(key) for key in list(options) if key in Request.__struct_fields__}
+        """Post a request; keyword options go to Request or RequestOptions if it has such a field,
+        else to SamplingParams."""
+        own = _taken(options, Request)
+        asked = RequestOptions(stream=stream, **_taken(options, RequestOptions))
         sampling = SamplingParams(**{"max_new_tokens": 4, **options})
         seq_id = len(self._rids)
         own.setdefault("seed", seq_id)
@@ -201,7 +202,7 @@ class Harness:
             prompt_ids=pack_ids(ids_of(prompt)),
             prior_output_ids=pack_ids(ids_of(prior)),
             sampling=sampling,
-            stream=stream,
+            options=asked,
             **own,
         )
         self.outcomes[rid] = Outcome()
@@ -331,3 +332,8 @@ def _longest(sizes: Sizes, config: Mapping[str, Any]) -> int:
 
 def ids_of(tokens: Iterable[int]) -> Ids:
     return np.array(list(tokens), np.int32)
+
+
+def _taken(options: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The options that are fields of ``kind``, which are removed."""
+    return {key: options.pop(key) for key in kind.__struct_fields__ if key in options}

@@ -239,14 +239,14 @@ class ScriptedExecutor:
         self._ids[admit.slot] = admit.ids.tolist()
         self._table[admit.slot] = {}
         self.with_logprobs.discard(admit.slot)
-        if admit.return_logprob:
+        if admit.options.logprobs is not None:
             self.with_logprobs.add(admit.slot)
         self.with_hidden_states.discard(admit.slot)
-        if admit.return_hidden_states:
+        if admit.options.wants_hidden_states:
             self.with_hidden_states.add(admit.slot)
         self._sums[admit.slot] = []
         self._pooled.pop(admit.slot, None)
-        if admit.pooling is not None:
+        if admit.options.pooling is not None:
             self._pooled[admit.slot] = admit, []
 
     def _hidden_states(self, slot: int, start: int, end: int) -> Floats:
@@ -260,7 +260,7 @@ class ScriptedExecutor:
         computed += history[start:].tolist()
         if end < len(admit.ids):
             return {}
-        seen = history if admit.pooling == "last" else np.array(computed, np.int32)
+        seen = history if admit.options.pooling == "last" else np.array(computed, np.int32)
         return {admit.seq_id: np.array([len(seen), self.next_token(seen)], np.float32)}
 
     def _span(self, slot: int, start: int, count: int) -> tuple[int, int, int]:

@@ -14,10 +14,10 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerFast
 
 from setpoint.core.errors import CheckpointError, RequestError
+from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.chat.prompt import chat_prompt
 from setpoint.frontend.chat.request import ChatRequest, Tool
-from setpoint.frontend.intake import Options
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer
@@ -265,7 +265,7 @@ def _by_us(template: ChatTemplate, case: Case) -> tuple[str, bool]:
     request = ChatRequest(
         messages=case.messages,
         sampling=SamplingParams(),
-        options=Options(),
+        options=RequestOptions(),
         tools=case.tools,
         variables=case.variables,
         continue_final_message=case.continued,

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from setpoint.core.plan import StepPlan, TokenMasks
-from setpoint.core.request import Ids
+from setpoint.core.request import Ids, pack_ids
 from setpoint.core.result import EAGER, HiddenStates, PositionLogprobs, StepResult, one_each
 from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.kernels.device import Mark, marker, seconds_between, to_host, wait
 from setpoint.engine.runner.model_runner import Forward, ModelRunner
 from setpoint.engine.runner.ways.base import Way
+from setpoint.engine.sampling.facts import UNUSED
 from setpoint.engine.sampling.logprobs import Logprobs
 
 
@@ -74,6 +75,8 @@ class InprocStep:
             seq_id: (start, to_host(states))
             for seq_id, (start, states) in self.forward.hidden_states.items()
         }
+        facts = () if sampled is None else sampled.facts
+        self.facts = [(fact, to_host(fact.numbers)) for fact in facts]
         self.sample_done = self.mark()
 
     def result(self) -> StepResult:
@@ -103,6 +106,7 @@ class InprocStep:
                 seq_id: HiddenStates(start, states.numpy())
                 for seq_id, (start, states) in self.hidden_states.items()
             },
+            token_facts=self._token_facts(plan),
             failures=self.forward.failures,
             forward_s=seconds_between(self.begin, self.forward_done),
             sample_s=seconds_between(self.sample_begin, self.sample_done),
@@ -118,6 +122,15 @@ class InprocStep:
             int(plan.rows.seq_ids[row]): self._cut(row, self.output, slice(at, at + 1))
             for at, row in found
         }
+
+    def _token_facts(self, plan: StepPlan) -> dict[int, dict[str, bytes]]:
+        seq_ids = plan.rows.seq_ids[plan.rows.sampling]
+        found: dict[int, dict[str, bytes]] = {}
+        for fact, numbers in self.facts:
+            for row, values in zip(fact.rows.tolist(), numbers.numpy(), strict=True):
+                about = found.setdefault(int(seq_ids[row]), {})
+                about[fact.name] = pack_ids(values[values != UNUSED])
+        return found
 
     def _cut(self, row: int, logprobs: Logprobs, positions: slice) -> PositionLogprobs:
         """Some positions of ``logprobs``, in the widths that the plan's row asked for.

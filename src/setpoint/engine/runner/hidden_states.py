@@ -20,7 +20,7 @@ class HiddenStateTaker:
     def admit(self, admits: Sequence[Admit]) -> None:
         for admit in admits:
             self._slots.discard(admit.slot)
-            if admit.return_hidden_states:
+            if admit.options.wants_hidden_states:
                 self._slots.add(admit.slot)
 
     def release(self, slots: Sequence[int]) -> None:

@@ -41,8 +41,8 @@ class Pooler:
     def admit(self, admits: Sequence[Admit]) -> None:
         for admit in admits:
             self.release((admit.slot,))
-            if admit.pooling is not None:
-                self._kinds[admit.slot] = admit.pooling
+            if admit.options.pooling is not None:
+                self._kinds[admit.slot] = admit.options.pooling
                 self._sums[admit.slot] = 0.0
 
     def release(self, slots: Sequence[int]) -> None:

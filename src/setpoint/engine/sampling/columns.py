@@ -46,6 +46,7 @@ SLOT_DTYPE = np.dtype(
         ("penalised", np.bool_),
         ("biased", np.bool_),
         ("logprobs", np.bool_),
+        ("facts", np.bool_),  # token_facts
     ],
     align=True,  # so that torch accepts a column as a strided view
 )
@@ -60,11 +61,13 @@ class TokenLists:
     bias: npt.NDArray[np.float32]
     picked: npt.NDArray[np.int64]
     """token_ids_logprob."""
+    facts: tuple[str, ...]
+    """token_facts."""
 
 
 def slot_values(admit: Admit) -> tuple[float | int | bool, ...]:
     """The SLOT_DTYPE row of an admission."""
-    s = admit.sampling
+    s, logprobs = admit.sampling, admit.options.logprobs
     top_k = TOP_K_ALL if s.top_k < 0 else min(s.top_k, TOP_K_ALL)
     return (
         len(admit.ids),
@@ -78,13 +81,14 @@ def slot_values(admit: Admit) -> tuple[float | int | bool, ...]:
         s.presence_penalty,
         s.repetition_penalty,
         s.min_new_tokens if admit.stop_ids else 0,
-        max(admit.logprob_start, 1) if admit.return_logprob and admit.logprob_start >= 0 else -1,
-        admit.top_logprobs_num,
+        max(admit.logprob_start, 1) if logprobs is not None and admit.logprob_start >= 0 else -1,
+        0 if logprobs is None else logprobs.top,
         s.is_greedy,
         top_k < TOP_K_ALL or s.top_p < 1,
         s.has_penalties,
         bool(s.logit_bias),
-        admit.return_logprob,
+        logprobs is not None,
+        bool(admit.options.token_facts),
     )
 
 
@@ -96,31 +100,32 @@ def plain(admit: Admit) -> Admit:
         sampling=SamplingParams(temperature=0.0),
         seed=0,
         stop_ids=(),
-        return_logprob=False,
+        options=admit.options.without_reports(),
         logprob_start=-1,
-        top_logprobs_num=0,
-        token_ids_logprob=(),
     )
 
 
 def wants_best(admit: Admit) -> bool:
     """True if every token of the admission is the best one of its logits, and nothing else is
     reported about it."""
-    s = admit.sampling
+    s, options = admit.sampling, admit.options
     held = s.min_new_tokens > 0 and admit.stop_ids
-    return s.is_greedy and not (s.has_penalties or held or s.logit_bias or admit.return_logprob)
+    reported = options.logprobs is not None or options.token_facts
+    return s.is_greedy and not (s.has_penalties or held or s.logit_bias or reported)
 
 
 def token_lists(admit: Admit) -> TokenLists | None:
     """The admission's lists; None if it has none."""
-    bias = admit.sampling.logit_bias
-    if not (admit.stop_ids or bias or admit.token_ids_logprob):
+    bias, picked = admit.sampling.logit_bias, admit.options.picked_ids
+    facts = admit.options.token_facts
+    if not (admit.stop_ids or bias or picked or facts):
         return None
     return TokenLists(
         np.array(admit.stop_ids, np.int64),
         np.array([token for token, _ in bias], np.int64),
         np.array([value for _, value in bias], np.float32),
-        np.array(admit.token_ids_logprob, np.int64),
+        np.array(picked, np.int64),
+        facts,
     )
 
 
@@ -137,3 +142,6 @@ class SamplingRows:
     a slot's length are undefined."""
     lists: dict[int, TokenLists] = field(default_factory=dict)
     """Slot -> its lists."""
+
+    def facts_of(self, slot: int) -> tuple[str, ...]:
+        return self.lists[slot].facts if slot in self.lists else ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -19,13 +20,11 @@ from setpoint.core.request import Ids
 from setpoint.engine.kernels.device import Shared, to_device
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.sampling.columns import Columns, SamplingRows
+from setpoint.engine.sampling.distribution import distribution
 from setpoint.engine.sampling.edits import edit_logits, rows_of
+from setpoint.engine.sampling.facts import TokenFact, joined_facts, token_facts
 from setpoint.engine.sampling.logprobs import Logprobs, joined_logprobs, output_logprobs
 from setpoint.engine.sampling.random import uniform
-
-HEAD = 1024
-"""Number of largest probabilities that are tried before the whole vocabulary is sorted; a nucleus
-nearly always fits in them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,6 +35,7 @@ class Sampled:
     """[>= S] int64; -1 where the logits were not finite."""
     logprobs: Logprobs | None
     """Logprobs of the rows that want them, in row order."""
+    facts: Sequence[TokenFact] = ()
 
 
 def sample(
@@ -73,7 +73,8 @@ def sample(
         if rows.columns["logprobs"].any()
         else None
     )
-    return Sampled(Shared(ids), logprobs)
+    facts = token_facts(edited, ids, rows, ops, peek=peek) if rows.columns["facts"].any() else []
+    return Sampled(Shared(ids), logprobs, facts)
 
 
 def _deciding(masks: TokenMasks, rows: SamplingRows, best: torch.Tensor) -> TokenMasks | None:
@@ -85,7 +86,7 @@ def _deciding(masks: TokenMasks, rows: SamplingRows, best: torch.Tensor) -> Toke
     keeps = (words >> (token % 32).astype(np.uint32) & 1).astype(bool) & (token >= 0)
     # An edit of the row's logits may make another token the best.
     is_edited = columns["penalised"] | columns["biased"] | (columns["min_new"] > 0)
-    needed = ~keeps | ~columns["greedy"] | columns["logprobs"] | is_edited
+    needed = ~keeps | ~columns["greedy"] | columns["logprobs"] | columns["facts"] | is_edited
     if not needed.any():
         return None
     return masks if needed.all() else TokenMasks(masks.slots[needed], masks.words[needed])
@@ -104,26 +105,18 @@ def joined(blocks: Sequence[Sampled]) -> Sampled:
     if len(blocks) == 1:
         return blocks[0]
     logprobs = [block.logprobs for block in blocks if block.logprobs is not None]
+    begins = accumulate((len(block.ids.tensor) for block in blocks), initial=0)
     return Sampled(
         Shared(torch.cat([block.ids.tensor for block in blocks])),
         joined_logprobs(logprobs) if logprobs else None,
+        joined_facts([(begin, block.facts) for begin, block in zip(begins, blocks, strict=False)]),
     )
 
 
 def _draw(logits: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
     """Draw a token from the distribution of each row: logits [R, V] -> [R] int64."""
     device = logits.device
-    probs = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if (columns["temperature"] != 1).any():
-        probs = probs / to_device(columns["temperature"], device).to(probs.dtype).unsqueeze(1)
-    probs = torch.softmax(probs, dim=-1)
-    cut = np.flatnonzero(columns["truncated"] | (columns["min_p"] > 0))
-    if len(cut) == len(columns):
-        probs = _truncate(probs, columns, peek)
-    elif len(cut):
-        index = to_device(cut, device)
-        probs[index] = _truncate(probs[index], columns[cut], peek)
-    cumulative = probs.cumsum(dim=-1)
+    cumulative = distribution(logits, columns, peek).cumsum(dim=-1)
     total = cumulative[:, -1:]
     number = uniform(
         to_device(columns["seed"], device), to_device(columns["length"].astype(np.int64), device)
@@ -131,52 +124,6 @@ def _draw(logits: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
     # The number is strictly below the total after rounding, so that a first token whose cumulative
     # probability exceeds it exists and has a positive probability.
     target = torch.minimum(
-        (number * total).to(probs.dtype), torch.nextafter(total, torch.zeros_like(total))
+        (number * total).to(total.dtype), torch.nextafter(total, torch.zeros_like(total))
     )
     return torch.searchsorted(cumulative, target, right=True).squeeze(1)
-
-
-def _truncate(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
-    """probs [R, V] with the tokens that top-k, top-p and min-p exclude set to 0. Tokens tied at a
-    limit stay."""
-    device = probs.device
-    min_p = to_device(columns["min_p"], device).to(probs.dtype).unsqueeze(1)
-    if not columns["truncated"].any():
-        return probs.where(probs >= min_p * probs.amax(dim=-1, keepdim=True), 0)
-    largest = _largest(probs, columns, peek)
-    cumulative = largest.cumsum(dim=-1)
-    k = to_device(
-        np.minimum(columns["top_k"], largest.shape[1]).astype(np.int64), device
-    ).unsqueeze(1)
-    # The nucleus is measured on the whole distribution, but in a row with min-p on what top-k left
-    # (docs/sglang/sampling.md#order).
-    nucleus = to_device(columns["top_p"], device).to(probs.dtype).unsqueeze(1)
-    nucleus = torch.where(min_p > 0, nucleus * cumulative.gather(1, k - 1), nucleus)
-    nucleus = nucleus.masked_fill(to_device(columns["top_p"] >= 1, device).unsqueeze(1), torch.inf)
-    num_kept = torch.minimum(
-        (cumulative - largest < nucleus).sum(dim=-1, keepdim=True).clamp(min=1), k
-    )
-    border = torch.maximum(largest.gather(1, num_kept - 1), min_p * largest[:, :1])
-    return probs.where(probs >= border, 0)
-
-
-def _largest(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
-    """The largest probabilities in descending order, as many as any row's top-k and top-p can
-    need."""
-    vocab_size = probs.shape[1]
-    widest = min(int(columns["top_k"].max()), vocab_size)
-    if widest <= HEAD:
-        return probs.topk(widest, dim=-1).values
-    if peek and vocab_size > HEAD:
-        head = probs.topk(HEAD, dim=-1).values
-        # With min-p the nucleus is a share of the whole top-k mass, so a longer top-k must be seen
-        # in full.
-        inside = (
-            (columns["top_p"] < 1)
-            & (columns["min_p"] == 0)
-            & (head.sum(-1).numpy() >= columns["top_p"])
-        )
-        enough = (columns["top_k"] <= HEAD) | inside
-        if enough.all():
-            return head
-    return probs.sort(dim=-1, descending=True).values

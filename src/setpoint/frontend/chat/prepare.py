@@ -4,7 +4,7 @@ parsed. Every chat API works through this."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -77,7 +77,8 @@ class Chat:
         if self._reasoning is not None:
             thinking = self._reasoning.behind(prompt)
             if thinking.is_expected and sampling.constraint is not None:
-                options = replace(options, constrain_after=self._reasoning.end_ids())
+                ends = self._reasoning.end_ids()
+                options = msgspec.structs.replace(options, constrain_after=ends)
                 if thinking.may_be_skipped:
                     # Without it the model could answer at once, and no constraint would ever begin.
                     written += thinking.opening

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.intake import Cut, Options
+from setpoint.frontend.intake import Cut
 
 ToolChoice = Literal["auto", "none", "required"]
 
@@ -32,7 +33,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``content``, ``tool_calls``, ``tool_call_id``, ``reasoning_content``."""
     sampling: SamplingParams
     """Includes the grammar that the client asked for, if any."""
-    options: Options
+    options: RequestOptions
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = "auto"
     named_tool: str = ""

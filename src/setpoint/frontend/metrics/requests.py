@@ -58,11 +58,11 @@ class SequenceMeter:
     def __init__(
         self, metrics: RequestMetrics, samples: Samples, request: Request, arrived_at: float
     ) -> None:
-        metrics.open_keys[request.routing_key] += 1
+        metrics.open_keys[request.options.routing_key] += 1
         self._open_keys, self._request = metrics.open_keys, request
         self._samples = samples
         self._arrived_at = arrived_at
-        self._is_streaming = ("true",) if request.stream else ("false",)
+        self._is_streaming = ("true",) if request.options.stream else ("false",)
         self._first: Histogram = samples["sglang:time_to_first_token_seconds"][self._is_streaming]
         self._between: Histogram = samples["sglang:inter_token_latency_seconds"][()]
         self._first_at = self._last_at = 0.0
@@ -79,7 +79,7 @@ class SequenceMeter:
 
     def ended(self, facts: SequenceFacts) -> None:
         samples, streaming = self._samples, self._is_streaming
-        key = self._request.routing_key
+        key = self._request.options.routing_key
         self._open_keys[key] -= 1
         if not self._open_keys[key]:
             del self._open_keys[key]

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from setpoint.core.errors import RequestError
+from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.anthropic.content import BlockEvents, Event, blocks_of
 from setpoint.frontend.apis.anthropic.protocol import (
@@ -19,7 +20,7 @@ from setpoint.frontend.chat.limits import limited
 from setpoint.frontend.chat.parser import parsed
 from setpoint.frontend.chat.prepare import Chat, PreparedChat
 from setpoint.frontend.config import FrontendConfig
-from setpoint.frontend.intake import Options, new_rid
+from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.service import Service
 
@@ -42,7 +43,7 @@ class MessagesApi:
         rid = f"msg_{new_rid()}"
         sampling = body.sampling(config.sampling_defaults)
         prepared = await self._chat.prepare(
-            body.chat_request(sampling, Options(stream=bool(body.stream))), rid=rid
+            body.chat_request(sampling, RequestOptions(stream=bool(body.stream))), rid=rid
         )
         requests = limited(prepared.requests, body.max_tokens, config.context_len)
         job = self._service.job(
@@ -59,7 +60,7 @@ class MessagesApi:
             raw, ConversationBody, route=COUNT_ROUTE, unsupported=UNSUPPORTED
         )
         warnings += body.check()
-        ids = await self._chat.prompt_ids(body.chat_request(SamplingParams(), Options()))
+        ids = await self._chat.prompt_ids(body.chat_request(SamplingParams(), RequestOptions()))
         return {"input_tokens": len(ids)} | _told(warnings)
 
 

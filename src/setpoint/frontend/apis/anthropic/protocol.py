@@ -11,12 +11,13 @@ import msgspec
 
 from setpoint.core.bounds import Count
 from setpoint.core.errors import RequestError
+from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.shown import shown
 from setpoint.frontend.apis.anthropic.history import history_of
 from setpoint.frontend.bodies import naming_as_sent
 from setpoint.frontend.chat.request import ChatRequest, Tool, ToolChoice
-from setpoint.frontend.intake import Options, check_key
+from setpoint.frontend.intake import check_key
 
 UNSUPPORTED = ("container", "mcp_servers")
 MIN_THINKING_BUDGET = 1024
@@ -105,7 +106,7 @@ class ConversationBody(msgspec.Struct, kw_only=True):
         if choice.type in ("any", "tool") and not self.tools:
             raise RequestError(f"tool_choice.type {choice.type!r} needs tools.")
 
-    def chat_request(self, sampling: SamplingParams, options: Options) -> ChatRequest:
+    def chat_request(self, sampling: SamplingParams, options: RequestOptions) -> ChatRequest:
         """The turn in neutral form. Raises RequestError (400)."""
         mode, named = _mode_of(self.tool_choice)
         effort = None if self.output_config is None else self.output_config.effort

@@ -12,12 +12,13 @@ import msgspec
 from msgspec import Meta
 
 from setpoint.core.errors import RequestError
+from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.frontend.apis.ollama.options import OptionsBody
 from setpoint.frontend.apis.openai.tools import FunctionTool, tools_of
 from setpoint.frontend.bodies import other_model_warning
 from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.config import FrontendConfig
-from setpoint.frontend.intake import Options, check_key
+from setpoint.frontend.intake import check_key
 
 UNSUPPORTED = ("suffix", "template", "context", "images", "width", "height", "steps")
 """Keys of ``/api/generate`` that are refused by name."""
@@ -96,11 +97,10 @@ class TextBody(AnyBody, kw_only=True):
             raise RequestError('format must be "json" or a JSON schema.')
         return {"type": "object"}
 
-    def request_options(self) -> Options:
-        return Options(
+    def request_options(self) -> RequestOptions:
+        return RequestOptions(
             stream=self.is_stream,
-            return_logprob=bool(self.logprobs),
-            top_logprobs_num=(self.top_logprobs or 0) if self.logprobs else 0,
+            logprobs=LogprobOptions(top=self.top_logprobs or 0) if self.logprobs else None,
         )
 
     def chat_request(

@@ -219,12 +219,13 @@ class ChatChoices:
 
     def whole(self, output: SequenceOutput) -> dict[str, Any]:
         answer = gathered(parsed(self._make_parser(), output.text))
+        asked = output.request.options.logprobs
         return {
             "index": output.index,
             "message": _fields(answer, role="assistant", content=answer.text, reasoning=None),
             "logprobs": (
-                chat_logprobs(self._names, output.logprobs, output.request.token_ids_logprob)
-                if output.request.return_logprob
+                chat_logprobs(self._names, output.logprobs, asked.ids)
+                if asked is not None
                 else None
             ),
             **_finish_fields(output, has_calls=bool(answer.calls)),
@@ -243,7 +244,7 @@ class ChatChoices:
         logprobs = (
             None
             if piece.logprobs is None
-            else chat_logprobs(self._names, [piece.logprobs], output.request.token_ids_logprob)
+            else chat_logprobs(self._names, [piece.logprobs], output.request.options.picked_ids)
         )
         is_wanted = self._every_token or logprobs is not None or output.finish is not None
         if not deltas and not is_wanted:

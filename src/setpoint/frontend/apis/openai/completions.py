@@ -205,7 +205,7 @@ class CompletionChoices:
         return CompletionLogprobs(
             self._names,
             skip_special_tokens=output.request.sampling.skip_special_tokens,
-            picked=output.request.token_ids_logprob,
+            picked=output.request.options.picked_ids,
         )
 
     def _prompt_text(self, output: SequenceOutput) -> str:

@@ -11,6 +11,7 @@ import msgspec
 
 from setpoint.core import request as core
 from setpoint.core.errors import RequestError
+from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.openai.prompts import read_prompts
 from setpoint.frontend.apis.openai.protocol import AnyBody, Side, cut_of
@@ -19,7 +20,7 @@ from setpoint.frontend.chat.prepare import Chat
 from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.embedding import check_dimensions, vector_of
-from setpoint.frontend.intake import MAX_SEQUENCES, Options, namespace, new_rid
+from setpoint.frontend.intake import MAX_SEQUENCES, namespace, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.service import Service
 
@@ -95,7 +96,7 @@ class EmbeddingApi:
         intake, rid = self._service.intake, body.rid or new_rid()
         prompts = await self._prompts(body)
         shared = namespace(body.extra_key, body.cache_salt)
-        options = Options(
+        options = RequestOptions(
             namespace=shared, priority=body.priority, routing_key=body.routing_key or ""
         )
         rids = [rid] if len(prompts) == 1 else [f"{rid}_{index}" for index in range(len(prompts))]
@@ -117,7 +118,7 @@ class EmbeddingApi:
                 ChatRequest(
                     messages=messages,
                     sampling=SamplingParams(),
-                    options=Options(),
+                    options=RequestOptions(),
                     variables=body.chat_template_kwargs or {},
                     cut=cut,
                     continue_final_message=bool(body.continue_final_message),

@@ -6,17 +6,17 @@ engine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from setpoint.core.constraint import KINDS
 from setpoint.core.errors import RequestError
+from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.openai.response_format import constraint_of
 from setpoint.frontend.bodies import naming_as_sent, other_model_warning
-from setpoint.frontend.intake import Cut, Options, check_key, check_rid, namespace
+from setpoint.frontend.intake import Cut, check_key, check_rid, namespace
 
 UNSUPPORTED = (
     "logits_processors",
@@ -145,13 +145,17 @@ class SamplingBody(AnyBody, kw_only=True):
         with naming_as_sent(self.sent_as):
             return SamplingParams.parse(raw)
 
-    def options(self, *, top_logprobs_num: int | None, logprob_start_len: int = -1) -> Options:
+    def options(
+        self, *, top_logprobs_num: int | None, logprob_start_len: int = -1
+    ) -> RequestOptions:
         """The options of a request. top_logprobs_num: None for no logprobs at all."""
-        return Options(
+        return RequestOptions(
             stream=bool(self.stream),
-            return_logprob=top_logprobs_num is not None,
-            logprob_start_len=logprob_start_len,
-            top_logprobs_num=top_logprobs_num or 0,
+            logprobs=(
+                None
+                if top_logprobs_num is None
+                else LogprobOptions(logprob_start_len, top_logprobs_num)
+            ),
             namespace=namespace(self.extra_key, self.cache_salt),
             priority=self.priority,
             routing_key=self.routing_key or "",
@@ -211,15 +215,21 @@ class CommonBody(SamplingBody, kw_only=True):
     def continuous_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
-    def options(self, *, top_logprobs_num: int | None, logprob_start_len: int = -1) -> Options:
+    def options(
+        self, *, top_logprobs_num: int | None, logprob_start_len: int = -1
+    ) -> RequestOptions:
         picked = tuple(self.logprob_token_ids or ())
         if picked and top_logprobs_num is not None:
             top_logprobs_num = 0
         options = super().options(
             top_logprobs_num=top_logprobs_num, logprob_start_len=logprob_start_len
         )
-        options = replace(options, token_ids_logprob=picked)
-        return replace(options, output_hidden_states=bool(self.return_hidden_states))
+        logprobs = options.logprobs
+        if logprobs is not None:
+            logprobs = msgspec.structs.replace(logprobs, ids=picked)
+        return msgspec.structs.replace(
+            options, logprobs=logprobs, output_hidden_states=bool(self.return_hidden_states)
+        )
 
     def check(self) -> None:
         if self.stream_options is not None and not self.stream:

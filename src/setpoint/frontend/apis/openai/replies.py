@@ -124,7 +124,7 @@ class Reply:
     def _with_hidden_state(self, choice: dict[str, Any], output: SequenceOutput) -> dict[str, Any]:
         """The choice with the hidden state of the last step; an empty one if there was only the
         prompt's step."""
-        if output.request.output_hidden_states:
+        if output.request.options.output_hidden_states:
             choice.get("delta", choice)["hidden_states"] = last_hidden_state(output)
         return choice
 

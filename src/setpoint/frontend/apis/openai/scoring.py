@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from setpoint.core.errors import RequestError
-from setpoint.core.request import Ids, Request
+from setpoint.core.request import Ids, LogprobOptions, Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.openai.prompts import read_prompts
 from setpoint.frontend.apis.openai.protocol import AnyBody
 from setpoint.frontend.embedding import vector_of
-from setpoint.frontend.intake import MAX_SEQUENCES, Options, namespace, new_rid
+from setpoint.frontend.intake import MAX_SEQUENCES, namespace, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.service import Service
 
@@ -146,9 +146,8 @@ class ScoringApi:
     def _next_token_job(
         self, prompts: Sequence[Ids], body: AnyBody, labels: tuple[int, ...], raw: dict[str, Any]
     ) -> Job:
-        options = Options(
-            return_logprob=True,
-            token_ids_logprob=labels,
+        options = RequestOptions(
+            logprobs=LogprobOptions(ids=labels),
             namespace=namespace(body.extra_key, body.cache_salt),
             priority=body.priority,
             routing_key=body.routing_key or "",
@@ -170,7 +169,7 @@ class ScoringApi:
             )
         intake, pooling = self._service.intake, self._service.config.pooling
         shared = namespace(body.extra_key, body.cache_salt)
-        options = Options(
+        options = RequestOptions(
             namespace=shared, priority=body.priority, routing_key=body.routing_key or ""
         )
         rid = body.rid or new_rid()

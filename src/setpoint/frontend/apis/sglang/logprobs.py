@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from setpoint.core.messages import LogprobBlock
-from setpoint.core.request import Request
+from setpoint.core.request import Ids, LogprobOptions
 from setpoint.frontend.text.tokenizer import Tokenizer
 
 
@@ -18,7 +18,7 @@ class NativeLogprobs:
         self._tokenizer = tokenizer
         self._with_text = with_text
 
-    def of_outputs(self, request: Request, blocks: Sequence[LogprobBlock]) -> dict[str, Any]:
+    def of_outputs(self, asked: LogprobOptions, blocks: Sequence[LogprobBlock]) -> dict[str, Any]:
         values = [
             self._entry(value, token_id)
             for block in blocks
@@ -28,21 +28,23 @@ class NativeLogprobs:
             "output_token_logprobs": values,
             "output_token_logprobs_length": len(values),
         }
-        if request.top_logprobs_num:
+        if asked.top:
             fields["output_top_logprobs"] = [
                 position for block in blocks for position in self._top(block)
             ]
-        if request.token_ids_logprob:
+        if asked.ids:
             fields["output_token_ids_logprobs"] = [
-                position for block in blocks for position in self._picked(request, block)
+                position for block in blocks for position in self._picked(asked, block)
             ]
         return fields
 
-    def of_prompt(self, request: Request, block: LogprobBlock | None) -> dict[str, Any]:
-        """The prompt's positions from ``logprob_start_len`` to the end; none if that is -1. The
-        first entry has no logprob, because nothing reported precedes it."""
-        start = request.logprob_start_len
-        ids = request.prompt()[start:].tolist() if start >= 0 else []
+    def of_prompt(
+        self, asked: LogprobOptions, prompt: Ids, block: LogprobBlock | None
+    ) -> dict[str, Any]:
+        """The prompt's positions from ``asked.start`` to the end; none if that is -1. The first
+        entry has no logprob, because nothing reported precedes it."""
+        start = asked.start
+        ids = prompt[start:].tolist() if start >= 0 else []
         num_known = min(len(block.values) if block is not None else 0, max(len(ids) - 1, 0))
         num_unknown = len(ids) - num_known
         unknown: list[Any] = [None] * num_unknown
@@ -51,14 +53,14 @@ class NativeLogprobs:
         if block is not None and num_known:
             values += block.values[-num_known:]
             top += self._top(block)[-num_known:]
-            picked += self._picked(request, block)[-num_known:]
+            picked += self._picked(asked, block)[-num_known:]
         entries = [
             self._entry(value, token_id) for value, token_id in zip(values, ids, strict=True)
         ]
         fields: dict[str, Any] = {"input_token_logprobs": entries}
-        if request.top_logprobs_num:
+        if asked.top:
             fields["input_top_logprobs"] = top
-        if request.token_ids_logprob:
+        if asked.ids:
             fields["input_token_ids_logprobs"] = picked
         return fields
 
@@ -71,8 +73,8 @@ class NativeLogprobs:
             for values, ids in zip(block.top_values, block.top_ids, strict=True)
         ]
 
-    def _picked(self, request: Request, block: LogprobBlock) -> list[list[list[Any]]]:
-        ids = request.token_ids_logprob
+    def _picked(self, asked: LogprobOptions, block: LogprobBlock) -> list[list[list[Any]]]:
+        ids = asked.ids
         return [
             [self._entry(value, token_id) for value, token_id in zip(values, ids, strict=True)]
             for values in block.picked

@@ -4,11 +4,14 @@ for the routes and the offline Engine."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from setpoint.core import request as core
 from setpoint.core.errors import RequestError
+from setpoint.core.request import SAMPLING_MASK, RequestOptions, unpack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.sglang.logprobs import NativeLogprobs
 from setpoint.frontend.apis.sglang.protocol import (
@@ -23,7 +26,7 @@ from setpoint.frontend.apis.sglang.protocol import (
 from setpoint.frontend.chat.thinking import Reasoning
 from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.hidden_states import hidden_states
-from setpoint.frontend.intake import MAX_SEQUENCES, Options, check_key, namespace
+from setpoint.frontend.intake import MAX_SEQUENCES, check_key, namespace
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.service import Service
 from setpoint.frontend.sessions import SessionParams, Turn
@@ -119,7 +122,7 @@ class NativeApi:
         rids = rids_of(body.rid, len(prompts), is_batch)
         check_key(body.routing_key, "routing_key")
         shared = namespace(body.extra_key, body.cache_salt)
-        options = Options(
+        options = RequestOptions(
             namespace=shared, priority=body.priority, routing_key=body.routing_key or ""
         )
         requests = []
@@ -136,7 +139,8 @@ class NativeApi:
     ) -> dict[str, Any]:
         """One sequence's answer so far; with ``piece``, only the part that the piece adds."""
         meta = self._meta(output, prepared)
-        if output.request.return_logprob:
+        asked = output.request.options.logprobs
+        if asked is not None:
             logprobs = NativeLogprobs(
                 self._service.text.tokenizer, with_text=prepared.text_in_logprobs
             )
@@ -147,8 +151,15 @@ class NativeApi:
                 if piece.logprobs is not None
                 else []
             )
-            meta.update(logprobs.of_outputs(output.request, blocks))
-            meta.update(logprobs.of_prompt(output.request, output.prompt_logprobs))
+            meta.update(logprobs.of_outputs(asked, blocks))
+            prompt = output.request.prompt()
+            meta.update(logprobs.of_prompt(asked, prompt, output.prompt_logprobs))
+        if SAMPLING_MASK in output.request.options.token_facts:
+            masks = output.token_facts.get(SAMPLING_MASK, [])
+            if piece is not None:
+                masks = masks[len(masks) - piece.num_ids :]
+            meta["output_token_sampling_mask"] = [unpack_ids(mask).tolist() for mask in masks]
+            meta["output_token_sampling_mask_length"] = len(masks)
         told: dict[str, Any] = {"meta_info": meta}
         if prepared.with_prompt_ids:
             told["prompt_token_ids"] = output.request.prompt().tolist()
@@ -165,14 +176,16 @@ class NativeApi:
         return {"embedding": vector.tolist(), "meta_info": self._meta(output, prepared)}
 
     def _behind_reasoning(
-        self, options: Sequence[Options], samplings: Sequence[SamplingParams]
-    ) -> list[Options]:
+        self, options: Sequence[RequestOptions], samplings: Sequence[SamplingParams]
+    ) -> list[RequestOptions]:
         """The options with constraints that begin after the reasoning. Raises RequestError."""
         if self._reasoning is None:
             raise RequestError("require_reasoning needs a server with --reasoning-parser.")
         end = self._reasoning.end_ids
         return [
-            replace(each, constrain_after=end()) if sampling.constraint is not None else each
+            msgspec.structs.replace(each, constrain_after=end())
+            if sampling.constraint is not None
+            else each
             for each, sampling in zip(options, samplings, strict=True)
         ]
 
@@ -219,7 +232,7 @@ class NativeApi:
             meta["e2e_latency"] = output.e2e_s
             if self._service.metrics is not None:
                 meta |= timings_of(output)
-            if output.request.return_hidden_states:
+            if output.request.options.hidden_states:
                 size = self._service.config.hidden_size
                 assert size is not None, "checked before the request ran"
                 meta["hidden_states"] = hidden_states(output, size)

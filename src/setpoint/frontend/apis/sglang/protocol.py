@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from setpoint.core.errors import RequestError
+from setpoint.core.request import SAMPLING_MASK, LogprobOptions, RequestOptions
 from setpoint.core.sampling import NOT_YET, SamplingParams, unknown_parameter
 from setpoint.frontend.bodies import as_id_lists
-from setpoint.frontend.intake import Options, check_rid, namespace, new_rid
+from setpoint.frontend.intake import check_rid, namespace, new_rid
 from setpoint.frontend.sessions import SessionParams
 
 UNSUPPORTED = (
@@ -59,6 +60,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     no_logs: bool = False
     return_hidden_states: bool | list[bool] = False
+    return_sampling_mask: bool | list[bool] = False
     session_params: SessionParams | None = None
     return_prompt_token_ids: bool = False
     require_reasoning: bool = False
@@ -96,26 +98,29 @@ def prompts_of(
     return texts, not isinstance(body.text, str)
 
 
-def options_of(body: GenerateBody, count: int, is_batch: bool) -> list[Options]:
+def options_of(body: GenerateBody, count: int, is_batch: bool) -> list[RequestOptions]:
     return_logprob = _spread(body.return_logprob, count, "return_logprob")
     starts = _spread(body.logprob_start_len, count, "logprob_start_len")
     tops = _spread(body.top_logprobs_num, count, "top_logprobs_num")
     picked = _picked_ids(body.token_ids_logprob, count, is_batch)
     hidden = _spread(body.return_hidden_states, count, "return_hidden_states")
     options = []
-    wanted = zip(map(bool, return_logprob), starts, tops, picked, hidden, strict=True)
-    for wants, start, top, ids, with_hidden in wanted:
+    masks = _spread(body.return_sampling_mask, count, "return_sampling_mask")
+    wanted = zip(map(bool, return_logprob), starts, tops, picked, hidden, masks, strict=True)
+    for wants, start, top, ids, with_hidden, with_mask in wanted:
         options.append(
-            Options(
+            RequestOptions(
                 stream=body.stream,
-                return_logprob=wants,
-                logprob_start_len=-1 if start is None or not wants else start,
-                top_logprobs_num=(top or 0) if wants else 0,
-                token_ids_logprob=tuple(ids) if wants else (),
+                logprobs=(
+                    LogprobOptions(-1 if start is None else start, top or 0, tuple(ids))
+                    if wants
+                    else None
+                ),
                 namespace=namespace(body.extra_key, body.cache_salt),
                 priority=body.priority,
                 routing_key=body.routing_key or "",
-                return_hidden_states=with_hidden,
+                hidden_states=with_hidden,
+                token_facts=(SAMPLING_MASK,) if with_mask else (),
             )
         )
     return options

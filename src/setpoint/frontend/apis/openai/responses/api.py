@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.openai.responses.body import (
     UNSUPPORTED,
@@ -20,7 +21,7 @@ from setpoint.frontend.apis.openai.responses.reply import ResponseHead
 from setpoint.frontend.apis.openai.responses.tools import Toolbox
 from setpoint.frontend.chat.parser import MakeParser, parsed
 from setpoint.frontend.chat.prepare import Chat
-from setpoint.frontend.intake import Options, new_rid
+from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.service import Service
@@ -99,7 +100,7 @@ class ResponsesApi:
         )
         toolbox = Toolbox.of(body.tools)
         warnings += toolbox.warnings
-        request = chat_request(body, toolbox, messages, SamplingParams(), Options())
+        request = chat_request(body, toolbox, messages, SamplingParams(), RequestOptions())
         ids = await self._chat.prompt_ids(request)
         told = {"warnings": warnings} if warnings else {}
         return {"object": "response.input_tokens", "input_tokens": len(ids)} | told

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from setpoint.core.errors import RequestError
+from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.shown import shown
 from setpoint.frontend.apis.openai.kept.fields import check_metadata
@@ -15,7 +16,6 @@ from setpoint.frontend.apis.openai.protocol import UNSUPPORTED as UNSUPPORTED_AN
 from setpoint.frontend.apis.openai.protocol import SamplingBody
 from setpoint.frontend.apis.openai.responses.tools import Toolbox
 from setpoint.frontend.chat.request import ChatRequest
-from setpoint.frontend.intake import Options
 
 UNSUPPORTED = (
     *UNSUPPORTED_ANYWHERE,
@@ -133,7 +133,7 @@ def chat_request(
     toolbox: Toolbox,
     messages: Sequence[Mapping[str, Any]],
     sampling: SamplingParams,
-    options: Options,
+    options: RequestOptions,
 ) -> ChatRequest:
     """Raises RequestError (400) for a choice that cannot be honoured."""
     choice = toolbox.choice(body.tool_choice)
