@@ -31,6 +31,20 @@ FORMS = [
     ({"structural_tag": json.dumps(TAG)}, ("structural_tag", TAG)),
     ({"regex": "a+"}, ("regex", "a+")),
     ({"ebnf": 'root ::= "a"'}, ("ebnf", 'root ::= "a"')),
+    # vLLM's keys. Red before: they were ignored with a warning, and the answer was unconstrained.
+    ({"guided_json": SCHEMA}, ("json_schema", SCHEMA)),
+    ({"guided_json": json.dumps(SCHEMA)}, ("json_schema", SCHEMA)),
+    ({"guided_regex": "a+"}, ("regex", "a+")),
+    ({"guided_grammar": 'start: "a"'}, ("ebnf", 'start: "a"')),
+    ({"guided_choice": ["yes", "no (1.5)"]}, ("regex", r"yes|no \(1\.5\)")),
+    ({"structured_outputs": {"json": SCHEMA}}, ("json_schema", SCHEMA)),
+    ({"structured_outputs": {"regex": "a+"}}, ("regex", "a+")),
+    ({"structured_outputs": {"grammar": 'root ::= "a"'}}, ("ebnf", 'root ::= "a"')),
+    ({"structured_outputs": {"choice": ["b"]}}, ("regex", "b")),
+    ({"structured_outputs": {"json_object": True}}, ("json_schema", {"type": "object"})),
+    ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, ("structural_tag", TAG)),
+    ({"structured_outputs": None, "guided_choice": None}, None),
+    ({"structured_outputs": {"json_object": False}}, None),
 ]  # fmt: skip
 
 
@@ -73,6 +87,29 @@ def test_the_engine_is_sent_the_constraint(serve: Serve, body: Any, constraint: 
             " got 'xml'.",
         ),
         ({"response_format": "json"}, "response_format must be an object, got a string."),
+        (
+            {"guided_regex": "a", "response_format": {"type": "json_object"}},
+            "response_format and guided_regex cannot be combined.",
+        ),
+        ({"guided_regex": "a", "ebnf": "b"}, "ebnf and guided_regex cannot be combined."),
+        (
+            {"guided_regex": "a", "guided_choice": ["b"]},
+            "guided_regex and guided_choice cannot be combined.",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "regex": "a"}},
+            "structured_outputs.json and structured_outputs.regex cannot be combined.",
+        ),
+        ({"guided_choice": []}, "guided_choice must not be empty."),
+        ({"guided_choice": [1]}, "guided_choice[0] must be a string, got a whole number."),
+        (
+            {"guided_json": 5},
+            "guided_json must be an object, or an object as JSON text, got a whole number.",
+        ),
+        (
+            {"guided_regex": "a" * 20000},
+            "guided_regex must have at most 16384 characters, got 20000.",
+        ),
     ],
 )
 def test_wrong_constraints_are_refused_by_name(serve: Serve, body: Any, message: str) -> None:

@@ -138,7 +138,14 @@ def test_many_unknown_keys_are_counted(serve: Serve) -> None:
                 " 'stream_options.include_usage'?"
             ),
         ),
-        ({"guided_json": {"a": 1}}, "The key 'guided_json' is unknown and was ignored."),
+        ({"steering": {"a": 1}}, "The key 'steering' is unknown and was ignored."),
+        (
+            {"structured_outputs": {"regexp": "a"}},
+            (
+                "The key 'structured_outputs.regexp' is unknown and was ignored; did you mean"
+                " 'regex'?"
+            ),
+        ),
         ({"model": "gpt-4"}, "The model 'gpt-4' is not served here; org/tiny answered."),
     ],
 )

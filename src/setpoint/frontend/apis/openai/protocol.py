@@ -15,6 +15,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.openai.response_format import constraint_of
+from setpoint.frontend.apis.openai.vllm_constraints import StructuredOutputs, asked_for
 from setpoint.frontend.bodies import naming_as_sent, other_model_warning
 from setpoint.frontend.intake import Cut, check_key, check_rid, namespace
 
@@ -96,6 +97,11 @@ class SamplingBody(AnyBody, kw_only=True):
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def sent_as(self) -> dict[str, str]:
@@ -112,8 +118,8 @@ class SamplingBody(AnyBody, kw_only=True):
         asked_by: str,
     ) -> SamplingParams:
         """The sampling parameters: the request's values, then the model's defaults, then the
-        engine's. asked: the constraint of the body's field ``asked_by``, which excludes those of
-        their own names. Raises RequestError (400)."""
+        engine's. asked: the constraint of the body's field ``asked_by``, which excludes all
+        others. Raises RequestError (400)."""
         raw: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -122,9 +128,11 @@ class SamplingBody(AnyBody, kw_only=True):
             "repetition_penalty": self.repetition_penalty,
         }
         raw = {key: defaults.get(key) if value is None else value for key, value in raw.items()}
-        given = {name: getattr(self, name) for name in KINDS if getattr(self, name)}
-        if given and asked:
-            raise RequestError(f"{asked_by} and {next(iter(given))} cannot be combined.")
+        own = {name: getattr(self, name) for name in KINDS if getattr(self, name)}
+        vllms = list(asked_for(self))
+        keys = [*([asked_by] if asked else []), *own, *(each.key for each in vllms)]
+        if len(keys) > max(1, len(own)):  # SamplingParams refuses two of its own
+            raise RequestError(f"{keys[0]} and {keys[1]} cannot be combined.")
         raw.update(
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
@@ -139,10 +147,11 @@ class SamplingBody(AnyBody, kw_only=True):
             sampling_seed=self.seed,
             logit_bias=self.logit_bias,
             max_new_tokens=max_new_tokens,
-            **given,
+            **own,
             **asked,
+            **{each.kind: each.value for each in vllms},
         )
-        with naming_as_sent(self.sent_as):
+        with naming_as_sent(self.sent_as | {each.kind: each.key for each in vllms}):
             return SamplingParams.parse(raw)
 
     def options(

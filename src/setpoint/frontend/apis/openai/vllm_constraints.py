@@ -1,0 +1,81 @@
+"""The constraints that vLLM's clients ask for, as sampling parameters: ``structured_outputs``, and
+the older keys that begin with ``guided_``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from setpoint.core.constraint import ConstraintKind
+from setpoint.core.errors import RequestError
+
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
+"""Characters that mean something in a regular expression."""
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    json: Any = None
+    """A JSON schema, as an object or as JSON text."""
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    """The output is one of these texts."""
+    grammar: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+
+class Guided(Protocol):
+    """A body with vLLM's keys."""
+
+    guided_json: Any
+    guided_regex: str | None
+    guided_choice: list[str] | None
+    guided_grammar: str | None
+    structured_outputs: StructuredOutputs | None
+
+
+class Asked(NamedTuple):
+    """A constraint that a body asks for."""
+
+    key: str
+    """The key by which it does, as the client sent it."""
+    kind: ConstraintKind
+    value: Any
+
+
+def asked_for(body: Guided) -> Iterator[Asked]:
+    """Raises RequestError (400) for an empty list of choices."""
+    older = StructuredOutputs(
+        json=body.guided_json,
+        regex=body.guided_regex,
+        choice=body.guided_choice,
+        grammar=body.guided_grammar,
+    )
+    yield from _asked(older, "guided_")
+    if body.structured_outputs is not None:
+        yield from _asked(body.structured_outputs, "structured_outputs.")
+
+
+def _asked(wanted: StructuredOutputs, prefix: str) -> Iterator[Asked]:
+    if wanted.json is not None:
+        yield Asked(f"{prefix}json", "json_schema", wanted.json)
+    if wanted.json_object:
+        yield Asked(f"{prefix}json_object", "json_schema", {"type": "object"})
+    if wanted.regex:
+        yield Asked(f"{prefix}regex", "regex", wanted.regex)
+    if wanted.choice is not None:
+        if not wanted.choice:
+            raise RequestError(f"{prefix}choice must not be empty.")
+        yield Asked(f"{prefix}choice", "regex", "|".join(map(_literal, wanted.choice)))
+    if wanted.grammar:
+        yield Asked(f"{prefix}grammar", "ebnf", wanted.grammar)
+    if wanted.structural_tag:
+        yield Asked(f"{prefix}structural_tag", "structural_tag", wanted.structural_tag)
+
+
+def _literal(text: str) -> str:
+    """A regular expression that matches the text alone."""
+    return _SPECIAL.sub(r"\\\g<0>", text)
