@@ -263,8 +263,8 @@ def test_a_message_that_called_a_tool_cannot_be_continued() -> None:
         ({"tools": (Tool(""),)}, r"tools\[0\]: the name '' must have"),
         ({"tools": (Tool("x" * 129),)}, "must have 1 to 128"),
         ({"tool_choice": "required"}, "but tools is empty"),
-        ({"tools": (WEATHER,), "named_tool": "time"}, "names 'time', but tools has no function"),
-        ({"tools": (WEATHER,), "allowed_tools": ("time",)}, "names 'time'"),
+        ({"tools": (WEATHER,), "named_tool": "time"}, "Tool 'time' not found in tools list"),
+        ({"tools": (WEATHER,), "allowed_tools": ("time",)}, "Tool 'time' not found"),
     ],
 )
 def test_wrong_tools_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
