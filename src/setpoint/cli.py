@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from setpoint import __version__
 from setpoint.core.errors import ConfigError, SetpointError, SourceError
+from setpoint.launch.ending import END_S, LIMIT
 
 if TYPE_CHECKING:
     from setpoint.config.commandline import CommandLine
@@ -35,8 +36,16 @@ options:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 for success, 2 for an option that cannot be honoured
-    and for a source that the doctor cannot read, 1 for every other error of ours."""
-    arguments = sys.argv[1:] if argv is None else argv
+    and for a source that the doctor cannot read, 1 for every other error of ours. Without ``argv``
+    it runs the command of this process, which then ends in time, whatever its threads do."""
+    if argv is not None:
+        return _code(argv)
+    LIMIT.exit_code = code = _code(sys.argv[1:])
+    LIMIT.within(END_S)
+    return code
+
+
+def _code(arguments: list[str]) -> int:
     try:
         return _run(arguments)
     except SetpointError as error:

@@ -165,7 +165,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"core", "frontend", "frontend.apis.openai", "frontend.storage"},
         {"msgspec", "numpy", "rich", "pyarrow"},
     ),
-    "batch.command": ({"batch", "config", "core", "launch", "observe"}, {"uvloop"}),
+    "batch.command": ({"batch", "config", "core", "launch", "observe"}, set()),
     "playback": (
         {
             "doctor",

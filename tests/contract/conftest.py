@@ -151,7 +151,7 @@ def _on_a_port(
         nonlocal base_url, server
         service = make_service(engine, **options)
         service.engine.attach(EngineLine(engine))
-        server = make_server(create_app(service, dialects), drain_s=1)
+        server = make_server(create_app(service, dialects))
         serving = asyncio.create_task(server.serve(sockets=[bind_socket("127.0.0.1", 0)]))
         while not server.started:
             await asyncio.sleep(0.005)
@@ -168,7 +168,7 @@ def _on_a_port(
         yield base_url
     finally:
         assert server is not None
-        server.should_exit = True
+        server.end(1.0)
         thread.join()
 
 

@@ -21,6 +21,7 @@ OWN = {
     "--record",
     "--record-content",
     "--record-max-bytes",
+    "--drain-timeout",
     "--refuse-unknown-keys",
     "--strict-accounting",
     "--update-weights-folder",

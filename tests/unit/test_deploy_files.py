@@ -15,6 +15,7 @@ import yaml
 
 from setpoint.config.commandline import parse
 from setpoint.config.commands import COMMANDS
+from setpoint.launch.ending import END_S
 from setpoint.observe.catalogue import SERIES
 from setpoint.observe.series import COMMON_LABELS, Kind
 
@@ -163,6 +164,29 @@ def test_the_container_file_names_what_exists() -> None:
     )
     assert entry[:2] == ["/opt/setpoint/.venv/bin/setpoint", "serve"]
     assert parse(COMMANDS["serve"], [*entry[2:], *default]).options.enable_metrics
+
+
+def drain_s(arguments: list[str]) -> float:
+    """The drain time of a server with these arguments."""
+    return parse(COMMANDS["serve"], arguments).options.drain_timeout
+
+
+def test_no_supervisor_kills_a_server_that_drains() -> None:
+    unit = (DEPLOY / "setpoint.service").read_text(encoding="utf-8")
+    (stop_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M)
+    assert int(stop_s) >= drain_s([]) + END_S
+    guide = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    (stop_s,) = re.findall(r"podman stop -t (\d+)", guide)
+    assert int(stop_s) >= drain_s([]) + END_S
+    deployment, service = yaml.safe_load_all(
+        (DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")
+    )
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["terminationGracePeriodSeconds"] >= drain_s(container["args"]) + END_S
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    probes = [container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
+    assert [each["httpGet"]["path"] for each in probes] == ["/ready", "/ready", "/health"]
 
 
 def test_the_options_of_the_guide_are_options() -> None:

@@ -80,7 +80,7 @@ def test_a_closed_connection_frees_the_sequence(stream: bool) -> None:
             await asyncio.sleep(0.01)
         assert engine.stopped == [engine.submitted[0].rid]
         assert not engine.running
-        server.should_exit = True
+        server.end(1.0)
         await asyncio.wait_for(serving, 10)
 
     sock = bind_socket("127.0.0.1", 0)
@@ -105,7 +105,7 @@ def test_an_end_in_the_middle_of_requests_is_quiet(caplog: pytest.LogCaptureFixt
 
     async def scenario(sock: socket.socket) -> None:
         service.engine.attach(EngineLine(engine))
-        server = make_server(create_app(service, DIALECTS), drain_s=1)
+        server = make_server(create_app(service, DIALECTS))
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         while not server.started:
             await asyncio.sleep(0.01)
@@ -124,7 +124,7 @@ def test_an_end_in_the_middle_of_requests_is_quiet(caplog: pytest.LogCaptureFixt
             writers.append(writer)
         while not engine.running:
             await asyncio.sleep(0.01)
-        server.should_exit = True
+        server.end(1.0)
         await asyncio.wait_for(serving, 5)
         assert not engine.running
         for writer in writers:

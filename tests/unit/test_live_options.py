@@ -36,8 +36,9 @@ ON_A_SERVER = (
     "log_requests",
     "log_requests_level",
     "log_requests_format",
+    "drain_timeout",
 )
-"""Live options of the log: ``tests/e2e/test_live_server.py``."""
+"""Live options of the server's process: ``tests/e2e/test_live_server.py``, ``test_drain.py``."""
 
 
 class Server:

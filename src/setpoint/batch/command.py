@@ -12,9 +12,10 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from setpoint.batch import parquet, parquet_output
 from setpoint.batch.entry import BatchError, Entry, Source, Survey
@@ -31,14 +32,18 @@ from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError, EngineDeadError
 from setpoint.launch.engine import Launched, launched
 from setpoint.launch.engine_session import EngineSession
-from setpoint.launch.held_signals import SIGNALS, signals_held
 from setpoint.launch.phases import Phases
+from setpoint.launch.signals import Asked, run_until_asked
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.waiting import stderr_lines
 
 DONE, FAILED, INTERRUPTED = 0, 3, 130
 DRAIN_S = 10.0
 """Seconds that open requests get to finish after the first signal."""
+ENGINE_EXIT_S = 5.0
+"""How long the engine may take to end after that."""
+END_S = 30.0
+"""How long the run may take to end after that. A forced end loses nothing that the journal has."""
 GO_ON = "Run the same command again to continue."
 
 
@@ -120,10 +125,11 @@ class _Batch:
                     stderr=shown.engine_stderr,
                 ) as engine,
             ):
-                import uvloop
-
-                with signals_held() as release:
-                    uvloop.run(self._work(engine, phases, shown, release))
+                run_until_asked(
+                    lambda asked: self._work(engine, phases, shown, asked),
+                    limit_s=lambda: DRAIN_S + END_S,
+                    at_once_s=END_S,
+                )
         except (BatchError, EngineDeadError):
             print(f"{self.tally.summary()}\n{GO_ON}")
             raise
@@ -136,26 +142,23 @@ class _Batch:
             return INTERRUPTED
         return FAILED if self.tally.num_failed else DONE
 
-    async def _work(
-        self, engine: Launched, phases: Phases, shown: Display, release_signals: Callable[[], None]
-    ) -> None:
-        signals = _Signals()
-        release_signals()
+    async def _work(self, engine: Launched, phases: Phases, shown: Display, asked: Asked) -> None:
         async with EngineSession(engine, phases) as session:
-            stopped = asyncio.create_task(signals.stop.wait())
+            session.exit_s = ENGINE_EXIT_S
+            stopped = asyncio.create_task(asked.end.wait())
+            stopped.add_done_callback(_say_that_it_stops)
             service = await session.service_unless(stopped)
-            stopped.cancel()
             if service is None:
                 return
             run = BatchRun(service, self._journal, self._output, self.tally, digest=self._digest)
             self.tally.started_at = time.monotonic()
             showing = asyncio.create_task(_show(shown, run, self.tally))
             working = asyncio.create_task(
-                run.run(read_at_once(self._entries), stop=signals.stop, drain_s=DRAIN_S)
+                run.run(read_at_once(self._entries), stop=asked.end, drain_s=DRAIN_S)
             )
-            at_once = asyncio.create_task(signals.at_once.wait())
+            at_once = asyncio.create_task(asked.at_once.wait())
             await asyncio.wait([working, at_once], return_when=asyncio.FIRST_COMPLETED)
-            for task in (showing, at_once):
+            for task in (showing, at_once, stopped):
                 task.cancel()
             if working.done():
                 run.look()
@@ -167,26 +170,14 @@ class _Batch:
                 session.kill()
 
 
-class _Signals:
-    """The first signal asks for an orderly end, the second for an immediate one. Create it inside
-    the running loop."""
-
-    def __init__(self) -> None:
-        self.stop, self.at_once = asyncio.Event(), asyncio.Event()
-        for number in SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-
-    def _on_signal(self) -> None:
-        if self.stop.is_set():
-            self.at_once.set()
-        else:
-            self.stop.set()
-            print(
-                f"Stopping: open requests have {DRAIN_S:g} s to finish. Interrupt again to stop at"
-                " once.",
-                file=sys.stderr,
-                flush=True,
-            )
+def _say_that_it_stops(stopped: asyncio.Task[Any]) -> None:
+    if not stopped.cancelled():
+        print(
+            f"Stopping: open requests have {DRAIN_S:g} s to finish. Interrupt again to stop at"
+            " once.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 async def _show(shown: Display, run: BatchRun, tally: Tally) -> None:

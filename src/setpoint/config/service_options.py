@@ -228,6 +228,19 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
             high=1e9,
         ),
     ] = 300.0
+    drain_timeout: Annotated[
+        float,
+        Option(
+            SERVER,
+            "Seconds that running requests have to finish after SIGTERM or Ctrl-C, before they are"
+            " aborted. The process ends at most two seconds later.",
+            metavar="SECONDS",
+            low=0,
+            high=1e6,
+            live=True,
+            server_only=True,
+        ),
+    ] = 30.0
     config: Annotated[
         str | None,
         Option(

@@ -35,16 +35,23 @@ class SourceError(SetpointError):
 class RequestError(SetpointError):
     """A request that is refused or aborted; the server keeps running.
 
-    status_code: the HTTP status; err_type: SGLang's ``err_type``, e.g. "BadRequestError".
+    status_code: the HTTP status; err_type: SGLang's ``err_type``, e.g. "BadRequestError";
+    retry_after_s: when to try again, if that is known.
     """
 
     def __init__(
-        self, message: str, *, status_code: int = 400, err_type: str = "BadRequestError"
+        self,
+        message: str,
+        *,
+        status_code: int = 400,
+        err_type: str = "BadRequestError",
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.status_code = status_code
         self.err_type = err_type
+        self.retry_after_s = retry_after_s
 
 
 class ContextLengthError(RequestError):

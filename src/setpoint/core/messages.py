@@ -96,6 +96,9 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     """End these sequences if they still run; a last event answers each of them."""
 
     seq_ids: list[int]
+    message: str = ""
+    """The reason for their clients; "" for the usual one."""
+    err_type: str | None = None
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):

@@ -30,6 +30,8 @@ class FrontendSettings:
     """0 metadata, 1 + sampling parameters, 2 + text and ids cut short, 3 everything."""
     log_requests_format: str = "text"
     """"text", or "json": one JSON object per line."""
+    drain_timeout_s: float = 30.0
+    """How long running requests may continue after a signal to end."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The present values of the live options, for ``/server_info``."""
     decisions: Sequence[Mapping[str, Any]] = ()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from setpoint.core.errors import RequestError, SetpointError
+from setpoint.core.messages import Finish
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -19,6 +20,8 @@ class Refusal:
     """The field of the body or the part of the path that is wrong."""
     code: str | None = None
     """The API's own code for the error, if it has one."""
+    retry_after_s: int | None = None
+    """When to try again, if that is known."""
 
     @property
     def kind(self) -> str:
@@ -29,6 +32,18 @@ def refusal_of(error: SetpointError) -> Refusal:
     """The Refusal for an error; the engine's death refuses each open request."""
     if isinstance(error, RequestError):
         return Refusal(
-            message=error.message, status_code=error.status_code, err_type=error.err_type
+            message=error.message,
+            status_code=error.status_code,
+            err_type=error.err_type,
+            retry_after_s=error.retry_after_s,
         )
     return Refusal(message=str(error), status_code=503, err_type="SERVICE_UNAVAILABLE")
+
+
+def error_of_abort(finish: Finish) -> RequestError:
+    """An aborted request as an error, for an API that has no finish reason for it: 503 if the
+    server ended it, which the client may try again, else 400."""
+    message = finish.message or "The request was aborted."
+    if finish.err_type is None:
+        return RequestError(message)
+    return RequestError(message, status_code=503, err_type=finish.err_type)

@@ -22,6 +22,7 @@ from setpoint.frontend.bodies import parse
 from setpoint.frontend.book import RequestBook
 from setpoint.frontend.checkpoints import Checkpoints, NoCheckpoints
 from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.drain import Drain
 from setpoint.frontend.hidden_states import check_hidden_states
 from setpoint.frontend.intake import Intake, new_rid
 from setpoint.frontend.ipc.client import EngineClient
@@ -73,6 +74,10 @@ class Service:
         self._log = RequestLog(live)
         self.readers: list[Callable[[SequenceOutput], None]] = []
         """Called with every sequence of a client that has ended; filled at the start."""
+        self.drain = Drain()
+        self.at_end: list[Callable[[], None]] = []
+        """Called once, in a thread, when all requests have ended: what waits to be sent elsewhere.
+        They may block, and are not waited for for ever."""
         self.roster = Roster()
         self.sessions = Sessions()
         self._latencies = Latencies()
@@ -96,9 +101,10 @@ class Service:
     ) -> Job:
         """The job of the requests of one client body, ``received``. api: the API of the body, for
         the request log. no_logs: keep the requests out of that log. turn: the turn of a session
-        that the one request is. tool_schema: see Job. Raises RequestError (400) if together they
-        ask for too much.
+        that the one request is. tool_schema: see Job. Raises RequestError: 400 if together they ask
+        for too much, 503 if the server drains.
         """
+        self.drain.check()
         self.intake.check_logprobs(requests)
         check_hidden_states(requests, self.config)
         metrics = None if self.metrics is None else self.metrics.requests

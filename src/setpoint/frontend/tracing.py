@@ -24,9 +24,12 @@ REQUEST = "request"
 
 
 def sending_to(url: str, service_name: str | None) -> TracerProvider:
-    """A provider whose spans go to ``url`` as OTLP over HTTP, from a thread of its own. The end of
-    the process waits until they are sent. service_name: None means SERVICE."""
-    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: service_name or SERVICE}))
+    """A provider whose spans go to ``url`` as OTLP over HTTP, from a thread of its own. Its
+    ``shutdown`` waits until they are sent, for up to half a minute; the end of the process does
+    not. service_name: None means SERVICE."""
+    provider = TracerProvider(
+        resource=Resource.create({SERVICE_NAME: service_name or SERVICE}), shutdown_on_exit=False
+    )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
     return provider
 

@@ -100,6 +100,7 @@ def _add_readers(service: Service, options: Options) -> None:
         provider = sending_to(url, options.otlp_service_name)
         tracer = RequestTracer(provider, model_name=service.config.served_model_name)
         service.readers.append(tracer.finished)
+        service.at_end.append(provider.shutdown)
 
 
 def metrics_config(

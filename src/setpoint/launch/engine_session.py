@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 READY_TIMEOUT_S = 600.0
 EXIT_S = 10.0
-"""How long the process may take to end after it has been asked to."""
+"""How long the process may take to end after it has been asked to, unless it is said otherwise."""
 
 
 class EngineSession:
@@ -37,6 +37,8 @@ class EngineSession:
             SocketLink(engine.link), on_progress=engine.waiting.doing
         )
         self.client: EngineClient = EngineClient()
+        self.exit_s = EXIT_S
+        """How long the process may take to end after it has been asked to."""
         self._phases = phases
         self._storage = storage
 
@@ -56,7 +58,7 @@ class EngineSession:
         trace: TracebackType | None,
     ) -> None:
         self.client.shutdown()
-        await asyncio.wait([self.watcher], timeout=EXIT_S)
+        await asyncio.wait([self.watcher], timeout=self.exit_s)
         self.kill()
         await self.watcher
         self.client.close()

@@ -49,6 +49,7 @@ class LiveConfig:
             log_requests=options.log_requests,
             log_requests_level=options.log_requests_level,
             log_requests_format=options.log_requests_format,
+            drain_timeout_s=options.drain_timeout,
             options=self._running.live_options(),
             decisions=tuple(map(asdict, self._running.decisions_since(self._started))),
             described=DESCRIBED,

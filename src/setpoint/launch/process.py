@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from setpoint.core.errors import SetpointError
 from setpoint.launch.heartbeat import STACKS
-from setpoint.launch.held_signals import SIGNALS
 from setpoint.launch.job import EngineJob, encode_job
+from setpoint.launch.signals import SIGNALS
 from setpoint.launch.watchdog import until_silent
 
 if TYPE_CHECKING:

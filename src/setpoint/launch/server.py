@@ -12,6 +12,7 @@ import gc
 import logging
 import signal
 import socket
+import threading
 import time
 from asyncio import Task
 from collections.abc import Callable, Coroutine, Iterator, Sequence, Set
@@ -22,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import EngineDeadError
+from setpoint.launch.ending import END_S
 from setpoint.launch.engine import Launched, launched
 from setpoint.launch.engine_session import EngineSession
-from setpoint.launch.held_signals import SIGNALS, signals_held
 from setpoint.launch.invitation import address, invitation
 from setpoint.launch.phases import Phases
+from setpoint.launch.signals import SIGNALS, Asked, run_until_asked
 from setpoint.observe.logline import leave_out_of_access_log, setup_logging
 from setpoint.observe.waiting import in_the_log
 
@@ -37,10 +39,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DRAIN_S = 5
-"""How long open requests may continue after a signal to end."""
-CLOSE_S = 5
-"""How long connections may take to close after that."""
+CLOSE_S = 5.0
+"""How long connections may take to close once all requests have ended, if there is time."""
+LEAST_CLOSE_S = 0.3
+"""The same, if there is no time left."""
+ABORT_S = 0.5
+"""How long the engine may take to end the requests that are aborted."""
+KILL_S = 0.6
+"""What a killed engine and the end of this process take; kept free of END_S."""
 
 
 def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) -> int:
@@ -56,11 +62,10 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
         _storage(options) as storage,
         launched(options, env, given=given, phases=phases, display=in_the_log()) as engine,
     ):
-        import uvloop
-
-        with signals_held() as release:
-            code: int = uvloop.run(_serve(engine, sock, storage, phases, release))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # this is the end already
+        serving = _Serving(engine, sock, storage, phases)
+        code: int = run_until_asked(serving.run, limit_s=lambda: serving.drain_s + END_S)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # this is the end already
         return code
 
 
@@ -76,81 +81,88 @@ def _storage(options: Options) -> Iterator[Storage | None]:
         yield storage
 
 
-async def _serve(
-    engine: Launched,
-    sock: socket.socket,
-    storage: Storage | None,
-    phases: Phases,
-    release_signals: Callable[[], object],
-) -> int:
-    stop, urged = asyncio.Event(), asyncio.Event()
-    for number in SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(
-            number, lambda: urged.set() if stop.is_set() else stop.set()
-        )
-    release_signals()
-    # After the signal handlers are set, because these steps take long enough for a user to
-    # interrupt them.
-    from setpoint.frontend.apis.dialects import DIALECTS
-    from setpoint.frontend.http.app import create_app
-    from setpoint.frontend.http.port import is_loopback
-    from setpoint.frontend.http.serve import make_server
+class _Serving:
+    """A server from the moment when its engine has been launched to its end."""
 
-    stopped = asyncio.create_task(stop.wait())
-    async with EngineSession(engine, phases, storage=storage) as session:
-        service = await session.service_unless(stopped)
-        if service is None:
+    def __init__(
+        self, engine: Launched, sock: socket.socket, storage: Storage | None, phases: Phases
+    ) -> None:
+        self._engine = engine
+        self._sock = sock
+        self._storage = storage
+        self._phases = phases
+        self._service: Service | None = None
+
+    @property
+    def drain_s(self) -> float:
+        """How long running requests may continue after a signal, as it is set now."""
+        if self._service is None:
+            return self._engine.config.options.drain_timeout
+        return self._service.live.frontend.drain_timeout_s
+
+    async def run(self, asked: Asked) -> int:
+        """Serve until asked to end; returns the exit code. Raises EngineDeadError."""
+        # Here, where a user may interrupt the steps that take long.
+        from setpoint.frontend.apis.dialects import DIALECTS
+        from setpoint.frontend.http.app import create_app
+        from setpoint.frontend.http.port import is_loopback
+        from setpoint.frontend.http.serve import make_server
+
+        stopped = asyncio.create_task(asked.end.wait())
+        async with EngineSession(self._engine, self._phases, storage=self._storage) as session:
+            service = self._service = await session.service_unless(stopped)
+            if service is None:
+                return 0
+            options = self._engine.config.options
+            log_level = options.log_level_http or options.log_level
+            app = create_app(service, DIALECTS, local_only=is_loopback(self._sock))
+            leave_out_of_access_log(options.uvicorn_access_log_exclude_prefixes)
+            server = make_server(app, log_level=log_level)
+            opening = _open(session, service, self._phases)
+            try:
+                await self._answer(service, server, opening, [stopped, session.watcher])
+            finally:
+                session.exit_s = await self._end(service, server, asked)
+            if not asked.end.is_set():
+                raise EngineDeadError(session.line.death)
             return 0
-        options = engine.config.options
-        log_level = options.log_level_http or options.log_level
-        app = create_app(service, DIALECTS, local_only=is_loopback(sock))
-        leave_out_of_access_log(options.uvicorn_access_log_exclude_prefixes)
-        server = make_server(app, log_level=log_level, drain_s=DRAIN_S + CLOSE_S)
-        await _answer(
-            service,
-            server,
-            sock,
-            _open(session, service, phases),
-            [stopped, session.watcher],
-            urged,
-        )
-        if not stop.is_set():
-            raise EngineDeadError(session.line.death)
-        return 0
 
+    async def _answer(
+        self,
+        service: Service,
+        server: Server,
+        opening: Coroutine[Any, Any, None],
+        over: Sequence[Task[Any]],
+    ) -> None:
+        """Listen, run ``opening``, and serve until one of ``over`` is done."""
+        opened = asyncio.create_task(opening)
+        self._listening = listening = asyncio.create_task(server.serve(sockets=[self._sock]))
+        working: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            await _first(opened, listening, *over)
+            if opened.done():
+                opened.result()
+                working = asyncio.create_task(_work(service))
+                await _first(listening, *over)
+        finally:
+            opened.cancel()
+            working.cancel()
 
-async def _answer(
-    service: Service,
-    server: Server,
-    sock: socket.socket,
-    opening: Coroutine[Any, Any, None],
-    over: Sequence[Task[Any]],
-    urged: asyncio.Event,
-) -> None:
-    """Listen, run ``opening``, and serve until one of ``over`` is done. Open requests then have
-    DRAIN_S to end, or until a second signal sets ``urged``."""
-    serving, opened = (
-        asyncio.create_task(server.serve(sockets=[sock])),
-        asyncio.create_task(opening),
-    )
-    working: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    try:
-        await _first(opened, serving, *over)
-        if opened.done():
-            opened.result()
-            working = asyncio.create_task(_work(service))
-            await _first(serving, *over)
-    finally:
-        opened.cancel()
-        working.cancel()
-        server.should_exit = True
-        cutting = asyncio.create_task(_cut_when(urged, server))
-        deadline = time.monotonic() + DRAIN_S
-        while service.engine.num_open and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
+    async def _end(self, service: Service, server: Server, asked: Asked) -> float:
+        """End requests and connections; returns how long the engine may take to end after that."""
+        until = time.monotonic()
+        if asked.end.is_set():
+            until += self.drain_s
+            await _drain(service, self.drain_s, asked)
         service.engine.shutdown()
-        await serving
+        if asked.at_once.is_set():
+            until = min(until, time.monotonic())
+        server.end(min(max(until - time.monotonic(), LEAST_CLOSE_S), CLOSE_S))
+        cutting = asyncio.create_task(_cut_at_second_signal(asked, server))
+        await self._listening
         cutting.cancel()
+        await _finish(service, max(until - time.monotonic(), LEAST_CLOSE_S))
+        return max(until + END_S - KILL_S - time.monotonic(), LEAST_CLOSE_S)
 
 
 async def _work(service: Service) -> None:
@@ -163,10 +175,53 @@ async def _work(service: Service) -> None:
             group.create_task(BatchWorker(service, service.storage).run())
 
 
-async def _cut_when(urged: asyncio.Event, server: Server) -> None:
-    await urged.wait()
-    logger.info("A second signal: open requests are cut off.")
-    server.cut()
+async def _drain(service: Service, drain_s: float, asked: Asked) -> None:
+    """Take no new requests, and let the running ones end; abort what runs after ``drain_s``, or
+    when asked for the second time. The port stays open."""
+    service.drain.begin()
+    engine, num_running = service.engine, service.engine.num_open
+    if num_running:
+        logger.info(
+            "Draining: %d requests run and have %g s to end (--drain-timeout). A second signal"
+            " aborts them.",
+            num_running,
+            drain_s,
+        )
+    await _until(lambda: not engine.num_open or asked.at_once.is_set(), drain_s)
+    if asked.at_once.is_set():
+        logger.info("A second signal: open requests are cut off.")
+    if num_left := engine.num_open:
+        logger.warning("%d requests were still running and are aborted.", num_left)
+        service.drain.cut(engine)
+        await _until(lambda: not engine.num_open, ABORT_S)
+
+
+async def _until(holds: Callable[[], bool], seconds: float) -> None:
+    """Wait until it holds, for at most so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+
+
+async def _finish(service: Service, seconds: float) -> None:
+    """Send what waits to be sent elsewhere, for at most so many seconds."""
+
+    def work() -> None:
+        for send in service.at_end:
+            send()
+
+    thread = threading.Thread(target=work, name="at-end", daemon=True)
+    thread.start()
+    await _until(lambda: not thread.is_alive(), seconds)
+    if thread.is_alive():
+        logger.warning("The last spans could not be sent in time and are lost.")
+
+
+async def _cut_at_second_signal(asked: Asked, server: Server) -> None:
+    """Close all connections at a second signal that comes while they are closing."""
+    if not asked.at_once.is_set():
+        await asked.at_once.wait()
+        server.cut()
 
 
 async def _open(session: EngineSession, service: Service, phases: Phases) -> None:

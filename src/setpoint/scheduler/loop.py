@@ -325,7 +325,7 @@ class Loop:
             if isinstance(message, Stop):
                 self._scheduler.stop(message.seq_id)
             else:
-                self._scheduler.abort(message.seq_ids)
+                self._scheduler.abort(message)
         except Exception as error:
             operation_failure(type(message).__name__, error)
         self._emit(self._scheduler.take_events())

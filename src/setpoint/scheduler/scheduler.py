@@ -13,13 +13,12 @@ results it depends on. Events that planning itself causes wait in ``take_events`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import chain, takewhile
 
 from setpoint.core.control import Operate, PauseMode
 from setpoint.core.errors import RequestError
 from setpoint.core.failures import failed, failure, refused
-from setpoint.core.messages import Finish, Prepared, TokenEvent
+from setpoint.core.messages import Abort, Finish, Prepared, TokenEvent
 from setpoint.core.operations import Operator
 from setpoint.core.plan import PlanBuilder, StepPlan, TokenMasks
 from setpoint.core.preparation import Preparer
@@ -203,12 +202,12 @@ class Scheduler:
                 for seq in list(takewhile(lambda seq: seq.since < earliest, seqs)):  # noqa: B023
                     self._drop(seq, why, "timed_out")
 
-    def abort(self, seq_ids: Iterable[int]) -> None:
-        """End those of these sequences that have not ended yet; their events are among the next
+    def abort(self, message: Abort) -> None:
+        """End those of its sequences that have not ended yet; their events are among the next
         ``take_events``."""
-        found = [self.state.by_id[seq_id] for seq_id in seq_ids if seq_id in self.state.by_id]
-        for seq in found:
-            self._events.append(self.state.end(seq, _aborted(seq)))
+        by_id = self.state.by_id
+        for seq in [by_id[seq_id] for seq_id in message.seq_ids if seq_id in by_id]:
+            self._events.append(self.state.end(seq, _aborted(seq, message)))
 
     def stop(self, seq_id: int) -> None:
         """End a request without an event: the frontend needs no more of it."""
@@ -330,6 +329,8 @@ class Scheduler:
         )
 
 
-def _aborted(seq: Sequence) -> Finish:
+def _aborted(seq: Sequence, abort: Abort) -> Finish:
+    if abort.message:
+        return Finish("abort", message=abort.message, err_type=abort.err_type)
     waiting = seq.status in (Status.WAITING, Status.PREPARING)
     return Finish("abort", message="Abort in waiting queue" if waiting else "Aborted")

@@ -81,7 +81,7 @@ class _Running:
     request: Request
     script: Sequence[int]
     num_sent: int = 0
-    aborted: bool = False
+    abort: Finish | None = None
 
 
 @dataclass(slots=True)
@@ -146,9 +146,11 @@ class FakeEngine:
                 self.submitted.append(request)
                 self.running[seq_id] = _Running(seq_id, request, list(self.script(request)) or [0])
                 self._tick_later()
-            case Abort(seq_ids):
+            case Abort(seq_ids, why, err_type):
                 for seq_id in self.running.keys() & seq_ids:
-                    self.running[seq_id].aborted = True
+                    self.running[seq_id].abort = Finish(
+                        "abort", message=why or "Aborted.", err_type=err_type
+                    )
                 self._tick_later()
             case Stop(seq_id):
                 self.stopped.append(self.submitted[seq_id].rid)
@@ -237,7 +239,7 @@ class FakeEngine:
 
     def _abort_all(self) -> None:
         for running in self.running.values():
-            running.aborted = True
+            running.abort = Finish("abort", message="Aborted.")
         events = [self._step(running) for running in self.running.values()]
         self.running.clear()
         self.emit(Tokens(events))
@@ -263,7 +265,7 @@ class FakeEngine:
 
     def _step(self, running: _Running) -> TokenEvent:
         request = running.request
-        finish = Finish("abort", message="Aborted.") if running.aborted else self.refuse(request)
+        finish = running.abort or self.refuse(request)
         ids: list[int] = []
         first = running.num_sent
         while finish is None and len(ids) < self.tokens_per_event:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +137,12 @@ class ServerProcess:
     def end(self) -> None:
         """Whatever state it is in: an orderly end, or a forced one; the engine process too."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
+            for patience_s in (5, 30):  # the second signal ends what still runs
+                self.process.send_signal(signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(patience_s)
+                    break
+            else:
                 self.process.kill()
                 self.process.wait()
         if self.engine is not None and not self.engine_is_gone():

@@ -33,6 +33,7 @@ def create_app(
         [make(service, bodies) for make in makers], on_refusal=service.book.count_refusal
     )
     app.state.dialects = dialects
+    app.state.drain = service.drain
     for dialect in dialects.all:
         # Not include_router: FastAPI matches a request with the routes of an included router three
         # times, a tenth of a millisecond.

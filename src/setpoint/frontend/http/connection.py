@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from setpoint.core.awake import CLOCK
 from setpoint.frontend.arrival import ARRIVED_AT, Arrival
+from setpoint.frontend.drain import Drain
 from setpoint.frontend.http.access import log_access
 from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.http.pace import Pace, Rank
@@ -45,12 +46,13 @@ does not read."""
 class Connection(HttpToolsProtocol):
     receive_s = RECEIVE_S
 
-    def __init__(self, *, dialects: Dialects, pace: Pace, **kwargs: Any) -> None:
+    def __init__(self, *, dialects: Dialects, pace: Pace, drain: Drain, **kwargs: Any) -> None:
         """dialects: give the shape of refusals of what never becomes a request. pace: begins the
-        work on requests. The other arguments are uvicorn's."""
+        work on requests. drain: the server's. The other arguments are uvicorn's."""
         super().__init__(**kwargs)
         self._dialects = dialects
         self._pace = pace
+        self._drain = drain
         self.access_log = False  # AccessLogMiddleware writes it, when the answer has ended
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -110,6 +112,8 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self._drain.is_on:  # the client should find another server behind the same address
+            app = _closing(app)
         wrapped = app if cycle.keep_alive else self._ending(app, cycle)
         start = partial(super()._start_asgi_task, cycle, wrapped)
         if self._pace.can_wait(cycle.scope["method"], cycle.scope["path"]):
@@ -205,3 +209,17 @@ class Connection(HttpToolsProtocol):
         unknown = {"method": "?", "path": path, "query_string": b"", "http_version": "?"}
         scope = unknown | {"client": self.client} | dict(self.scope or {})
         log_access(scope, status_code, Arrival(self._began_at, refusal=message))
+
+
+def _closing(app: ASGIApp) -> ASGIApp:
+    """Wrap ``app`` so that the client is told that its answer is the last of the connection."""
+
+    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_last(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        await app(scope, receive, send_last)
+
+    return answering

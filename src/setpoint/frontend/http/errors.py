@@ -35,6 +35,8 @@ def error_response(dialects: Dialects, scope: Scope, refusal: Refusal) -> Respon
         scope[IN_SCOPE].refusal = refusal.message
     response = json_response(dialects.error_body(path, refusal), status_code=refusal.status_code)
     response.headers.update(dialects.of(path).error_headers(scope))
+    if refusal.retry_after_s is not None:
+        response.headers["retry-after"] = str(refusal.retry_after_s)
     return response
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
+from setpoint.frontend.drain import Drain
 from setpoint.frontend.http.connection import Connection
 from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.http.listener import Listener
@@ -21,14 +23,20 @@ from setpoint.frontend.http.port import cannot_listen
 
 class Server(uvicorn.Server):
     """A uvicorn server that leaves signals to the launcher: uvicorn would raise them again at its
-    end, before the engine is shut down. Setting ``should_exit`` ends it: it accepts no new
-    connections, and open requests have ``drain_s`` seconds, or until ``cut`` is called.
+    end, before the engine is shut down.
     """
 
-    def __init__(self, config: uvicorn.Config, dialects: Dialects, *, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, dialects: Dialects, drain: Drain) -> None:
         super().__init__(config)
         self._dialects = dialects
-        self._drain_s = drain_s
+        self._drain = drain
+        self._close_s = 0.0
+
+    def end(self, close_s: float) -> None:
+        """Accept no new connections, and end when the open ones have got their answers: they have
+        ``close_s`` seconds for that, or until ``cut`` is called."""
+        self._close_s = close_s
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Raises ConfigError if another program has bound the same address and listened first."""
@@ -38,6 +46,7 @@ class Server(uvicorn.Server):
             Connection,
             dialects=self._dialects,
             pace=pace,
+            drain=self._drain,
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
@@ -61,13 +70,14 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # uvicorn's own way to end the last requests is to cancel their tasks, which logs a
-        # traceback for each.
-        cutting = asyncio.get_running_loop().call_later(self._drain_s, self.cut)
+        # traceback for each. It is needed for those that wait for a thread.
+        self.config.timeout_graceful_shutdown = math.ceil(self._close_s) + 1
+        cutting = asyncio.get_running_loop().call_later(self._close_s, self.cut)
         await super().shutdown(sockets)
         cutting.cancel()
 
 
-def make_server(app: FastAPI, *, log_level: str = "info", drain_s: int = 5) -> Server:
+def make_server(app: FastAPI, *, log_level: str = "info") -> Server:
     """A uvicorn server on uvloop and httptools for an app made by ``create_app``; run it with
     ``await server.serve(sockets=[bind_socket(…)])``."""
     config = uvicorn.Config(
@@ -77,10 +87,9 @@ def make_server(app: FastAPI, *, log_level: str = "info", drain_s: int = 5) -> S
         lifespan="off",
         log_config=None,
         log_level=log_level,
-        timeout_graceful_shutdown=drain_s + 5,
     )
     logging.getLogger("uvicorn.error").addFilter(_is_news)
-    return Server(config, app.state.dialects, drain_s=drain_s)
+    return Server(config, app.state.dialects, app.state.drain)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -110,16 +110,27 @@ class EngineClient:
         if seq_id in self._open:
             self._close(seq_id).line.send(Stop(seq_id))
 
-    def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
+    def abort(
+        self,
+        rid: str = "",
+        *,
+        abort_all: bool = False,
+        message: str = "",
+        err_type: str | None = None,
+    ) -> None:
         """Ask the engine to abort all requests whose rid begins with ``rid``; their streams end
-        with an abort event. An empty rid aborts none."""
+        with an abort event. An empty rid aborts none. message, err_type: see ``Abort``."""
         if not rid and not abort_all:
             return
         self.abort_submissions(
-            seq_id for own, seq_id in self._seq_ids.items() if abort_all or own.startswith(rid)
+            (seq_id for own, seq_id in self._seq_ids.items() if abort_all or own.startswith(rid)),
+            message=message,
+            err_type=err_type,
         )
 
-    def abort_submissions(self, seq_ids: Iterable[int]) -> None:
+    def abort_submissions(
+        self, seq_ids: Iterable[int], *, message: str = "", err_type: str | None = None
+    ) -> None:
         """As ``abort``, for submissions by their numbers; does nothing for those that have
         ended."""
         found: dict[EngineLine, list[int]] = {}
@@ -127,7 +138,7 @@ class EngineClient:
             if seq_id in self._open:
                 found.setdefault(self._open[seq_id].line, []).append(seq_id)
         for line, numbers in found.items():
-            line.send(Abort(numbers))
+            line.send(Abort(numbers, message, err_type))
 
     def shutdown(self) -> None:
         """Ask the engine to end; open requests fail."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from setpoint.core.errors import RequestError
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.anthropic.content import BlockEvents, Event, blocks_of
@@ -22,6 +21,7 @@ from setpoint.frontend.chat.prepare import Chat, PreparedChat
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
+from setpoint.frontend.refusal import error_of_abort
 from setpoint.frontend.service import Service
 
 MESSAGES_ROUTE = "/v1/messages"
@@ -89,14 +89,14 @@ class MessageExchange:
         self._model = config.served_model_name
 
     def reply(self, outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
-        """The whole message. Raises RequestError (400) if it was aborted."""
+        """The whole message. Raises RequestError if it was aborted."""
         (output,) = outputs
         events = [*self._events.feed(parsed(self._parser, output.text)), *self._events.end()]
         return self._message(output, blocks_of(events)) | self._stop_fields(output)
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
         """The events of the stream but for the last, those that belong to one piece together.
-        Raises like ``Job.pieces``, and RequestError (400) if the request is aborted."""
+        Raises like ``Job.pieces``, and RequestError if the request is aborted."""
         begun = False
         async for pieces in self.job.pieces():
             for piece in pieces:
@@ -140,7 +140,7 @@ class MessageExchange:
         finish, sequence = output.finish, None
         assert finish is not None
         if finish.type == "abort":
-            raise RequestError(finish.message or "The request was aborted.")
+            raise error_of_abort(finish)
         if finish.type == "length":
             at_limit = output.num_outputs >= self._body.max_tokens
             reason = "max_tokens" if at_limit else "model_context_window_exceeded"

@@ -20,6 +20,7 @@ from setpoint.frontend.chat.parser import MakeParser, PlainParser
 from setpoint.frontend.chat.prepare import Chat, PreparedChat
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
+from setpoint.frontend.refusal import error_of_abort
 from setpoint.frontend.service import Service
 
 CHAT_ROUTE = "/api/chat"
@@ -134,14 +135,14 @@ class TextExchange:
         self._logprobs = bool(body.logprobs)
 
     def reply(self, output: SequenceOutput) -> dict[str, Any]:
-        """The whole answer. Raises RequestError (400) if it was aborted."""
+        """The whole answer. Raises RequestError if it was aborted."""
         answer = self._parser.feed(output.text, is_last=True)
         logprobs = self._shown_logprobs(output.logprobs)
         return self._object(answer) | self._end(output) | logprobs
 
     async def objects(self) -> AsyncGenerator[dict[str, Any], None]:
         """The objects of the stream, the last of which has no content. Raises like ``Job.pieces``,
-        and RequestError (400) if the request is aborted."""
+        and RequestError if the request is aborted."""
         async for pieces in self.job.pieces():
             for piece in pieces:
                 is_last = piece.output.finish is not None
@@ -159,7 +160,7 @@ class TextExchange:
         finish = output.finish
         assert finish is not None
         if finish.type == "abort":
-            raise RequestError(finish.message or "The request was aborted.")
+            raise error_of_abort(finish)
         return {
             "done": True,
             "done_reason": finish.type,

@@ -11,6 +11,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from setpoint.frontend.drain import WORD
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.openapi import add_route
@@ -72,12 +73,18 @@ class AdminRoutes:
         return PlainTextResponse(f"Setpoint serves {self._config.served_model_name}.\n")
 
     async def health(self) -> Response:
-        return await self.health_generate() if self._config.health_generates else Response()
+        if self._config.health_generates or self._service.drain.is_on:
+            return await self.health_generate()
+        return Response()
 
     async def health_generate(self) -> Response:
+        if self._service.drain.is_on:
+            return PlainTextResponse(f"{WORD}\n", status_code=503)
         return Response(status_code=200 if await self._service.is_healthy() else 503)
 
     async def ready(self) -> Response:
+        if self._service.drain.is_on:
+            return PlainTextResponse(f"{WORD}\n", status_code=503)
         return Response(status_code=200 if self._engine.is_ready else 503)
 
     async def model_info(self) -> Response:

@@ -1,0 +1,71 @@
+"""Ends this process at a given time, whatever its threads are doing: a parser that loops, a write
+that nobody reads, an executor that the interpreter waits for at its exit.
+
+Only C code that never gives the interpreter's lock back is stronger; service managers have SIGKILL
+for that.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+
+logger = logging.getLogger(__name__)
+
+END_S = 2.0
+"""How long the end of a process may take once its work is done or its time is up."""
+LAST_WORDS_S = 0.3
+_POLL_S = 0.02
+
+
+class Limit:
+    """No limit until ``within`` is called; the earliest one counts. Wall time: whoever asked for
+    the end counts that."""
+
+    def __init__(self) -> None:
+        self._at = math.inf
+        self._thread: threading.Thread | None = None
+        self.exit_code = 1
+        """Of a process that is ended by this limit."""
+
+    def within(self, seconds: float) -> None:
+        """End this process in so many seconds, if it still runs then. To be called in one thread;
+        a signal handler may do so."""
+        self._at = min(self._at, time.monotonic() + seconds)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="limit", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while time.monotonic() < self._at:
+            time.sleep(_POLL_S)
+        with suppress(Exception):
+            _kill_descendants()
+        # In a thread: stderr may be a pipe that nobody reads.
+        words = threading.Thread(target=_say_what_hangs, daemon=True)
+        words.start()
+        words.join(LAST_WORDS_S)
+        os._exit(self.exit_code)
+
+
+LIMIT = Limit()
+"""This process's."""
+
+
+def _kill_descendants() -> None:
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+def _say_what_hangs() -> None:
+    logger.warning("The process did not end in time and is cut off. Its threads:")
+    faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
