@@ -33,6 +33,8 @@ class Limit:
         self._thread: threading.Thread | None = None
         self.exit_code = 1
         """Of a process that is ended by this limit."""
+        self.is_quiet = False
+        """Whether nobody wants to know what kept the process."""
 
     def within(self, seconds: float) -> None:
         """End this process in so many seconds, if it still runs then. To be called in one thread;
@@ -47,10 +49,11 @@ class Limit:
             time.sleep(_POLL_S)
         with suppress(Exception):
             _kill_descendants()
-        # In a thread: stderr may be a pipe that nobody reads.
-        words = threading.Thread(target=_say_what_hangs, daemon=True)
-        words.start()
-        words.join(LAST_WORDS_S)
+        if not self.is_quiet:
+            # In a thread: stderr may be a pipe that nobody reads.
+            words = threading.Thread(target=_say_what_hangs, daemon=True)
+            words.start()
+            words.join(LAST_WORDS_S)
         os._exit(self.exit_code)
 
 

@@ -19,6 +19,8 @@ from setpoint.launch.ending import END_S, LIMIT
 T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = 130
+"""The exit code of a program that is ended by its user, as shells have it."""
 CLOSE_S = 1.0
 """How long the event loop may take to close: it waits for the threads of its executor."""
 
@@ -80,7 +82,11 @@ class _Run(Generic[T]):
     def take(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal, in the main thread."""
         self._num_signals += 1
-        LIMIT.within(self._limit_s() if self._num_signals == 1 else self._at_once_s)
+        if self._num_signals == 1:
+            LIMIT.within(self._limit_s())
+        else:  # whoever asks twice does not ask what is still being done
+            LIMIT.exit_code, LIMIT.is_quiet = INTERRUPTED, True
+            LIMIT.within(self._at_once_s)
         if self._loop is not None:
             with suppress(RuntimeError):  # it is closed: the program is ending already
                 self._loop.call_soon_threadsafe(self._asked.count, self._num_signals)
