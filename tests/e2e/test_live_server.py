@@ -41,6 +41,7 @@ VALUES: dict[str, Any] = {
     "prefill_max_requests": 2,
     "enable_mixed_chunk": True,
     "stream_interval": 4,
+    "drain_timeout": 20.0,
     "log_level": "debug",
     "log_level_http": "info",
     "log_requests": True,
