@@ -38,7 +38,7 @@ ON_A_SERVER = (
     "log_requests_format",
     "drain_timeout",
 )
-"""Live options of the server's process: ``tests/e2e/test_live_server.py``, ``test_drain.py``."""
+"""Live options of the server's process: ``tests/e2e/test_live_server.py``, ``test_draining_server.py``."""
 
 
 class Server:
