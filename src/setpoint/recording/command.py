@@ -13,7 +13,7 @@ from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LineFormatter, LogLines
 from setpoint.observe.tee import Tee
 from setpoint.recording.codec import as_record
-from setpoint.recording.format import Header, KeptRecord, KeptResult, KeptTurn
+from setpoint.recording.format import Header, KeptRecord, KeptResult, KeptTurn, consistent
 from setpoint.recording.reader import Recording, open_recording
 from setpoint.recording.replay import Outcome, Replay
 
@@ -78,15 +78,16 @@ def _print(recording: Recording) -> int:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     figures = Figures(decode_log_interval=header.settings.decode_log_interval)
     lines = Tee(figures, LogLines(figures, device=header.device))
-    for row in recording:
-        match row:
-            case KeptTurn(at):
-                then.at = at
-                lines.on(Turn(at))
-            case KeptResult():
-                then.at = row.at
-            case KeptRecord():
-                lines.on(as_record(row, header.fields))
+    with consistent():
+        for row in recording:
+            match row:
+                case KeptTurn(at):
+                    then.at = at
+                    lines.on(Turn(at))
+                case KeptResult():
+                    then.at = row.at
+                case KeptRecord():
+                    lines.on(as_record(row, header.fields))
     for note in recording.notes:
         print(f"Note: {note}")
     return 0

@@ -7,6 +7,8 @@ FILE.1, FILE.2, …, and each begins with a frame that holds its Header alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -30,6 +32,27 @@ OFF, ON = "off", "on"
 
 class RecordingError(SetpointError):
     """A recording cannot be written, read or replayed."""
+
+
+@contextmanager
+def consistent() -> Iterator[None]:
+    """Whatever a part of a recording that contradicts another one raises here becomes a
+    RecordingError; an error that is meant for the user stays what it is."""
+    try:
+        yield
+    except RecordingError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise RecordingError(f"The recording contradicts itself: {said}.") from error
+
+
+MAX_PAGES = 1 << 26
+"""Most pages of a pool that is recorded; the replay keeps an integer for each."""
+MAX_COUNT = 1 << 24
+"""Largest of the other sizes in a header, and most tokens of a request."""
+MAX_SECONDS = 2.0**40
+"""Largest time in a recording."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from setpoint.recording.format import FORMAT, Header, Kept, RecordingError
+from setpoint.recording.format import (
+    FORMAT,
+    MAX_COUNT,
+    MAX_PAGES,
+    MAX_SECONDS,
+    Header,
+    Kept,
+    KeptResult,
+    KeptTurn,
+    RecordingError,
+)
 from setpoint.recording.frames import FrameError, FrameReader
 from setpoint.recording.segments import segment_path, segments_there
 
@@ -92,13 +103,37 @@ def _header(payload: bytes | None, path: Path) -> Header:
             raise RecordingError(
                 f"{path} is a recording in format {number}; this version reads format {FORMAT}."
             )
-        return msgspec.msgpack.decode(payload, type=Header)
+        header = msgspec.msgpack.decode(payload, type=Header)
+        _check(header)
+        return header
     except _UNREADABLE as error:
         raise RecordingError(f"The header of {path} cannot be read: {error}.") from None
 
 
+def _check(header: Header) -> None:
+    """Raise ValueError for sizes and times that no engine has."""
+    cache, scheduler, settings = header.cache, header.scheduler, header.settings
+    sizes = {
+        "num_pages": (cache.num_pages, MAX_PAGES),
+        "page_size": (cache.page_size, MAX_COUNT),
+        "num_slots": (scheduler.num_slots, MAX_COUNT),
+        "max_req_len": (scheduler.max_req_len, MAX_COUNT),
+        "decode_log_interval": (settings.decode_log_interval, sys.maxsize),
+    }
+    for name, (value, most) in sizes.items():
+        if not 1 <= value <= most:
+            raise ValueError(f"{name} is {value}")
+    for name, at in (("began_at", header.began_at), ("clock_at", header.clock_at)):
+        if not abs(at) <= MAX_SECONDS:
+            raise ValueError(f"{name} is {at}")
+
+
 def _decoded(payload: bytes, path: Path) -> list[Kept]:
     try:
-        return _rows.decode(payload)
+        rows = _rows.decode(payload)
+        for row in rows:
+            if isinstance(row, KeptTurn | KeptResult) and not abs(row.at) <= MAX_SECONDS:
+                raise ValueError(f"a time is {row.at}")
+        return rows
     except _UNREADABLE as error:
         raise RecordingError(f"A part of {path} cannot be read: {error}.") from None

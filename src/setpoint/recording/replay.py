@@ -27,6 +27,7 @@ from setpoint.recording.format import (
     KeptResult,
     KeptTurn,
     RecordingError,
+    consistent,
 )
 from setpoint.recording.reader import Recording
 from setpoint.recording.script import script_of
@@ -107,7 +108,11 @@ class Replay:
                 " it below --record-max-bytes: a plan depends on all that happened since the"
                 " engine's start. --print shows the rest."
             )
-        script = script_of(recording)
+        with consistent():
+            self._build(recording)
+
+    def _build(self, recording: Recording) -> None:
+        header, script = recording.header, script_of(recording)
         self._recording = recording
         self._script = script
         self._clock, self._link = RecordedClock(), RecordedLink()
@@ -133,10 +138,12 @@ class Replay:
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
+        """Raises RecordingError for a recording that contradicts itself."""
         began = time.perf_counter()
         outcome, comparison = self._outcome, self._comparison
         for turn, is_last in _with_last(self._turns()):
-            self._load(turn)
+            with consistent():
+                self._load(turn)
             comparison.may_end = is_last
             raised = self._step(is_last)
             if raised and not comparison.found:

@@ -29,6 +29,8 @@ from setpoint.recording.format import (
 )
 
 INVALID_ID = -1
+MAX_TOKENS = 1 << 28
+"""Most tokens of all requests together; each takes four bytes in a replay."""
 
 
 @dataclass(slots=True)
@@ -91,6 +93,8 @@ def outlines(rows: Iterable[Kept], places: Places) -> dict[int, Outline]:
     late: set[int] = set()
     for row in rows:
         if isinstance(row, KeptArrival):
+            if not (0 <= row.num_prompt <= MAX_TOKENS and 0 <= row.num_prior <= MAX_TOKENS):
+                raise RecordingError(f"Request {row.seq_id} has an impossible number of tokens.")
             found[row.seq_id] = Outline(row.num_prompt + row.num_prior, bytearray(row.hashes))
         elif isinstance(row, KeptPlan):
             planned.append(row)
@@ -99,6 +103,8 @@ def outlines(rows: Iterable[Kept], places: Places) -> dict[int, Outline]:
             late.add(row.values[1])
         elif isinstance(row, KeptResult):
             _add(row, sampling_rows(planned.popleft()), found, places, late)
+    if sum(outline.num_ids for outline in found.values()) > MAX_TOKENS:
+        raise RecordingError(f"The recording holds more than {MAX_TOKENS} tokens.")
     return found
 
 
@@ -164,8 +170,10 @@ def request_of(arrival: KeptArrival, outline: Outline, ids: SurrogateIds) -> Req
 
 def tokens_of(result: KeptResult, seq_ids: list[int], found: dict[int, Outline]) -> Ids:
     """The surrogates of a result's tokens."""
-    tokens = np.empty(result.num_tokens, np.int32)
     offsets = offsets_of(result, len(seq_ids)).tolist()
+    if result.num_tokens != offsets[-1]:
+        raise RecordingError(f"Step {result.step_id} has another number of tokens than its rows.")
+    tokens = np.empty(result.num_tokens, np.int32)
     for seq_id, (first, last) in zip(seq_ids, pairwise(offsets), strict=True):
         outline = found[seq_id]
         if result.step_id in outline.discarded:

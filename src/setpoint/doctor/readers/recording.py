@@ -17,7 +17,14 @@ from setpoint.doctor.readers.kept import observed
 from setpoint.doctor.timeline import Timeline
 from setpoint.observe.moment_keeper import MomentKeeper
 from setpoint.recording.codec import as_record
-from setpoint.recording.format import Header, Kept, KeptRecord, KeptTurn, RecordingError
+from setpoint.recording.format import (
+    Header,
+    Kept,
+    KeptRecord,
+    KeptTurn,
+    RecordingError,
+    consistent,
+)
 from setpoint.recording.frames import MARKER
 from setpoint.recording.reader import Recording, open_recording
 from setpoint.recording.segments import segments_there
@@ -44,30 +51,44 @@ def opened(name: str) -> Recording:
 def read_recording(
     recording: Recording, name: str, *, also: Callable[[Kept | Record], None] | None = None
 ) -> Observations:
-    """Of a recording that is damaged, what is before the damage. also: is given each row as well,
+    """Of a recording that is damaged, what is before the damage. Raises SourceError for one that
+    contradicts itself. also: is given each row as well,
     and the record in place of a row that holds one."""
-    header, notes = recording.header, []
-    reading = _Reading(header)
+    notes: list[str] = []
+    reading = _Reading(recording.header)
     try:
-        for row in recording:
-            read: Kept | Record = row
-            match row:
-                case KeptTurn(at):
-                    reading.keeper.on(Turn(at))
-                case KeptRecord():
-                    read = as_record(row, header.fields)
-                    reading.take(read)
-            if also is not None:
-                also(read)
+        with consistent():
+            _read(recording, reading, also)
     except RecordingError as error:
         notes.append(f"{error} The report is about what is before that.")
-    seen = observed(reading.facts(), reading.moments(), name=name, kind="recording", notes=notes)
+    try:
+        with consistent():
+            seen = observed(
+                reading.facts(), reading.moments(), name=name, kind="recording", notes=notes
+            )
+    except RecordingError as error:
+        raise SourceError(f"{name}: {error}") from error
     seen.sources[0].notes += recording.notes
     (rank,) = seen.ranks
     rank.events += reading.leaks
     if reading.leaks:
         rank.num_events["leak"] = len(reading.leaks)
     return seen
+
+
+def _read(
+    recording: Recording, reading: _Reading, also: Callable[[Kept | Record], None] | None
+) -> None:
+    for row in recording:
+        read: Kept | Record = row
+        match row:
+            case KeptTurn(at):
+                reading.keeper.on(Turn(at))
+            case KeptRecord():
+                read = as_record(row, recording.header.fields)
+                reading.take(read)
+        if also is not None:
+            also(read)
 
 
 class _Reading:
