@@ -152,10 +152,7 @@ class HttpServer:
             if code is None
             else f"ended with code {code}"
         )
-        raise StartError(
-            f"{self.name} {how}; the end of its"
-            f" log:\n{Path(self._log.name).read_text(errors='replace')[-2000:]}"
-        )
+        raise StartError(f"{self.name} {how}; the end of its log:\n{self.log()[-2000:]}")
 
     async def run(self, workload: Workload, repetition: int) -> Sample:
         return await self.requests(
@@ -197,6 +194,10 @@ class HttpServer:
     def close(self) -> None:
         end_tree(self._process)
         self._log.close()
+
+    def log(self) -> str:
+        """What the process has written so far."""
+        return Path(self._log.name).read_text(errors="replace")
 
     def processes(self) -> dict[str, Sequence[psutil.Process]]:
         server = psutil.Process(self._process.pid)

@@ -20,13 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from contenders import HttpServer, StartError, free_port
+from contenders import SetpointServer, StartError
 from doctor_scenes import SCENES, Load, Scene
 from machine import environment, save, versions
 from serving import PACKAGES
@@ -89,16 +89,6 @@ class Outcome:
         if self.predicted is None or self.measured is None:
             return None
         return self.predicted[0] <= self.measured <= self.predicted[2]
-
-
-class LoggedServer(HttpServer):
-    """``setpoint serve`` with its log in a file."""
-
-    def __init__(self, scene: Scene, arguments: Sequence[str], log: Path) -> None:
-        port = free_port()
-        command = [sys.executable, "-m", "setpoint.cli", "serve", "--port", str(port), *arguments]
-        redirect = ["bash", "-c", 'exec "$@" > "$0" 2>&1', str(log)]
-        super().__init__(scene.name, [*redirect, *command], port=port, environment={})
 
 
 @dataclass(slots=True)
@@ -173,13 +163,13 @@ async def play(
     """log: where to keep the server's log."""
     with tempfile.TemporaryDirectory() as folder:
         log = log or Path(folder) / "server.log"
-        server = LoggedServer(scene, arguments, log)
+        server = SetpointServer(scene.name, arguments, environment={}, stream=True)
         try:
             await server.ready()
             clients = Clients(server.url, scene.load)
             await clients.work(users, seconds)
             # As it is under load: the end of the load is in most logs that people look at.
-            text = log.read_text()
+            text = server.log()
         finally:
             server.close()
         log.write_text(text)

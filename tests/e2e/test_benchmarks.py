@@ -191,3 +191,30 @@ def test_formats_of_calls() -> None:
     done = run("formats.py", "--pieces", "100")
     assert done.returncode == 0, done.stderr
     assert "calls: hermes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("max_running_requests", "`max_running_requests` 4 → 32: output "),
+        ("enable_mixed_chunk", "`enable_mixed_chunk` false → true: longest pause of a stream "),
+        ("page_size", "`--page-size` 1 → 64: prefix hits "),
+    ],
+)
+def test_tuning_compares_two_settings(name: str, words: str, tmp_path: Path) -> None:
+    """One comparison for each kind of load; two live ones, one with two servers."""
+    done = run("tuning.py", "--quick", "--only", name, "--results", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
+    (path,) = tmp_path.glob("*-tuning.json")
+    (record,) = json.loads(path.read_text())["comparisons"]
+    assert record["name"] == name
+    for samples in record["samples"].values():
+        assert [set(record["figures"]) <= set(sample) for sample in samples] == [True]
+
+
+def test_tuning_measures_nothing_for_an_unknown_name(tmp_path: Path) -> None:
+    done = run("tuning.py", "--only", "no-such-option", "--results", str(tmp_path))
+    assert done.returncode == 1
+    assert "no-such-option is none of" in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -4,7 +4,6 @@ read it, targets and scripts are there."""
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from setpoint.config.commandline import parse
 from setpoint.config.commands import COMMANDS
 from setpoint.config.sglang_known import KNOWN
 from setpoint.config.sglang_names import ALIASES
+from setpoint.testing import page_commands
 
 REPOSITORY = Path(setpoint.__file__).parents[2]
 HISTORY = ("notebook.md", "CHANGELOG.md")
@@ -26,9 +26,6 @@ PAGES = sorted(
     for path in (REPOSITORY / folder).glob("*.md")
     if path.name not in HISTORY
 )
-FENCED = re.compile(r"^```(?:sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-INDENTED = re.compile(r"^    (?=\S)(.*)$", re.MULTILINE)
-INLINE = re.compile(r"`([^`\n]+)`")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 OTHERS = {"--no-deps", "--index-url", "--version", "--help"}
 """Options of pip, and those that every command has."""
@@ -38,26 +35,8 @@ def page_text(page: str) -> str:
     return (REPOSITORY / page).read_text()
 
 
-def lines(page: str) -> Iterator[str]:
-    """What a reader might paste into a shell."""
-    text = page_text(page)
-    blocks = [
-        *FENCED.findall(text),
-        *INDENTED.findall(text),
-        *INLINE.findall(re.sub(r"```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)),
-    ]
-    for block in blocks:
-        yield from block.replace("\\\n", " ").splitlines()
-
-
 def commands(page: str, *programs: str) -> Iterator[list[str]]:
-    """The words of each line that calls one of the programs, up to the first redirection."""
-    for line in lines(page):
-        if line.removeprefix(".venv/bin/").split(" ")[0] in programs:
-            words = shlex.split(line.removeprefix(".venv/bin/"), comments=True)
-            yield words[
-                : next((at for at, word in enumerate(words) if word[0] in "<>|&"), len(words))
-            ]
+    return page_commands.commands(page_text(page), *programs)
 
 
 @cache
