@@ -15,6 +15,7 @@ TOOL_CALL_PARSERS = (
     "glm45",
     "glm47",
     "gpt-oss",
+    "granite4",
     "hermes",
     "hunyuan",
     "kimi_k2",

@@ -83,9 +83,9 @@ class ExecutionOptions(SchedulingOptions, frozen=True, kw_only=True):
         str,
         Option(
             EXECUTION,
-            "Attention implementation: torch_ref is the definition and runs everywhere, cpu is C++"
-            " for x86.",
-            choices=("auto", "torch_ref", "cpu"),
+            "Attention implementation: torch_ref is the definition and runs everywhere"
+            " (torch_native, SGLang's name for plain torch, means it), cpu is C++ for x86.",
+            choices=("auto", "torch_ref", "torch_native", "cpu"),
         ),
     ] = "auto"
     enable_torch_compile: Annotated[

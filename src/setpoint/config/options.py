@@ -49,6 +49,24 @@ class Options(ObservabilityOptions, frozen=True, kw_only=True):
             no_effect="on a CPU every step of up to 512 tokens is replayed, on a GPU none is yet",
         ),
     ] = None
+    cuda_graph_backend_prefill: Annotated[
+        str | None,
+        Option(
+            COMPATIBILITY,
+            "How steps that read prompts are replayed from a graph; only disabled.",
+            choices=("disabled",),
+            no_effect="no step is replayed from a graph on a GPU yet",
+        ),
+    ] = None
+    tokenizer_worker_num: Annotated[
+        int,
+        Option(
+            COMPATIBILITY,
+            "Processes that tokenize.",
+            low=1,
+            no_effect="the frontend tokenizes in one process, long prompts in a thread of it",
+        ),
+    ] = 1
     enable_overlap_scheduler: Annotated[
         bool,
         Option(

@@ -130,6 +130,12 @@ def _attention_backend(book: Book, device: str) -> None:
             f"--attention-backend cpu does not run on --device {device}; use torch_ref, or leave it"
             " open."
         )
+    if asked == "torch_native":
+        book.put(
+            "attention_backend",
+            "torch_ref",
+            "SGLang's name torch_native means attention in plain torch, which is called so here",
+        )
     if asked == "auto":
         book.put(
             "attention_backend",

@@ -36,6 +36,10 @@ INSTEAD = {
     "--attention-backend": "Leave it out: the best one that runs here is taken.",
     "--disaggregation-mode": "One engine does prefill and decode here; leave it out.",
     "--dp-size": "Start several servers behind a router instead.",
+    "--enable-custom-logit-processor": (
+        "It would run Python code that clients send, and no client may run code in a server. Use"
+        " logit_bias, or a constraint."
+    ),
     "--hicache-storage-backend": "The cache is kept in memory only; leave it out.",
     "--kv-cache-dtype": "The smallest types of the KV cache here are fp8_e4m3 and fp8_e5m2.",
     "--quantization": "On a CPU, w8a8_int8 stores weights in 8 bits.",

@@ -108,7 +108,6 @@ KNOWN_VALUES = {
     "attention_backend": (
         *(
             "triton",
-            "torch_native",
             "flex_attention",
             "dsa",
             "nsa",

@@ -34,6 +34,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "glm45": GLM,
     "glm47": GLM,
     "gpt-oss": GPT_OSS_CALLS,
+    "granite4": HERMES,
     "hermes": HERMES,
     "hunyuan": HUNYUAN,
     "kimi_k2": KIMI_K2,
