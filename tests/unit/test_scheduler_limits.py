@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from setpoint.core.records import RequestClipped
@@ -92,6 +94,51 @@ def test_a_prompt_whose_pages_leave_no_room_for_output_is_refused_not_livelocked
     assert finish is not None
     assert finish.status_code == 400
     assert "leaves no room for output" in (finish.message or "")
+
+
+@pytest.mark.parametrize(("length", "room"), [(385, 62), (445, 2), (446, 1), (447, None)])
+def test_a_prompt_that_ends_in_the_middle_of_a_page_has_the_rest_of_it(
+    length: int, room: int | None
+) -> None:
+    """Admission keeps a page and a token free, and no more."""
+    harness = Harness(page_size=64, num_pages=8, chunked_prefill_size=128)
+    harness.submit("a", prompt(length), max_new_tokens=1000)
+    harness.drain()
+    outcome = harness.outcomes["a"]
+    assert outcome.finish is not None
+    assert outcome.finish.type == ("abort" if room is None else "length")
+    assert len(outcome.ids) == (room or 0)
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 16, 64])
+@pytest.mark.parametrize("seed", range(6))
+def test_whoever_is_admitted_can_finish(page_size: int, seed: int) -> None:
+    """Requests as long as the pool allows, some with a common beginning, side by side in a pool that
+    holds one of them."""
+    draw = random.Random(seed)
+    num_pages = draw.choice([4, 7, 12]) if page_size > 2 else draw.choice([20, 31])
+    chunk = draw.choice([None, page_size, 3 * page_size])
+    harness = Harness(
+        page_size=page_size,
+        num_pages=num_pages,
+        chunked_prefill_size=chunk,
+        conservativeness=draw.choice([0.01, 1.0]),
+        depth=draw.choice([0, 1, 2]),
+    )
+    longest = (num_pages - 1) * page_size - 2
+    longest = min(longest, harness.config.max_req_input_len - 1)
+    for number in range(6):
+        length = draw.randint(max(1, longest - page_size), longest)
+        begin = prompt(length // 2, 7)
+        harness.submit(
+            f"r{number}", [*begin, *prompt(length - len(begin), number)], max_new_tokens=9
+        )
+        harness.turn(draw.randrange(3))
+    harness.drain()
+    for outcome in harness.outcomes.values():
+        assert outcome.finish is not None
+        assert outcome.finish.type != "abort", outcome.finish
+        assert outcome.ids
 
 
 def test_zero_new_tokens_computes_the_prompt_and_ends() -> None:

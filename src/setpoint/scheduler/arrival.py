@@ -30,8 +30,9 @@ def new_sequence(
     """Build the sequence of a request. Raises RequestError for one that can never be served.
 
     longest: tokens of the longest sequence that fits an otherwise empty pool. ``max_new_tokens`` is
-    clipped so that prompt, outputs and one spare page fit into it: an admitted sequence can always
-    finish, even if all others must give up their memory.
+    clipped so that prompt, outputs, one spare page and a token fit into it, which is what admission
+    keeps free (``PrefillBudget.judge``): an admitted sequence can always finish, even if all others
+    must give up their memory.
     """
     if (
         request.options.priority is not None
@@ -57,8 +58,7 @@ def new_sequence(
     wanted = (
         UNLIMITED if request.sampling.max_new_tokens is None else request.sampling.max_new_tokens
     )
-    padded = -(-num_input // page_size) * page_size
-    limit = min(config.max_req_len - num_input - 1, longest - padded - page_size - 1)
+    limit = min(config.max_req_len, longest - page_size) - num_input - 1
     if limit < min(wanted, 1):
         raise RequestError(
             f"A prompt of {num_input} tokens leaves no room for output in a KV cache of"
