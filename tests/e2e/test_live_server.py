@@ -47,6 +47,7 @@ VALUES: dict[str, Any] = {
     "log_requests": True,
     "log_requests_level": 0,
     "log_requests_format": "json",
+    "enable_request_time_stats_logging": True,
     "decode_log_interval": 3,
 }
 """Option -> a value that is not the start's; set one after the other, and all kept."""

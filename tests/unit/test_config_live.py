@@ -45,6 +45,8 @@ def changes(before: Running, **values: Any) -> dict[str, tuple[Any, Any]]:
         ({"log_requests": False}, {"log_requests": False}),
         ({"max_queued_requests": "none"}, {"max_queued_requests": None}),
         ({"max_queued_requests": None}, {"max_queued_requests": None}),
+        ({"log_level": "none"}, {"log_level": None}),
+        ({"stream_interval": None}, {"stream_interval": None}),
         ({"schedule_conservativeness": 1}, {"schedule_conservativeness": 1.0}),
         ({"schedule_conservativeness": "0.3"}, {"schedule_conservativeness": 0.3}),
     ],
@@ -64,7 +66,14 @@ def test_values_are_read_as_typed_or_as_json(given: dict[str, Any], read: dict[s
         ({"stream_interval": [1]}, "stream_interval must be a single value, got [1]"),
         ({"stream_interval": True}, "stream_interval must be a single value, got True"),
         ({"stream_interval": 1.5}, "stream_interval: '1.5' is not a whole number"),
-        ({"stream_interval": None}, "stream_interval needs a value"),
+        ({"chunked_prefil": 1}, "unknown option chunked_prefil. Did you mean chunked_prefill_size"),
+        ({"log_req": True}, "unknown option log_req. Did you mean log_requests"),
+        ({"max_running": 1}, "Did you mean max_running_requests?"),
+        ({"model": "x"}, "unknown option model."),
+        ({"chunked_prefill_size": -5}, "chunked_prefill_size must be at least -1, got -5"),
+        ({"max_queued_requests": 0}, "max_queued_requests 0 would refuse every request"),
+        ({"num_continuous_decode_steps": 1001}, "must be at most 1000"),
+        ({"prefill_decode_interval": 1001}, "must be at most 1000"),
         ({"stream_interval": 0}, "stream_interval must be at least 1, got 0"),
         ({"schedule_policy": "best"}, "schedule_policy must be one of fcfs, lpm"),
         ({"schedule_conservativeness": "inf"}, "schedule_conservativeness must be a finite number"),
@@ -119,6 +128,18 @@ def test_an_option_that_is_taken_back_has_the_value_of_a_start() -> None:
     back = there.changed({"prefill_decode_interval": None, "max_running_requests": None})
     assert back.values() == before.values()
     assert back.decisions_since(before) == []
+
+
+def test_an_option_with_a_default_can_be_taken_back() -> None:
+    """Red before: "needs a value", although the help offers none for every option."""
+    before = running(log_level="error")
+    assert changes(before, log_level=None) == {
+        "log_level": ("error", "info"),
+        "log_level_http": ("error", "info"),
+    }
+    there = before.changed({"stream_interval": 9, "log_requests": True})
+    back = there.changed({"stream_interval": None, "log_requests": None})
+    assert back.values() == before.values()
 
 
 def test_a_workload_gives_way_to_what_is_set_later() -> None:

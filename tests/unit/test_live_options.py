@@ -15,11 +15,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from setpoint.config.check import MAX_INT
+from setpoint.config.declare import Field, Option
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import Hardware
 from setpoint.config.live import LIVE, Asked, Running
 from setpoint.config.options import Options
+from setpoint.config.queue_options import MAX_DECODE_STEPS
 from setpoint.core.control import Change
+from setpoint.core.errors import ConfigError
 from setpoint.core.records import Preemption, Refusal, SettingsChanged, StepDone
 from setpoint.launch.live import LiveConfig
 from setpoint.launch.settings import live_settings
@@ -37,6 +41,7 @@ ON_A_SERVER = (
     "log_requests_level",
     "log_requests_format",
     "drain_timeout",
+    "enable_request_time_stats_logging",
 )
 """Live options of the server's process: ``tests/e2e/test_live_server.py``, ``test_draining_server.py``."""
 
@@ -361,3 +366,46 @@ def test_several_options_change_between_the_same_two_steps() -> None:
     ]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=SettingsChanged) == record
     server.harness.drain()
+
+
+def extremes(option: Field[Option]) -> list[Any]:
+    """The ends of what an option takes, and what lies just outside of them."""
+    about = option.about
+    if option.kind is bool:
+        return [False, True]
+    if about.choices:
+        return list(about.choices)
+    low = -1 if about.low is None else about.low
+    high = MAX_INT if about.high is None else about.high
+    return [option.kind(value) for value in (low - 1, low, high, high + 1)]
+
+
+@pytest.mark.parametrize("option", LIVE, ids=lambda option: str(option.name))
+def test_no_value_of_a_live_option_stops_the_service(option: Field[Option]) -> None:
+    """Every end of every option's range is refused, or requests are still served: one that finds
+    the server idle, and one that comes while it decodes. Red before: max_queued_requests=0, and
+    intervals of decode steps that kept the queue waiting until nothing ran any more."""
+    for value in extremes(option):
+        server = Server(num_pages=3000)
+        harness = server.harness
+        try:
+            proposal = server.live.propose({option.name: value})
+        except ConfigError:
+            continue
+        harness.wire.inbox.append(Change(0, proposal.settings, proposal.options, "test", ""))
+        harness.turn()
+        harness.submit("long", prompt(1, 12), max_new_tokens=2000)
+        harness.turn(20)
+        assert harness.running() == ["long"], (
+            f"{option.name}={value}: nothing runs on an idle server"
+        )
+        harness.submit("second", prompt(2, 12), max_new_tokens=1)
+        # One at a time, as asked for: the second then waits for the end of the first.
+        alone = proposal.settings.max_running_requests == 1
+        for _ in range(2100 if alone else MAX_DECODE_STEPS + 100):
+            harness.turn()
+            if harness.outcomes["second"].finish is not None:
+                break
+        second = harness.outcomes["second"].finish
+        assert second is not None, f"{option.name}={value}: the second waits"
+        assert second.type == "length", f"{option.name}={value}: {second.message}"

@@ -31,6 +31,11 @@ represents exactly."""
 def check_options(options: Options) -> None:
     """Raise ConfigError if an option is outside its declared values, or two options contradict each
     other."""
+    if options.max_queued_requests == 0:
+        raise ConfigError(
+            "--max-queued-requests 0 would refuse every request, also on an idle server: a request"
+            " joins the queue before it runs. Give 1 or more."
+        )
     check_values(options, OPTION_FIELDS)
     fraction = options.mem_fraction_static
     if fraction is not None and not 0 < fraction < 1:

@@ -30,6 +30,7 @@ from setpoint.core.errors import ConfigError
 from setpoint.core.model import ModelSpec
 
 LIVE = tuple(field for field in OPTION_FIELDS if field.about.live)
+_DEFAULTS = {field.name: field.default for field in LIVE}
 _FIELDS = {field.flag: field for field in OPTION_FIELDS}
 _DECIDED = frozenset(field.name for field in LIVE) | {"decode_after_piece"}
 """Decisions that a change may replace."""
@@ -64,9 +65,10 @@ class Asked:
         """The same inputs with other values of these options; None removes an option from those
         given."""
         given = {name for name, value in values.items() if value is not None}
+        new = {name: values[name] if name in given else _DEFAULTS[name] for name in values}
         return replace(
             self,
-            options=msgspec.structs.replace(self.options, **values),
+            options=msgspec.structs.replace(self.options, **new),
             given=(self.given - values.keys()) | given,
         )
 
@@ -155,15 +157,14 @@ class Running:
 
 
 def read_values(given: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Parse names and values. Names may have any spelling that a command line accepts; values have
-    the option's type or are text as on a command line; null (as text: none) takes an option back.
-    Raises ConfigError, also for an option that is not live."""
+    """Parse names and values. Names are written in full, because a slip would change a server that
+    serves; values have the option's type or are text as on a command line; null (as text: none)
+    takes an option back, which is None here. Raises ConfigError, also for an option that is not
+    live."""
     values: dict[str, Scalar] = {}
     for name, value in given.items():
-        flag = sglang_names.canonical("--" + name.lstrip("-").replace("_", "-"), _FIELDS.keys())
-        field = _FIELDS.get(flag)
-        if field is None:
-            raise sglang_names.refusal(flag, flag)
+        flag = "--" + name.lstrip("-").replace("_", "-")
+        field = _FIELDS[sglang_names.exact(flag, _FIELDS.keys(), manual="docs/flags.md")]
         if not field.about.live:
             raise ConfigError(
                 f"{field.name} cannot change while the server runs: a restart is needed."
@@ -176,9 +177,7 @@ def read_values(given: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def _value(field: Field[Option], value: Any) -> Scalar:
-    if value is None or (value in ("none", "null") and field.default is None):
-        if field.default is not None:
-            raise ConfigError(f"{field.name} needs a value.")
+    if value is None or value in ("none", "null"):
         return None
     if field.kind is bool:
         word = str(value).lower()

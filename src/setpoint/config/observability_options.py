@@ -66,7 +66,11 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
     ] = "text"
     enable_request_time_stats_logging: Annotated[
         bool,
-        Option(LOGS, "Log, for each request that ends, how long it waited and ran in the engine."),
+        Option(
+            LOGS,
+            "Log, for each request that ends, how long it waited and ran in the engine.",
+            live=True,
+        ),
     ] = False
     decode_log_interval: Annotated[
         int, Option(LOGS, "Decode steps between two 'Decode batch' lines.", low=1, live=True)

@@ -9,6 +9,9 @@ from setpoint.config.declare import Option, Range
 from setpoint.config.service_options import ServiceOptions
 
 SCHEDULE = "Scheduling"
+MAX_DECODE_STEPS = 1000
+"""Most decode steps for which prompts may be made to wait; with more, a queue would not move until
+nothing runs any more."""
 
 
 class QueueOptions(ServiceOptions, frozen=True, kw_only=True):
@@ -110,6 +113,7 @@ class QueueOptions(ServiceOptions, frozen=True, kw_only=True):
             " always go first. If not given, prefill goes first, but on a CPU without mixed chunks"
             " one decode step follows each step that reads only a piece of one prompt.",
             low=0,
+            high=MAX_DECODE_STEPS,
             tunable=Range(0, 32),
             live=True,
         ),
@@ -129,6 +133,7 @@ class QueueOptions(ServiceOptions, frozen=True, kw_only=True):
             SCHEDULE,
             "Decode steps between two looks at the waiting queue.",
             low=1,
+            high=MAX_DECODE_STEPS,
             tunable=Range(1, 16),
             live=True,
         ),

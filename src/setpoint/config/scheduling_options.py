@@ -100,7 +100,7 @@ class SchedulingOptions(QueueOptions, frozen=True, kw_only=True):
         Option(
             SCHEDULE,
             "Maximum requests waiting; further ones get 503. No limit if not given.",
-            low=0,
+            low=1,
             live=True,
             server_only=True,
         ),
@@ -111,6 +111,7 @@ class SchedulingOptions(QueueOptions, frozen=True, kw_only=True):
             SCHEDULE,
             "Maximum prompt tokens computed in one step; longer prompts are split. -1 turns"
             " splitting off.",
+            low=-1,
             human=True,
             tunable=Range(128, 16384, log=True),
             live=True,

@@ -87,6 +87,21 @@ def canonical(
     return flag
 
 
+def exact(spelling: str, flags: Set[str], *, manual: str) -> str:
+    """``spelling`` if it is one of ``flags`` in full. Raises ConfigError otherwise, for an option
+    that only SGLang has as ``refusal`` does; for any other name it says which were probably meant.
+    """
+    if spelling in flags:
+        return spelling
+    if spelling in KNOWN and spelling not in ALIASES:
+        raise refusal(spelling, spelling)
+    begun = sorted(flag for flag in flags if flag.startswith(spelling))
+    meant = f" Did you mean {_listed(begun, 'or')}?" if begun else ""
+    raise ConfigError(
+        f"unknown option {spelling}.{meant or _suggestion(spelling, flags, flags, manual)}"
+    )
+
+
 def is_default(flag: str, value: str | None) -> bool:
     """Whether ``flag`` with ``value`` (None: without a value) asks SGLang for its default
     behaviour."""

@@ -94,3 +94,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     decode_log_interval: int = 40
     """Number of decode steps between two log lines."""
     log_level: str = "info"
+    log_request_times: bool = False
+    """Write a log line for each request that ends, with where its time went."""

@@ -34,6 +34,7 @@ def live_settings(config: ResolvedConfig, pool: PoolConfig) -> Settings:
         stream_interval=options.stream_interval,
         decode_log_interval=options.decode_log_interval,
         log_level=options.log_level,
+        log_request_times=options.enable_request_time_stats_logging,
     )
 
 

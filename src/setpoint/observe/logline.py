@@ -153,8 +153,9 @@ class LogLines:
                 logger.info("Cache flushed successfully!")
             case CacheFlushed(False, _, num_queued, num_running):
                 logger.warning(NOT_FLUSHED, num_queued, num_running)
-            case SettingsChanged():
+            case SettingsChanged(settings):
                 _changed(record)
+                self._request_times = settings.log_request_times
             case Paused():
                 _paused(record)
             case Operated():
