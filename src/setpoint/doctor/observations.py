@@ -59,6 +59,7 @@ EventKind = Literal[
     "traceback",
     "killed",
     "watchdog",
+    "unhealthy",
     "leak",
     "queue-full",
     "timeout",
@@ -69,8 +70,9 @@ EventKind = Literal[
     "fallback",
     "access-error",
 ]
-"""retraction: the pool ran out of pages. oom: an allocation failed. killed: the process ended or
-was ended. leak: the accounting of the pool does not add up. queue-full, timeout, aborted: a request
+"""retraction: the pool ran out of pages. oom: an allocation failed. killed: a process ended or was
+ended. unhealthy: a health check failed. leak: the accounting of the pool does not add up.
+queue-full, timeout, aborted: a request
 ended that way. reduced: a limit was lowered at start-up. access-error: an HTTP answer of 500 or
 above."""
 
@@ -86,7 +88,9 @@ class Event:
     text: str
     values: dict[str, float | str] = field(default_factory=dict)
     """Figures of the message, by name. retraction: num, ratio_before, ratio_after. oom: tried_mib,
-    free_mib, total_mib, where (init, prefill, decode, or unknown)."""
+    free_mib, total_mib, where (init, prefill or decode), by (what tells where: message, traceback,
+    or order, of the lines before it), pool (1: the KV pool had no tokens left). killed and
+    traceback: way (how it ended). traceback: in ("scheduler": in the process that computes)."""
 
 
 @dataclass(slots=True)
@@ -122,6 +126,18 @@ class Source:
     that goes backwards."""
 
 
+@dataclass(slots=True, frozen=True)
+class Silence:
+    """The end of a log, after its last batch: other lines, but none about a batch."""
+
+    seconds: float
+    """From the last batch to the last line."""
+    last: Evidence
+    """That line."""
+    num_requests: int = 0
+    """Lines about requests for text, and their answers, among those that were kept."""
+
+
 @dataclass(slots=True)
 class Observations:
     """One life of one server."""
@@ -131,6 +147,8 @@ class Observations:
     ranks: list[Rank]
     ended: bool = False
     """The source shows the end of the server's life (an orderly or another one)."""
+    silence: Silence | None = None
+    """How the source goes on after the last batch."""
 
     @property
     def coverage(self) -> float:

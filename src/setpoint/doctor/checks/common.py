@@ -48,6 +48,13 @@ def events(case: Case, kind: EventKind) -> list[Event]:
     return [event for rank in case.ranks for event in rank.events if event.kind == kind]
 
 
+def survived(case: Case, event: Event, seconds: float) -> bool:
+    """Whether the server went on to decode for at least this long after an event."""
+    moments = (moment for rank in case.ranks for moment in rank.moments)
+    after = [moment for moment in moments if moment.num_decode and moment.line > event.line > 0]
+    return bool(after) and after[-1].at >= (event.at or 0.0) + seconds
+
+
 def said(case: Case, *names: str) -> tuple[Evidence, ...]:
     """The line that tells the first of these facts or options that is known."""
     found = [case.facts.said[name] for name in names if name in case.facts.said]
@@ -177,6 +184,10 @@ def change(direction: Direction, flag: str, value: Any, present: float | None = 
     verb = {"increase": "Raise", "decrease": "Lower", "set": "Set"}[direction]
     start = "" if present is None else f" from {plain(present)}"
     return f"{verb} {flag}{start} to {plain(value)}"
+
+
+def whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
 
 
 def plain(value: Any) -> str:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from setpoint.doctor.case import Case
-from setpoint.doctor.checks.common import change, events
+from setpoint.doctor.checks.common import change, events, survived
 from setpoint.doctor.findings import Action
 from setpoint.doctor.observations import Event
+from setpoint.observe.moments import Moment
 
 GUIDE_DEVICE_GB = 80.0
 """The device that the guides' figures are about."""
 WANTED_FREE_GB = 6.5
 """The middle of the 5 to 8 GB that the guides want free when the server is ready."""
+LOGITS_MIB = 10.0
+"""Memory that a decode step may ask for at a time, for each running request: the logits of a
+vocabulary of 260,000 tokens in 32-bit floats take 1 MiB, with ten tokens of speculation ten."""
+LEAST_MIB = 64.0
+SURVIVES_S = 30.0
+"""Decode batches this long after a failed allocation show that the server survived it."""
 MAX_FRACTION = 0.97
 MIN_FRACTION = 0.3
 
@@ -59,9 +66,43 @@ def within(value: float) -> float:
 
 
 def ooms(case: Case, *places: str) -> list[Event]:
-    """Failed allocations, by where they failed, in the order of the log."""
-    found = [event for event in events(case, "oom") if event.values.get("where") in places]
+    """Failed allocations, by where they failed, in the order of the log. Those that the server
+    survived do not count: it went on for a while with other batches."""
+    found = [event for event in events(case, "oom") if place_of(case, event) in places]
+    found = [event for event in found if not survived(case, event, SURVIVES_S)]
     return sorted(found, key=lambda event: event.line)
+
+
+def place_of(case: Case, event: Event) -> str:
+    """Where an allocation failed: as the message or its traceback says. If only the order of the
+    lines tells, the size is a witness as well: a decode step asks for the logits of its requests,
+    and a newer server writes the line about a prefill after it, so that the line of the prefill
+    that failed is missing."""
+    where = str(event.values.get("where", ""))
+    tried, ran = event.values.get("tried_mib"), running_before(case, event)
+    if where != "decode" or event.values.get("by") != "order" or ran is None:
+        return where
+    too_large = isinstance(tried, float) and tried > max(LOGITS_MIB * ran, LEAST_MIB)
+    return "prefill" if too_large else where
+
+
+def running_before(case: Case, event: Event) -> float | None:
+    """Running requests in the last decode line before the error, or in the last one of all."""
+    last = last_decode(case, event)
+    if last is None:
+        moments = [moment for rank in case.ranks for moment in rank.moments if moment.num_decode]
+        last = max(moments, key=lambda moment: moment.line, default=None)
+    return None if last is None else last.running_max or last.running
+
+
+def last_decode(case: Case, event: Event) -> Moment | None:
+    moments = [
+        moment
+        for rank in case.ranks
+        for moment in rank.moments
+        if moment.num_decode and moment.line < event.line
+    ]
+    return max(moments, key=lambda moment: moment.line, default=None)
 
 
 def first_oom(case: Case, *places: str) -> tuple[Event, str] | None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import change, counted, once, said
-from setpoint.doctor.checks.memory import first_oom, lower_fraction, tried_gb
+from setpoint.doctor.checks.memory import (
+    first_oom,
+    last_decode,
+    lower_fraction,
+    running_before,
+    tried_gb,
+)
 from setpoint.doctor.equations import rounded
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.observations import Event, Evidence
@@ -17,33 +23,36 @@ LESS = 0.8
 
 
 def find(case: Case) -> Finding | None:
-    found = first_oom(case, "decode", "unknown")
+    found = first_oom(case, "decode")
     if found is None:
         return None
     event, allocation = found
-    ran = _running_before(case, event)
+    ran = running_before(case, event)
     running = "" if ran is None else f" for {counted(round(ran), 'running request')}"
-    located = event.values.get("where") == "decode"
-    action = _action(case, event, ran)
+    action = _of_pool(case) if event.values.get("pool") else _action(case, event, ran)
+    last = last_decode(case, event)
     return Finding(
         cause="oom-decode",
-        confidence=0.95 if located else 0.7,
-        summary=f"Memory runs out during decode: {allocation} failed while the server generated "
-        f"tokens{running}.",
+        confidence=0.6 if event.values.get("by") == "order" else 0.95,
+        summary="Memory runs out during decode: "
+        + (
+            f"the KV pool had no tokens left for the next step{running}."
+            if event.values.get("pool")
+            else f"{allocation} failed while the server generated tokens{running}."
+        ),
         evidence=once(
             (
                 Evidence(event.line, event.text),
-                *_last_line(case, event),
+                *(() if last is None else (Evidence(last.line, last.text),)),
                 *said(case, "available_gb"),
             )
         ),
         action=action,
-        ruled_out=(
-            RuledOut("oom-init", "The server had been ready or had run batches before."),
-            RuledOut("oom-prefill", "The traceback or the last batch line shows a decode step."),
-        ),
+        ruled_out=_alternatives(event),
         risk="Fewer requests run at once, and more wait in the queue."
         if action.flag == "--max-running-requests"
+        else "Longer requests are refused."
+        if action.flag == "--context-length"
         else "The KV pool gets smaller, so fewer requests run at once.",
         verify="Under the load that failed, no allocation fails and #running-req stays within the "
         "new limit."
@@ -55,24 +64,45 @@ def find(case: Case) -> Finding | None:
     )
 
 
-def _running_before(case: Case, event: Event) -> float | None:
-    """Running requests in the last decode line before the error, or in the largest one."""
-    moments = [moment for rank in case.ranks for moment in rank.moments if moment.num_decode]
-    before = [moment for moment in moments if moment.line < event.line] or moments
-    if not before:
-        return None
-    return max(before, key=lambda moment: moment.line).running_max
+def _alternatives(event: Event) -> tuple[RuledOut, ...]:
+    shown = {
+        "order": "The last batch line before the error is about decode. That is a weak sign: a "
+        "prefill that fails may leave no line.",
+        "message": "The message names the decode step.",
+    }.get(str(event.values.get("by")), "The traceback shows a decode step or the sampler.")
+    return (
+        RuledOut("oom-init", "The server had been ready or had run batches before."),
+        RuledOut("oom-prefill", shown),
+    )
 
 
-def _last_line(case: Case, event: Event) -> tuple[Evidence, ...]:
-    moments = [
-        moment
-        for rank in case.ranks
-        for moment in rank.moments
-        if moment.num_decode and moment.line < event.line
-    ]
-    last = max(moments, key=lambda moment: moment.line, default=None)
-    return (Evidence(last.line, last.text),) if last is not None else ()
+def _of_pool(case: Case) -> Action:
+    """The pool lacks tokens, not the device memory: one request is longer than all of the pool, or
+    as many run as may, and none can be retracted."""
+    tokens, context = case.facts.max_total_num_tokens, case.facts.context_len
+    if tokens and context and context > tokens:
+        return Action(
+            f"Lower --context-length to {tokens}: the KV pool holds no more tokens, so a longer "
+            "request can never end. Longer ones are then refused when they arrive.",
+            "--context-length",
+            "decrease",
+            tokens,
+        )
+    ran = case.decoding.most(lambda moment: moment.running)
+    if ran is not None and ran > FEW:
+        value = max(rounded(ran * LESS), 1)
+        return Action(
+            f"{change('decrease', '--max-running-requests', value)}: {ran:,.0f} running requests "
+            "used up the KV pool.",
+            "--max-running-requests",
+            "decrease",
+            value,
+            live=True,
+        )
+    return Action(
+        "Have the clients send shorter prompts or a smaller max_new_tokens: a few long requests use "
+        "up the KV pool."
+    )
 
 
 def _action(case: Case, event: Event, ran: float | None) -> Action:
@@ -113,11 +143,14 @@ CHECK = Check(
     "sampler's copies of the logits, all in proportion to the running requests. (With a vocabulary "
     "of 150,000 tokens, the logits of one request take 0.6 MB in 32-bit floats.) With enough "
     "running requests, that is more than was left free.",
-    rule="A memory allocation failed after the server was ready or had run batches, and the "
-    "traceback shows a decode step. Without a traceback, the last batch line before it decides.",
+    rule="A memory allocation failed after the server was ready or had run batches, and the message "
+    "or its traceback shows a decode step or the sampler. Without a traceback, the last batch line "
+    "before it decides, unless the allocation is larger than what a decode step asks for (10 MiB for "
+    "each running request); the doctor is then less sure.",
     counter_evidence="The messages 'decode out of memory happened' and 'KV cache pool is full. "
     "Retract requests.' are not failed allocations: the KV pool was full, and the scheduler sent "
-    "requests back to the queue (kv-optimistic).",
+    "requests back to the queue (kv-optimistic). An error after which the server goes on for more "
+    "than 30 s does not count.",
     guide="All guides: if decode runs out of memory, lower --max-running-requests; lowering "
     "--mem-fraction-static helps both prefill and decode.",
     equation="new limit = 0.8 x the running requests before the error. With 8 or fewer: "

@@ -21,6 +21,13 @@ MOST_WEIGHTS = 0.9
 """Share of a device that weights may take: with more, no useful pool remains."""
 POOL_SHARE = 0.1
 """Share of the device that the pool should get at least."""
+NO_ROOM = (
+    "increase --mem-fraction-static",
+    "Raise --mem-fraction-static",
+    "profiled value -",
+    "negative dimension",
+)
+"""What the server says if the static share has no room for a pool."""
 HELD_BY_OTHERS = 0.85
 """If less than this share of the device is free before the weights, another process has memory."""
 
@@ -34,7 +41,7 @@ def find(case: Case) -> Finding | None:
     action, summary = _ACTIONS[stage](case, event)
     return Finding(
         cause="oom-init",
-        confidence=0.95 if stage != "unknown" else 0.7,
+        confidence=0.95 if stage != "unknown" else 0.5,
         summary=summary,
         evidence=once(
             (
@@ -62,7 +69,7 @@ def find(case: Case) -> Finding | None:
 def _stage(case: Case, found: list[Event]) -> str:
     texts = " ".join(event.text for event in found)
     doing = [str(event.values.get("doing", "")) for event in found]
-    if "increase --mem-fraction-static" in texts or "Raise --mem-fraction-static" in texts:
+    if any(words in texts for words in NO_ROOM):
         return "static"
     if "Free memory or use a smaller model" in texts:
         return "weights"
@@ -70,7 +77,8 @@ def _stage(case: Case, found: list[Event]) -> str:
         return "graphs"
     if "pool" in doing or case.facts.weights_gb is not None:
         return "pool"
-    return "weights"
+    told = "weights" in doing or case.facts.total_gb is not None or case.facts.options
+    return "weights" if told else "unknown"
 
 
 def _static(case: Case, event: Event) -> tuple[Action, str]:
@@ -163,7 +171,21 @@ def _graphs(case: Case, event: Event) -> tuple[Action, str]:
     return action, f"{TITLE}: capturing the CUDA graphs failed{rest}."
 
 
-_ACTIONS = {"static": _static, "weights": _weights, "pool": _pool, "graphs": _graphs}
+def _unknown(case: Case, event: Event) -> tuple[Action, str]:
+    """Nothing but the message: no line of the start, no traceback."""
+    action = lower_fraction(
+        case,
+        (tried_gb(event) or 1.0) + 2.0,
+        ": the KV pool then leaves more memory free. If the weights are what does not fit (no line "
+        '"Load weight end" comes before the error), use more devices or quantize the weights.',
+    )
+    return action, (
+        "Memory runs out, probably while the server starts: nothing that was read comes before the "
+        "error."
+    )
+
+
+_ACTIONS = {"unknown": _unknown, "static": _static, "weights": _weights, "pool": _pool, "graphs": _graphs}
 
 
 def _alternatives(stage: str) -> tuple[RuledOut, ...]:
@@ -192,7 +214,8 @@ CHECK = Check(
     rule="A memory allocation failed before the ready line and before any batch. The message, its "
     "traceback and the start-up lines before it show what failed: the weights, if no line says "
     "that they are loaded; the KV pool, if no line says that it is allocated; otherwise the CUDA "
-    "graphs. 'Please try to increase --mem-fraction-static' means that the share is too small.",
+    "graphs. 'Please try to increase --mem-fraction-static' means that the share is too small, and "
+    "so does a negative size of the KV pool (a 'profiled value' or a 'dimension' below 0).",
     counter_evidence="If a ready line or a batch comes before the error, the cause is oom-prefill "
     "or oom-decode, which have other remedies.",
     guide="The guides say: lower --mem-fraction-static against out-of-memory errors. The server's "

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import change, estimate, once, said
+from setpoint.doctor.checks.common import change, estimate, once, said, whole
 from setpoint.doctor.checks.memory import first_oom, lower_fraction, tried_gb
 from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
 from setpoint.doctor.observations import Event, Evidence
 
 LEAST_CHUNK = 2048
-DEFAULT_CHUNK = 8192
-WITHOUT_CHUNKS = 4096
+MOST_CHUNK = 32768
+USUAL_CHUNK = 4096
+"""What the guides lower it to first."""
 
 
 def find(case: Case) -> Finding | None:
@@ -23,9 +24,8 @@ def find(case: Case) -> Finding | None:
     action = _action(case, event, chunk)
     return Finding(
         cause="oom-prefill",
-        confidence=0.95,
-        summary=f"Memory runs out during prefill: {allocation} failed while prompts were computed "
-        + (f"in chunks of {chunk:,} tokens." if chunk > 0 else "in one piece (no chunks)."),
+        confidence=0.6 if event.values.get("by") == "order" else 0.95,
+        summary=f"Memory runs out during prefill: {allocation} failed {_in_what(chunk)}",
         evidence=once(
             (
                 Evidence(event.line, event.text),
@@ -37,7 +37,7 @@ def find(case: Case) -> Finding | None:
         effect=_effect(action, chunk),
         ruled_out=(
             RuledOut("oom-init", "The server had been ready or had run batches before."),
-            RuledOut("oom-decode", "The traceback or the last batch line shows a prefill."),
+            RuledOut("oom-decode", _shown(event)),
         ),
         risk="Smaller chunks make the prefill of long prompts slower."
         if action.flag == "--chunked-prefill-size"
@@ -49,28 +49,58 @@ def find(case: Case) -> Finding | None:
     )
 
 
-def _chunk(case: Case, event: Event) -> int:
-    """Tokens of a prefill at most; -1 if prompts are not split."""
-    if case.facts.chunked_prefill_size is not None:
-        return case.facts.chunked_prefill_size
+def _shown(event: Event) -> str:
+    """What tells that it was a prefill."""
+    if event.values.get("by") != "order":
+        return "The message or its traceback shows a prefill."
+    if event.values.get("where") == "decode":
+        return "The allocation is larger than what the running requests need in a decode step."
+    return "The last batch line before the error is about a prefill, or no batch had run yet."
+
+
+def _chunk(case: Case, event: Event) -> int | None:
+    """Tokens of a prefill at most; -1 if prompts are not split; None if nothing tells."""
+    chunk = case.facts.chunked_prefill_size
+    if chunk is None:
+        chunk = whole(case.number("chunked_prefill_size"))
+    if chunk is not None:
+        return chunk
     moments = [moment for rank in case.ranks for moment in rank.moments]
     largest = max((moment.largest_prefill for moment in moments), default=0)
-    return largest if largest > LEAST_CHUNK else DEFAULT_CHUNK
+    # Chunks are of a round size; what is larger than any usual one is a prompt in one piece.
+    return largest if LEAST_CHUNK < largest <= MOST_CHUNK and largest % 1024 == 0 else None
 
 
-def _action(case: Case, event: Event, chunk: int) -> Action:
+def _in_what(chunk: int | None) -> str:
+    if chunk is None:
+        return "while prompts were computed."
+    if chunk <= 0:
+        return "while prompts were computed in one piece (no chunks)."
+    return f"while prompts were computed in chunks of {chunk:,} tokens."
+
+
+def _action(case: Case, event: Event, chunk: int | None) -> Action:
     doing = event.values.get("doing")
     note = {
         "logprobs": " The failed step computed logprobs of prompts: request fewer of them.",
         "vision": " The failed step encoded images: limit their number or size.",
     }.get(str(doing), "")
+    if chunk is None:
+        return Action(
+            f"Lower --chunked-prefill-size to {USUAL_CHUNK}, or to {LEAST_CHUNK} if it is "
+            f"{USUAL_CHUNK} already: activations need memory in proportion to the tokens of a "
+            f"chunk. No line that was read names its size.{note}",
+            "--chunked-prefill-size",
+            "decrease",
+            USUAL_CHUNK,
+        )
     if chunk <= 0:
         return Action(
-            f"Set --chunked-prefill-size to {WITHOUT_CHUNKS}: now each prompt is computed in one "
+            f"Set --chunked-prefill-size to {USUAL_CHUNK}: now each prompt is computed in one "
             f"piece, however long it is.{note}",
             "--chunked-prefill-size",
             "set",
-            WITHOUT_CHUNKS,
+            USUAL_CHUNK,
         )
     if chunk > LEAST_CHUNK:
         value = max(LEAST_CHUNK, chunk // 2)
@@ -90,8 +120,8 @@ def _action(case: Case, event: Event, chunk: int) -> Action:
     )
 
 
-def _effect(action: Action, chunk: int) -> Effect | None:
-    if action.flag != "--chunked-prefill-size" or chunk <= 0 or not action.value:
+def _effect(action: Action, chunk: int | None) -> Effect | None:
+    if action.flag != "--chunked-prefill-size" or not chunk or chunk <= 0 or not action.value:
         return None
     part = action.value / chunk
     return estimate(
@@ -111,13 +141,17 @@ CHECK = Check(
     "tokens that it computes. Prefill computes thousands of prompt tokens at once, so it needs the "
     "most. The server starts well and fails at the first prefill batch that is large enough.",
     rule="A memory allocation failed after the server was ready or had run batches, and the "
-    "traceback shows a prefill. Without a traceback, the last batch line before it decides.",
+    "message or its traceback shows a prefill. Without a traceback, the last batch line before it "
+    "decides, and so does the size of the allocation if it is too large for a decode step (more "
+    "than 10 MiB for each running request); the doctor is then less sure.",
     counter_evidence="If no batch had run and there was no ready line, the cause is oom-init. If "
-    "the traceback shows a decode step, it is oom-decode.",
+    "the traceback shows a decode step, it is oom-decode. An error after which the server goes on "
+    "for more than 30 s does not count.",
     guide="All guides: if prefill runs out of memory, lower --chunked-prefill-size to 4096 or "
     "2048; lowering --mem-fraction-static helps both prefill and decode. Prompt logprobs and "
     "images need memory that neither option limits (sglang#2607).",
-    equation="new chunk size = half of today's, at least 2048. If it is 2048 already: "
+    equation="new chunk size = half of today's, at least 2048; 4096 if prompts are not split, or if "
+    "no line tells how. If it is 2048 already: "
     "--mem-fraction-static - (failed allocation + 2 GB) / memory of the device",
     picture="""\
 free when ready           [......6 GB......]

@@ -13,6 +13,7 @@ from setpoint.doctor.checks.common import (
     percent,
     quote,
     said,
+    whole,
 )
 from setpoint.doctor.checks.long_prompts import chunks_of_one
 from setpoint.doctor.equations import prefill_size_for
@@ -70,9 +71,9 @@ def _decodes(case: Case) -> bool:
 def prefill_action(case: Case) -> Action:
     """Raise the budget that binds."""
     chunk = case.facts.chunked_prefill_size
-    chunk = chunk if chunk is not None else _whole(case.number("chunked_prefill_size"))
+    chunk = chunk if chunk is not None else whole(case.number("chunked_prefill_size"))
     most = case.facts.max_prefill_tokens
-    most = most if most is not None else _whole(case.number("max_prefill_tokens"))
+    most = most if most is not None else whole(case.number("max_prefill_tokens"))
     per_batch = case.number("prefill_max_requests")
     seqs = case.load.quantile(lambda m: m.new_seqs / m.num_prefill if m.num_prefill else None, 0.5)
     if per_batch and seqs and seqs >= 0.9 * per_batch:
@@ -97,10 +98,6 @@ def _raise(flag: str, present: float, value: int) -> Action:
     text = change("increase", flag, value, present) + "."
     # A larger chunk needs memory that is planned at the start.
     return Action(text, flag, "increase", value, live=flag != "--chunked-prefill-size")
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 def _refused_by(case: Case, reason: str) -> int:

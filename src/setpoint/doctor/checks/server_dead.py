@@ -6,28 +6,44 @@ import re
 
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import events
+from setpoint.doctor.checks.common import counted, events, survived
+from setpoint.doctor.checks.memory import ooms
 from setpoint.doctor.findings import Action, Finding, RuledOut
-from setpoint.doctor.observations import Event, Evidence
+from setpoint.doctor.observations import Event, Evidence, Silence
+from setpoint.doctor.phases import running_of, waits
+from setpoint.observe.moments import Moment
 
 _STAMP = re.compile(r"^\[[^\]]*\] ")
 GOES_ON_S = 5.0
 """Batches this long after an error show that the server survived it."""
+SILENT_S = 60.0
+"""A log that goes on for this long without a batch although requests wait: nothing computes."""
+SILENT_RUNNING_S = 120.0
+"""… although requests ran that cannot all have ended before the next line about them."""
+UNFINISHED = 4
+"""So many running requests do not end within the 40 steps between two lines …"""
+LEVEL = 0.7
+"""… unless they were already fewer than this share of the usual number."""
 
 
 def find(case: Case) -> Finding | None:
-    if events(case, "oom") or events(case, "leak"):
+    if ooms(case, "init", "prefill", "decode") or events(case, "leak"):
         return None  # those say why
-    found = _fatal(case)
-    if not found or _goes_on(case, found[-1]):
-        return None
-    first = found[0]
-    what, action = _reason(case, found)
+    found = [event for event in _fatal(case) if not survived(case, event, GOES_ON_S)]
+    if found:
+        first = found[0]
+        what, action = _reason(case, found)
+        evidence = [Evidence(event.line, event.text) for event in [first, *found[1:][-2:]]]
+        return _finding(0.95, what, action, evidence)
+    return _hangs(case)
+
+
+def _finding(sure: float, what: str, action: Action, evidence: list[Evidence]) -> Finding:
     return Finding(
         cause="server-dead",
-        confidence=0.95,
+        confidence=sure,
         summary=what,
-        evidence=tuple(Evidence(event.line, event.text) for event in [first, *found[1:][-2:]]),
+        evidence=tuple(evidence),
         action=action,
         ruled_out=(
             RuledOut("oom-decode", "No message reports a failed memory allocation."),
@@ -41,24 +57,78 @@ def find(case: Case) -> Finding | None:
 
 def _fatal(case: Case) -> list[Event]:
     found = events(case, "watchdog") + events(case, "killed")
-    found += [event for event in events(case, "traceback") if _ends_a_process(event.text)]
+    found += [event for event in events(case, "traceback") if _ends_a_process(event)]
     return sorted(found, key=lambda event: event.line)
 
 
-def _ends_a_process(text: str) -> bool:
+def _ends_a_process(event: Event) -> bool:
     """Tracebacks of single requests are frequent and harmless."""
-    return any(words in text for words in ("hit an exception", "CUDA error", "NCCL error"))
+    if event.values.get("way") or "hit an exception" in event.text:
+        return True
+    return event.values.get("in") == "scheduler"
 
 
-def _goes_on(case: Case, last: Event) -> bool:
-    moments = [moment for rank in case.ranks for moment in rank.moments if moment.num_decode]
-    after = [moment for moment in moments if moment.line > last.line > 0]
-    return bool(after) and after[-1].at >= (last.at or 0.0) + GOES_ON_S
+def _hangs(case: Case) -> Finding | None:
+    """No process says that it ended, but nothing computes any more."""
+    last = max(
+        (moment for rank in case.ranks for moment in rank.moments),
+        key=lambda moment: moment.line,
+        default=None,
+    )
+    line = 0 if last is None else last.line
+    failed = [event for event in events(case, "unhealthy") if event.line > line]
+    if last is None and not (failed and _is_serving(case, failed)):
+        return None
+    silence = case.seen.silence
+    seconds = 0.0 if silence is None else silence.seconds
+    action = Action(
+        "Restart the server, and let a supervisor do so whenever /health fails. To see where it "
+        "hangs, take a stack trace of its scheduler process (py-spy dump --pid …) before the "
+        "restart, and look for device errors in the kernel log (dmesg)."
+    )
+    quoted = [] if last is None else [Evidence(last.line, last.text)]
+    if failed:
+        after = "" if last is None else " after the last batch"
+        count = f"{counted(len(failed), 'health check')} failed{after}"
+        what = f"The server hangs: {count}, and no batch followed."
+        sure = 0.9 if len(failed) > 1 or "ealth check failed" in failed[0].text else 0.75
+        shown = [Evidence(event.line, event.text) for event in (failed[0], failed[-1])]
+        return _finding(sure, what, action, [*quoted, *dict.fromkeys(shown)])
+    if last is None or silence is None or not _is_unfinished(case, last, seconds, silence):
+        return None
+    left = _left(last)
+    what = (
+        f"The server hangs: {left}, and no batch followed, although the log goes on for "
+        f"{seconds / 60:.0f} minutes."
+    )
+    return _finding(0.8, what, action, [*quoted, silence.last])
+
+
+def _left(last: Moment) -> str:
+    """What the last batch left behind: "12 requests ran and 3 waited"."""
+    ran, waited = round(running_of(last) or 0), round(last.queue or 0)
+    return f"{counted(ran, 'request')} ran and {waited:,} waited when the last batch was logged"
+
+
+def _is_serving(case: Case, failed: list[Event]) -> bool:
+    """A server that is still starting answers health checks with 503, too."""
+    said = any("ealth check failed" in event.text for event in failed)
+    return said or bool(events(case, "ready")) or case.facts.available_gb is not None
+
+
+def _is_unfinished(case: Case, last: Moment, seconds: float, silence: Silence) -> bool:
+    """Whether the last batch left work behind that never went on: requests in the queue, running
+    ones that cannot have ended unseen, or requests that arrived later."""
+    usual = case.decoding.median(running_of) or 0.0
+    running = running_of(last) or 0.0
+    if seconds >= SILENT_S and (waits(last) or silence.num_requests > running + 1):
+        return True
+    return seconds >= SILENT_RUNNING_S and running >= max(UNFINISHED, LEVEL * usual)
 
 
 def _reason(case: Case, found: list[Event]) -> tuple[str, Action]:
-    text = " ".join(event.text for event in found)
     kinds = {event.kind for event in found}
+    ways = [str(event.values["way"]) for event in found if event.values.get("way")]
     started = any(rank.moments for rank in case.ranks)
     when = "while serving" if started else "while starting"
     if "watchdog" in kinds:
@@ -71,21 +141,32 @@ def _reason(case: Case, found: list[Event]) -> tuple[str, Action]:
                 "prompt, raise --watchdog-timeout. Let a supervisor restart the server."
             ),
         )
-    if "CUDA error" in text or "NCCL error" in text:
+    if "device" in ways:
         return (
-            f"The server ended {when} after a device error: {_excerpt(found)}",
+            f"The server ended {when} after a device error: {_excerpt(found, 'device')}",
             Action(
                 "Restart the server. If the error comes back, try another --attention-backend or a "
                 "newer version, and look for device errors in the kernel log (dmesg)."
             ),
         )
-    if "Killed" in text or "SIGKILL" in text or "exit code -9" in text:
+    if "killed" in ways:
         return (
             f"The server ended: the operating system killed it {when}, probably because the "
             "machine's own memory (not the GPU's) ran out.",
             Action(
                 "Give the machine or container more main memory, or load less into it. The kernel "
                 "log (dmesg) shows whether the out-of-memory killer ended the server."
+            ),
+        )
+    if {"segmentation fault", "abort"} & set(ways):
+        way = "segmentation fault" if "segmentation fault" in ways else "abort"
+        return (
+            f"The server crashed {when}, in native code, without a traceback of its scheduler: "
+            f"{_excerpt(found, way)}",
+            Action(
+                "Restart the server under a supervisor. If it crashes again, try another "
+                "--attention-backend or other versions of the libraries (torch, NCCL, the driver), "
+                "and report the stack of the core dump."
             ),
         )
     return (
@@ -97,10 +178,11 @@ def _reason(case: Case, found: list[Event]) -> tuple[str, Action]:
     )
 
 
-def _excerpt(found: list[Event]) -> str:
+def _excerpt(found: list[Event], way: str = "") -> str:
     """The line that names the error, without its time, in quotation marks."""
-    text = next((each.text for each in found if "Error: " in each.text), found[0].text)
-    text = _STAMP.sub("", text).rstrip(": ")
+    of_way = [event.text for event in found if way and event.values.get("way") == way]
+    named = [event.text for event in found if "Error: " in event.text]
+    text = _STAMP.sub("", next(iter([*of_way, *named, found[0].text]))).rstrip(": ")
     return f'"{text if len(text) <= 160 else f"{text[:160]}…"}".'
 
 
@@ -111,12 +193,15 @@ CHECK = Check(
     meaning="A process of the server has ended, or the watchdog ended it because a step did not "
     "return. Clients' connections are refused, or their requests wait forever, while /health may "
     "still answer 200.",
-    rule="The log shows a watchdog timeout, a signal that ends the server (SIGQUIT from a child "
-    "process, SIGKILL), an exception in the scheduler or a device error, and no batch after it.",
+    rule="The log shows that a process ended (a watchdog timeout, an exception in the scheduler, a "
+    "device error, a signal such as SIGQUIT or SIGKILL, a segmentation fault, an exit code other "
+    "than 0, the kernel's out-of-memory killer), and no batch after it. Or the server hangs: health "
+    "checks fail and no batch follows; or the last batch leaves requests that wait (or at least 4 "
+    "that run), and the log goes on for more than one minute (two minutes) without a batch.",
     counter_evidence="If batches follow more than 5 s after the message, the server survived it. "
     "If a message about memory or about the KV pool's accounting tells why the server ended, the "
     "cause is oom-prefill, oom-decode, oom-init or pool-leak. Tracebacks of single requests do not "
-    "count.",
+    "count, nor does an end that was asked for (SIGTERM, Ctrl-C).",
     guide="The guides do not cover it. It is often reported: sglang#3752, #7553, #6624 (/health "
     "answers 200 for an hour after the scheduler ended), #18582.",
     picture="""\

@@ -139,11 +139,11 @@ def shape_of(line: bytes) -> Shape | None:
         return None
     names, percent, rest = found
     prefix = prefix_pattern(line[: wrapped.start], text[: start.start()])
-    ending = rb".*" if tail else rb"[\s,.]*"
+    ending = rb".*" if tail else rb"[ \t\r,.]*"
     stamp = STAMP.search(tail) if prefix.startswith(NO_STAMP) else None
     if stamp is not None:
         prefix = prefix.removeprefix(NO_STAMP)
-        ending = rb"[\s,.]*" + digits_pattern(tail[: stamp.start()]) + stamp_pattern(stamp) + rb".*"
+        ending = rb"[ \t\r,.]*" + digits_pattern(tail[: stamp.start()]) + stamp_pattern(stamp) + rb".*"
     kind: Kind = "prefill" if {"new-seq", "seq"} & set(names) else "decode"
     if "running-req" not in names and kind == "decode":
         return None

@@ -2,7 +2,8 @@
 
 Wordings from threads of sgl-project/sglang: retractions (#4184, #14972, #26248), torch's
 out-of-memory text (#4547, #5285), "Not enough memory" (#322, #4330), the pool's own (#4602, #1739),
-leaks (#105, #6888, #11970, #16067, #20010), watchdog (#7783, #18582), ends (#8864, #6888).
+leaks (#105, #6888, #11970, #16067, #20010), watchdog (#7783, #18582). What tells of a process that
+ended is in ``deaths``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 
 from setpoint.doctor.observations import EventKind
+from setpoint.doctor.readers.log import deaths
 from setpoint.doctor.readers.log.wrapping import STAMP, seconds_of, unwrap
 
 KEYWORDS = (
@@ -25,22 +27,22 @@ KEYWORDS = (
     b"Decision: ",
     b"fired up and ready",
     b"reduced from",
+    b"reset to",
     b"_reqs: ",
     b"ut of memory",
     b"ot enough memory",
     b"allocate memory",
     b"bad_alloc",
     b"no room for one page",
-    b"CUDA error",
-    b"NCCL error",
+    b"profiled value -",
+    b"negative dimension",
     b"hit an exception",
+    b"Exception in ",
     b"Traceback (most recent",
     b'" 50',
-    b"igquit",
-    b"SIG",
-    b"Killed",
     b"atchdog ",
-    b"leak detected",
+    b"eak detected",
+    b"eak Detected",
     b"accounting is broken",
     b"queue is full",
     b"timeout reached",
@@ -51,6 +53,7 @@ KEYWORDS = (
     b"Fallback: ",
     b"hutting down",
     b"engine ends",
+    *deaths.KEYWORDS,
 )
 """A line that has none of these says nothing that the doctor reads."""
 
@@ -113,38 +116,46 @@ def happened(text: bytes) -> Happened | None:
     """What a line tells. Where an allocation failed is for the caller to find out."""
     if b"_reqs: " in text:
         return _retraction(text)
-    for words, kind in _WORDS.items():
-        if words in text:
-            if kind == "oom":
-                return _oom(text)
-            return Happened(kind)
+    if deaths.has_no_answer(text):
+        return Happened("unhealthy")
+    if _LEAK.search(text):
+        return Happened("leak")
+    if deaths.was_killed(text):  # the kernel calls the machine's lack of memory the same
+        return Happened("killed", {"way": "killed"})
+    if _NO_POOL.search(text) or (_NO_MEMORY.search(text) and not _HINT.search(text)):
+        return _oom(text)
+    if _WATCHDOG.search(text):
+        return Happened("watchdog")
+    if _EXCEPTION.search(text):
+        return Happened("traceback")
+    way = deaths.way_of_death(text)
+    if way is not None:
+        return Happened("traceback" if way == "device" else "killed", {"way": way})
+    kind = next((kind for words, kind in _WORDS.items() if words in text), None)
+    if kind is not None:
+        return Happened(kind)
     status = _STATUS.search(text)
     return Happened("access-error", {"status": status[1].decode()}) if status else None
 
 
+_LEAK = re.compile(rb"(?i:leak detected)|accounting is broken")
+_NO_MEMORY = re.compile(
+    rb"[Oo]ut of memory|OutOfMemoryError|[Nn]ot enough memory|allocate memory|bad_alloc"
+    rb"|no room for one page"
+)
+_NO_POOL = re.compile(rb"profiled value -\d|tensor with negative dimension")
+"""What the profile leaves for the pool is less than nothing."""
+_HINT = re.compile(
+    rb"\b(?:if|may|might|could|avoid|avoids|prevent|prevents|in case|risk|when)\b[^.:]{0,60}"
+    rb"out of memory"
+)
+"""Not an error but advice, such as what to do if the server runs out of memory."""
+_WATCHDOG = re.compile(rb"atchdog (?:timeout|caught)|watchdog thread terminated")
+_EXCEPTION = re.compile(
+    rb"hit an exception|Traceback \(most recent"
+    rb"|^Exception in (?:run_tp_server|Controller\w*|Model(?:Tp|Rpc)Server|\w*[Ss]cheduler)"
+)
 _WORDS: dict[bytes, EventKind] = {
-    b"leak detected": "leak",
-    b"accounting is broken": "leak",
-    b"Killed process": "killed",
-    b"even after retracting": "aborted",
-    b"out of memory": "oom",
-    b"Out of memory": "oom",
-    b"ot enough memory": "oom",
-    b"allocate memory": "oom",
-    b"bad_alloc": "oom",
-    b"no room for one page": "oom",
-    b"atchdog timeout": "watchdog",
-    b"atchdog caught": "watchdog",
-    b"hit an exception": "traceback",
-    b"Traceback (most recent": "traceback",
-    b"CUDA error": "traceback",
-    b"NCCL error": "traceback",
-    b"eceived sigquit": "killed",
-    b"SIGQUIT": "killed",
-    b"SIGKILL": "killed",
-    b"SIGSEGV": "killed",
-    b"SIGABRT": "killed",
-    b"Killed": "killed",
     b"engine ends": "killed",
     b"queue is full": "queue-full",
     b"timeout reached": "timeout",

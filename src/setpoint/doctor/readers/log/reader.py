@@ -16,8 +16,10 @@ from setpoint.doctor.readers.log.describe import observations, refuse
 from setpoint.doctor.readers.log.messages import KEYWORDS, message_of, quotes_a_client
 from setpoint.doctor.readers.log.scan import Scanned, Scanner
 from setpoint.doctor.readers.log.server_log import ServerLog, shown
-from setpoint.doctor.readers.log.stream import SwollenError, blocks, opened
+from setpoint.doctor.readers.log.silence import TAIL, Clocks, clocks_of, silence_after
+from setpoint.doctor.readers.log.stream import MAX_LINE, SwollenError, blocks, opened
 from setpoint.doctor.readers.log.table import Table, Tables
+from setpoint.doctor.readers.log.wrapping import unwrap
 
 
 def read_log(name: str) -> list[Observations]:
@@ -67,6 +69,10 @@ class _Reader:
         """Why the rest of the log was not read."""
         self._words: set[bytes] = set()
         """Marks of other programs."""
+        self._last_batches: dict[str, tuple[int, Clocks]] = {}
+        """By origin: the number of the last line about a batch, and its times."""
+        self._last_lines = _Lines(b"")
+        self._last_first = 1
 
     def block(self, block: bytes, complete: bool) -> None:
         """Take the next whole lines. complete: the last of them is."""
@@ -87,9 +93,11 @@ class _Reader:
             server.begin(tables.get(origin, {}), lines.text, self._first)
         if scanned.rest:
             self._messages(scanned.rest, tables, lines)
-        for server in self._servers.values():
+        for origin, server in self._servers.items():
             server.end(scanned.num_lines)
-        self._first += scanned.num_lines
+            self._note_last_batch(origin, tables.get(origin, {}), lines)
+        self._last_lines = lines
+        self._last_first, self._first = self._first, self._first + scanned.num_lines
 
     def end_early(self, why: str) -> None:
         self._cut = why
@@ -101,6 +109,7 @@ class _Reader:
             observations(self._source, origin, server, len(self._servers))
             for origin, server in self._servers.items()
         ]
+        self._add_silence(found)
         telling = [each for each in found if any(rank.moments for rank in each.ranks)] or [
             each for each in found if any(rank.events for rank in each.ranks) or each.facts.said
         ]
@@ -109,6 +118,30 @@ class _Reader:
                 raise SourceError(f"{self._cut} Before that, no server wrote anything.")
             refuse(self._source, self._words)
         return telling
+
+    def _note_last_batch(self, origin: str, tables: dict[str, Table], lines: _Lines) -> None:
+        numbers = [int(table.line[-1]) for table in tables.values() if len(table)]
+        if numbers:
+            last = max(numbers)
+            self._last_batches[origin] = self._first + last, clocks_of(lines.line(last))
+
+    def _add_silence(self, found: list[Observations]) -> None:
+        """What the last lines of the log tell of the time after the last batch."""
+        tail = [
+            (self._last_first + number, line)
+            for number, line in self._last_lines.last(TAIL)
+            if line.strip()
+        ]
+        for origin, seen in zip(self._servers, found, strict=True):
+            if origin not in self._last_batches:
+                continue
+            last, clocks = self._last_batches[origin]
+            after = [
+                (number, line, shown(line))
+                for number, line in tail
+                if number > last and unwrap(line).origin == origin
+            ]
+            seen.silence = silence_after(clocks, after)
 
     def _server(self, origin: str) -> ServerLog:
         if origin not in self._servers:
@@ -215,8 +248,18 @@ class _Lines:
         self._ends: list[int] | None = None
 
     def text(self, number: int) -> str:
+        return shown(self.line(number))
+
+    def last(self, count: int) -> list[tuple[int, bytes]]:
+        """The last lines with their numbers."""
+        self.line(0)
+        assert self._ends is not None
+        total = len(self._ends)
+        return [(number, self.line(number)) for number in range(max(total - count, 0), total)]
+
+    def line(self, number: int) -> bytes:
         if self._ends is None:
             marks = np.frombuffer(self._block, np.uint8) == ord("\n")
             self._ends = [*np.flatnonzero(marks).tolist(), len(self._block)]
         start = self._ends[number - 1] + 1 if number else 0
-        return shown(self._block[start : self._ends[number]])
+        return self._block[start : self._ends[number]][:MAX_LINE]

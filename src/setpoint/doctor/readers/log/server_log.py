@@ -22,6 +22,18 @@ from setpoint.doctor.readers.log.trace import Options, Traceback
 
 SHOWN = 400
 """Characters of a line that evidence shows."""
+_TOLD = {
+    b"even after retracting": "decode",
+    b"Prefill out of memory": "prefill",
+    b"Decode out of memory": "decode",
+    b"profiled value -": "init",
+    b"negative dimension": "init",
+}
+"""Messages that name the step, wherever the source begins."""
+_OF_THE_POOL = (b"even after retracting", b"Try to lower your batch size", b"runs out of memory")
+"""The KV pool's own messages: no memory of the device was asked for."""
+_JUST_BEFORE = 3
+"""Lines between a traceback and the message that belongs to it."""
 
 
 def shown(line: bytes) -> str:
@@ -91,7 +103,7 @@ class ServerLog:
                 life.ended = True
             return
         if event.kind == "traceback" and b"Traceback (most recent" in text:
-            self._open = Traceback(self._first + number, message.rank, message.at)
+            self._open = Traceback(self._first + number, event.values)
         self._event(number, line, message, event)
 
     def _continues(self, number: int, line: bytes, message: Message) -> bool:
@@ -101,10 +113,11 @@ class ServerLog:
         if isinstance(record, Traceback):
             event = happened(message.text) if taken else None
             if event is not None and b"Traceback (most recent" not in message.text:
-                self._last_trace = record
                 self._event(number, line, message, event)
         if record.ended:
             self._open = None
+            if isinstance(record, Traceback):
+                self._last_trace = record
             if isinstance(record, Options):
                 self._options(record)
         return taken
@@ -156,28 +169,42 @@ class ServerLog:
         self._events.append((message.rank, found))
 
     def _locate(self, number: int, text: bytes, event: Happened) -> None:
-        """Where an allocation failed: by the frames of its traceback, else by what ran last."""
-        trace = self._last_trace if self._open is None else self._open
-        doing = list(trace.doing) if isinstance(trace, Traceback) else []
-        self._last_trace = None
-        started = self.life.is_ready or self._kind_before(number) != ""
+        """Where an allocation failed ("where": init, prefill, decode, or unknown), and what tells
+        it ("by": the message, the traceback, or only the order of the lines)."""
+        trace = self._trace_at(number)
+        doing = [] if trace is None else list(trace.doing)
         if b"increase --mem-fraction-static" in text or b"no room for one page" in text:
+            doing.append("pool")
+        if b"profiled value -" in text or b"negative dimension" in text:
             doing.append("pool")
         if b"apture" in text and b"graph" in text:
             doing.append("graphs")
-        runs = [each for each in doing if each in ("prefill", "decode")]
-        # The pool's own messages name the step, wherever the source begins.
-        if b"Prefill out of memory" in text:
-            where = "prefill"
-        elif b"Decode out of memory" in text:
-            where = "decode"
+        started = self.life.is_ready or self._kind_before(number) != ""
+        told = next((where for words, where in _TOLD.items() if words in text), None)
+        step = "" if trace is None else trace.step
+        if told is not None:
+            where, by = told, "message"
         elif not started:
-            where = "init"
+            where, by = "init", "message" if doing else "order"
+        elif step:
+            where, by = step, "traceback"
         else:
-            where = runs[-1] if runs else self._kind_before(number) or "unknown"
-        event.values["where"] = where
+            # The first batch after a start is a prefill.
+            where, by = self._kind_before(number) or "prefill", "order"
+        event.values |= {"where": where, "by": by}
+        if any(words in text for words in _OF_THE_POOL):
+            event.values["pool"] = 1.0
         if doing:
             event.values["doing"] = "graphs" if "graphs" in doing and where == "init" else doing[-1]
+
+    def _trace_at(self, number: int) -> Traceback | None:
+        """The traceback that a line is part of, or that ended just before it."""
+        if isinstance(self._open, Traceback):
+            return self._open
+        trace, self._last_trace = self._last_trace, None
+        if trace is None or self._first + number - trace.line - trace.num_lines > _JUST_BEFORE:
+            return None
+        return trace
 
     def _kind_before(self, number: int) -> str:
         if self._order is None:

@@ -10,7 +10,9 @@ from typing import Literal
 from setpoint.doctor.readers.log.messages import Message
 from setpoint.doctor.readers.log.server_args import is_whole
 
-Doing = Literal["weights", "pool", "graphs", "logprobs", "vision", "prefill", "decode"]
+Doing = Literal[
+    "weights", "pool", "graphs", "replay", "logprobs", "vision", "sampling", "prefill", "decode"
+]
 MAX_LINES = 400
 
 _FRAMES: dict[bytes, Doing] = {
@@ -24,14 +26,26 @@ _FRAMES: dict[bytes, Doing] = {
     b"pool_configurator": "pool",
     b"compute_logprobs": "logprobs",
     b"input_logprob": "logprobs",
+    b"layers/sampler.py": "sampling",
+    b"/sampling.py": "sampling",
+    b"top_k_top_p": "sampling",
+    b"_renorm_prob": "sampling",
+    b"_sample_from": "sampling",
+    b", in sample": "sampling",
+    b"penaltylib": "sampling",
+    b", in replay": "replay",
     b"get_image_feature": "vision",
     b"vision": "vision",
     b"forward_decode": "decode",
+    b"alloc_for_decode": "decode",
     b"prepare_for_decode": "decode",
     b"forward_extend": "prefill",
+    b"alloc_for_extend": "prefill",
     b"prepare_for_extend": "prefill",
     b"forward_fill": "prefill",
 }
+_SCHEDULER = (b"run_scheduler_process", b"event_loop_", b"/tp_worker", b"/model_runner.py")
+"""Frames of the process that computes: an exception that it does not catch ends it."""
 _LAST = re.compile(
     rb"(?:\[rank\d+\]: ?)?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Stop|Failure)\b"
 )
@@ -41,23 +55,36 @@ _CHAINED = (b"During handling of", b"The above exception", b"Traceback (most")
 @dataclass(slots=True)
 class Traceback:
     line: int
-    rank: str
-    at: float | None
+    told: dict[str, float | str]
+    """Values of its event: "in" is "scheduler" if a frame is of the process that computes."""
     doing: dict[Doing, None] = field(default_factory=dict)
     """What the frames are about, outermost first."""
     num_lines: int = 0
     ended: bool = False
 
+    @property
+    def step(self) -> str:
+        """Which step failed: "prefill", "decode", or "" if no frame tells. The sampler's memory is
+        in proportion to the running requests, as that of a decode step is."""
+        steps = [each for each in self.doing if each in ("prefill", "decode")]
+        if steps:
+            return steps[-1]
+        return "decode" if {"sampling", "replay"} & set(self.doing) else ""
+
     def takes(self, message: Message) -> bool:
         """Whether the line belongs to it. The exception's line is the last one."""
         text = message.text
         self.num_lines += 1
-        if message.has_prefix or self.num_lines > MAX_LINES:
+        # Some wrappers put a time before each line, also before those of a frame.
+        is_new = message.has_prefix and not text.startswith((b"  ", b"\t"))
+        if is_new or self.num_lines > MAX_LINES:
             self.ended = True
             return False
         for words, doing in _FRAMES.items():
             if words in text:
                 self.doing[doing] = None
+        if any(words in text for words in _SCHEDULER):
+            self.told["in"] = "scheduler"
         if _LAST.match(text):
             self.ended = True
         return True

@@ -2,7 +2,8 @@
 
 Forms: docker compose and ``kubectl logs --prefix`` (a name first), the Kubernetes runtime's files
 (time, stream, flag), docker's JSON files and structured loggers (the line is a value), journald and
-syslog (time, host, unit), ``logging``'s usual format (time, level).
+syslog (time, host, unit), ``logging``'s usual format (time, level), Ray (actor and process), Slurm
+(number of the task).
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _LEADS = [
         rb"\[(?P<name>(?:pod|container)/[\w./-]+)\] ",  # kubectl logs --prefix
         rb"(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)) (?:stdout|stderr) [FP] ",
         rb"(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)) ",  # docker logs --timestamps
+        rb"\([A-Z]\w+ pid=\d+(?:, ip=[\w.:]+)?\) ",  # Ray
+        rb"\d{1,4}: (?=\[\d)",  # srun --label
         rb"(?P<stamp>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) \S+ (?P<name>[\w@.-]+)(?:\[\d+\])?: ",
     )
 ]
