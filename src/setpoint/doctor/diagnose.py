@@ -28,6 +28,8 @@ BINDING = (
     "prefix-miss",
     "batch-too-large",
 )
+RESIDUAL = "kv-conservative"
+"""A queue beside free memory without another reason for it."""
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "mem-underused": ("kv-full",),
     "long-prompt-blocking": ("prefill-budget", "client-bound"),
@@ -60,7 +62,7 @@ def diagnose(seen: Observations) -> Report:
     if any(finding.cause in FATAL for finding in limits):
         # What bound before the failure is no advice: the server must be mended first.
         limits = [finding for finding in limits if finding.cause in FATAL + ADVICE]
-    findings = without_contradictions(ranked(limits))
+    findings = without_contradictions(without_residual(ranked(limits)))
     state = states.get("healthy") or states.get("not-enough-evidence")
     if findings:
         verdict, summary = findings[0].cause, findings[0].summary
@@ -102,6 +104,23 @@ def ranked(findings: list[Finding]) -> list[Finding]:
         if cause in places and earlier and min(earlier) < places[cause]:
             order.insert(min(earlier), order.pop(places[cause]))
     return order
+
+
+def without_residual(findings: list[Finding]) -> list[Finding]:
+    """Without the cause that is found because nothing else explains the queue, if something else
+    does: it stays as an alternative of the first finding."""
+    first = next((finding for finding in findings if finding.cause in BINDING), None)
+    residual = next((finding for finding in findings if finding.cause == RESIDUAL), None)
+    if first is None or residual is None or first is residual:
+        return findings
+    why = (
+        "It is what remains if nothing else keeps requests waiting. Look for it again once this is "
+        f"mended. {residual.summary}"
+    )
+    others = tuple(each for each in first.ruled_out if each.cause != RESIDUAL)
+    named = replace(first, ruled_out=(*others, RuledOut(RESIDUAL, why)))
+    kept = [finding for finding in findings if finding is not residual]
+    return [named if finding is first else finding for finding in kept]
 
 
 def without_contradictions(findings: list[Finding]) -> list[Finding]:

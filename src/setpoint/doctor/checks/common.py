@@ -74,6 +74,11 @@ def confidence(case: Case, share: float, load: Load, best: float = HIGHEST) -> f
     return round(max(0.05, min(value, best)), 2)
 
 
+def sure_of(doublings: float) -> float:
+    """Confidence of odds that were doubled so many times."""
+    return float(1 / (1 + 2.0**-doublings))
+
+
 SHORTEST_STEP_S = 1e-6
 """No device takes a decode step in less. A busy time is a difference of two sums, and what
 rounding leaves of an idle moment is no step."""

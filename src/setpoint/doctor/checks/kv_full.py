@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from setpoint.doctor.case import Case
+import math
+import statistics
+
+from setpoint.doctor.case import MANY_LINES, Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
     change,
@@ -13,23 +16,39 @@ from setpoint.doctor.checks.common import (
     quote,
     quote_events,
     said,
+    sure_of,
     throughput_effect,
 )
 from setpoint.doctor.checks.kv_optimistic import EFFECTIVE, retracts_often
+from setpoint.doctor.checks.memory import GUIDE_DEVICE_GB, total_gb
 from setpoint.doctor.equations import GOOD_USAGE, mem_fraction_for, rounded
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.limits import binding_limit
 from setpoint.doctor.load import Load
 
 MIN_SHARE = 0.5
-LONG_QUEUE = 4.0
+LEAST_QUEUE = 2.0
+LEAST_RATIO = 0.3
 """Waiting requests for each running one: by Little's law a request waits this many times as long
-as it is served."""
-SMALL_BATCH = 64
-"""Below this each further request in a batch costs next to nothing: if the pool could not hold one
-more even without a reserve, a queue as long as the batch is reason enough."""
+as it is served. Below this, its place in a full pool is no reason to complain."""
+PRIOR = 1.2
+"""Doublings by which a full pool with a queue is rather healthy than too small: with 72 running
+requests, as many waiting and a usage of 0.95. The guides call a queue healthy."""
+EVEN_BATCH = 72.0
+"""Smaller batches are limited by the pool more surely, because each further request would cost next
+to nothing; larger ones use the device well, whatever waits."""
+EVEN_USAGE = 0.95
+USAGE_STEP = 0.02
+"""Usage that doubles the odds: nothing is left even for a short request."""
+ARTIFICIAL = 2.0
+"""Doublings of the odds if an option holds the pool small while memory is free."""
+MUCH_LEFT = 0.15
+"""Share of a device."""
+UNLIMITED_RATIO = 8.0
+"""So many times as long as they run no requests should wait, however well the device is used."""
 GROWS = 1.6
-FALLS = 0.8
+FALLS = 0.5
+"""A queue that shrinks like this is that of an offline batch."""
 
 
 def find(case: Case) -> Finding | None:
@@ -44,15 +63,16 @@ def find(case: Case) -> Finding | None:
         return None
     if retracts_often(case) and case.conservativeness < EFFECTIVE:
         return None  # the estimate is wrong first of all: kv-optimistic
-    reason = _reserved(case) or _too_small(full, share, running, queue)
-    if reason is None:
+    found = (0.9, reserved) if (reserved := _reserved(case)) else _too_small(case, full, share)
+    if found is None:
         return None
+    sure, reason = found
     share = max(share, MIN_SHARE)
     growth = min(2.0, (running + queue) / running)
     action = _action(case, growth)
     return Finding(
         cause="kv-full",
-        confidence=confidence(case, share, full, 0.92),
+        confidence=confidence(case, share, full, min(sure, 0.92)),
         summary=f"The KV pool is too small for the load: {percent(usage)} of it is in use by "
         f"{running:,.0f} running requests, and {reason}.",
         evidence=quote(full)
@@ -83,29 +103,68 @@ def _reserved(case: Case) -> str | None:
     )
 
 
-def _too_small(full: Load, share: float, running: float, queue: float) -> str | None:
-    """Why the queue is more than a well-used pool explains; None: it is not."""
-    trend = full.trend(lambda moment: moment.queue)
-    if share < MIN_SHARE or trend < FALLS:
+def _too_small(case: Case, full: Load, share: float) -> tuple[float, str] | None:
+    """How sure it is that the queue is more than a well-used pool explains, and why; None: it is
+    not."""
+    running = full.median(lambda moment: moment.running) or 1.0
+    queue = full.median(lambda moment: moment.queue) or 0.0
+    trend = full.trend(lambda moment: moment.queue) if len(full) >= MANY_LINES else 1.0
+    if share < MIN_SHARE or trend < FALLS or queue < LEAST_QUEUE:
         return None
-    if trend >= GROWS and queue >= max(0.25 * running, 4):
-        return (
+    grows = trend >= GROWS
+    # What waits at the end is what a growing queue has come to, and it grows on.
+    end = full.moments[-max(len(full) // 3, 1) :] if grows else full.moments
+    last = statistics.median(moment.queue or 0.0 for moment in end)
+    odds = _doublings(case, full, running, last)
+    if grows or trend < 1:
+        odds += math.log2(min(trend, 8.0))
+    if last < LEAST_RATIO * running or odds <= 0:
+        return None
+    if grows:
+        return sure_of(odds), (
             f"the queue grows (median {queue:,.0f} requests; its last third is {trend:.1f} times "
             "as long as its first)"
         )
+    return sure_of(odds), (
+        f"{queue:,.0f} wait, so a request waits {queue / running:.1f} times as long as it runs"
+    )
+
+
+def _doublings(case: Case, full: Load, running: float, queue: float) -> float:
+    """Logarithm to base 2 of the odds that the pool is too small, from how long requests wait, how
+    few run, and how full the pool is."""
     usage = full.median(lambda moment: moment.usage) or 0.0
-    no_room = running < SMALL_BATCH and usage + usage / running >= 1
-    if queue >= LONG_QUEUE * running or (no_room and queue >= running):
-        return (
-            f"{queue:,.0f} wait, so a request waits {queue / running:.1f} times as long as it runs"
-        )
-    return None
+    ratio = queue / running
+    odds = math.log2(ratio) + _within(math.log2(EVEN_BATCH / running), -2.0, 2.0)
+    odds += _within((usage - EVEN_USAGE) / USAGE_STEP, -2.0, 1.5)
+    odds -= PRIOR
+    if ratio >= UNLIMITED_RATIO:
+        odds = max(odds, 1.0)
+    return odds + (ARTIFICIAL if is_held_small(case) and _is_memory_left(case) else 0.0)
+
+
+def _is_memory_left(case: Case) -> bool:
+    """Whether a good part of a GPU is free beside a pool that an option holds small."""
+    available, total = case.facts.available_gb, total_gb(case)
+    if case.facts.device == "cpu":
+        return False
+    return available is None or available > MUCH_LEFT * (total or GUIDE_DEVICE_GB)
+
+
+def _within(value: float, least: float, most: float) -> float:
+    return min(max(value, least), most)
+
+
+def is_held_small(case: Case) -> bool:
+    """--max-total-tokens limits the pool, not the memory."""
+    asked, tokens = case.number("max_total_tokens"), case.facts.max_total_num_tokens
+    return bool(asked and tokens and tokens >= 0.98 * asked)
 
 
 def _action(case: Case, growth: float) -> Action:
     tokens = case.facts.max_total_num_tokens
     asked = case.number("max_total_tokens")
-    if tokens and asked and tokens >= 0.98 * asked:
+    if tokens and is_held_small(case):
         value = rounded(tokens * growth)
         return Action(
             f"{change('increase', '--max-total-tokens', value, asked)}, or remove the option: it "

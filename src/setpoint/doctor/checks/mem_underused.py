@@ -15,6 +15,7 @@ from setpoint.doctor.checks.common import (
     throughput_effect,
 )
 from setpoint.doctor.checks.graph_miss import share_missed
+from setpoint.doctor.checks.kv_full import is_held_small
 from setpoint.doctor.checks.memory import (
     WANTED_FREE_GB,
     fraction,
@@ -101,8 +102,7 @@ def _full(case: Case) -> Load:
 
 def _limited_otherwise(case: Case, present: float | None) -> bool:
     """Another option than the fraction sizes the pool."""
-    asked, tokens = case.number("max_total_tokens"), case.facts.max_total_num_tokens
-    if asked and tokens and tokens >= 0.98 * asked:
+    if is_held_small(case):
         return True
     if case.facts.device == "cpu":
         return case.number("mem_fraction_static") is None or (present or 1.0) >= CPU_SHARE

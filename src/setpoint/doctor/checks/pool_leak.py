@@ -12,6 +12,8 @@ from setpoint.doctor.observations import Evidence
 SURE = 1.05
 """Tokens for each running request, as a multiple of the longest context."""
 MIN_MOMENTS = 5
+MANY_MORE = 2.0
+"""Times as many requests that hold no more tokens."""
 
 
 def find(case: Case) -> Finding | None:
@@ -41,19 +43,27 @@ def find(case: Case) -> Finding | None:
 
 
 def _impossible(case: Case) -> list[Moment]:
-    """Moments at which the running requests hold more tokens than their contexts allow."""
+    """Moments at which the running requests hold more tokens than their contexts allow, although
+    at another moment many more requests needed no more: usage does not follow them."""
     context = case.facts.context_len
     if not context:
         return []
-    return [
+    decodes = [
         moment
         for rank in case.ranks
         for moment in rank.moments
-        if moment.num_decode
-        and not moment.num_prefill
-        and moment.running_max is not None
-        and moment.tokens is not None
-        and moment.tokens > SURE * context * max(moment.running_max, 1.0)
+        if moment.num_decode and not moment.num_prefill
+        if moment.running_max is not None and moment.tokens is not None
+    ]
+    return [
+        moment
+        for moment in decodes
+        if moment.tokens > SURE * context * max(moment.running_max, 1.0)
+        and any(
+            other.running_max >= MANY_MORE * max(moment.running_max, 1.0)
+            and other.tokens <= SURE * moment.tokens
+            for other in decodes
+        )
     ]
 
 
@@ -95,7 +105,7 @@ CHECK = Check(
     "rises slowly until no request can be admitted, or until the server's own check ends it.",
     rule="A message says that the memory pool leaks or that its accounting is wrong; or at least "
     f"{MIN_MOMENTS} decode lines show more tokens in use than the contexts of the running requests "
-    "can hold.",
+    "can hold, while at other times twice as many requests used no more.",
     counter_evidence="A full KV pool with many running requests is not a leak. Cached prefixes "
     "that can be evicted do not count as in use.",
     guide="The guides do not cover it. It is reported in sglang#140, #6778 (usage rises to 0.96 "

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import confidence, estimate, percent, quote, said
+from setpoint.doctor.checks.hit_rates import Collapse, collapse_of, hit_rate
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.limits import at_budget
 from setpoint.doctor.load import Load
+from setpoint.doctor.observations import Evidence
 
 SHARED = 0.4
 """A batch that finds at least this share of its prompts in the cache has shared prefixes."""
@@ -32,15 +36,109 @@ MIN_ALIKE = 0.6
 def find(case: Case) -> Finding | None:
     if not case.has_load:
         return None
-    off = case.option("disable_radix_cache") is True
-    return switched_off(case) if off else _out_of_order(case)
+    if case.option("disable_radix_cache") is True:
+        return switched_off(case)
+    return _collapsed(case) or _out_of_order(case)
+
+
+def _collapsed(case: Case) -> Finding | None:
+    """Prefixes were found at first, and are not any more: those of other requests push them out
+    before they are used again."""
+    found = collapse_of(case)
+    if found is None:
+        return None
+    late = Load(tuple(found.late), (1.0,) * len(found.late))
+    queued = late.share(lambda moment: (moment.queue or 0.0) >= 1)
+    saved = (1 - found.before) / (1 - found.after)
+    return Finding(
+        cause="prefix-miss",
+        confidence=confidence(case, 0.9, late, 0.9 if queued >= MIN_QUEUED else 0.8),
+        summary="Shared prefixes are computed again: the prefix cache supplied "
+        f"{percent(found.before)} of the prompt tokens up to line {found.early[-1].line}, but only "
+        f"{percent(found.after)} after it. Prefixes are evicted before they are used again.",
+        evidence=_ends_of(found.early) + _ends_of(found.late) + said(case, "schedule_policy"),
+        action=_keep(case, queued),
+        effect=estimate(
+            "prompt tokens to compute",
+            saved,
+            (1 + saved) / 2,
+            1.0,
+            f"if {percent(found.before)} of them came from the cache again, instead of "
+            f"{percent(found.after)}",
+        ),
+        ruled_out=_not_the_load(case, found),
+        risk="Requests without a cached prefix wait longer than in order of arrival."
+        if queued >= MIN_QUEUED
+        else "The second cache takes main memory, and copying from it takes time.",
+        verify="In the prefill lines, #cached-token rises and #new-token falls, as at the beginning.",
+        falsify="The later requests come from other users or another application, which share "
+        "nothing with each other.",
+        share=round(len(found.late) / (len(found.early) + len(found.late)), 3),
+    )
+
+
+def _ends_of(moments: Sequence[Moment]) -> tuple[Evidence, ...]:
+    return quote(Load(tuple(moments), (1.0,) * len(moments)), 2)
+
+
+def _keep(case: Case, queued: float) -> Action:
+    """What keeps prefixes until they are used again: an order of requests, or more room."""
+    policy = case.option("schedule_policy") or _default_policy(case)
+    if queued >= MIN_QUEUED and policy not in CACHE_ORDERS:
+        return Action(
+            "Set --schedule-policy to lpm (longest prefix match): of the requests that wait, those "
+            "whose prefix is in the cache then go first, before it is evicted. It has an effect "
+            f"while at most {LPM_LIMIT} requests wait. If that is not enough, give the cache more "
+            "room (--enable-hierarchical-cache, a larger KV pool), or send the requests of one "
+            "conversation to the same replica.",
+            "--schedule-policy",
+            "set",
+            "lpm",
+        )
+    order = (
+        f"The order of requests (--schedule-policy {policy}) already prefers cached prefixes"
+        if queued >= MIN_QUEUED
+        else "No queue is there to be sorted"
+    )
+    if case.facts.engine == "setpoint":
+        return Action(
+            f"Give the cache more room with a larger KV pool (--max-total-tokens). {order}, so "
+            "--schedule-policy would not help."
+        )
+    return Action(
+        "Give the cache more room: set --enable-hierarchical-cache, which keeps evicted prefixes in "
+        f"main memory, or enlarge the KV pool. {order}, so --schedule-policy would not help. With "
+        "several replicas, send the requests of one conversation to the same one.",
+        "--enable-hierarchical-cache",
+        "set",
+        True,
+    )
+
+
+def _not_the_load(case: Case, found: Collapse) -> tuple[RuledOut, ...]:
+    new = [sum(m.new_tokens for m in part) / len(part) for part in (found.early, found.late)]
+    return (
+        RuledOut(
+            "client-bound",
+            "What changed is not how many requests arrive: a prefill batch now computes "
+            f"{new[1]:,.0f} tokens instead of {new[0]:,.0f}.",
+        ),
+        RuledOut(
+            "kv-full",
+            "Prompts that the cache supplied shared their memory; now each request holds a copy.",
+        ),
+        RuledOut(
+            "healthy",
+            "Prompts without shared prefixes would have found nothing at the beginning either.",
+        ),
+    )
 
 
 def _out_of_order(case: Case) -> Finding | None:
     prefills = case.load.where(lambda m: m.num_prefill > 0 and m.new_tokens + m.cached_tokens > 0)
     missed = prefills.where(lambda moment: _hit_rate(moment) <= MISSED)
     shared = prefills.where(lambda moment: _hit_rate(moment) >= SHARED)
-    rate = overall_hit_rate(prefills)
+    rate = hit_rate(prefills.moments)
     count = max(len(prefills), 1)
     queued = prefills.share(lambda moment: (moment.queue or 0.0) >= 1)
     if len(prefills) < MIN_BATCHES or rate > MAX_HIT_RATE or queued < MIN_QUEUED:
@@ -152,15 +250,7 @@ def _each(moment: Moment) -> float:
 
 
 def _hit_rate(moment: Moment) -> float:
-    total = moment.new_tokens + moment.cached_tokens
-    return moment.cached_tokens / total if total else 0.0
-
-
-def overall_hit_rate(prefills: Load) -> float:
-    """Share of prompt tokens that the cache supplied."""
-    cached = sum(moment.cached_tokens for moment in prefills.moments)
-    total = cached + sum(moment.new_tokens for moment in prefills.moments)
-    return cached / total if total else 0.0
+    return hit_rate([moment])
 
 
 def _default_policy(case: Case) -> str:
@@ -178,7 +268,9 @@ CHECK = Check(
     "examples) computes only the rest of its prompt, if that beginning is still in the cache. In "
     "order of arrival, requests of different groups alternate, and each group evicts the prefix of "
     "the next.",
-    rule="While requests wait, at least 15 % of the prefill batches find 40 % or more of their "
+    rule="In the course of the source, the share of prompt tokens that the prefix cache supplies "
+    "falls from 35 % or more to at most 25 % and to less than half, stays there, and prompts are as "
+    "long as before. Or: while requests wait, at least 15 % of the prefill batches find 40 % or more of their "
     "prompt tokens in the prefix cache, at least half find 10 % or less, and overall at most 40 % "
     "are found; and the scheduling policy takes requests in order of arrival. Or the prefix cache "
     "is switched off, and while requests wait, at least 60 % of the prefill batches have prompts "
@@ -186,7 +278,7 @@ CHECK = Check(
     counter_evidence="Prompts that share nothing find nothing in any batch. A common system prompt "
     "gives all batches the same share. In conversations, the first turns find nothing, but most "
     "requests are later turns. Another order gains nothing in these cases, and without a queue "
-    "there is no order to choose.",
+    "there is no order to choose. A cache that was flushed on purpose fills again.",
     guide="SGLang's tuning guides of all years: if the workload has many shared prefixes, use "
     "--schedule-policy lpm (longest prefix match; the default in 2024, today it is fcfs, order of "
     "arrival). It sorts the queue for more cache hits, which costs scheduling time.",

@@ -1,0 +1,131 @@
+"""How the share of the prompts that the prefix cache supplies changes in the course of a source."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from setpoint.doctor.case import Case
+from setpoint.doctor.checks.common import events
+from setpoint.doctor.limits import at_budget
+from setpoint.doctor.observations import Rank
+from setpoint.observe.moments import Moment
+
+LEAST_BEFORE = 0.35
+MOST_AFTER = 0.25
+LEFT = 0.45
+"""Share of the hit rate that is left at most."""
+MIN_BATCHES = 8
+MIN_SIDE = 4
+"""Prefill batches before and after, at least …"""
+MIN_PART = 0.1
+"""… and as a share of all of them."""
+PURE = 0.7
+"""Share of the batches of each side that are on that side of the middle between the two rates."""
+ALIKE = 2.5
+"""Factor between the lengths of prompts before and after, at most: longer ones are other prompts,
+of which nothing was in the cache before either."""
+MIN_PROMPT = 64
+"""Tokens; shorter prompts are probes."""
+
+
+@dataclass(slots=True, frozen=True)
+class Collapse:
+    """The prefix cache supplied ``before`` of the prompt tokens, and later ``after``."""
+
+    before: float
+    after: float
+    early: Sequence[Moment]
+    late: Sequence[Moment]
+
+
+def collapse_of(case: Case) -> Collapse | None:
+    """Of the rank whose hit rate fell most."""
+    found = [each for rank in case.ranks if (each := _collapse(case, rank)) is not None]
+    return max(found, key=lambda each: each.before - each.after, default=None)
+
+
+def hit_rate(moments: Sequence[Moment]) -> float:
+    """Share of the prompt tokens that the cache supplied."""
+    cached = sum(moment.cached_tokens for moment in moments)
+    total = cached + sum(moment.new_tokens for moment in moments)
+    return cached / total if total else 0.0
+
+
+def _collapse(case: Case, rank: Rank) -> Collapse | None:
+    batches = [moment for moment in rank.moments if _shows_prefixes(case, moment)]
+    cut = _cut([hit_rate([moment]) for moment in batches])
+    if cut is None:
+        return None
+    early, late = batches[:cut], batches[cut:]
+    before, after = hit_rate(early), hit_rate(late)
+    if before < LEAST_BEFORE or after > min(MOST_AFTER, LEFT * before):
+        return None
+    middle = (before + after) / 2
+    end = late[-max(len(late) // 4, MIN_SIDE // 2) :]
+    sides = (
+        _share(hit_rate([moment]) >= middle for moment in early),
+        _share(hit_rate([moment]) < middle for moment in late),
+        _share(hit_rate([moment]) < middle for moment in end),
+    )
+    if min(sides) < PURE or not _are_alike(early, late) or _was_flushed(case, early, late):
+        return None
+    return Collapse(before, after, early, late)
+
+
+def _shows_prefixes(case: Case, moment: Moment) -> bool:
+    """Whether it admits requests: the later chunks of a long prompt find nothing by design."""
+    if not moment.num_prefill or not moment.new_seqs:
+        return False
+    total = moment.new_tokens + moment.cached_tokens
+    if total < MIN_PROMPT * moment.new_seqs:
+        return False
+    return not (
+        moment.new_seqs <= moment.num_prefill
+        and moment.cached_tokens == 0
+        and at_budget(moment, case.limits)
+    )
+
+
+def _cut(rates: Sequence[float]) -> int | None:
+    """Where the mean falls most clearly: the place with the greatest standardized difference."""
+    count = len(rates)
+    side = max(MIN_SIDE, round(MIN_PART * count))
+    if count < max(MIN_BATCHES, 2 * side):
+        return None
+    total, sum_before = sum(rates), 0.0
+    best, where = 0.0, None
+    for index in range(1, count):
+        sum_before += rates[index - 1]
+        if index < side or count - index < side:
+            continue
+        fall = sum_before / index - (total - sum_before) / (count - index)
+        weight = fall * (index * (count - index) / count) ** 0.5
+        if weight > best:
+            best, where = weight, index
+    return where
+
+
+def _share(holds: Iterable[bool]) -> float:
+    found = list(holds)
+    return sum(found) / len(found)
+
+
+def _are_alike(early: Sequence[Moment], late: Sequence[Moment]) -> bool:
+    lengths = [
+        statistics.median(
+            (moment.new_tokens + moment.cached_tokens) / moment.new_seqs for moment in part
+        )
+        for part in (early, late)
+    ]
+    return max(lengths) <= ALIKE * min(lengths)
+
+
+def _was_flushed(case: Case, early: Sequence[Moment], late: Sequence[Moment]) -> bool:
+    """Whether the cache was emptied on purpose around that place."""
+    around = len(late) // 4
+    return any(
+        early[-1 - min(around, len(early) - 1)].line < event.line < late[around].line
+        for event in events(case, "flushed")
+    )
