@@ -231,9 +231,13 @@ class TestPrefill:
         assert report.verdict == "long-prompt-blocking"
         assert asked(report) == ("--chunked-prefill-size", "increase")
 
-    def test_full_batches_without_a_queue_are_no_limit(self) -> None:
-        lines = [prefill(2, 8192, 0, 40, 0.3) if i % 3 else decode(42, 0, 0.3) for i in range(40)]
+    def test_full_batches_without_a_queue_are_no_limit_unless_they_take_most_of_the_time(
+        self,
+    ) -> None:
+        lines = [decode(42, 0, 0.3) if i % 3 else prefill(2, 8192, 0, 40, 0.3) for i in range(40)]
         assert judge(lines).verdict == "client-bound"
+        lines = [prefill(2, 8192, 0, 40, 0.3) if i % 3 else decode(42, 0, 0.3) for i in range(40)]
+        assert judge(lines).verdict == "prefill-budget"
 
 
 class TestQueueTooLong:

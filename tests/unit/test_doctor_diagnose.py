@@ -131,7 +131,7 @@ def test_what_ended_the_server_comes_first_and_own_ids_last() -> None:
     order = ranked(
         [
             finding("rank-imbalance", None, None),
-            finding("mem-headroom-low", None, None),
+            finding("mem-headroom-low", None, None, 0.7),
             finding("kv-full", None, None),
             finding("queue-too-long", None, None, 0.5),
             finding("oom-decode", None, None, 0.3),

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from setpoint.core.moments import Moment
 from setpoint.doctor.findings import Phase, PhaseSpan
-from setpoint.doctor.limits import AT_BUDGET, Limits, at_budget, binding_limit
+from setpoint.doctor.limits import AT_BUDGET, FULL, Limits, at_budget, binding_limit
 from setpoint.doctor.load import Load, weigh
 from setpoint.doctor.observations import Facts, Observations, Rank
 from setpoint.doctor.phases import MIN_GAP_S, label, running_of, spans, waits
 
 MIN_COVERAGE = 0.5
-MIN_LINES = 5
+MIN_LINES = 3
+"""Fewer show no state that lasts."""
+MIN_OF_BEGINNING = 5
 MIN_SECONDS = 20.0
+"""So many lines, over so many seconds, are needed if a source begins with the load."""
 MIN_DECODING = 0.1
 MANY_LINES = 10
-"""This many lines are evidence, however little time they span."""
+"""This many lines are evidence, however little time they span; fewer are an excerpt."""
+AGREE = 0.75
+"""Share of the lines of an excerpt that show the same limit."""
 NEARLY = 0.97
 PINNED = 0.7
 """Share of the moments with a queue in which the same number of requests runs, if that number is a
-cap that the source does not name."""
+cap that the source does not name …"""
+MOSTLY, SOMETIMES, MANY, NEAR = 0.45, 0.3, 16, 0.9
+"""… or a smaller share, if nearly all others are just below it and it is not small, the smallest
+if it is a round number, as people give: where memory decides, the greatest number is a rare one."""
 LINES_PER_MINUTE = 60.0
 """Batch lines of a minute, if the source has no clock: 40 decode steps take about a second."""
 MIN_BUDGET = 256
 """Smaller prefill batches are not taken for full ones."""
+MIN_SIZES = 5
+"""Prefill batches that may show their budget."""
 MANY_EQUAL = 6
 """Batches of exactly the greatest size, which is then their budget, however many are smaller."""
+ROW = 5
+"""Batches of exactly one size in a row, of which the same holds."""
 LOADED: tuple[Phase, ...] = ("steady",)
 
 
@@ -81,9 +95,29 @@ class Case:
         """Enough batches under load, read well enough, for a judgement."""
         if len(self.load) < MIN_LINES or self.seen.coverage < MIN_COVERAGE:
             return False
-        if len(self.load) >= MANY_LINES or not self.load.has_clock:
+        if not self.is_excerpt or not self._is_beginning:
             return True
-        return self.load.seconds >= MIN_SECONDS
+        return len(self.load) >= MIN_OF_BEGINNING and not 0 < self.load.seconds < MIN_SECONDS
+
+    @property
+    def _is_beginning(self) -> bool:
+        """The first seconds of a load that begins with nothing running: they show no state yet."""
+        first = self.load.moments[0]
+        most = self.load.most(running_of) or 0.0
+        return first.num_prefill > 0 and first.running == 0 and most > 1
+
+    @property
+    def is_excerpt(self) -> bool:
+        """A few lines, as people quote them: they prove a point only if they agree, and how long
+        it lasts they do not show."""
+        return len(self.load) < MANY_LINES
+
+    @property
+    def span(self) -> str:
+        """How much of a load there is to judge: "5 lines (14 s)"."""
+        lines = f"{len(self.load):,} line{'s' * (len(self.load) != 1)}"
+        seconds = self.load.moments[-1].at - self.load.moments[0].at if len(self.load) else 0.0
+        return f"{lines} ({seconds:.0f} s)" if self.load.has_clock else lines
 
     @property
     def conservativeness(self) -> float:
@@ -206,9 +240,17 @@ def _pinned(decoding: Load) -> float | None:
     most = max(peak for _, peak in running)
     if most != int(most):
         return None
+    usage = waiting.median(lambda moment: moment.usage)
+    if usage is not None and usage >= FULL:
+        return None  # memory holds them there
     # The mean of several batches is a little lower: a slot is empty until the next step.
     stands = sum(peak == most and mean >= NEARLY * most for mean, peak in running)
-    return most if stands >= PINNED * len(running) else None
+    near = sum(peak >= NEAR * most for _, peak in running)
+    often = PINNED
+    if most >= MANY and near >= NEARLY * len(running):
+        is_round = most % 8 == 0 or most % 10 == 0
+        often = SOMETIMES if is_round else MOSTLY
+    return most if stands >= max(often * len(running), MIN_LINES) else None
 
 
 def _prefill_tokens(facts: Facts, load: Load) -> tuple[float | None, bool]:
@@ -236,12 +278,21 @@ def _usual_prefill(load: Load) -> float | None:
     sizes = [
         moment.new_tokens / moment.num_prefill for moment in load.moments if moment.num_prefill
     ]
-    if len(sizes) < MIN_LINES or max(sizes) < MIN_BUDGET:
+    if len(sizes) < MIN_SIZES or max(sizes) < MIN_BUDGET:
         return None
     usual = statistics.mode(sizes)
     same = sum(size >= AT_BUDGET * usual for size in sizes) >= 0.5 * len(sizes)
     if usual >= 0.98 * max(sizes) and sizes.count(usual) >= 3 and same:
         return usual
-    # Prompts of a natural length do not meet at the greatest one; chunks of long prompts do.
+    # Prompts of a natural length do not meet at the greatest one; chunks of long prompts do, and
+    # they follow one another.
     most = max(sizes)
-    return most if most % MIN_BUDGET == 0 and sizes.count(most) >= MANY_EQUAL else None
+    if most % MIN_BUDGET == 0 and sizes.count(most) >= MANY_EQUAL:
+        return most
+    is_row = usual >= MIN_BUDGET and sizes.count(usual) >= MANY_EQUAL and _row(sizes, usual) >= ROW
+    return usual if is_row else None
+
+
+def _row(sizes: Sequence[float], size: float) -> int:
+    """The most batches of this size in a row."""
+    return max((sum(1 for _ in row) for each, row in groupby(sizes) if each == size), default=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from setpoint.doctor.case import Case, examine
+from setpoint.doctor.case import AGREE, Case, examine
 from setpoint.doctor.checks import CHECKS
 from setpoint.doctor.findings import Action, Finding, Report, RuledOut
 from setpoint.doctor.observations import Observations
@@ -33,9 +33,10 @@ RESIDUAL = "kv-conservative"
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "mem-underused": ("kv-full",),
     "long-prompt-blocking": ("prefill-budget", "client-bound"),
+    "prefill-budget": ("client-bound",),
     "queue-too-long": ("kv-full",),
     "graph-miss": ("client-bound", "kv-full"),
-    "mem-headroom-low": ("client-bound",),
+    "mem-headroom-low": ("client-bound", "kv-full"),
     "batch-too-large": ("client-bound",),
     "prefix-miss": (
         "client-bound",
@@ -48,9 +49,9 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 """A cause that stands before others which it brings about, or which say less."""
 
 UNEXPLAINED = "There is not enough evidence: requests wait, and nothing that was read shows why."
-SEVERE = 0.85
-"""Confidence from which mem-headroom-low stands before client-bound: most of the headroom is
-missing, and the next long prompt may end the server."""
+SEVERE = 0.76
+"""Confidence from which mem-headroom-low stands before the causes that it may stand before: two
+fifths or more of the headroom are missing, and the next long prompt may end the server."""
 
 
 def diagnose(seen: Observations) -> Report:
@@ -62,6 +63,8 @@ def diagnose(seen: Observations) -> Report:
     if any(finding.cause in FATAL for finding in limits):
         # What bound before the failure is no advice: the server must be mended first.
         limits = [finding for finding in limits if finding.cause in FATAL + ADVICE]
+    elif case.is_excerpt:
+        limits = [finding for finding in limits if finding.share is None or finding.share >= AGREE]
     findings = without_contradictions(without_residual(ranked(limits)))
     state = states.get("healthy") or states.get("not-enough-evidence")
     if findings:
@@ -77,7 +80,7 @@ def diagnose(seen: Observations) -> Report:
         coverage=seen.coverage,
         sources=seen.sources,
         phases=case.phases,
-        missing=missing(case) if verdict == "not-enough-evidence" else (),
+        missing=missing(case, verdict),
         evidence=() if findings or state is None else state.evidence,
     )
 
@@ -154,8 +157,13 @@ def opposed(one: Action, other: Action) -> bool:
     return one.direction == other.direction == "set" and one.value != other.value
 
 
-def missing(case: Case) -> tuple[str, ...]:
-    """What would make an answer possible."""
+def missing(case: Case, verdict: str) -> tuple[str, ...]:
+    """What would make an answer possible, or surer."""
+    if verdict in FATAL:
+        return ()
+    if verdict != "not-enough-evidence":
+        more = f"This is judged from {case.span}. A log of a minute would make it surer."
+        return (more,) if case.is_excerpt else ()
     wanted = []
     if not case.has_load:
         wanted.append("Read a log of at least one minute under the load that matters.")

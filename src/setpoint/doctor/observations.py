@@ -72,15 +72,14 @@ EventKind = Literal[
 ]
 """retraction: the pool ran out of pages. oom: an allocation failed. killed: a process ended or was
 ended. unhealthy: a health check failed. leak: the accounting of the pool does not add up.
-queue-full, timeout, aborted: a request
-ended that way. reduced: a limit was lowered at start-up. access-error: an HTTP answer of 500 or
-above."""
+queue-full, timeout, aborted: a request ended that way. reduced: a limit was lowered at start-up.
+access-error: an HTTP answer of 500 or above."""
 
 
 @dataclass(slots=True)
 class Event:
-    """Something that happened at one time. The first 64 of a kind are kept for each rank; all are
-    counted (``Rank.num_events``)."""
+    """Something that happened at one time. Of each kind the first 32 and the last 32 are kept for
+    each rank; all are counted (``Rank.num_events``)."""
 
     kind: EventKind
     at: float | None

@@ -25,6 +25,8 @@ PROBE_TOKENS = 128
 """Prompt tokens that a server's own first request, or a health check, has at most."""
 PROBE_STEPS = 10
 """Decode steps for each of them, if a source has nothing else."""
+FEW_MOMENTS = 10
+"""Fewer, as people quote them, show no ramp and no drain: there is nothing to compare them with."""
 LINE_STEPS = 40
 """Decode steps that a line stands for, unless --decode-log-interval says otherwise."""
 
@@ -33,7 +35,8 @@ def label(moments: Sequence[Moment]) -> list[Phase]:
     """The phase of each moment, which are in the order of time."""
     labels: list[Phase] = ["steady"] * len(moments)
     for first, end in _busy(moments, labels):
-        _label_load(moments, first, end, labels)
+        if len(moments) >= FEW_MOMENTS:
+            _label_load(moments, first, end, labels)
     _label_start(moments, labels)
     return labels
 
@@ -153,10 +156,13 @@ def _drain_start(moments: Sequence[Moment], first: int, end: int) -> int:
     peak = max((moments[index].running or 0.0 for index in after), default=0.0)
     if peak < 2:
         return end
-    for index in after[1:]:
-        if (moments[index].running or 0.0) < DRAIN_LEVEL * peak:
-            return index
-    return end
+    # Nothing comes back to the level of the last admission once a drain has begun.
+    start = end
+    for index in reversed(after[1:]):
+        if (moments[index].running or 0.0) >= DRAIN_LEVEL * peak:
+            break
+        start = index
+    return start
 
 
 def _is_probe(moment: Moment) -> bool:

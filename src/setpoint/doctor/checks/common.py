@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from setpoint.core.moments import Moment
-from setpoint.doctor.case import Case
+from setpoint.doctor.case import MANY_LINES, Case
 from setpoint.doctor.findings import Direction, Effect
 from setpoint.doctor.load import Load
 from setpoint.doctor.observations import Event, EventKind, Evidence
@@ -21,6 +21,9 @@ from setpoint.doctor.step_times import (
 
 HIGHEST = 0.97
 """No check is surer than this of what it reads from a log."""
+
+MOST_OF_EXCERPT, LESS_PER_LINE = 0.75, 0.03
+"""Of an excerpt of nearly ten lines no check is surer than this, and less so of fewer lines."""
 
 NOISE = 0.1
 """Share by which two measurements of one throughput differ at least."""
@@ -71,6 +74,8 @@ def confidence(case: Case, share: float, load: Load, best: float = HIGHEST) -> f
     how much of the source was understood."""
     seen = 1 - math.exp(-len(load) / 6)
     value = (0.35 + 0.65 * share) * (0.6 + 0.4 * seen) * (0.5 + 0.5 * case.seen.coverage)
+    if case.is_excerpt:
+        best = min(best, MOST_OF_EXCERPT - (MANY_LINES - len(case.load)) * LESS_PER_LINE)
     return round(max(0.05, min(value, best)), 2)
 
 

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.common import events
 from setpoint.doctor.limits import at_budget
 from setpoint.doctor.observations import Rank
-from setpoint.observe.moments import Moment
 
 LEAST_BEFORE = 0.35
 MOST_AFTER = 0.25

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -28,8 +30,15 @@ MIN_SHARE = 0.5
 
 CLEARLY_FREE = 0.85
 """From this usage on, what is held back is hardly worth a change."""
-FEW = 0.05
+FEW = 0.15
 """Waiting requests for each running one below which letting them in changes nothing."""
+MIN_EXCERPT = 6
+"""Decode lines of an excerpt …"""
+MIN_SPREAD = 0.04
+"""… and, in any source, by how much the number of running requests varies, as a share of the
+largest, …"""
+MIN_STEPS = 0.2
+"""… and how often, as a share of the lines, if no line names the cap."""
 
 
 def find(case: Case) -> Finding | None:
@@ -41,7 +50,7 @@ def find(case: Case) -> Finding | None:
     share = sum(held.weights) / (sum(case.decoding.weights) or 1.0)
     usage = held.median(lambda moment: moment.usage)
     running = held.median(lambda moment: moment.running)
-    if share < MIN_SHARE or usage is None or not running:
+    if share < MIN_SHARE or usage is None or not running or not _varies(case, held):
         return None
     if case.option("disable_radix_cache") is True and switched_off(case) is not None:
         return None  # each request waits for a prompt that a cache would hold: prefix-miss
@@ -69,6 +78,22 @@ def find(case: Case) -> Finding | None:
         "something else keeps requests waiting, such as the limit on loaded adapters, or single "
         "requests with a huge max_new_tokens.",
         share=round(share, 3),
+    )
+
+
+def _varies(case: Case, held: Load) -> bool:
+    """Whether the number of running requests changes, as it does where memory decides. Where it
+    stands still, a cap that no line names keeps requests out; a few lines do not tell the two
+    apart."""
+    running = [round(moment.running or 0) for moment in held.moments if moment.num_decode]
+    if case.is_excerpt and len(running) < MIN_EXCERPT:
+        return False
+    if case.slots_named or case.limits.reasons:
+        return True
+    steps = sum(one != other for one, other in itertools.pairwise(running))
+    return len(running) < 2 or (
+        max(running) - min(running) >= MIN_SPREAD * max(running)
+        and steps >= MIN_STEPS * len(running)
     )
 
 
@@ -133,10 +158,11 @@ CHECK = Check(
     "requests may still generate: the rest of their max_new_tokens, times an estimate of how much "
     "of it they will use (the new-token ratio). Clients often ask for a large max_new_tokens and "
     "stop early. Then most of the reserve is never used: memory is free, and yet requests wait.",
-    rule="For at least half of the time under load, requests wait (at least one for every 20 that "
+    rule="For at least half of the time under load, requests wait (at least 15 for every 100 that "
     "run), less than 90 % of the KV pool is in use (median below 85 %), one more average request "
     "would fit, fewer requests run than the limit allows, prefill batches do not fill their token "
-    "budget, and there is at most about one retraction a minute.",
+    "budget, and there is at most about one retraction a minute. If no line names the limit on "
+    "running requests, their number must vary: one that stands still is a limit (seq-cap).",
     counter_evidence="A queue beside a KV pool with room has other causes, which are checked "
     "first: the limit on running requests, even if the server lowered it silently or no line names "
     "it (seq-cap); the token budget of prefill batches (prefill-budget); a long prompt that blocks "

@@ -5,35 +5,48 @@ from __future__ import annotations
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import confidence, during, estimate, percent, quote, said
-from setpoint.doctor.checks.long_prompts import chunks_of_one
+from setpoint.doctor.checks.long_prompts import chunks_of_one, stalling_chunks
 from setpoint.doctor.checks.prefill_budget import prefill_action
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.limits import FULL, at_budget
+from setpoint.doctor.load import Load
 
 MIN_SHARE = 0.1
-"""Share of the loaded time that rows of chunks take."""
+"""Share of the loaded time that rows of chunks take …"""
+MIN_STALLED = 0.5
+"""… and if nobody waits, so that they only hold up running requests."""
 
 
 def find(case: Case) -> Finding | None:
     if not case.has_load:
         return None
-    blocking, longest = chunks_of_one(case)
-    share = sum(blocking.weights) / (sum(case.load.weights) or 1.0)
-    counted = len(blocking) / max(len(case.load), 1)
-    full = case.load.where(lambda moment: at_budget(moment, case.limits))
     usage = case.decoding.median(lambda moment: moment.usage)
-    if max(share, counted) < MIN_SHARE or len(blocking) <= 0.5 * len(full):
-        return None
+    full = case.load.where(lambda moment: at_budget(moment, case.limits))
     if usage is not None and usage >= FULL:
         return None
-    queue = blocking.median(lambda moment: moment.queue) or 1.0
+    blocking, longest = chunks_of_one(case)
+    is_queue = _share(case, blocking) >= MIN_SHARE
+    if not is_queue:
+        blocking, longest = stalling_chunks(case)
+        if _share(case, blocking) < MIN_STALLED:
+            return None
+    if len(blocking) <= 0.5 * len(full):
+        return None
+    share = _share(case, blocking)
+    time = sum(blocking.weights) / (sum(case.load.weights) or 1.0)
     size = case.limits.prefill_tokens or 1.0
+    held_up = (
+        f"about {blocking.median(lambda moment: moment.queue) or 1.0:,.0f} requests wait"
+        if is_queue
+        else f"about {blocking.median(lambda moment: moment.running) or 1.0:,.0f} running requests "
+        "get no tokens"
+    )
     return Finding(
         cause="long-prompt-blocking",
-        confidence=confidence(case, min(1.0, 0.4 + max(share, counted)), blocking, 0.92),
-        summary=f"Long prompts block the requests behind them: {during(share)}, prefill computes "
+        confidence=confidence(case, min(1.0, 0.4 + share), blocking, 0.92 if is_queue else 0.8),
+        summary=f"Long prompts block the requests behind them: {during(time)}, prefill computes "
         f"chunks of a single long prompt (the longest has {longest:,.0f} tokens in "
-        f"{longest / size:.0f} chunks) while about {queue:,.0f} requests wait.",
+        f"{longest / size:.0f} chunks) while {held_up}.",
         evidence=quote(blocking, 4) + said(case, "chunked_prefill_size"),
         action=_action(case),
         effect=estimate(
@@ -52,8 +65,14 @@ def find(case: Case) -> Finding | None:
         verify="The 95th percentile of the time to first token falls, and its median does not "
         "rise.",
         falsify="Short requests wait just as long when no long prompt is being computed.",
-        share=round(max(share, counted), 3),
+        share=round(share, 3),
     )
+
+
+def _share(case: Case, blocking: Load) -> float:
+    """Of the loaded time, or of its lines if that is more."""
+    time = sum(blocking.weights) / (sum(case.load.weights) or 1.0)
+    return max(time, len(blocking) / max(len(case.load), 1))
 
 
 def _action(case: Case) -> Action:
@@ -101,8 +120,9 @@ CHECK = Check(
     "running requests wait as well, unless prefill chunks are mixed with decode.",
     rule="Runs of three or more full chunks of a single prompt (one sequence, the whole token "
     "budget), with requests waiting, take at least a tenth of the time under load or of its lines "
-    "and are more than half of all full prefill batches, while less than 90 % of the KV pool is in "
-    "use.",
+    "and are more than half of all full prefill batches, while less than 90 % of the KV pool is "
+    "in use. If nobody waits but at least two requests run, which stand still meanwhile, the rows "
+    "must take at least half of the time.",
     counter_evidence="Full batches that several prompts share are prefill-budget. If all prompts "
     "are equally long, no short request is blocked; larger chunks or more devices help then, too.",
     guide="SGLang's tuning guide of 2026: if long prompts dominate, raise --chunked-prefill-size. "

@@ -21,6 +21,10 @@ SMALL_GB = 60.0
 LARGE_CHUNK = 8192
 """The chunk of prompts that SGLang chooses from 60 GB on. Activations are in proportion to it, and
 smaller devices get smaller chunks."""
+MIDDLE_GB = 30.0
+"""From this size of a device on, memory is not so short that a smaller chunk is an excuse."""
+NOTHING_GB = 0.5
+"""Less than this is nothing on any GPU."""
 UNKNOWN_DEVICE_GB = 1.0
 
 
@@ -36,9 +40,11 @@ def find(case: Case) -> Finding | None:
     if value is None or (present is not None and value >= present):
         value = None if present is None else round(present - 0.02, 3)
     severity = 1 - max(available, 0.0) / limit
+    if available < NOTHING_GB and case.facts.device != "cpu":
+        severity = max(severity, 0.6)
     return Finding(
         cause="mem-headroom-low",
-        confidence=round(0.6 + 0.35 * severity, 2),
+        confidence=round(0.62 + 0.35 * severity, 2),
         summary=f"Too little memory is free for activations: only {available:.2f} GB"
         + (f" of {total:.0f} GB" if total else "")
         + " were free when the server was ready, so a long prompt may run out of memory.",
@@ -68,7 +74,7 @@ def _limit(case: Case, total: float | None) -> float:
     chunk = case.facts.chunked_prefill_size or 0
     if total is None:
         return scaled(TOO_LITTLE_GB, SMALL_GB) if chunk >= LARGE_CHUNK else UNKNOWN_DEVICE_GB
-    if total < SMALL_GB and 0 < chunk < LARGE_CHUNK:
+    if total < MIDDLE_GB and 0 < chunk < LARGE_CHUNK:
         return scaled(TOO_LITTLE_GB, total) * chunk / LARGE_CHUNK
     return scaled(TOO_LITTLE_GB, total)
 
@@ -82,8 +88,8 @@ CHECK = Check(
     "long prompts are computed. If next to nothing is left for them, the server runs well until "
     "the first batch that needs more.",
     rule="Less than 4.5 GB of an 80 GB device were free when the server was ready. On smaller "
-    "devices, the threshold is proportionally lower, also in proportion to the chunk size, because "
-    "activations grow with it. This is a warning: it does not limit the server now.",
+    "devices, the threshold is proportionally lower, below 30 GB also in proportion to the chunk "
+    "size, because activations grow with it. This is a warning: it does not limit the server now.",
     counter_evidence="An allocation has already failed: then oom-prefill or oom-decode says more.",
     guide="SGLang's tuning guides of 2025 and 2026: if available_gpu_mem is below 5 GB, lower "
     "--mem-fraction-static; 5 to 8 GB is good. The guide's own example of a good log shows 4.64 "

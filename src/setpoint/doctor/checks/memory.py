@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.common import change, events, survived
 from setpoint.doctor.findings import Action
 from setpoint.doctor.observations import Event
-from setpoint.observe.moments import Moment
 
 GUIDE_DEVICE_GB = 80.0
 """The device that the guides' figures are about."""

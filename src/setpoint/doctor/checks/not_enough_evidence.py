@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from setpoint.doctor.case import MIN_COVERAGE, MIN_LINES, MIN_SECONDS, Case
+from setpoint.doctor.case import MIN_COVERAGE, MIN_LINES, Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import counted, quote
 from setpoint.doctor.findings import Action, Finding
@@ -30,11 +30,9 @@ def _summary(case: Case) -> str:
         )
     if not len(case.load):
         return "There is not enough evidence: only starts, ends and single requests, but no load."
-    seconds = f" in {case.load.seconds:.0f} seconds" if case.load.has_clock else ""
     return (
-        f"There is not enough evidence: only {counted(len(case.load), 'moment')} of steady "
-        f"load{seconds}. A verdict needs at least {MIN_LINES} moments over {MIN_SECONDS:.0f} "
-        "seconds."
+        f"There is not enough evidence: only {counted(len(case.load), 'line')} about steady load. "
+        f"A verdict needs at least {MIN_LINES} that agree."
     )
 
 
@@ -42,12 +40,13 @@ CHECK = Check(
     cause="not-enough-evidence",
     title="There is not enough evidence",
     find=find,
-    meaning="The doctor gives no advice that it cannot support. A few lines, a start without load, "
-    "the end of a benchmark, or a log of which hardly a line could be read do not show what limits "
-    "a server.",
-    rule="No other cause is found, and there are fewer than 5 moments or less than 20 seconds of "
-    "steady load (10 lines are enough, however quickly they follow each other), or less than half "
-    "of the batch lines could be read, or requests wait and nothing shows why.",
+    meaning="The doctor gives no advice that it cannot support. One or two lines, a start without "
+    "load, the end of a benchmark, or a log of which hardly a line could be read do not show what "
+    "limits a server.",
+    rule="No other cause is found, and there are fewer than 3 lines about steady load, or less "
+    "than half of the batch lines could be read, or requests wait and nothing shows why. An "
+    "excerpt of 3 to 9 lines gets a verdict only if three quarters of its lines agree, and the "
+    "verdict is less sure.",
     counter_evidence="A failed start, an out-of-memory error or an ended server is reported "
     "without any load: the messages are evidence enough.",
     guide="The guides begin with 'when the server is running at full load, look for the following "

@@ -100,8 +100,8 @@ def _of_pool(case: Case) -> Action:
             live=True,
         )
     return Action(
-        "Have the clients send shorter prompts or a smaller max_new_tokens: a few long requests use "
-        "up the KV pool."
+        "Have the clients send shorter prompts or a smaller max_new_tokens: a few long requests "
+        "use up the KV pool."
     )
 
 
@@ -143,10 +143,10 @@ CHECK = Check(
     "sampler's copies of the logits, all in proportion to the running requests. (With a vocabulary "
     "of 150,000 tokens, the logits of one request take 0.6 MB in 32-bit floats.) With enough "
     "running requests, that is more than was left free.",
-    rule="A memory allocation failed after the server was ready or had run batches, and the message "
-    "or its traceback shows a decode step or the sampler. Without a traceback, the last batch line "
-    "before it decides, unless the allocation is larger than what a decode step asks for (10 MiB for "
-    "each running request); the doctor is then less sure.",
+    rule="A memory allocation failed after the server was ready or had run batches, and the "
+    "message or its traceback shows a decode step or the sampler. Without a traceback, the last "
+    "batch line before it decides, unless the allocation is larger than what a decode step asks "
+    "for (10 MiB for each running request); the doctor is then less sure.",
     counter_evidence="The messages 'decode out of memory happened' and 'KV cache pool is full. "
     "Retract requests.' are not failed allocations: the KV pool was full, and the scheduler sent "
     "requests back to the queue (kv-optimistic). An error after which the server goes on for more "

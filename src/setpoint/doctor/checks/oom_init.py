@@ -185,7 +185,13 @@ def _unknown(case: Case, event: Event) -> tuple[Action, str]:
     )
 
 
-_ACTIONS = {"unknown": _unknown, "static": _static, "weights": _weights, "pool": _pool, "graphs": _graphs}
+_ACTIONS = {
+    "unknown": _unknown,
+    "static": _static,
+    "weights": _weights,
+    "pool": _pool,
+    "graphs": _graphs,
+}
 
 
 def _alternatives(stage: str) -> tuple[RuledOut, ...]:

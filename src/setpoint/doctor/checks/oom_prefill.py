@@ -150,9 +150,9 @@ CHECK = Check(
     guide="All guides: if prefill runs out of memory, lower --chunked-prefill-size to 4096 or "
     "2048; lowering --mem-fraction-static helps both prefill and decode. Prompt logprobs and "
     "images need memory that neither option limits (sglang#2607).",
-    equation="new chunk size = half of today's, at least 2048; 4096 if prompts are not split, or if "
-    "no line tells how. If it is 2048 already: "
-    "--mem-fraction-static - (failed allocation + 2 GB) / memory of the device",
+    equation="new chunk size = half of today's, at least 2048; 4096 if prompts are not split, or "
+    "if no line tells how. If it is 2048 already: --mem-fraction-static - (failed allocation + 2 "
+    "GB) / memory of the device",
     picture="""\
 free when ready           [......6 GB......]
 prefill of 8192 tokens    [############]####   needs more than is free

@@ -49,7 +49,7 @@ def _impossible(case: Case) -> list[Moment]:
     if not context:
         return []
     decodes = [
-        moment
+        (moment, max(moment.running_max, 1.0), moment.tokens)
         for rank in case.ranks
         for moment in rank.moments
         if moment.num_decode and not moment.num_prefill
@@ -57,13 +57,9 @@ def _impossible(case: Case) -> list[Moment]:
     ]
     return [
         moment
-        for moment in decodes
-        if moment.tokens > SURE * context * max(moment.running_max, 1.0)
-        and any(
-            other.running_max >= MANY_MORE * max(moment.running_max, 1.0)
-            and other.tokens <= SURE * moment.tokens
-            for other in decodes
-        )
+        for moment, running, tokens in decodes
+        if tokens > SURE * context * running
+        and any(more >= MANY_MORE * running and held <= SURE * tokens for _, more, held in decodes)
     ]
 
 

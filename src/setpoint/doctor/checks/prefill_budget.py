@@ -15,12 +15,17 @@ from setpoint.doctor.checks.common import (
     said,
     whole,
 )
-from setpoint.doctor.checks.long_prompts import chunks_of_one
+from setpoint.doctor.checks.long_prompts import STALLED, chunks_of_one, stalling_chunks
 from setpoint.doctor.equations import prefill_size_for
 from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
 from setpoint.doctor.limits import FULL, at_budget, binding_limit
+from setpoint.doctor.load import Load
 
 MIN_SHARE = 0.4
+MIN_STALLED = 0.5
+"""Share of the loaded time if nobody waits …"""
+MIN_FULL = 10
+"""… and full batches, at least."""
 
 
 def find(case: Case) -> Finding | None:
@@ -28,11 +33,16 @@ def find(case: Case) -> Finding | None:
         return None
     bound = case.load.where(lambda moment: binding_limit(moment, case.limits) == "prefill-budget")
     share = sum(bound.weights) / (sum(case.load.weights) or 1.0)
+    is_queue = share >= MIN_SHARE
+    if not is_queue:
+        bound, share = stalling(case)
     usage = case.decoding.median(lambda moment: moment.usage)
-    if share < MIN_SHARE or (usage is not None and usage >= FULL and _decodes(case)):
+    if not share or (usage is not None and usage >= FULL and _decodes(case)):
         return None
     full = bound.where(lambda moment: at_budget(moment, case.limits))
     blocking, _ = chunks_of_one(case)
+    if not is_queue:
+        blocking, _ = stalling_chunks(case)
     if len(blocking) > 0.5 * len(full) > 0:
         return None
     action = prefill_action(case)
@@ -41,11 +51,17 @@ def find(case: Case) -> Finding | None:
     full_at = (
         f"prefill batches are full ({size:,.0f} tokens)" if size else "prefill batches are full"
     )
+    held_up = (
+        f"about {queue:,.0f} requests wait"
+        if is_queue
+        else f"about {bound.median(lambda moment: moment.running) or 1.0:,.0f} running requests "
+        "get no tokens meanwhile"
+    )
     return Finding(
         cause="prefill-budget",
-        confidence=confidence(case, min(1.0, share + 0.1), bound, 0.93),
-        summary=f"Prompts wait for room in prefill batches: {during(share)}, {full_at} and about "
-        f"{queue:,.0f} requests wait.",
+        confidence=confidence(case, min(1.0, share + 0.1), bound, 0.93 if is_queue else 0.8),
+        summary=f"Prompts wait for room in prefill batches: {during(share)}, {full_at} and "
+        f"{held_up}.",
         evidence=quote(full if len(full) else bound)
         + said(case, "chunked_prefill_size", "max_prefill_tokens"),
         action=action,
@@ -59,6 +75,17 @@ def find(case: Case) -> Finding | None:
         "computes as fast as it can, and only more devices help.",
         share=round(share, 3),
     )
+
+
+def stalling(case: Case) -> tuple[Load, float]:
+    """Full prefill batches that take most of the time although nobody waits: running requests
+    stand still, and more requests from the clients would only wait. Their share of the time; 0 if
+    they do not."""
+    full = case.load.where(
+        lambda moment: at_budget(moment, case.limits) and (moment.running or 0.0) >= STALLED
+    )
+    share = sum(full.weights) / (sum(case.load.weights) or 1.0)
+    return full, share if share >= MIN_STALLED and len(full) >= MIN_FULL else 0.0
 
 
 def _decodes(case: Case) -> bool:
@@ -158,7 +185,9 @@ CHECK = Check(
     rule="For at least 40 % of the time under load, requests wait while prefill batches use 90 % "
     "or more of their token budget, or lines between such batches show a queue (60 % of the "
     "prefill batches with a queue are full, and there are at least half as many of them as decode "
-    "lines), and less than 90 % of the KV pool is in use. Setpoint's own records name the reasons "
+    "lines), and less than 90 % of the KV pool is in use. Or nobody waits, but at least two "
+    "requests run and stand still while full prefill batches take at least half of the time: more "
+    "requests from the clients would only wait. Setpoint's own records name the reasons "
     "(token_budget, chunk_budget).",
     counter_evidence="Full batches at the beginning of a load are its ramp. Full batches of a "
     "single prompt are long-prompt-blocking. If most lines are decode lines, something else keeps "

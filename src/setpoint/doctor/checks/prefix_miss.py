@@ -70,7 +70,8 @@ def _collapsed(case: Case) -> Finding | None:
         risk="Requests without a cached prefix wait longer than in order of arrival."
         if queued >= MIN_QUEUED
         else "The second cache takes main memory, and copying from it takes time.",
-        verify="In the prefill lines, #cached-token rises and #new-token falls, as at the beginning.",
+        verify="In the prefill lines, #cached-token rises and #new-token falls, as at the "
+        "beginning.",
         falsify="The later requests come from other users or another application, which share "
         "nothing with each other.",
         share=round(len(found.late) / (len(found.early) + len(found.late)), 3),
@@ -106,9 +107,9 @@ def _keep(case: Case, queued: float) -> Action:
             "--schedule-policy would not help."
         )
     return Action(
-        "Give the cache more room: set --enable-hierarchical-cache, which keeps evicted prefixes in "
-        f"main memory, or enlarge the KV pool. {order}, so --schedule-policy would not help. With "
-        "several replicas, send the requests of one conversation to the same one.",
+        "Give the cache more room: set --enable-hierarchical-cache, which keeps evicted prefixes "
+        f"in main memory, or enlarge the KV pool. {order}, so --schedule-policy would not help. "
+        "With several replicas, send the requests of one conversation to the same one.",
         "--enable-hierarchical-cache",
         "set",
         True,
@@ -269,12 +270,12 @@ CHECK = Check(
     "order of arrival, requests of different groups alternate, and each group evicts the prefix of "
     "the next.",
     rule="In the course of the source, the share of prompt tokens that the prefix cache supplies "
-    "falls from 35 % or more to at most 25 % and to less than half, stays there, and prompts are as "
-    "long as before. Or: while requests wait, at least 15 % of the prefill batches find 40 % or more of their "
-    "prompt tokens in the prefix cache, at least half find 10 % or less, and overall at most 40 % "
-    "are found; and the scheduling policy takes requests in order of arrival. Or the prefix cache "
-    "is switched off, and while requests wait, at least 60 % of the prefill batches have prompts "
-    "within 10 % of one length of 1,000 tokens or more.",
+    "falls from 35 % or more to at most 25 % and to less than half, stays there, and prompts are "
+    "as long as before. Or: while requests wait, at least 15 % of the prefill batches find 40 % "
+    "or more of their prompt tokens in the prefix cache, at least half find 10 % or less, and "
+    "overall at most 40 % are found; and the scheduling policy takes requests in order of "
+    "arrival. Or the prefix cache is switched off, and while requests wait, at least 60 % of the "
+    "prefill batches have prompts within 10 % of one length of 1,000 tokens or more.",
     counter_evidence="Prompts that share nothing find nothing in any batch. A common system prompt "
     "gives all batches the same share. In conversations, the first turns find nothing, but most "
     "requests are later turns. Another order gains nothing in these cases, and without a queue "

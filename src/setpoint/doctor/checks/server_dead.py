@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import counted, events, survived
@@ -11,7 +12,6 @@ from setpoint.doctor.checks.memory import ooms
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.observations import Event, Evidence, Silence
 from setpoint.doctor.phases import running_of, waits
-from setpoint.observe.moments import Moment
 
 _STAMP = re.compile(r"^\[[^\]]*\] ")
 GOES_ON_S = 5.0
@@ -193,11 +193,12 @@ CHECK = Check(
     meaning="A process of the server has ended, or the watchdog ended it because a step did not "
     "return. Clients' connections are refused, or their requests wait forever, while /health may "
     "still answer 200.",
-    rule="The log shows that a process ended (a watchdog timeout, an exception in the scheduler, a "
-    "device error, a signal such as SIGQUIT or SIGKILL, a segmentation fault, an exit code other "
-    "than 0, the kernel's out-of-memory killer), and no batch after it. Or the server hangs: health "
-    "checks fail and no batch follows; or the last batch leaves requests that wait (or at least 4 "
-    "that run), and the log goes on for more than one minute (two minutes) without a batch.",
+    rule="The log shows that a process ended (a watchdog timeout, an exception in the scheduler, "
+    "a device error, a signal such as SIGQUIT or SIGKILL, a segmentation fault, an exit code "
+    "other than 0, the kernel's out-of-memory killer), and no batch after it. Or the server "
+    "hangs: health checks fail and no batch follows; or the last batch leaves requests that wait "
+    "(or at least 4 that run), and the log goes on for more than one minute (two minutes) without "
+    "a batch.",
     counter_evidence="If batches follow more than 5 s after the message, the server survived it. "
     "If a message about memory or about the KV pool's accounting tells why the server ended, the "
     "cause is oom-prefill, oom-decode, oom-init or pool-leak. Tracebacks of single requests do not "

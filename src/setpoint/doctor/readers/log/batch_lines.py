@@ -68,6 +68,9 @@ _KNOWN = {
 }
 """Names that have no field of their own and are kept in ``Moment.other``."""
 
+MAX_BATCH_LINE = 1 << 13
+MAX_FIELDS = 64
+"""Longer lines, or lines of more fields, are no server's. The longest have some 25 fields."""
 _START = re.compile(
     rb"(?:([A-Za-z]+(?: fill)?) batch[.,]? *(?:\[(\d+)\])?[.,]? *(?=#)|(?=#running-req: ))"
 )
@@ -120,7 +123,7 @@ def looks_like_batch(line: bytes) -> bool:
 def shape_of(line: bytes) -> Shape | None:
     """The shape of a line that reports a batch. None: it does not, or not every field of it can be
     read."""
-    if b"#" not in line:
+    if b"#" not in line or len(line) > MAX_BATCH_LINE:
         return None
     wrapped = unwrap(line)
     text = wrapped.text
@@ -129,6 +132,8 @@ def shape_of(line: bytes) -> Shape | None:
         return None
     tail = line[wrapped.start + len(text) :]
     body, fields = text[start.end() :], []
+    if body.count(b": ") > MAX_FIELDS:
+        return None
     pattern = [re.escape(text[start.start() : start.end()])]
     if start[2]:
         number = text[start.start(2) : start.end(2)]
@@ -143,7 +148,9 @@ def shape_of(line: bytes) -> Shape | None:
     stamp = STAMP.search(tail) if prefix.startswith(NO_STAMP) else None
     if stamp is not None:
         prefix = prefix.removeprefix(NO_STAMP)
-        ending = rb"[ \t\r,.]*" + digits_pattern(tail[: stamp.start()]) + stamp_pattern(stamp) + rb".*"
+        ending = (
+            rb"[ \t\r,.]*" + digits_pattern(tail[: stamp.start()]) + stamp_pattern(stamp) + rb".*"
+        )
     kind: Kind = "prefill" if {"new-seq", "seq"} & set(names) else "decode"
     if "running-req" not in names and kind == "decode":
         return None

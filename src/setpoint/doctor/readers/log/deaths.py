@@ -102,7 +102,12 @@ def way_of_death(text: bytes) -> str | None:
     return "child" if _CHILD.search(text) else None
 
 
-_WAYS = ((_KILLED, "killed"), (_SEGMENTATION, "segmentation fault"), (_ABORT, "abort"), (_DEVICE, "device"))  # fmt: skip
+_WAYS = (
+    (_KILLED, "killed"),
+    (_SEGMENTATION, "segmentation fault"),
+    (_ABORT, "abort"),
+    (_DEVICE, "device"),
+)
 
 
 def _of_code(code: int) -> str:

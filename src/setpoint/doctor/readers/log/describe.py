@@ -14,6 +14,7 @@ from setpoint.doctor.readers.log.life import Life
 from setpoint.doctor.readers.log.server_log import ServerLog
 
 MANY_TIMES_BACK = 20
+SHOWN_STARTS = 12
 _PROGRAMS = {
     "vllm": "vLLM",
     "llama": "llama.cpp",
@@ -64,13 +65,15 @@ def _life(server: ServerLog) -> tuple[Life, list[str]]:
     chosen = next((life for life in reversed(lives) if life.has_begun), lives[-1])
     notes = []
     if len(lives) > 1:
-        starts = ", ".join(str(life.first_line) for life in lives)
+        first = [str(life.first_line) for life in lives]
+        starts = ", ".join(first if len(first) <= SHOWN_STARTS else [*first[:4], "…", *first[-4:]])
         which = "last start" if chosen is lives[-1] else "last start that shows anything"
         crashed = sum(1 for life in lives if life is not chosen and life.fatal_events())
         crashes = f" {crashed} of the others ended with an error." if crashed else ""
         notes.append(
-            f"The server was started {len(lives)} times in this log (lines {starts}). The report is"
-            f" about the {which}, from line {chosen.first_line} on.{crashes}"
+            f"The server was started {len(lives) + server.num_left_out} times in this log (lines"
+            f" {starts}). The report is about the {which}, from line {chosen.first_line}"
+            f" on.{crashes}"
         )
     return chosen, notes
 

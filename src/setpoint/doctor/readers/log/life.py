@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from setpoint.doctor.observations import Event, Facts, Rank
-from setpoint.doctor.readers.log.rank_log import KEPT_EVENTS, RankLog
+from setpoint.doctor.readers.log.rank_log import RankLog
 
 _GROUP = re.compile(r"DP\d+|PP\d+")
 FATAL = ("oom", "watchdog", "killed", "traceback")
@@ -80,7 +80,7 @@ class Life:
                     _fold(leaders[0], rank)
             ranks += leaders
         if frontend is not None and frontend not in ranks and ranks:
-            _add(ranks[0], frontend)
+            ranks[0].add_events(frontend)
         return [rank.rank() for rank in ranks]
 
 
@@ -88,13 +88,4 @@ def _fold(leader: RankLog, other: RankLog) -> None:
     """Give a leader the events of those kinds that it does not tell itself."""
     for kind, count in other.num_events.items():
         if count > leader.num_events.get(kind, 0):
-            leader.events = [event for event in leader.events if event.kind != kind]
-            leader.events += [event for event in other.events if event.kind == kind]
-            leader.num_events[kind] = count
-
-
-def _add(rank: RankLog, other: RankLog) -> None:
-    for kind, count in other.num_events.items():
-        room = KEPT_EVENTS - min(rank.num_events.get(kind, 0), KEPT_EVENTS)
-        rank.events += [event for event in other.events if event.kind == kind][:room]
-        rank.num_events[kind] = rank.num_events.get(kind, 0) + count
+            leader.replace_events(kind, other)

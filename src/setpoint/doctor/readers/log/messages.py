@@ -95,6 +95,8 @@ class Happened:
 
 
 def message_of(line: bytes) -> Message:
+    if line.startswith(b"  "):  # of a traceback, as most lines that have no prefix
+        return Message(line, "", "", None, has_prefix=False)
     wrapped = unwrap(line.rsplit(b"\r", 1)[-1])
     prefix = _PREFIX.match(wrapped.text)
     assert prefix is not None  # it may be empty
@@ -146,7 +148,7 @@ _NO_MEMORY = re.compile(
 _NO_POOL = re.compile(rb"profiled value -\d|tensor with negative dimension")
 """What the profile leaves for the pool is less than nothing."""
 _HINT = re.compile(
-    rb"\b(?:if|may|might|could|avoid|avoids|prevent|prevents|in case|risk|when)\b[^.:]{0,60}"
+    rb"\b(?i:if|may|might|could|avoids?|prevents?|in case|risk|when)\b[^.:]{0,60}"
     rb"out of memory"
 )
 """Not an error but advice, such as what to do if the server runs out of memory."""

@@ -25,9 +25,10 @@ def prefix_pattern(lead: bytes, head: bytes) -> bytes:
         )
     else:
         before = NO_STAMP + _general(lead)
-    rank = _ONE_RANK.fullmatch(head)
+    rank = next(_ONE_RANK.finditer(head), None)
     if rank:
-        return before + rb"\[([A-Z_]+\d+(?: [A-Z_]+\d+)*|gpu(?:_id)?=\d+)\] "
+        pattern = rb"\[([A-Z_]+\d+(?: [A-Z_]+\d+)*|gpu(?:_id)?=\d+)\] "
+        return before + _general(head[: rank.start()]) + pattern + _general(head[rank.end() :])
     return before + rb"()" + _general(head)
 
 

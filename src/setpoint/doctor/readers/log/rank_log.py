@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -20,7 +21,7 @@ _DAY_S = 86400.0
 class RankLog:
     def __init__(self, name: str) -> None:
         self.name = name
-        self.events: list[Event] = []
+        self._events: dict[EventKind, tuple[list[Event], deque[Event]]] = {}
         self.num_events: dict[EventKind, int] = {}
         self.num_batches = 0
         self.times_back = 0
@@ -59,16 +60,39 @@ class RankLog:
         return at
 
     def happened(self, event: Event) -> None:
-        count = self.num_events.get(event.kind, 0)
-        if count < KEPT_EVENTS:
-            self.events.append(event)
-        self.num_events[event.kind] = count + 1
+        kept = self._events.setdefault(event.kind, ([], deque(maxlen=KEPT_EVENTS // 2)))
+        first, latest = kept
+        if len(first) < KEPT_EVENTS // 2:
+            first.append(event)
+        else:  # how a server ended is at the end
+            latest.append(event)
+        self.num_events[event.kind] = self.num_events.get(event.kind, 0) + 1
+
+    @property
+    def events(self) -> list[Event]:
+        """Those that are kept, in the order of the lines: the first and the last of each kind."""
+        kept = (event for first, latest in self._events.values() for event in (*first, *latest))
+        return sorted(kept, key=lambda event: event.line)
+
+    def replace_events(self, kind: EventKind, other: RankLog) -> None:
+        """Take the events of this kind from another rank."""
+        self._events[kind] = other._events[kind]
+        self.num_events[kind] = other.num_events[kind]
+
+    def add_events(self, other: RankLog) -> None:
+        """Take all events of another rank as well."""
+        counts = {
+            kind: self.num_events.get(kind, 0) + count for kind, count in other.num_events.items()
+        }
+        for event in other.events:
+            self.happened(event)
+        self.num_events |= counts
 
     def rank(self) -> Rank:
         return Rank(
             name=self.name,
             moments=self._timeline.moments(),
-            events=sorted(self.events, key=lambda event: event.line),
+            events=self.events,
             num_events=dict(self.num_events),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from setpoint.core.errors import SourceError
 from setpoint.doctor.observations import Observations, Source
 from setpoint.doctor.readers.log.batch_lines import is_known
 from setpoint.doctor.readers.log.describe import observations, refuse
-from setpoint.doctor.readers.log.messages import KEYWORDS, message_of, quotes_a_client
+from setpoint.doctor.readers.log.messages import KEYWORDS, Message, message_of, quotes_a_client
 from setpoint.doctor.readers.log.scan import Scanned, Scanner
 from setpoint.doctor.readers.log.server_log import ServerLog, shown
 from setpoint.doctor.readers.log.silence import TAIL, Clocks, clocks_of, silence_after
@@ -38,8 +39,13 @@ def read_chunks(name: str, chunks: Iterable[bytes]) -> list[Observations]:
     reader = _Reader(name)
     with _without_collector():
         try:
+            began, size = time.thread_time(), 0
             for block, complete in blocks(chunks):
                 reader.block(block, complete)
+                size += len(block)
+                if time.thread_time() - began > GRACE_S + size / LEAST_RATE:
+                    reader.end_slow()
+                    break
         except SwollenError as error:
             reader.end_early(str(error))
     return reader.finish()
@@ -59,11 +65,21 @@ def _without_collector() -> Iterator[None]:
         gc.enable()
 
 
+GRACE_S = 10.0
+LEAST_RATE = 2e6
+"""A log is read to its end as long as its lines take no more seconds of the processor than this,
+plus one for so many bytes. A server's take a twentieth; some files are made to take more."""
+MAX_SERVERS = 64
+"""That are told apart in one log; a node runs fewer."""
+
+
 class _Reader:
     def __init__(self, name: str) -> None:
         self._source = Source(name, "log")
         self._scanner, self._tables = Scanner(), Tables()
         self._servers: dict[str, ServerLog] = {}
+        self._open: set[str] = set()
+        """Servers of which a record of several lines has begun."""
         self._first = 1
         self._cut = ""
         """Why the rest of the log was not read."""
@@ -87,8 +103,7 @@ class _Reader:
         impossible = [(n, lines.text(n).encode()) for n in sorted(self._tables.impossible)]
         scanned.not_understood += impossible
         self._count(scanned)
-        for origin in tables:
-            self._server(origin)
+        tables = {origin: each for origin, each in tables.items() if self._server(origin)}
         for origin, server in self._servers.items():
             server.begin(tables.get(origin, {}), lines.text, self._first)
         if scanned.rest:
@@ -98,6 +113,12 @@ class _Reader:
             self._note_last_batch(origin, tables.get(origin, {}), lines)
         self._last_lines = lines
         self._last_first, self._first = self._first, self._first + scanned.num_lines
+
+    def end_slow(self) -> None:
+        self.end_early(
+            f"{self._source.name} is made of lines that take far longer to read than those of a"
+            f" server; what is after line {self._first - 1} was left out."
+        )
 
     def end_early(self, why: str) -> None:
         self._cut = why
@@ -143,36 +164,60 @@ class _Reader:
             ]
             seen.silence = silence_after(clocks, after)
 
-    def _server(self, origin: str) -> ServerLog:
-        if origin not in self._servers:
-            self._servers[origin] = ServerLog(self._first)
-        return self._servers[origin]
+    def _server(self, origin: str) -> ServerLog | None:
+        """None: too many servers write to this log, and this one is left out."""
+        server = self._servers.get(origin)
+        if server is None and len(self._servers) < MAX_SERVERS:
+            server = self._servers[origin] = ServerLog(self._first)
+        if server is None and not any("servers write" in note for note in self._source.notes):
+            self._source.notes.append(
+                f"More than {MAX_SERVERS} servers write to this log; the others were left out, from"
+                f" line {self._first} on."
+            )
+        return server
 
     def _messages(
         self, rest: list[tuple[int, bytes]], tables: dict[str, dict[str, Table]], lines: _Lines
     ) -> None:
-        hits = iter(_hits([line for _, line in rest]))
-        hit = next(hits, None)
-        index = 0
-        while hit is not None or any(server.is_open for server in self._servers.values()):
-            if any(server.is_open for server in self._servers.values()):
-                following = index  # every line counts until the record ends
-            else:
-                assert hit is not None
-                following = max(hit, index)
-            if following >= len(rest):
+        hits = _hits([line for _, line in rest])
+        position = index = 0
+        while True:
+            while position < len(hits) and hits[position] < index:
+                position += 1
+            if not self._open:  # only lines with a key word tell anything
+                if position == len(hits):
+                    return
+                index = hits[position]
+            if index >= len(rest):
                 return
-            number, line = rest[following]
-            index = following + 1
-            while hit is not None and hit < index:
-                hit = next(hits, None)
-            message = message_of(line)
-            if quotes_a_client(message.text):
-                continue
-            if message.origin not in self._servers:
-                server = self._server(message.origin)
-                server.begin(tables.get(message.origin, {}), lines.text, self._first)
-            self._servers[message.origin].message(number, line, message)
+            number, line = rest[index]
+            has_word = position < len(hits) and hits[position] == index
+            index += 1
+            self._message(number, message_of(line), line, has_word, tables, lines)
+
+    def _message(
+        self,
+        number: int,
+        message: Message,
+        line: bytes,
+        has_word: bool,
+        tables: dict[str, dict[str, Table]],
+        lines: _Lines,
+    ) -> None:
+        if quotes_a_client(message.text):
+            return
+        origin = message.origin
+        is_new = origin not in self._servers
+        server = self._server(origin)
+        if server is None:
+            return
+        if is_new:
+            server.begin(tables.get(origin, {}), lines.text, self._first)
+        server.message(number, line, message, has_word)
+        if server.is_open:
+            self._open.add(origin)
+        else:
+            self._open.discard(origin)
 
     def _count(self, scanned: Scanned) -> None:
         source = self._source
@@ -184,7 +229,8 @@ class _Reader:
                     count = source.unknown_fields.get(name, 0)
                     source.unknown_fields[name] = count + len(found.lines)
             server = self._server(found.shape.origin)
-            server.life.styles.update(_marks(found.shape.names, found.shape.style))
+            if server is not None:
+                server.life.styles.update(_marks(found.shape.names, found.shape.style))
         source.num_batch_lines += len(scanned.not_understood)
         if scanned.not_understood and not any("could not be read" in n for n in source.notes):
             number, line = min(scanned.not_understood)

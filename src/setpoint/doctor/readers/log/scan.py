@@ -11,7 +11,9 @@ from setpoint.doctor.readers.log.batch_lines import Shape, looks_like_batch, sha
 from setpoint.doctor.readers.log.stream import MAX_LINE
 
 MAX_SHAPES = 48
-"""A log has a handful. Further ones of a hostile log are not understood."""
+MAX_GROUPS = 600
+"""Shapes, and fields of all of them. A log has a handful of shapes of at most 25 fields. Further
+ones of a hostile log are not understood."""
 _ACCESS = rb'(?:\[[\d:. -]+\] )?(?:INFO: +)?\S+ - "[A-Z?]+ [^"\n]*" [1-4]\d\d\b.*'
 """Requests that were answered: most lines of many logs, and of no interest. The reason of a refused
 one may quote anything, also a batch line."""
@@ -84,7 +86,7 @@ class Scanner:
                 continue
             row = self._match(new, line)
             if row is None:
-                shape = shape_of(line) if len(self._shapes) + len(new) < MAX_SHAPES else None
+                shape = shape_of(line) if self._has_room(new) else None
                 if shape is not None:
                     pattern = re.compile(shape.pattern)
                     new.append(_New(pattern, Found(shape)))
@@ -106,6 +108,10 @@ class Scanner:
         self._shapes += [each.found.shape for each in new]
         one = rb"|".join(shape.pattern for shape in self._shapes)
         self._all = re.compile(rb"(?m)^(?:" + _ACCESS + rb"|" + one + rb"|(.*))$")
+
+    def _has_room(self, new: list[_New]) -> bool:
+        shapes = [*self._shapes, *(each.found.shape for each in new)]
+        return len(shapes) < MAX_SHAPES and sum(len(each.names) for each in shapes) < MAX_GROUPS
 
     @staticmethod
     def _match(patterns: list[_New], line: bytes) -> tuple[_New, tuple[bytes, ...]] | None:

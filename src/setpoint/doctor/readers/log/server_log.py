@@ -11,15 +11,12 @@ from setpoint.doctor.observations import Event, Evidence
 from setpoint.doctor.readers.log import startup
 from setpoint.doctor.readers.log.life import Life
 from setpoint.doctor.readers.log.messages import Happened, Message, happened
-from setpoint.doctor.readers.log.server_args import (
-    BEGINS,
-    is_whole,
-    options_of,
-    without_secrets,
-)
-from setpoint.doctor.readers.log.table import Column, Table, joined, retractions
+from setpoint.doctor.readers.log.server_args import begin_of_options, without_secrets
+from setpoint.doctor.readers.log.table import MAX_RANKS, Column, Table, joined, retractions
 from setpoint.doctor.readers.log.trace import Options, Traceback
 
+MAX_LIVES = 64
+"""Starts of one server that are kept."""
 SHOWN = 400
 """Characters of a line that evidence shows."""
 _TOLD = {
@@ -37,7 +34,7 @@ _JUST_BEFORE = 3
 
 
 def shown(line: bytes) -> str:
-    text = without_secrets(line.decode(errors="replace").strip())
+    text = without_secrets(line[: 8 * SHOWN].decode(errors="replace").strip())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
@@ -46,6 +43,8 @@ class ServerLog:
 
     def __init__(self, line: int) -> None:
         self.lives = [Life(line)]
+        self.num_left_out = 0
+        """Lives that are not in ``lives`` any more."""
         self.pools: list[float] = []
         """Sizes of the pool in tokens, as far as batch lines tell."""
         self.is_setpoint = False
@@ -72,7 +71,10 @@ class ServerLog:
     def begin(self, tables: Mapping[str, Table], text: Callable[[int], str], first: int) -> None:
         """tables: the block's batch lines by rank; text: of a line of the block; first: the number
         of the block's first line."""
-        self._tables = dict(tables)
+        room = MAX_RANKS - len(self.life.ranks)
+        known = {name: table for name, table in tables.items() if name in self.life.ranks}
+        new = [(name, table) for name, table in tables.items() if name not in known]
+        self._tables = known | dict(new[: max(room, 0)])
         self._text, self._first, self._taken = text, first, 0
         self._order = None
 
@@ -80,20 +82,21 @@ class ServerLog:
         self._take(num_lines)
         self._tables = {}
 
-    def message(self, number: int, line: bytes, message: Message) -> None:
-        """number: of the line within the block."""
+    def message(self, number: int, line: bytes, message: Message, has_word: bool) -> None:
+        """number: of the line within the block; has_word: it has one of the key words."""
         text = message.text
-        if self._open is not None and self._continues(number, line, message):
+        if self._open is not None and self._continues(number, line, message, has_word):
+            return
+        if not has_word:
             return
         words = text.decode(errors="replace")
-        begins = BEGINS.search(words)
-        if begins:
+        begin = begin_of_options(words)
+        if begin is not None:
             self._start(number)
-            self._open = Options(
-                self._first + number, message.at, words[begins.end() :], shown(line)
-            )
-            if is_whole(self._open.text):
-                self._options(self._open)
+            self._open = record = Options(self._first + number, shown(line))
+            record.add(words[begin:])
+            if record.ended:
+                self._options(record)
             return
         life = self.life
         self._learn(number, line, message, words)
@@ -106,12 +109,12 @@ class ServerLog:
             self._open = Traceback(self._first + number, event.values)
         self._event(number, line, message, event)
 
-    def _continues(self, number: int, line: bytes, message: Message) -> bool:
+    def _continues(self, number: int, line: bytes, message: Message, has_word: bool) -> bool:
         record = self._open
         assert record is not None
         taken = record.takes(message)
         if isinstance(record, Traceback):
-            event = happened(message.text) if taken else None
+            event = happened(message.text) if taken and has_word else None
             if event is not None and b"Traceback (most recent" not in message.text:
                 self._event(number, line, message, event)
         if record.ended:
@@ -125,7 +128,7 @@ class ServerLog:
     def _options(self, record: Options) -> None:
         self._open = None
         said = Evidence(record.line, record.first)
-        startup.learn_options(self.life.facts, options_of(record.text), said, record.text)
+        startup.learn_options(self.life.facts, record.text, said)
         self.life.has_options = True
 
     def _start(self, number: int) -> None:
@@ -133,15 +136,22 @@ class ServerLog:
         line."""
         self._take(number)
         if self.life.has_begun or self.life.has_options:
-            self.lives.append(Life(self._first + number))
+            self._begin_life(number)
         else:
             self.life.first_line = self._first + number
+
+    def _begin_life(self, number: int) -> Life:
+        if len(self.lives) == MAX_LIVES:  # a log that only starts servers: the first and the last
+            del self.lives[1]
+            self.num_left_out += 1
+        self.lives.append(Life(self._first + number))
+        return self.life
 
     def _learn(self, number: int, line: bytes, message: Message, words: str) -> None:
         life = self.life
         if "Load weight begin" in words and life.has_begun and not life.has_options:
             self._take(number)
-            self.lives.append(life := Life(self._first + number))
+            life = self._begin_life(number)
         said = Evidence(self._first + number, shown(line))
         if "Decision: " in words or words.startswith("Model: "):
             self.is_setpoint = True
@@ -163,7 +173,7 @@ class ServerLog:
             figures = {name: float(value) for name, value in event.values.items()}
             at = float("nan") if message.at is None else message.at
             self._retracted.setdefault(message.rank, []).append((number, at, figures))
-        if event.kind in ("killed", "watchdog") or "no room for one page" in shown(line):
+        if event.kind in ("killed", "watchdog") or b"no room for one page" in message.text:
             life.ended = True
         found = Event(event.kind, message.at, self._first + number, shown(line), event.values)
         self._events.append((message.rank, found))

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from setpoint.doctor.observations import Evidence, Facts
-from setpoint.doctor.readers.log.server_args import without_secrets
+from setpoint.doctor.readers.log.server_args import options_of, without_secrets
 
 _AROUND = 160
-"""Characters before and after an option that evidence of a long line shows."""
+"""Characters before an option, about, and after it that evidence of a long line shows."""
 _NUMBER = r"(-?\d+(?:\.\d+)?)"
 _PAIR = re.compile(
     r"\b(max_total_num_tokens?|chunked_prefill_size|max_prefill(?:_num)?_tokens?|"
@@ -59,28 +59,28 @@ def put(facts: Facts, name: str, value: Any, said: Evidence, *, again: bool = Fa
         facts.said[name] = said
 
 
-def learn_options(facts: Facts, options: dict[str, Any], said: Evidence, text: str) -> None:
+def learn_options(facts: Facts, text: str, said: Evidence) -> None:
     """text: all of the options, of which ``said`` may show the first alone."""
-    facts.options = options
-    for name in options:
-        facts.said.setdefault(name, _about(name, said, text))
+    text = without_secrets(text)
+    found = options_of(text)
+    facts.options = {name: value for name, (value, _) in found.items()}
+    about = {name: _about(place, said, text) for name, (_, place) in found.items()}
+    facts.said = {**about, **facts.said}
     names = {"model_path": "model", "context_length": "context_len"}
     for name in ("model_path", "context_length", "chunked_prefill_size", "max_prefill_tokens"):
-        put(facts, names.get(name, name), options.get(name), _about(name, said, text))
-    device = options.get("device")
+        put(facts, names.get(name, name), facts.options.get(name), about.get(name, said))
+    device = facts.options.get("device")
     if isinstance(device, str):
-        put(facts, "device", "cpu" if device == "cpu" else "gpu", said)
+        put(facts, "device", "cpu" if device == "cpu" else "gpu", about["device"])
 
 
-def _about(name: str, said: Evidence, text: str) -> Evidence:
-    """The part of the line in which this option is."""
-    option = re.compile(rf"""(?<![\w])['"]?{re.escape(name)}['"]?\s*[=:]""")
-    text = without_secrets(text)
-    place = option.search(text)
-    if place is None or option.search(said.text) is not None:
+def _about(place: int, said: Evidence, text: str) -> Evidence:
+    """The part of the line in which an option is, as it stands there."""
+    if place < len(said.text) - _AROUND:
         return said
-    begin = max(place.start() - _AROUND, 0)
-    return Evidence(said.line, f"server_args=… {text[begin : place.end() + _AROUND]} …")
+    start = text.rfind(", ", 0, max(place - _AROUND, 0))
+    part = text[start + 2 if start >= 0 else 0 :]
+    return Evidence(said.line, f"{part[: 2 * _AROUND]}…" if len(part) > 2 * _AROUND else part)
 
 
 def _ready(facts: Facts, text: str, said: Evidence) -> None:

@@ -16,6 +16,8 @@ from setpoint.doctor.readers.log.wrapping import seconds_of
 from setpoint.doctor.readers.plausible import MAX_FIGURE, MAX_USAGE
 
 Column = NDArray[np.float64]
+MAX_RANKS = 256
+"""Of one server; a log with more was made up, and the others are left out."""
 _DECODER = msgspec.json.Decoder(list[float])
 
 
@@ -105,7 +107,7 @@ class Tables:
             yield from ((rank_name(name), table) for name in names)
             return
         codes = np.array(ranks)
-        for rank in sorted(names):
+        for rank in sorted(names)[:MAX_RANKS]:
             yield rank_name(rank), table.where(codes == rank)
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from setpoint.doctor.readers.log.messages import Message
-from setpoint.doctor.readers.log.server_args import is_whole
+from setpoint.doctor.readers.log.server_args import Brackets, begin_of_options
 
 Doing = Literal[
     "weights", "pool", "graphs", "replay", "logprobs", "vision", "sampling", "prefill", "decode"
 ]
 MAX_LINES = 400
+MAX_OPTIONS_TEXT = 1 << 18
 
 _FRAMES: dict[bytes, Doing] = {
     b"graph_runner": "graphs",
@@ -95,17 +96,22 @@ class Options:
     """``ServerArgs(…`` until its bracket is closed."""
 
     line: int
-    at: float | None
-    text: str
     first: str
+    text: str = ""
     num_lines: int = 0
     ended: bool = False
+    brackets: Brackets = field(default_factory=Brackets)
 
     def takes(self, message: Message) -> bool:
+        words = message.text.decode(errors="replace")
         self.num_lines += 1
-        if message.has_prefix or self.num_lines > MAX_LINES:
+        begins_anew = message.has_prefix or begin_of_options(words) is not None
+        if begins_anew or self.num_lines > MAX_LINES or len(self.text) > MAX_OPTIONS_TEXT:
             self.ended = True
             return False
-        self.text += message.text.decode(errors="replace")
-        self.ended = is_whole(self.text)
+        self.add(words)
         return True
+
+    def add(self, words: str) -> None:
+        self.text += words
+        self.ended = self.brackets.closes(words)

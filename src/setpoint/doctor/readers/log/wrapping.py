@@ -34,7 +34,12 @@ _LEADS = [
         rb"(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)) (?:stdout|stderr) [FP] ",
         rb"(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)) ",  # docker logs --timestamps
         rb"\([A-Z]\w+ pid=\d+(?:, ip=[\w.:]+)?\) ",  # Ray
-        rb"\d{1,4}: (?=\[\d)",  # srun --label
+        rb"\d{1,4}: (?=\[[\dDTPg])",  # srun --label
+        rb"[\w.-]+ [\w.-]+ (?=\[[\dDTPg])",  # stern: pod, container
+        rb"(?:DEBUG|INFO|WARNING|ERROR) +(?=\[[\dDTPg])",
+        # Python's logging: time, level, perhaps the logger
+        rb"(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?) (?:- )?"
+        rb"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: - | +)(?:[a-z_]\w*(?:\.\w+)+(?: - |: | ))?",
         rb"(?P<stamp>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) \S+ (?P<name>[\w@.-]+)(?:\[\d+\])?: ",
     )
 ]
