@@ -78,7 +78,9 @@ _CHILD = re.compile(
     rb"|rocess \S+ died unexpectedly|[Ww]orker \S{0,40} ?(?:is dead|died)"
 )
 _NO_ANSWER = re.compile(rb"ealth check failed|(?:Live|Readi|Start)ness probe failed")
-_HEALTH_STATUS = re.compile(rb'"[A-Z]+ /(?:health\w*|ready|readyz|livez|ping)\b[^"]*" 50\d\b')
+_HEALTH = rb"/(?:health|health_generate|healthz|ready|readyz|livez|ping)"
+_HEALTH_PATH = re.compile(_HEALTH)
+_HEALTH_STATUS = re.compile(rb'"GET ' + _HEALTH + rb'(?: [^"]*)?" 50\d\b')
 
 
 def was_killed(text: bytes) -> bool:
@@ -115,6 +117,11 @@ def _of_code(code: int) -> str:
     signal = -code if code < 0 else code - 128 if code > 128 else code
     is_signal = code < 0 or code > 128 or code == 9
     return _SIGNALS.get(signal, f"exit {code}") if is_signal else f"exit {code}"
+
+
+def is_health_path(path: bytes) -> bool:
+    """Whether a request is a health check, and its path nothing that a client made up."""
+    return _HEALTH_PATH.fullmatch(path) is not None
 
 
 def has_no_answer(text: bytes) -> bool:

@@ -72,7 +72,7 @@ _TOTAL = re.compile(rb"total capac?i?ty of " + _SIZE + rb"|; " + _SIZE + rb" tot
 _RETRACTED = re.compile(rb"#retracted_reqs: (\d+)")
 _RATIO = re.compile(rb"#new_token_ratio: ([\d.]+) -> ([\d.]+)")
 _STATUS = re.compile(rb'" (50\d)\b')
-_ACCESS = re.compile(rb'(?:\S+ - )?"[A-Z?]+ \S* HTTP/[\d.?]+(?=" \d{3})')
+_ACCESS = re.compile(rb'(?:\S+ - )?"[A-Z?]+ (\S*) HTTP/[\d.?]+(?=" \d{3})')
 """The beginning of a line about an HTTP request, whose path and reason hold a client's words."""
 
 
@@ -105,7 +105,8 @@ def message_of(line: bytes) -> Message:
     rank = (prefix[1] or b"").decode(errors="replace").strip()
     text = wrapped.text[prefix.end() :]
     if access := _ACCESS.match(text):
-        text = text[access.end() : access.end() + len('" 200')]
+        status = text[access.end() : access.end() + len('" 200')]
+        text = b'"GET ' + access[1] + status if deaths.is_health_path(access[1]) else status
     return Message(text, wrapped.origin, rank, at, has_prefix=bool(stamp) or bool(rank))
 
 

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass, field
 from itertools import compress
 
+import numpy as np
+
 from setpoint.doctor.readers.log.batch_lines import Shape, looks_like_batch, shape_of
 from setpoint.doctor.readers.log.stream import MAX_LINE
 
@@ -17,6 +19,7 @@ ones of a hostile log are not understood."""
 _ACCESS = rb'(?:\[[\d:. -]+\] )?(?:INFO: +)?\S+ - "[A-Z?]+ [^"\n]*" [1-4]\d\d\b.*'
 """Requests that were answered: most lines of many logs, and of no interest. The reason of a refused
 one may quote anything, also a batch line."""
+_EMPTY = re.compile(rb"\n{2,}")
 _FIXED_GROUPS = 3  # stamp, fraction, rank
 
 
@@ -56,6 +59,22 @@ class Scanner:
         self._all = re.compile(rb"(?m)^(?:" + _ACCESS + rb"|(.*))$")
 
     def scan(self, block: bytes) -> Scanned:
+        if b"\n\n" not in block:
+            return self._scan(block)
+        # Empty lines tell nothing, and there may be millions of them.
+        ends = np.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")), len(block))
+        filled = np.flatnonzero(np.diff(ends, prepend=-1) > 1).tolist()
+        scanned = self._scan(_EMPTY.sub(b"\n", block).strip(b"\n"))
+        if not filled:
+            return Scanned([], [], len(ends))
+        for found in scanned.found:
+            found.lines = [filled[number] for number in found.lines]
+        scanned.rest = [(filled[number], line) for number, line in scanned.rest]
+        scanned.not_understood = [(filled[number], line) for number, line in scanned.not_understood]
+        scanned.num_lines = len(ends)
+        return scanned
+
+    def _scan(self, block: bytes) -> Scanned:
         rows = self._all.findall(block)
         columns = list(zip(*rows, strict=True)) if self._shapes else [tuple(rows)]
         found, start = [], 0
