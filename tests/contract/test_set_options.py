@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+import httpx
 import pytest
 
 from setpoint.cli import main
+from setpoint.config.live import LIVE
 from setpoint.core.control import OptionChange
 from setpoint.core.errors import ConfigError
 from setpoint.core.settings import Settings
@@ -164,7 +169,7 @@ def test_the_command_prints_old_and_new_values(
     ("arguments", "message"),
     [
         (["set"], "say which server, and what to change"),
-        (["set", "http://127.0.0.1:1"], "say which server, and what to change"),
+        (["set", "--why", "x"], "say which server, and what to change"),
         (["set", "http://127.0.0.1:1", "a"], "'a' is not of the form NAME=VALUE."),
         (["set", "http://127.0.0.1:1", "a=1", "a=2"], "a is given twice."),
         (["set", "http://127.0.0.1:1", "a=1", "--whi", "x"], "--whi"),
@@ -180,3 +185,57 @@ def test_a_command_line_that_makes_no_sense(
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["set", "http://127.0.0.1:1", "a=1"]) == 1
     assert "cannot be reached" in capsys.readouterr().err
+
+
+def test_without_an_assignment_it_lists_what_can_be_set(
+    http_url: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Red before: an error, and no command told the names."""
+    values = {field.name: field.default for field in LIVE}
+    values |= {"chunked_prefill_size": 512, "log_requests": True, "max_queued_requests": None}
+    url = http_url(FakeEngine(), live=Options(), server_info=values)
+    assert main(["set", url]) == 0
+    shown = capsys.readouterr().out
+    listed = re.findall(r"^(\w+) = (.*)$", shown, re.MULTILINE)
+    assert [name for name, _ in listed] == [field.name for field in LIVE]
+    assert dict(listed)["chunked_prefill_size"] == "512"
+    assert dict(listed)["log_requests"] == "true"
+    assert dict(listed)["max_queued_requests"] == "none"
+    paragraphs = {text.split(" = ")[0]: " ".join(text.split()) for text in shown.split("\n\n")}
+    for name, allowed in (
+        ("chunked_prefill_size", "A whole number of at least -1."),
+        ("log_requests", "true or false."),
+        ("log_level", "One of debug, info, warning, error, critical."),
+        ("num_continuous_decode_steps", "A whole number from 1 to 1000."),
+        ("prefill_delayer_token_usage_low_watermark", "A number from 0 to 1."),
+        ("default_priority_value", "A whole number."),
+    ):
+        assert paragraphs[name].endswith(allowed), paragraphs[name]
+        (field,) = (each for each in LIVE if each.name == name)
+        assert " ".join(field.about.meaning.split()) in paragraphs[name]
+    assert engine_changes(url) == []
+
+
+def engine_changes(url: str) -> list[Any]:
+    """The decisions that changes have left."""
+    return list(httpx.get(f"{url}/server_info").json().get("decisions", []))
+
+
+class OtherServer(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"max_running_requests": 3}')
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+def test_a_list_of_what_is_no_setpoint_server_is_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with HTTPServer(("127.0.0.1", 0), OtherServer) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        assert main(["set", f"http://127.0.0.1:{server.server_port}"]) == 1
+        thread.join()
+    assert "is it a Setpoint server?" in capsys.readouterr().err

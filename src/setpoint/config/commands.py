@@ -350,9 +350,10 @@ SET = Command(
     name="set",
     summary="change options of a running server",
     description=(
-        "Change live options of a running server between two steps; docs/flags.md marks them."
+        "Change live options of a running server between two steps. Without NAME=VALUE, list them"
+        " with their present values."
     ),
-    arguments="URL NAME=VALUE [NAME=VALUE ...] [options]",
+    arguments="URL [NAME=VALUE ...] [options]",
     positional="url",
     rest="change",
     own=SetOptions,

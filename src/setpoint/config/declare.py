@@ -101,6 +101,21 @@ def shown(field: Field[Option], value: Any) -> Any:
     return MASK if field.about.secret and value is not None else value
 
 
+def allowed(field: Field[Option]) -> str:
+    """The values that an option takes, as a sentence."""
+    about = field.about
+    if field.kind is bool:
+        return "true or false."
+    if about.choices:
+        return f"One of {', '.join(map(str, about.choices))}."
+    if field.kind is str:
+        return "A text."
+    number = "A whole number" if field.kind is int else "A number"
+    if about.low is not None and about.high is not None:
+        return f"{number} from {about.low:g} to {about.high:g}."
+    return number + (f" of at least {about.low:g}." if about.low is not None else ".")
+
+
 def declared(struct: type[msgspec.Struct], marker: type[M]) -> tuple[Field[M], ...]:
     """The fields of ``struct`` whose annotation carries a ``marker``, in order of declaration."""
     hints = typing.get_type_hints(struct, include_extras=True)

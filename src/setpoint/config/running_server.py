@@ -28,7 +28,7 @@ class SetOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             CHANGES,
             "Options and their new values, all changed at once; none takes an option back. May be"
-            " given as further arguments.",
+            " given as further arguments. Without any, the options that can be set are listed.",
             metavar="NAME=VALUE",
         ),
     ] = ()
