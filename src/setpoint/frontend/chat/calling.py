@@ -15,6 +15,7 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.chat.formats.format import ToolFormat
 from setpoint.frontend.chat.formats.json_array import required_calls
 from setpoint.frontend.chat.formats.structure import Format, structural_tag
+from setpoint.frontend.chat.parser import DeltaParser, PlainParser, held
 from setpoint.frontend.chat.request import ChatRequest, Tool
 from setpoint.frontend.chat.tools import offered
 
@@ -35,6 +36,18 @@ class Calling:
     is_required: bool = False
     warnings: Sequence[str] = ()
     """For the client."""
+
+    def parser(self, tools: Sequence[Tool]) -> DeltaParser:
+        """A parser for one answer. tools: all of the request's."""
+        if self.form is None:
+            return PlainParser()
+        parser = self.form.parser(tools)
+        if self.structure is None:
+            return parser
+        if self.is_required:
+            return held(parser, [""], ())
+        form = self.structure["format"]
+        return held(parser, form["triggers"], [tag["end"] for tag in form["tags"]])
 
 
 def calling_of(request: ChatRequest, form: ToolFormat | None) -> Calling:

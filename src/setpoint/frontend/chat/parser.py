@@ -93,6 +93,54 @@ def without_reasoning(make: MakeParser) -> MakeParser:
     return lambda: _WithoutReasoning(make())
 
 
+class _Held:
+    """Implements DeltaParser: the deltas of another, of an answer whose calls a constraint holds.
+    Where the constraint leaves only a call, what is left at the end without being one is the
+    beginning of one that was cut off, and goes."""
+
+    def __init__(self, parser: DeltaParser, begins: Sequence[str], ends: Sequence[str]) -> None:
+        self._parser = parser
+        self._begins = begins
+        self._ends = ends
+        self._longest = max(map(len, (*begins, *ends)), default=0)
+        self._tail = ""
+        """The end of the text, in which a marker may be cut."""
+        self._is_open = "" in begins
+        """Whether nothing but a call may follow."""
+
+    def feed(self, text: str) -> Sequence[Delta]:
+        self._watch(text)
+        return self._parser.feed(text)
+
+    def end(self) -> Sequence[Delta]:
+        deltas = self._parser.end()
+        return [each for each in deltas if not (self._is_open and isinstance(each, TextDelta))]
+
+    def _watch(self, text: str) -> None:
+        if "" in self._begins:
+            return
+        num_seen, text = len(self._tail), self._tail + text
+        begun, ended = (
+            max(_end_of_last(text, each, num_seen) for each in (*markers, ""))
+            for markers in (self._begins, self._ends)
+        )
+        if max(begun, ended) > num_seen:
+            self._is_open = begun >= ended  # the end may be a part of the beginning, as "]" is
+        self._tail = text[max(len(text) - self._longest + 1, 0) :]
+
+
+def _end_of_last(text: str, marker: str, num_seen: int) -> int:
+    """Where the last marker ends that ends behind the first ``num_seen`` characters; 0 if none."""
+    at = text.rfind(marker, max(num_seen - len(marker) + 1, 0)) if marker else -1
+    return at + len(marker) if at >= 0 else 0
+
+
+def held(parser: DeltaParser, begins: Sequence[str], ends: Sequence[str]) -> DeltaParser:
+    """A parser of an answer in which nothing but calls may stand between one of ``begins`` and one
+    of ``ends``; if "" is a beginning, the answer is calls alone."""
+    return _Held(parser, begins, [each for each in ends if each])
+
+
 def parsed(parser: DeltaParser, text: str) -> list[Delta]:
     """The deltas of a whole answer."""
     return [*parser.feed(text), *parser.end()]

@@ -13,7 +13,7 @@ from setpoint.frontend.chat.calling import Calling, calling_of, constrained
 from setpoint.frontend.chat.formats.format import ToolFormat
 from setpoint.frontend.chat.formats.hermes import HERMES
 from setpoint.frontend.chat.formats.registry import tool_format
-from setpoint.frontend.chat.parser import DeltaParser, MakeParser, PlainParser
+from setpoint.frontend.chat.parser import DeltaParser, MakeParser
 from setpoint.frontend.chat.prompt import chat_prompt
 from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.chat.thinking import Reasoning, Thinking
@@ -103,7 +103,7 @@ class Chat:
 
 def _parser_maker(request: ChatRequest, calling: Calling, thinking: Thinking | None) -> MakeParser:
     def make() -> DeltaParser:
-        parser = PlainParser() if calling.form is None else calling.form.parser(request.tools)
+        parser = calling.parser(request.tools)
         if thinking is None:
             return parser
         return thinking.reasoning.form.parser(

@@ -4,7 +4,7 @@ section with markers of its own."""
 from __future__ import annotations
 
 from setpoint.frontend.chat.formats.machine import CallMachine
-from setpoint.frontend.chat.formats.scanning import Markers
+from setpoint.frontend.chat.formats.scanning import Markers, is_cut
 
 
 class SectionMachine(CallMachine):
@@ -26,6 +26,7 @@ class SectionMachine(CallMachine):
         self._call_begin = call_begin
         self._passed = passed
         self._section_end = section_end
+        self._in_section = False
         self._lead: list[str] = []
         """The markers and whitespace that have been passed before the present call."""
 
@@ -34,6 +35,7 @@ class SectionMachine(CallMachine):
 
     def _opened(self, marker: str) -> None:
         self._lead = [marker]
+        self._in_section = marker != self._call_begin
         self._state = self._header if marker == self._call_begin else self._first_call
 
     def _first_call(self) -> bool:
@@ -62,6 +64,9 @@ class SectionMachine(CallMachine):
     def _between(self) -> bool:
         """Behind a call: another call or the section's end is due; both may be missing."""
         if not self._skip_space():
+            return False
+        if self._in_section and self._ended and is_cut(self._text, self._at, self._call_begin):
+            self._at = len(self._text)  # the next call, of which nothing is there
             return False
         begins = self._meets(self._call_begin)
         if begins:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from setpoint.frontend.chat.formats.json_scan import json_text
-from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers
+from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers, is_cut
 from setpoint.frontend.chat.formats.sections import SectionMachine
 from setpoint.frontend.chat.formats.xml_structure import XmlWriting, xml_structure
 from setpoint.frontend.chat.formats.xml_values import ANY, STRING, ArgumentTypes, as_json
@@ -101,6 +101,8 @@ class _Parser(SectionMachine):
             return True
         if self._is_cut(self._form.key_begin) or self._closes(self._form.end) is None:
             return False
+        if self._ended and is_cut(self._text, self._at, self._form.key_begin):
+            self._at = len(self._text)  # in a call, nothing else begins like this
         self._argue("}" if self._num_arguments else "{}")
         self._state = self._between
         return True
@@ -110,6 +112,8 @@ class _Parser(SectionMachine):
         stop = text.find(self._form.key_end, at, at + _MAX_KEY_CHARS)
         if stop < 0 and len(text) - at < _MAX_KEY_CHARS and not self._ended:
             return False
+        if stop < 0 and len(text) - at < _MAX_KEY_CHARS:
+            return self._cut_off()
         found = self._form.key.fullmatch(text, at, stop) if stop >= 0 else None
         if found is None:
             return self._break_off(self._form.key_begin)
@@ -131,8 +135,16 @@ class _Parser(SectionMachine):
         self._state = self._outside
         return True
 
+    def _cut_off(self) -> bool:
+        """The answer has ended in the middle of an argument, which goes."""
+        self._at = len(self._text)
+        return self._break_off("")
+
     def _value_begin(self) -> bool:
-        if not self._skip_space():
+        follows = self._skip_space()
+        if self._ended and (not follows or is_cut(self._text, self._at, self._form.value_begin)):
+            return self._cut_off()
+        if not follows:
             return False
         met = self._meets(self._form.value_begin)
         if met is None:
