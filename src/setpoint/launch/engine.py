@@ -83,7 +83,7 @@ def launched(
             with reported_to(waiting.doing):
                 source, asked, config = configured(options, env, given)
                 phases.mark("model and configuration")
-                check_room(config, asked.model)
+                check_room(config, asked, source)
                 sampling = sampling_defaults(options.sampling_defaults, source)
                 tokenizer = _tokenizer_folder(options, source)
                 text = _text(options, tokenizer)

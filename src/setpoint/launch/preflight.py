@@ -7,14 +7,20 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+from setpoint.checkpoint.source import ModelSource
 from setpoint.config.hardware import available_bytes, why_no_cuda
+from setpoint.config.live import Asked
 from setpoint.config.metric_options import otlp_url
 from setpoint.config.options import Options
+from setpoint.config.pool import memory_model
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import ConfigError, OutOfMemoryError
-from setpoint.core.model import ModelSpec
+from setpoint.core.weightfiles import weight_files
+from setpoint.planning.fit import Choices, check_fit
 from setpoint.planning.memory import format_bytes
 
+GGUF_FAMILY = "LlamaForCausalLM"
+"""The architecture that is served from GGUF files (``checkpoint.gguf_convert``)."""
 OTLP_MODULE = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
@@ -69,16 +75,27 @@ def _check_folder(flag: str, folder: Path) -> None:
         raise ConfigError(f"{flag} {folder} is not writable.")
 
 
-def check_room(config: ResolvedConfig, model: ModelSpec) -> None:
-    """Raises OutOfMemoryError if not even one page of KV cache fits into the memory that is free
-    before the weights are loaded."""
-    if config.options.device == "cpu":
-        page, free = (
-            model.kv_bytes_per_token(config.kv_element_bytes) * config.options.page_size,
-            available_bytes(),
+def check_room(config: ResolvedConfig, asked: Asked, source: ModelSource) -> None:
+    """Raises OutOfMemoryError if the model cannot fit, or not even one page of KV cache, into the
+    memory that is free before the weights are loaded."""
+    model, options = asked.model, config.options
+    on_cpu = options.device == "cpu"
+    free = available_bytes() if on_cpu else asked.hardware.gpu_bytes
+    if free is None:  # the size of the GPU is not known; the engine will see
+        return
+    page = model.kv_bytes_per_token(config.kv_element_bytes) * options.page_size
+    if on_cpu and page > free:
+        raise OutOfMemoryError(
+            f"--page-size {options.page_size} is too large: one page of KV cache would take"
+            f" {format_bytes(page)}, and {format_bytes(free)} are free."
         )
-        if page > free:
-            raise OutOfMemoryError(
-                f"--page-size {config.options.page_size} is too large: one page of KV cache would"
-                f" take {format_bytes(page)}, and {format_bytes(free)} are free."
-            )
+    check_fit(
+        memory_model(config, model),
+        free,
+        name=source.name,
+        is_stored=bool(weight_files(source.folder)),
+        choices=Choices(
+            int8=on_cpu and options.model_impl != "transformers",
+            gguf=on_cpu and model.architecture == GGUF_FAMILY,
+        ),
+    )

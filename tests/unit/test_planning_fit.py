@@ -1,0 +1,121 @@
+"""Models that cannot fit are refused before they are loaded, with what would fit; those that fit
+are not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from setpoint.core.errors import OutOfMemoryError
+from setpoint.planning.fit import Choices, check_fit
+from setpoint.planning.memory import GIB, MemoryModel
+from setpoint.testing.specs import tiny_spec
+
+LLAMA_70B = tiny_spec(
+    num_layers=80,
+    hidden_size=8192,
+    intermediate_size=28_672,
+    num_heads=64,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=128_256,
+    context_len=131_072,
+    tie_embeddings=False,
+    num_parameters=70_553_706_496,
+)
+BF16 = MemoryModel(
+    spec=LLAMA_70B,
+    device="cpu",
+    dtype_bytes=2,
+    quantization=None,
+    blocks_kept=True,
+    kv_element_bytes=2,
+    head_copied=True,
+    reference_attention=False,
+    page_size=16,
+    context_len=131_072,
+    step_tokens=512,
+    mem_fraction_static=0.8,
+    fraction_given=False,
+    max_total_tokens=None,
+    requested_slots=None,
+)
+ALL = Choices(int8=True, gguf=True)
+
+
+def refusal(model: MemoryModel, gib: float, choices: Choices = ALL) -> str:
+    with pytest.raises(OutOfMemoryError) as error:
+        check_fit(model, int(gib * GIB), name="org/model", is_stored=True, choices=choices)
+    return str(error.value)
+
+
+def test_a_70b_model_on_a_small_machine() -> None:
+    words = refusal(BF16, 23)
+    assert "org/model does not fit" in words
+    assert "131.42 GiB (71 billion parameters)" in words
+    assert "23.00 GiB are available" in words
+    assert "weights and KV cache may take 18.40 GiB (--mem-fraction-static 0.8)" in words
+    (largest,) = re.findall(r"about (\S+) billion parameters in bfloat16", words)
+    assert 5 < float(largest) < 10
+    assert "GGUF" not in words, "40 GiB do not fit either"
+    assert "w8a8" not in words
+
+
+def test_advice_is_what_fits() -> None:
+    assert "w8a8_int8" not in (words := refusal(BF16, 60))
+    assert "a GGUF file of it with 4 bits (Q4_K_M) (39.8" in words
+    words = refusal(BF16, 110)
+    assert "--quantization w8a8_int8 (6" in words
+    assert "GGUF" not in refusal(BF16, 110, Choices(int8=True, gguf=False))
+    wide = replace(BF16, dtype_bytes=4, kv_element_bytes=4)
+    assert "--dtype bfloat16 (13" in refusal(wide, 220)
+    assert "; --mem-fraction-static 0.86;" in refusal(BF16, 155)
+
+
+def test_a_context_that_does_not_fit() -> None:
+    small = tiny_spec(num_parameters=1_000_000, head_dim=256, context_len=8_000_000)
+    model = replace(BF16, spec=small, context_len=8_000_000)
+    assert "--context-length " in refusal(model, 1.5)
+
+
+specs = st.builds(
+    tiny_spec,
+    num_layers=st.integers(1, 100),
+    hidden_size=st.sampled_from([64, 1024, 8192]),
+    intermediate_size=st.sampled_from([128, 4096, 28_672]),
+    num_parameters=st.integers(1_000_000, 200_000_000_000),
+    tie_embeddings=st.booleans(),
+)
+
+
+@given(
+    spec=specs,
+    gib=st.floats(0.5, 500),
+    dtype_bytes=st.sampled_from([2, 4]),
+    quantization=st.sampled_from([None, "w8a8_int8"]),
+    device=st.sampled_from(["cpu", "cuda"]),
+    context_len=st.sampled_from([512, 4096, 131_072]),
+)
+def test_nothing_is_refused_that_the_whole_plan_takes(
+    spec: object, gib: float, dtype_bytes: int, quantization: str, device: str, context_len: int
+) -> None:
+    model = replace(
+        BF16,
+        spec=spec,
+        dtype_bytes=dtype_bytes,
+        kv_element_bytes=dtype_bytes,
+        quantization=quantization,
+        device=device,
+        context_len=context_len,
+    )
+    available = int(gib * GIB)
+    try:
+        model.plan(available)
+    except OutOfMemoryError:
+        return
+    for is_stored in (True, False):
+        check_fit(model, available, name="m", is_stored=is_stored, choices=ALL)
