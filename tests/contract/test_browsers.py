@@ -37,6 +37,13 @@ async def ask(server: Any, **headers: str) -> list[int]:
         {"origin": "http://127.0.0.1.evil.example"},
         {"origin": "http://[evil"},
         {"origin": "nonsense"},
+        {"origin": "ftp://127.0.0.1"},
+        {"origin": "HTTPS://evil.example"},
+        {"origin": "http://[::1].evil.example"},
+        {"origin": "http://localhost@evil.example"},
+        {"host": "[::1].evil.example"},
+        {"host": "localhost@evil.example"},
+        {"host": "evil.example/.localhost"},
         {"origin": "http://203.0.113.5"},
         {"host": "rebound.evil.example:30000"},
         {"host": "rebound.evil.example:30000", "origin": "http://rebound.evil.example:30000"},
@@ -108,14 +115,17 @@ def test_a_preflight_from_elsewhere_fails_and_a_local_one_does_not(serve: Serve)
 
 
 def test_a_picture_that_flushes_the_cache(serve: Serve) -> None:
-    """A browser sends no Origin with it, but says that it is for another site."""
+    """A browser sends no Origin with it, but says that it is for another site. Red before:
+    /console/stream opened a stream for it."""
 
     async def scenario(server: Any) -> None:
         foreign = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
         assert (await server.http.get("/flush_cache", headers=foreign)).status_code == 403
-        assert (
-            await server.http.get("/model_info", headers=foreign)
-        ).status_code == 200  # which the page cannot read
+        for route in ("/model_info", "/console/stream", "/metrics"):
+            assert (await server.http.get(route, headers=foreign)).status_code == 403
+        link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+        assert (await server.http.get("/flush_cache", headers=link)).status_code == 403
+        assert (await server.http.get("/model_info", headers=link)).status_code == 200
         assert (
             await server.http.get("/flush_cache", headers={"sec-fetch-site": "none"})
         ).status_code == 200  # typed by the user

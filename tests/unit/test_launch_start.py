@@ -126,3 +126,23 @@ def test_a_chat_template_is_read_before_anything_is_started(tmp_path: Path) -> N
         preflight(Options(chat_template=str(tmp_path / "t.jinja")))
     (tmp_path / "t.jinja").write_text("{{ messages }}")
     preflight(Options(chat_template=str(tmp_path / "t.jinja")))
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ '%0999999999d' % 1 }}", "it needs more than 512 MiB of memory"),
+        ("{{ 'a' * 999999999 }}", "it needs more than 512 MiB of memory"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "2 s"),
+        ("{{ 10 ** (10 ** 9) }}", "2 s"),
+    ],
+)
+def test_a_chat_template_that_exceeds_a_limit_is_named(
+    tmp_path: Path, template: str, words: str
+) -> None:
+    """Red before: it was computed in the launcher, where nothing limits it, for 30 s in silence."""
+    path = tmp_path / "t.jinja"
+    path.write_text(template)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        preflight(Options(chat_template=str(path)))
+    assert str(path) in str(caught.value)

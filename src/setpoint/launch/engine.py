@@ -111,4 +111,13 @@ def _text(options: Options, folder: Path) -> TextProcessor:
     it are reported before weights are loaded."""
     from setpoint.frontend.text.processor import TextProcessor
 
-    return TextProcessor.from_folder(folder, chat_template=options.chat_template)
+    text = TextProcessor.from_folder(folder, chat_template=options.chat_template)
+    # A file of --chat-template has been tried before (preflight).
+    if options.chat_template is None and (limit := text.template_exceeds()) is not None:
+        logger.warning(
+            "The chat template in %s cannot be used: %s. Chats will be answered 400; pass another"
+            " template with --chat-template.",
+            folder,
+            limit,
+        )
+    return text

@@ -4,6 +4,7 @@ missing devices that they ask for. It takes milliseconds."""
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from setpoint.config.metric_options import otlp_url
 from setpoint.config.options import Options
 from setpoint.config.pool import memory_model
 from setpoint.config.resolved import ResolvedConfig
-from setpoint.core.errors import ConfigError, OutOfMemoryError
+from setpoint.core.errors import CheckpointError, ConfigError, OutOfMemoryError
 from setpoint.core.weightfiles import weight_files
 from setpoint.planning.fit import Choices, check_fit
 from setpoint.planning.memory import format_bytes
@@ -47,10 +48,23 @@ def preflight(options: Options) -> None:
             "--grammar-backend xgrammar", "xgrammar", "xgrammar", "tvm_ffi", "transformers"
         )
     if options.chat_template is not None:
-        from setpoint.frontend.text.template import ChatTemplate
-        from setpoint.frontend.text.template_source import find_chat_template
+        _check_template(options.chat_template)
 
-        ChatTemplate(find_chat_template("", override=options.chat_template) or "")
+
+def _check_template(path: str) -> None:
+    """Raise CheckpointError if the template in a file cannot be compiled or exceeds a limit. It
+    runs in its own process even here: what it computes may take for ever."""
+    from setpoint.frontend.text.template_process import TemplateProcess
+    from setpoint.frontend.text.template_source import find_chat_template
+
+    source = find_chat_template("", override=path) or ""
+    try:
+        template = TemplateProcess(source)
+    except CheckpointError as error:
+        raise CheckpointError(f"--chat-template {path}: {error}") from None
+    with closing(template):
+        if (limit := template.exceeded()) is not None:
+            raise CheckpointError(f"--chat-template {path} cannot be used: {limit}.")
 
 
 def _check_extra(flag: str, extra: str, *modules: str) -> None:

@@ -5,14 +5,15 @@ A browser lets every page it shows send requests to 127.0.0.1, so a server that 
 without an API key would be open to the whole web. A page cannot forge the headers Host, Origin and
 Sec-Fetch-Site, and only browsers send the last two. Two kinds of requests are refused with 403:
 those of a page from another site (Origin), and those that a browser sends here because a foreign
-DNS name resolves to the address of this machine (Host: "DNS rebinding"). Programs on the server's
-own machine are not kept out: all of them may send requests.
+DNS name resolves to the address of this machine (Host: "DNS rebinding"). Pictures, scripts and
+streams that a page of another site asks for without an Origin are refused, too. Programs on the
+server's own machine are not kept out: all of them may send requests.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import urlsplit
+import re
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,6 +22,11 @@ from setpoint.core.shown import shown
 from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.http.errors import error_response
 from setpoint.frontend.refusal import Refusal
+
+_HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[\w.-]+))(?::[0-9]*)?")
+_ORIGIN = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<host>[^/?#]*)")
+_OF_THE_NET = frozenset(("ftp", "ftps", "gopher", "ws", "wss", "data", "blob", "javascript"))
+"""Schemes of what comes from elsewhere, besides http and https."""
 
 _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal")
 """Suffixes under which no name can be registered; containers reach their host as
@@ -54,11 +60,13 @@ class LocalOnlyMiddleware:
 
 def _refusal(headers: Headers, *, changes_by_get: bool) -> str | None:
     host, origin = headers.get("host"), headers.get("origin")
-    if host and not _is_private(_name_in(f"//{host}")):
+    if host and not _is_private(_name_in(host)):
         return f"The Host header names {shown(host)!r}, which is not this machine."
     if origin is not None and not _is_local_page(origin):
         return f"The request comes from a web page of {shown(origin)!r}."
-    if origin is None and changes_by_get and headers.get("sec-fetch-site") == "cross-site":
+    # A link that the user follows shows a page, which the other site cannot read.
+    is_shown = headers.get("sec-fetch-mode") == "navigate" and not changes_by_get
+    if origin is None and headers.get("sec-fetch-site") == "cross-site" and not is_shown:
         return "The request comes from a web page of another site."
     return None
 
@@ -68,9 +76,13 @@ def _is_local_page(origin: str) -> bool:
     installed (app://, tauri://, chrome-extension://)."""
     if origin == "null":  # a sandboxed frame, which any page can contain
         return False
-    if not origin.startswith(("http://", "https://")):
-        return "://" in origin
-    name = _name_in(origin)
+    found = _ORIGIN.fullmatch(origin)
+    if found is None:
+        return False
+    scheme = found["scheme"].lower()
+    if scheme not in ("http", "https"):
+        return scheme not in _OF_THE_NET
+    name = _name_in(found["host"])
     address = _address(name)
     return (
         address.is_loopback
@@ -85,12 +97,10 @@ def _is_private(name: str) -> bool:
     return _address(name) is not None or "." not in name or name.endswith(_PRIVATE_SUFFIXES)
 
 
-def _name_in(url: str) -> str:
-    """The host in the header, or a value that matches nothing."""
-    try:
-        return (urlsplit(url).hostname or "no.name").rstrip(".")
-    except ValueError:
-        return "no.name"
+def _name_in(host: str) -> str:
+    """The name or address in "host:port", or a value that matches nothing."""
+    found = _HOST.fullmatch(host)
+    return "no.name" if found is None else (found["six"] or found["name"]).lower().rstrip(".")
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

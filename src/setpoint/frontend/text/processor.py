@@ -77,6 +77,11 @@ class TextProcessor:
         if isinstance(self._template, TemplateProcess):
             self._template.close()
 
+    def template_exceeds(self) -> str | None:
+        """As ``TemplateProcess.exceeded``; None without a template."""
+        template = self._template
+        return template.exceeded() if isinstance(template, TemplateProcess) else None
+
     @property
     def chat_template(self) -> str | None:
         """The source of the chat template."""

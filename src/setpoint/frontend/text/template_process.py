@@ -87,6 +87,19 @@ class TemplateProcess:
             raise RequestError(answer[1:].decode())
         return answer[1:].decode()
 
+    def exceeded(self) -> str | None:
+        """Which limit the template exceeds even with a short conversation; None if it exceeds none.
+        What else it refuses depends on the conversation."""
+        job = msgspec.json.encode(RenderJob([{"role": "user", "content": "Hello"}], True, {}))
+        with self._lock:
+            try:
+                if self._process is None:
+                    self._start()
+                self._ask(job)
+            except _EndedError as error:
+                return str(error)
+        return None
+
     def close(self) -> None:
         """End the process. A request that is being rendered gets an error."""
         process, self._process = self._process, None
