@@ -264,7 +264,10 @@ REFUSALS = {
     missing_tensor: (1, r"model\.layers\.1\.mlp\.up_proj\.weight"),
     misshapen_tensor: (1, r"model\.layers\.0\.self_attn\.k_proj\.weight.*\[3, 5\]"),
     unsupported_architecture: (1, r"MambaForCausalLM cannot be served.*recurrent state"),
-    no_memory_for_a_page: (1, r"no room for one page of KV cache.*Raise --mem-fraction-static"),
+    no_memory_for_a_page: (
+        1,
+        r"does not fit into the memory.*What would fit here: --mem-fraction-static",
+    ),
     no_tokenizer: (1, r"tokenizer\.json"),
     broken_tokenizer: (1, r"tokenizer\.json"),
     config_that_is_no_json: (1, r"config\.json"),

@@ -25,6 +25,7 @@ MOST_OF_MEMORY = 0.95
 WEIGHTS_SHARE = 0.9
 """The share of the memory for weights and KV cache that the weights of an advised model take."""
 LEAST_CONTEXT = 512
+LEAST_PARAMETERS = 10**6
 BF16_BYTES = 2
 
 
@@ -51,16 +52,17 @@ def check_fit(
     if weights + kv <= static and weights + kv + work <= available_bytes:
         return
     parts = [
-        f"its weights need {format_bytes(weights)} ({_billions(model.spec.num_parameters)}"
+        f"its weights need {format_bytes(weights)} ({_count(model.spec.num_parameters)}"
         " parameters)",
         f"the smallest KV cache {format_bytes(kv)}",
         *([f"a step {format_bytes(work)}"] if work else []),
     ]
+    advice = "; ".join(_advice(model, available_bytes, choices))
     raise OutOfMemoryError(
         f"{name} does not fit into the memory: {', '.join(parts)}; {format_bytes(available_bytes)}"
         f" are available, of which weights and KV cache may take {format_bytes(static)}"
-        f" (--mem-fraction-static {model.mem_fraction_static:g}). What would fit here:"
-        f" {'; '.join(_advice(model, available_bytes, choices))}."
+        f" (--mem-fraction-static {model.mem_fraction_static:g})."
+        f" {f'What would fit here: {advice}' if advice else 'Nothing would fit here: free memory'}."
     )
 
 
@@ -98,7 +100,8 @@ def _advice(model: MemoryModel, available: int, choices: Choices) -> Iterator[st
             break
     static = available * model.mem_fraction_static - _least_kv(model)
     largest = int(max(static, 0) * WEIGHTS_SHARE / BF16_BYTES)
-    yield f"a model of about {_billions(largest)} parameters in bfloat16"
+    if largest >= LEAST_PARAMETERS:
+        yield f"a model of about {_count(largest)} parameters in bfloat16"
 
 
 def _others(model: MemoryModel, choices: Choices) -> Iterator[tuple[str, MemoryModel]]:
@@ -129,6 +132,9 @@ def _fits(model: MemoryModel, available: int) -> bool:
     return plan.pool_tokens >= min(model.context_len, USEFUL_TOKENS)
 
 
-def _billions(number: int) -> str:
-    billions = number / 1e9
-    return f"{billions:.0f} billion" if billions >= 10 else f"{billions:.2g} billion"
+def _count(number: int) -> str:
+    """A number of parameters, in the unit that people use."""
+    for unit, size in (("billion", 10**9), ("million", 10**6)):
+        if number >= size:
+            return f"{number / size:.{0 if number >= 10 * size else 1}f} {unit}"
+    return str(number)
