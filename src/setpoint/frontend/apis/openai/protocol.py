@@ -195,6 +195,8 @@ def cut_of(body: Shortening, *, keeps_end: bool) -> Cut | None:
 class CommonBody(SamplingBody, kw_only=True):
     """The fields that the bodies of both kinds of completions may have."""
 
+    timings_per_token: bool | None = False
+    """Whether every chunk of a stream has ``timings``, and not only the last, as in llama.cpp."""
     return_token_ids: bool | None = False
     """Whether the choices have the ids of the output and of the prompt, as in SGLang and vLLM."""
     return_prompt_token_ids: bool | None = False

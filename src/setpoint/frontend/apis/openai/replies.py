@@ -12,6 +12,7 @@ from setpoint.frontend.apis.openai.protocol import CommonBody
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.hidden_states import last_hidden_state
 from setpoint.frontend.jobs import Job, Piece, SequenceOutput
+from setpoint.frontend.timings import phase_timings
 
 
 class ChoiceMaker(Protocol):
@@ -79,6 +80,7 @@ class Reply:
             "choices": choices,
             "usage": self.usage(outputs),
             "metadata": self._metadata,
+            "timings": phase_timings(outputs),
         }
 
     async def stream(self, job: Job, maker: ChoiceMaker) -> AsyncGenerator[dict[str, Any], None]:
@@ -101,11 +103,14 @@ class Reply:
                     choices.append(choice)
                 if is_first and choices:
                     choices[0] |= self._prompt_ids(output)
-                for choice in choices:
+                for number, choice in enumerate(choices, 1):
                     chunk = self._chunk([choice], [output] if self._continuous_usage else None)
                     if not is_begun:
                         chunk |= told | (self._prompt_ids(output) if self._is_chat else {})
                         is_begun = True
+                    is_last = output.finish is not None and number == len(choices)
+                    if is_last or self._body.timings_per_token:
+                        chunk["timings"] = phase_timings([output])
                     yield chunk
         options = self._body.stream_options
         is_asked = self._config.stream_include_usage if options is None else options.include_usage
