@@ -38,7 +38,7 @@ def test_the_openai_client_gets_vectors(serve: Serve) -> None:
         )
         assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (8, 8)
         first, second = server.engine.submitted
-        assert (first.pooling, first.sampling.max_new_tokens) == ("last", 0)
+        assert (first.options.pooling, first.sampling.max_new_tokens) == ("last", 0)
         assert first.rid.endswith("_0")
         assert first.rid[:-1] == second.rid[:-1]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from answers import CHAT, HI, says
 
+from setpoint.core.request import LogprobOptions
 from setpoint.testing.byte_tokenizer import EOS_ID
 from setpoint.testing.fake_engine import FakeEngine
 
@@ -136,7 +137,7 @@ def test_logprobs_of_named_tokens(serve: Serve) -> None:
         body = {"logprobs": True, "top_logprobs": 5, "logprob_token_ids": [120, 111]}
         content = (await answered(server, CHAT, **body))["choices"][0]["logprobs"]["content"]
         request = server.engine.submitted[-1]
-        assert (request.token_ids_logprob, request.top_logprobs_num) == ((120, 111), 0)
+        assert request.options.logprobs == LogprobOptions(ids=(120, 111))
         assert [top["token"] for top in content[0]["top_logprobs"]] == ["o", "x"]
         assert [top["token"] for top in content[1]["top_logprobs"]] == ["k", "x", "o"]
         assert content[1]["top_logprobs"][0]["logprob"] == content[1]["logprob"]
