@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from setpoint.core.errors import SourceError
+from setpoint.doctor.diagnose import diagnose
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.folder import read_folder
 from setpoint.doctor.readers.log.reader import read_chunks
@@ -216,7 +217,7 @@ def test_a_folder_of_ranks_and_rotated_files(tmp_path: Path) -> None:
         args() + ready(1) + "".join(decode(i, 10, rank=" DP0 TP0") for i in range(20, 30))
     )
     (tmp_path / "notes.txt").write_text("hello\n")
-    seen = read_folder(str(tmp_path))
+    (seen,) = read_folder(str(tmp_path))
     assert [(rank.name, len(rank.moments)) for rank in seen.ranks] == [
         ("DP0 TP0", 10),
         ("DP1 TP1", 10),
@@ -228,7 +229,56 @@ def test_a_folder_of_ranks_and_rotated_files(tmp_path: Path) -> None:
 def test_files_of_one_rank_name_are_named_by_file(tmp_path: Path) -> None:
     for name in ("node-a.log", "node-b.log"):
         (tmp_path / name).write_text("".join(decode(i, 10) for i in range(10)))
-    assert [rank.name for rank in read_folder(str(tmp_path)).ranks] == ["node-a TP0", "node-b TP0"]
+    (seen,) = read_folder(str(tmp_path))
+    assert [rank.name for rank in seen.ranks] == ["node-a TP0", "node-b TP0"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (args(), args(30001)),
+        (args(), args().replace("'/m'", "'/other'")),
+        (ready(1, 100_000), ready(1, 60_000)),
+    ],
+)
+def test_logs_of_different_servers_in_a_folder_are_told_apart(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    for name, start in (("a.log", first), ("b.log", second)):
+        (tmp_path / name).write_text(start + "".join(decode(i, 10) for i in range(2, 12)))
+    seen = read_folder(str(tmp_path))
+    assert [len(each.ranks) for each in seen] == [1, 1]
+    assert "2 servers" in seen[0].sources[0].notes[-1]
+
+
+def test_a_log_without_times_is_not_decades_away(tmp_path: Path) -> None:
+    lines = [decode(i, 10) for i in range(10)]
+    (tmp_path / "a.log").write_text("".join(lines))
+    (tmp_path / "b.log").write_text("".join(line.partition("] ")[2] for line in lines))
+    assert len(read_folder(str(tmp_path))) == 2
+
+
+def test_evidence_from_a_folder_names_its_file(tmp_path: Path) -> None:
+    for name in ("node-a.log", "node-b.log"):
+        (tmp_path / name).write_text("".join(decode(i, 10, 0.1) for i in range(12)))
+    (seen,) = read_folder(str(tmp_path))
+    evidence = [each for found in diagnose(seen).findings for each in found.evidence]
+    assert {each.source for each in evidence} <= {"node-a.log", "node-b.log"}
+    assert evidence
+
+
+@pytest.mark.parametrize(
+    ("line", "program"),
+    [
+        ("INFO 07-22 12:55:39 [loggers.py:123] Engine 000: Avg prompt throughput: 1.0 tokens/s, Running: 30 reqs, GPU KV cache usage: 42.1%", "vLLM"),
+        ("(EngineCore_DP0 pid=272) ERROR 07-22 12:55:39 [core.py:700] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB.", "vLLM"),
+        ("slot launch_slot_: id  0 | task 12 | processing task", "llama.cpp"),
+        ("2025-01-01T10:00:00.000000Z  INFO text_generation_router::server: router/src/server.rs:1: ok", "TGI"),
+    ],
+)  # fmt: skip
+def test_a_log_of_another_program_is_named_as_one(line: str, program: str) -> None:
+    with pytest.raises(SourceError, match=f"a log of {program}"):
+        read_all(f"{line}\n" * 5)
 
 
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:

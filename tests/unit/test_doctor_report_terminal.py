@@ -133,6 +133,14 @@ def test_an_effect_in_words(factors: tuple[float, float, float], words: str) -> 
     )
 
 
+def test_an_effect_that_is_hardly_one_begins_with_that() -> None:
+    effect = Effect("output throughput", 0.9, 1.04, 1.3, why="")
+    assert wording.effect_text(effect) == (
+        "there is little to gain: output throughput should rise by about 4 % (between −10 % and"
+        " +30 %)"
+    )
+
+
 def test_what_to_type() -> None:
     assert wording.typed(Action("x", "--schedule-conservativeness", "decrease", 0.35)) == (
         "--schedule-conservativeness 0.35"

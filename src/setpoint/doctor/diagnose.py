@@ -7,7 +7,7 @@ from dataclasses import replace
 from setpoint.doctor.case import AGREE, Case, examine
 from setpoint.doctor.checks import CHECKS
 from setpoint.doctor.findings import Action, Finding, Report, RuledOut
-from setpoint.doctor.observations import Observations
+from setpoint.doctor.observations import Evidence, Observations
 
 FATAL = ("server-dead", "pool-leak", "oom-init", "oom-decode", "oom-prefill")
 """The server ended or its memory is wrong: nothing else matters before that is mended."""
@@ -66,6 +66,7 @@ def diagnose(seen: Observations) -> Report:
     elif case.is_excerpt:
         limits = [finding for finding in limits if finding.share is None or finding.share >= AGREE]
     findings = without_contradictions(without_residual(ranked(limits)))
+    findings = [replace(each, evidence=_located(seen, each.evidence)) for each in findings]
     state = states.get("healthy") or states.get("not-enough-evidence")
     if findings:
         verdict, summary = findings[0].cause, findings[0].summary
@@ -81,7 +82,15 @@ def diagnose(seen: Observations) -> Report:
         sources=seen.sources,
         phases=case.phases,
         missing=missing(case, verdict),
-        evidence=() if findings or state is None else state.evidence,
+        evidence=() if findings or state is None else _located(seen, state.evidence),
+    )
+
+
+def _located(seen: Observations, evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """With the file of each line, if there are several."""
+    return tuple(
+        replace(each, source=each.source or seen.files.get((each.line, each.text), ""))
+        for each in evidence
     )
 
 

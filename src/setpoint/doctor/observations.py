@@ -148,6 +148,8 @@ class Observations:
     """The source shows the end of the server's life (an orderly or another one)."""
     silence: Silence | None = None
     """How the source goes on after the last batch."""
+    files: dict[tuple[int, str], str] = field(default_factory=dict)
+    """(number, text) of a line -> the file it is of, if there are several."""
 
     @property
     def coverage(self) -> float:

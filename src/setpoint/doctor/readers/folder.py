@@ -1,8 +1,9 @@
-"""A folder of logs of one server: files of ranks, rotated files, or both."""
+"""A folder of logs: of one server (files of its ranks, rotated files, or both) or of several."""
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from pathlib import Path
 
 from setpoint.core.errors import SourceError
@@ -12,12 +13,22 @@ from setpoint.doctor.timeline import Timeline
 
 _APART_S = 5.0
 """Two files whose times overlap by no more than this are parts of one log."""
+_APART_DAY_S = 86400.0
+"""A server that wrote nothing for longer is taken for another one, and so is one whose clock counts
+from elsewhere."""
+_IDENTITY = ("model_path", "served_model_name", "port", "tp_size", "dp_size", "mem_fraction_static")
+"""Options that are the same in all logs of one server."""
+_SAME_POOL = 1.25
+_CLEAR_USAGE = 0.2
+"""Usage has two decimals: below this it does not tell the size of the pool well enough."""
 
 
-def read_folder(name: str) -> Observations:
-    """All logs of a folder as one server. Files of the same rank whose times follow one another are
-    one log (it was rotated); files that overlap are of different ranks, named as in their lines,
-    or else by the file. Raises SourceError if no file is a log."""
+def read_folder(name: str) -> list[Observations]:
+    """The servers whose logs are in a folder, usually one. Files that contradict each other (in the
+    model, the options, the size of the pool, or the times) are of different servers. Of one server,
+    files of the same rank whose times follow one another are one log (it was rotated); files that
+    overlap are of different ranks, named as in their lines, or else by the file. Raises SourceError
+    if no file is a log."""
     parts: list[tuple[str, Observations]] = []
     left_out: list[str] = []
     for path in sorted(Path(name).iterdir()):
@@ -31,11 +42,74 @@ def read_folder(name: str) -> Observations:
         raise SourceError(
             f"{name} is a folder without a log of SGLang or Setpoint ({len(left_out)} other files)."
         )
-    seen = _one([(file, _with_source(file, part)) for file, part in parts])
+    servers = [
+        _one([(file, _with_source(file, part)) for file, part in group])
+        for group in _by_server(parts)
+    ]
     if left_out:
         shown = ", ".join(left_out[:5]) + ("…" if len(left_out) > 5 else "")
-        seen.sources[0].notes.append(f"{len(left_out)} files are no logs of a server: {shown}.")
-    return seen
+        servers[0].sources[0].notes.append(
+            f"{len(left_out)} files are no logs of a server: {shown}."
+        )
+    if len(servers) > 1:
+        for seen in servers:
+            seen.sources[0].notes.append(
+                f"The folder has logs of {len(servers)} servers, which are diagnosed one by one."
+            )
+    return servers
+
+
+Part = tuple[str, Observations]
+
+
+def _by_server(parts: list[Part]) -> list[list[Part]]:
+    groups: list[list[Part]] = []
+    for part in sorted(parts, key=lambda part: (_begins(part[1]), part[0])):
+        for group in groups:
+            if not any(_differ(part[1], other) for _, other in group) and _is_near(part, group):
+                group.append(part)
+                break
+        else:
+            groups.append([part])
+    return groups
+
+
+def _differ(one: Observations, other: Observations) -> bool:
+    """Whether two logs say things that cannot both be true of one server."""
+    for name in _IDENTITY:
+        values = one.facts.options.get(name), other.facts.options.get(name)
+        if None not in values and values[0] != values[1]:
+            return True
+    models = one.facts.model, other.facts.model
+    if None not in models and models[0] != models[1]:
+        return True
+    if one.sources[0].generation.split()[0] != other.sources[0].generation.split()[0]:
+        return True
+    pools = [pool for seen in (one, other) if (pool := _pool(seen)) is not None]
+    return len(pools) == 2 and max(pools) > _SAME_POOL * min(pools)
+
+
+def _pool(seen: Observations) -> float | None:
+    """Tokens of the KV pool: as the start says, or as the lines about batches tell."""
+    if seen.facts.max_total_num_tokens:
+        return float(seen.facts.max_total_num_tokens)
+    sizes = [
+        moment.tokens / moment.usage
+        for rank in seen.ranks
+        for moment in rank.moments
+        if moment.num_decode and moment.tokens and moment.usage is not None
+        if moment.usage >= _CLEAR_USAGE
+    ]
+    return statistics.median(sizes) if sizes else None
+
+
+def _is_near(part: Part, group: list[Part]) -> bool:
+    """Whether its times are of the same clock as those of a group, and not days after them."""
+    begin = _begins(part[1])
+    if not any(rank.moments for rank in part[1].ranks):
+        return True
+    ends = [rank.moments[-1].at for _, seen in group for rank in seen.ranks if rank.moments]
+    return not ends or begin - max(ends) <= _APART_DAY_S
 
 
 def _with_source(file: str, seen: Observations) -> Observations:
@@ -79,7 +153,19 @@ def _one(parts: list[tuple[str, Observations]]) -> Observations:
         facts=_facts([seen.facts for _, seen in parts]),
         ranks=[ranks[name] for name in sorted(ranks)],
         ended=any(seen.ended for _, seen in parts),
+        files=_files(parts) if len(parts) > 1 else {},
+        silence=parts[0][1].silence if len(parts) == 1 else None,
     )
+
+
+def _files(parts: list[Part]) -> dict[tuple[int, str], str]:
+    """Which file a quoted line is of."""
+    found: dict[tuple[int, str], str] = {}
+    for file, seen in parts:
+        for rank in seen.ranks:
+            found |= {(moment.line, moment.text): file for moment in rank.moments}
+            found |= {(event.line, event.text): file for event in rank.events}
+    return found
 
 
 def _named(file: str, rank: str) -> str:

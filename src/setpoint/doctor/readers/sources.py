@@ -37,7 +37,7 @@ def _observe(name: str, seconds: float, past_s: float, api_key: str | None) -> l
         return [_watch(name, seconds, past_s, api_key)]
     path = Path(name)
     if path.is_dir():
-        return [read_folder(name)]
+        return read_folder(name)
     if is_recording(path):
         return [read_recording(opened(name), name)]
     if not path.exists():

@@ -42,6 +42,10 @@ def percent(share: float) -> str:
     return f"{99 if rounded == 100 and share < 1 else rounded} %"
 
 
+LITTLE = 0.08
+"""Change of a figure that is hardly more than the difference between two measurements."""
+
+
 def effect_text(effect: Effect) -> str:
     """The figure and how it should change: "output throughput should rise by about 70 % (between
     30 % and 110 %)"."""
@@ -57,7 +61,14 @@ def effect_text(effect: Effect) -> str:
         by = f"{verb} by about {_gain(expected)}"
         how = "change little" if abs(expected - 1) < 0.005 else by
         how += f" (between {_signed(low)} and {_signed(high)})"
-    return f"{effect.figure} should {how}"
+    text = f"{effect.figure} should {how}"
+    return f"there is little to gain: {text}" if is_small(effect) else text
+
+
+def is_small(effect: Effect) -> bool:
+    """Whether a change may gain nothing, and is not expected to gain much."""
+    change = abs(effect.expected - 1)
+    return effect.low <= 1 <= effect.high and 0.005 <= change < LITTLE
 
 
 def _gain(factor: float) -> str:

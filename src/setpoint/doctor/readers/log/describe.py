@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
+import re
 from typing import NoReturn
 
 import numpy as np
@@ -15,14 +15,20 @@ from setpoint.doctor.readers.log.server_log import ServerLog
 
 MANY_TIMES_BACK = 20
 SHOWN_STARTS = 12
-_PROGRAMS = {
-    "vllm": "vLLM",
-    "llama": "llama.cpp",
-    "ollama": "Ollama",
-    "tensorrt": "TensorRT-LLM",
-    "text_generation": "TGI",
-    "nginx": "nginx",
-}
+_OURS = re.compile(rb"sglang|setpoint", re.IGNORECASE)
+_PROGRAMS = (
+    ("Ollama", re.compile(rb"\bollama\b|\[GIN\] |llama runner")),
+    (
+        "vLLM",
+        re.compile(rb"\bvllm\b|\bvLLM\b|GPU KV cache usage: |\(EngineCore|EngineDeadError"),
+    ),
+    ("llama.cpp", re.compile(rb"\bllama_|llama-server|\bslot +(?:launch_|update_slots|release)")),
+    ("TensorRT-LLM", re.compile(rb"TensorRT-LLM|TRT-LLM")),
+    ("TGI", re.compile(rb"text_generation_(?:router|launcher|server)|text-generation-inference")),
+    ("LMDeploy", re.compile(rb"\blmdeploy\b")),
+    ("nginx", re.compile(rb"\bnginx\b")),
+)
+"""Other programs, and what only their logs have."""
 
 
 def observations(source: Source, origin: str, server: ServerLog, num_servers: int) -> Observations:
@@ -122,10 +128,16 @@ def _two_pools(sizes: list[float]) -> bool:
     return bool(changes >= min(8, len(values) / 10))
 
 
-def refuse(source: Source, words: Set[bytes]) -> NoReturn:
-    """Raise SourceError for a log in which no server was found."""
-    found = {word.decode().lower() for word in words}
-    program = next((name for mark, name in _PROGRAMS.items() if any(mark in w for w in found)), "")
+def program_of(lines: bytes) -> str:
+    """The other program that wrote these lines; "" if there is no sign of one."""
+    if _OURS.search(lines):  # our servers' tracebacks may mention any of them
+        return ""
+    return next((name for name, marks in _PROGRAMS if marks.search(lines)), "")
+
+
+def refuse(source: Source, program: str) -> NoReturn:
+    """Raise SourceError for a log in which no server was found. program: what wrote it, if that is
+    known."""
     looks = f" It looks like a log of {program}." if program else ""
     raise SourceError(
         f"{source.name} has {source.num_lines} lines, but none that SGLang or Setpoint writes about"

@@ -13,7 +13,7 @@ import numpy as np
 from setpoint.core.errors import SourceError
 from setpoint.doctor.observations import Observations, Source
 from setpoint.doctor.readers.log.batch_lines import is_known
-from setpoint.doctor.readers.log.describe import observations, refuse
+from setpoint.doctor.readers.log.describe import observations, program_of, refuse
 from setpoint.doctor.readers.log.messages import KEYWORDS, Message, message_of, quotes_a_client
 from setpoint.doctor.readers.log.scan import Scanned, Scanner
 from setpoint.doctor.readers.log.server_log import ServerLog, shown
@@ -83,8 +83,8 @@ class _Reader:
         self._first = 1
         self._cut = ""
         """Why the rest of the log was not read."""
-        self._words: set[bytes] = set()
-        """Marks of other programs."""
+        self._program = ""
+        """The other program whose marks the lines have."""
         self._last_batches: dict[str, tuple[int, Clocks]] = {}
         """By origin: the number of the last line about a batch, and its times."""
         self._last_lines = _Lines(b"")
@@ -137,7 +137,9 @@ class _Reader:
         if not telling:
             if self._cut:
                 raise SourceError(f"{self._cut} Before that, no server wrote anything.")
-            refuse(self._source, self._words)
+            refuse(self._source, self._program)
+        if self._program and not any(_is_a_server(each) for each in telling):
+            refuse(self._source, self._program)
         return telling
 
     def _note_last_batch(self, origin: str, tables: dict[str, Table], lines: _Lines) -> None:
@@ -238,9 +240,9 @@ class _Reader:
                 f"Some batch lines could not be read; the first is line {self._first + number}:"
                 f" {shown(line)[:120]}"
             )
-        if not source.num_batch_lines and len(self._words) < 8:
+        if not source.num_batch_lines and not self._program:
             head = b"\n".join(line[:200] for _, line in scanned.rest[:2000])
-            self._words.update(word for word in _OTHERS if word in head)
+            self._program = program_of(head)
 
     def _cut_off(self, scanned: Scanned) -> None:
         """The last line has no end. If it is no whole batch line, it does not count as one."""
@@ -255,16 +257,9 @@ class _Reader:
         self._source.notes.append("The last line is cut off and was ignored.")
 
 
-_OTHERS = (
-    b"vllm",
-    b"VLLM",
-    b"llama_",
-    b"llama-server",
-    b"TensorRT",
-    b"text_generation",
-    b"nginx",
-    b"ollama",
-)
+def _is_a_server(seen: Observations) -> bool:
+    """Whether it shows more than errors, which any program may have."""
+    return bool(seen.facts.said) or any(rank.moments for rank in seen.ranks)
 
 
 def _marks(names: Iterable[str], style: str) -> Iterator[str]:
