@@ -344,9 +344,12 @@ def test_an_interpreter_may_exit_without_shutdown(tiny_model: Path) -> None:
         str(tiny_model),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    # On a busy machine the start takes long enough to be spoken of.
+    # On a busy machine the start takes long enough to be spoken of, and not every processor has
+    # all instructions.
     complaints = [
-        line for line in done.stderr.splitlines() if not line.startswith("setpoint: Loading ")
+        line
+        for line in done.stderr.splitlines()
+        if not line.startswith("setpoint: Loading ") and "WARNING: Fallback: " not in line
     ]
     assert (done.returncode, complaints) == (0, [])
     child, parent = done.stdout.splitlines()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from setpoint.core.control import CacheFlush, FlushCache, GetState, InternalState
-from setpoint.core.messages import Reply, Shutdown
+from setpoint.core.messages import Abort, Reply, Shutdown
 from setpoint.core.records import PoolRebuilt
 from setpoint.core.request import Ids, Request
 from setpoint.scheduler.loop import StrictAccountingError
@@ -93,7 +93,7 @@ def test_slot_and_pages_of_an_aborted_sequence_are_held_until_its_rows_are_back(
     harness.turn(5)
     in_flight = harness.sequence("a").inflight_steps
     assert bool(in_flight) == bool(depth)
-    harness.scheduler.abort([harness.seq_id("a")])
+    harness.scheduler.abort(Abort([harness.seq_id("a")]))
     assert bool(harness.scheduler.state.draining) == bool(in_flight)
     harness.drain()
     assert harness.outcomes["b"].ids == expected(4, 20, 5)
