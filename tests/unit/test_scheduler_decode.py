@@ -270,10 +270,13 @@ def test_outputs_of_a_finished_request_are_a_prefix_for_the_next_turn() -> None:
 
 
 def test_a_retracted_request_that_waits_again_is_aborted_in_the_queue() -> None:
-    harness = Harness(num_pages=40, conservativeness=0.01)
+    harness = Harness(num_pages=60, conservativeness=0.01)
     for index in range(4):
-        harness.submit(f"r{index}", prompt(5, 10 * index), max_new_tokens=30)
-    while not harness.recorder.retractions:
+        harness.submit(f"r{index}", range(10 * index, 10 * index + 6), max_new_tokens=30)
+        harness.turn()
+    for _ in range(100):
+        if harness.recorder.retractions:
+            break
         harness.turn()
     waiting = {seq.rid for seq in harness.scheduler.state.queue}
     assert 0 < len(waiting) < 4
