@@ -199,7 +199,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"tool_choice": {"type": "any"}}, "tool_choice.type 'any' needs tools."),
     ({"tool_choice": {"type": "tool"}}, "tool_choice.name is missing."),
-    ({"tool_choice": {"type": "some"}}, "tool_choice.type must be one of its allowed values, not 'some'"),
+    (
+        {"tool_choice": {"type": "some"}},
+        "tool_choice.type must be one of its allowed values, not 'some'",
+    ),
     ({"tool_choice": "auto"}, "tool_choice must be an object, got a string."),
     (
         {
