@@ -97,7 +97,8 @@ class GrammarProcess:
     def compile(self, constraint: Constraint, is_wanted: Callable[[], bool]) -> None:
         """Have the constraint compiled. Blocks. Raises RequestError (400) if it cannot be."""
         try:
-            started = self._answer(is_wanted)
+            # Its id is needed to end it, so this is waited for in any case.
+            started = self._answer(lambda: True)
             assert isinstance(started, Started)
             self._pid_fd.append(os.pidfd_open(started.pid))
             self._link.setblocking(True)  # the text may be longer than what the kernel buffers
