@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from machine import environment
 
-from setpoint.core.cachegroups import cache_layout, described
+from setpoint.core.cachegroups import cache_layout, layout_summary
 from setpoint.core.pagerows import CacheCosts
 from setpoint.planning.memory import GIB
 from setpoint.testing.specs import tiny_spec
@@ -49,7 +49,7 @@ class Shape:
 
     def groups(self) -> str:
         spec = tiny_spec(num_layers=len(self.windows), windows=self.windows)
-        return described(cache_layout(spec, CONTEXTS[-1]))
+        return layout_summary(cache_layout(spec, CONTEXTS[-1]))
 
 
 def one_in(period: int, num_layers: int, window: int) -> tuple[int | None, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from doctor_runs import LONG, POOL, SHORT, Run, run_for
 
-from setpoint.core.moments import Moment, merged
+from setpoint.core.moments import Moment, merge
 from setpoint.doctor.diagnose import diagnose
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.kept import live_observations
@@ -47,7 +47,7 @@ def seen_by_all(run: Run) -> dict[str, Observations]:
 
 def whole(seen: Observations) -> Moment:
     (rank,) = seen.ranks
-    return merged(rank.moments)
+    return merge(rank.moments)
 
 
 @pytest.mark.parametrize(

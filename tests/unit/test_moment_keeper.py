@@ -10,7 +10,7 @@ import pytest
 
 from setpoint.core.control import GetMoments, Moments, PauseMode
 from setpoint.core.messages import Reply, decode_to_frontend, encode
-from setpoint.core.moments import Moment, merged, quantile
+from setpoint.core.moments import Moment, merge, quantile
 from setpoint.core.records import Record, RequestDone, StepDone, Turn, TurnDone
 from setpoint.observe.figures import Figures
 from setpoint.observe.moment_keeper import MomentKeeper
@@ -60,7 +60,7 @@ def test_moments_lose_nothing(seed: int) -> None:
     for record in records:
         figures.on(record)
     totals, moments = msgspec.structs.asdict(figures.totals), kept(records)
-    whole = merged(moments)
+    whole = merge(moments)
     assert whole.new_tokens == totals["prompt_tokens"]
     assert whole.cached_tokens == totals["cached_tokens"]
     assert whole.output_tokens == totals["output_tokens"]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from setpoint.core.excerpt import excerpt, printable
 from setpoint.core.messages import Finish
 from setpoint.core.pool import PoolStats
 from setpoint.core.records import (
@@ -19,7 +20,6 @@ from setpoint.core.records import (
     Retraction,
     StepDone,
 )
-from setpoint.core.shown import printable, shown
 from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines, leave_out_of_access_log, setup_logging
 from setpoint.observe.tee import Tee
@@ -117,8 +117,8 @@ def test_a_traceback_is_indented(
 def test_what_is_shown_of_a_string() -> None:
     assert printable("Zürich 🚀 a b") == "Zürich 🚀 a b"
     assert printable("a\nb\t\x00\u202e") == r"a\nb\t\x00\u202e"
-    assert shown("abc", 3) == "abc"
-    assert shown("abcd\n" * 1000, 6) == r"abcd\na… (5000 characters)"
+    assert excerpt("abc", 3) == "abc"
+    assert excerpt("abcd\n" * 1000, 6) == r"abcd\na… (5000 characters)"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from msgspec import inspect
 
-from setpoint.core.bounds import bounds_of, converted
+from setpoint.core.bounds import bounds_of, convert_field
 from setpoint.core.errors import RequestError
 from setpoint.core.messages import Submit, decode_to_engine, encode
 from setpoint.core.plan import Admit
@@ -143,10 +143,10 @@ def test_a_sampling_parameter_is_bounded_where_it_enters(field: msgspec.structs.
 def test_an_option_is_bounded_where_it_enters(field: msgspec.structs.FieldInfo) -> None:
     inside, outside = edges(field.type)
     for value in inside:
-        admitted(SamplingParams(), **{field.name: converted(value, field.type, field.name)})
+        admitted(SamplingParams(), **{field.name: convert_field(value, field.type, field.name)})
     for value in outside:
         with pytest.raises(RequestError, match=f"{field.name} must be"):
-            converted(value, field.type, field.name)
+            convert_field(value, field.type, field.name)
 
 
 @pytest.mark.parametrize("value", [1e30, -1e30, 0.0, 1e-300])

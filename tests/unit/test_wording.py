@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
-from setpoint.core.wording import kind_of, plain
+from setpoint.core.wording import kind_of, validation_message
 
 
 class Inner(msgspec.Struct):
@@ -48,7 +48,7 @@ class Nested(msgspec.Struct):
 def said(value: Any, kind: Any, name: str = "") -> str:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(value, kind)
-    return plain(caught.value, name=name)
+    return validation_message(caught.value, name=name)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def refusal(make: Callable[[], object]) -> str:
     try:
         make()
     except msgspec.ValidationError as error:
-        return plain(error)
+        return validation_message(error)
     except RequestError as error:
         return error.message
     return ""

@@ -18,7 +18,7 @@ import msgspec
 
 from setpoint.batch.duplicates import Duplicates
 from setpoint.batch.entry import MAX_LINE_BYTES, BatchError, Entry, Marks, Problem, Survey
-from setpoint.core.wording import plain
+from setpoint.core.wording import validation_message
 from setpoint.frontend.json_shape import excess
 
 _GZIP = b"\x1f\x8b"
@@ -101,7 +101,7 @@ def parse_line(number: int, line: bytes) -> Entry:
     try:
         request = _decode_line(line)
     except msgspec.ValidationError as error:
-        return _bad(number, line, "bad_request", plain(error, whole="The line"))
+        return _bad(number, line, "bad_request", validation_message(error, whole="The line"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _bad(number, line, "not_json", f"The line is not valid JSON: {error}.")
     if not request.custom_id:

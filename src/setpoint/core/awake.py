@@ -1,6 +1,6 @@
-"""Time in which this process runs. A process that is paused (SIGSTOP, a debugger, ``docker pause``)
-cannot do anything about a time limit meanwhile, so limits on what others owe it are counted on this
-clock. CLOCK_MONOTONIC itself stands still only while the whole machine sleeps.
+"""A clock that stops while this process is paused (SIGSTOP, a debugger, ``docker pause``). Time
+limits on what other processes owe this one are counted on it, because a paused process cannot take
+what they send. CLOCK_MONOTONIC stops only while the whole machine sleeps.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ pause."""
 
 
 class AwakeClock:
-    """A thread makes ticks, which a paused process does not make; each counts the time since the
-    one before, but at most LEAP_S. The thread starts at the first look."""
+    """A thread ticks while the process runs; each tick counts the time since the one before, but at
+    most LEAP_S. The thread starts with the first call of ``now``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._tick = 0.0, time.monotonic()
-        """Seconds counted so far, and when that was."""
+        """(seconds counted so far, time of that count on CLOCK_MONOTONIC)."""
 
     def now(self) -> float:
-        """Seconds that this process has run, from an arbitrary beginning."""
+        """Seconds that this process has been running, from an arbitrary zero point."""
         if self._thread is None:
             self._start()
-        return self._counted()
+        return self._elapsed()
 
-    def _counted(self) -> float:
+    def _elapsed(self) -> float:
         counted, at = self._tick
         return counted + min(time.monotonic() - at, LEAP_S)
 
@@ -47,11 +47,11 @@ class AwakeClock:
     def _run(self) -> None:
         while True:
             time.sleep(TICK_S)
-            self._tick = self._counted(), time.monotonic()
+            self._tick = self._elapsed(), time.monotonic()
 
 
 CLOCK = AwakeClock()
-"""This process's."""
+"""The clock of this process."""
 
 
 @asynccontextmanager
@@ -60,15 +60,15 @@ async def timeout_awake(seconds: float) -> AsyncIterator[None]:
     loop, end = asyncio.get_running_loop(), CLOCK.now() + seconds
     timer: asyncio.TimerHandle
 
-    def look() -> None:
+    def check() -> None:
         nonlocal timer
         if (left := end - CLOCK.now()) > 0:
-            timer = loop.call_later(left, look)
+            timer = loop.call_later(left, check)
         else:
             limit.reschedule(loop.time())
 
     async with asyncio.timeout(None) as limit:
-        timer = loop.call_later(seconds, look)
+        timer = loop.call_later(seconds, check)
         try:
             yield
         finally:

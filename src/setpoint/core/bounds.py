@@ -16,7 +16,7 @@ from msgspec import Meta, inspect
 
 from setpoint.core.conversion import convert
 from setpoint.core.errors import RequestError
-from setpoint.core.wording import plain
+from setpoint.core.wording import validation_message
 
 INT32_MAX = (1 << 31) - 1
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
@@ -30,7 +30,7 @@ TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Int64 = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 
 
-def converted(value: Any, kind: Any, name: str) -> Any:
+def convert_field(value: Any, kind: Any, name: str) -> Any:
     """``value`` converted to ``kind``, the type of a field. Raises RequestError (400) with a
     message about the field ``name``."""
     try:
@@ -44,14 +44,14 @@ def converted(value: Any, kind: Any, name: str) -> Any:
             and not bounds[0] <= value <= bounds[1]
         ):
             raise RequestError(
-                f"{name} must be {_range(*bounds)}, got {shown_number(value)}."
+                f"{name} must be {_range(*bounds)}, got {number_text(value)}."
             ) from None
-        raise RequestError(plain(error, name=name)) from None
+        raise RequestError(validation_message(error, name=name)) from None
 
 
 def bounds_of(kind: Any) -> tuple[float, float] | None:
-    """The range that ``kind`` declares if it is a bounded number, or such a number or None; None
-    for other types."""
+    """The range that ``kind`` declares if it is a bounded number, optional or not; None for other
+    types."""
     info = inspect.type_info(kind)
     for option in info.types if isinstance(info, inspect.UnionType) else (info,):
         if (
@@ -67,8 +67,8 @@ def _range(low: float, high: float) -> str:
     least, most = (
         f"{bound:.2g}" if isinstance(bound, float) else str(bound) for bound in (low, high)
     )
-    # The range of a number that must not be 0 begins with "above 0": its exact lower bound
-    # interests hardly anybody.
+    # The range of a number that must not be 0 begins with "above 0", because hardly anybody needs
+    # the exact lower bound.
     return (
         f"above 0 (at least {least}) and at most {most}"
         if 0 < low < 1
@@ -76,8 +76,8 @@ def _range(low: float, high: float) -> str:
     )
 
 
-def shown_number(value: float) -> str:
-    """A number as an error message shows it: one of hundreds of digits is shown by its size."""
+def number_text(value: float) -> str:
+    """The number as an error message writes it; a number of hundreds of digits only by its size."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of about {int(value.bit_length() * math.log10(2))} digits"
     return str(value)

@@ -1,7 +1,5 @@
-"""How a model's KV cache is divided: layers of one kind form groups, and pages of one size serve
-all groups.
-
-Pure arithmetic on how far back each layer sees (docs/decisions/0030-cache-groups.md).
+"""Divides a model's KV cache: layers that see equally far back form groups, and pages of one size
+serve all groups (docs/decisions/0030-cache-groups.md). Pure arithmetic.
 """
 
 from __future__ import annotations
@@ -13,8 +11,8 @@ from setpoint.core.model import ModelSpec
 from setpoint.core.pagerows import PageRow, WindowColumns
 
 PADDING = 1.08
-"""Largest factor by which a sequence, short or of the whole context, may take more memory than its
-layers need. Accepting some waste makes fewer groups possible."""
+"""Largest ratio of the memory that a sequence takes to the memory that its layers need, for one
+token and for the whole context. Accepting some waste makes fewer groups possible."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,6 +52,7 @@ class CacheLayout:
 
     @property
     def page_row(self) -> PageRow:
+        """The meaning of a page row's columns for this layout."""
         num_full = sum(group.window is None for group in self.groups)
         windows, begin = [], num_full
         for window in dict.fromkeys(group.window for group in self.groups[num_full:]):
@@ -96,8 +95,8 @@ def cache_layout(spec: ModelSpec, context_len: int) -> CacheLayout:
     )
 
 
-def described(layout: CacheLayout) -> str:
-    """Describes the groups in words, for the log."""
+def layout_summary(layout: CacheLayout) -> str:
+    """The groups in words, for the log."""
     found = []
     for window, count in Counter(group.window for group in layout.groups).items():
         what = "full attention" if window is None else f"a window of {window} tokens"
@@ -106,7 +105,7 @@ def described(layout: CacheLayout) -> str:
 
 
 def _num_slabs(counts: Counter[int | None], context_len: int) -> int:
-    """Number of layers per group: the largest that keeps the waste within PADDING."""
+    """Layers per group: the largest number that keeps the waste within PADDING."""
 
     def layer_tokens(num_tokens: int, num_slabs: int) -> int:
         return sum(

@@ -21,16 +21,15 @@ _JSON_KINDS = ("json_schema", "structural_tag")
 MAX_CHARS: dict[str, int] = {"regex": 1 << 14} | dict.fromkeys(
     ("json_schema", "ebnf", "structural_tag"), 1 << 18
 )
-"""Longest text of each kind. The largest schemas of public collections have half as many; an
-expression costs time for each of its characters at every token."""
-
+"""Longest text of each kind, in characters. The largest schemas of public collections have half as
+many. Regular expressions get less, because each of their characters costs time at every token."""
 
 _SHOWN_AS = {"json_schema": "json"}
 
 
 def compile_refusal(kind: ConstraintKind) -> str:
-    """How the message begins with which a constraint of this kind is refused that cannot be
-    compiled; as in SGLang."""
+    """The beginning of the message that refuses a constraint of this kind which cannot be compiled;
+    the same as in SGLang."""
     return f"Failed to compile {_SHOWN_AS.get(kind, kind)} grammar: "
 
 
@@ -40,8 +39,8 @@ class Constraint(NamedTuple):
 
 
 def constraint_text(kind: str, value: Any) -> str | None:
-    """A constraint as text; None if the value asks for none. A schema or a structural tag may be
-    given as an object, and becomes JSON. Raises RequestError (400)."""
+    """The constraint as text; None if the value is an empty string. A schema or a structural tag
+    may be given as an object, which becomes JSON. Raises RequestError (400)."""
     if kind in _JSON_KINDS and not isinstance(value, str):
         if not isinstance(value, dict):
             raise RequestError(

@@ -2,7 +2,7 @@
 question and one for the answer, so that both planes and every reader agree on the fields.
 
 A call carries an ``id``; a ``Reply`` (``core.messages``) brings the answer back under the same id.
-An engine that cannot do what it was asked answers ``Refused``. Whatever a call raises fails that
+An engine that cannot do what it was asked answers ``Refused``. An exception in a call fails that
 call alone.
 """
 
@@ -30,7 +30,7 @@ class GetMoments(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     since: int = 0
-    """Number of the first moment that is wanted."""
+    """Number of the first moment to return."""
 
 
 class ListRequests(msgspec.Struct, frozen=True, tag=True):
@@ -67,7 +67,7 @@ class Change(msgspec.Struct, frozen=True, tag=True):
     by: str
     """Who asked for it."""
     why: str
-    """The reason given by the one who asked; may be empty."""
+    """The reason that they gave; may be empty."""
 
 
 class PauseMode(enum.StrEnum):
@@ -88,7 +88,7 @@ class Pause(msgspec.Struct, frozen=True, tag=True):
 
 
 class Continue(msgspec.Struct, frozen=True, tag=True):
-    """Go on after a Pause; does nothing without one. Answered by Done."""
+    """End a Pause; does nothing without one. Answered by Done."""
 
     id: int
 
@@ -106,7 +106,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     error: str
     """Why, in a sentence for the client."""
     status_code: int = 400
-    """The HTTP status: 400 if nothing was done, 500 for an exception that nobody expected."""
+    """The HTTP status: 400 if nothing was done, 500 for an unexpected exception."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -153,10 +153,10 @@ class RequestList(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Those of the queue that have run before."""
     running: list[int]
     outputs: dict[int, int]
-    """How many tokens each of those named has that has any. The frontend gets most of them later
-    if it does not stream."""
+    """Sequence -> number of output tokens, for the named sequences that have any. The frontend gets
+    most of them later if it does not stream."""
     prefilling: int | None
-    """The one whose prompt is computed in pieces."""
+    """The sequence whose prompt is computed in chunks."""
     why: str | None
     """Why the head of the queue waits (``core.records.Refusal``); None if nothing waits, or no step
     has been planned since."""
@@ -212,25 +212,25 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Rates and totals of the whole engine."""
 
     last_gen_throughput: float = 0.0
-    """Generated tokens per second, as the last 'Decode batch' line had it."""
+    """Generated tokens per second, as in the last 'Decode batch' line."""
     cache_hit_rate: float = 0.0
     """Share of all prompt tokens so far that the prefix cache supplied, 0 to 1."""
     new_token_ratio: float = 0.0
     totals: Totals = msgspec.field(default_factory=Totals)
     fallbacks: list[str] = []
-    """What runs otherwise than asked for, each with its reason."""
+    """What does not run as it was asked for, each with its reason."""
 
 
 class HistogramCounts(TypedDict):
-    """A histogram as a message carries it (``observe.series.Histogram``)."""
+    """A histogram in a message (``observe.series.Histogram``)."""
 
     counts: list[int]
     sum: float
 
 
 class MetricsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's part of ``/metrics``. Each series has values by its own label, "" without
-    one."""
+    """The engine's part of ``/metrics``: series -> label value -> number; the label value is "" for
+    a series without a label."""
 
     counters: dict[str, dict[str, float]] = {}
     gauges: dict[str, dict[str, float]] = {}
@@ -238,7 +238,7 @@ class MetricsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory that the engine's large pieces take, in GiB."""
+    """Memory of the engine's large parts, in GiB."""
 
     weight: float = 0.0
     kvcache: float = 0.0
@@ -253,12 +253,12 @@ class RecordingState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine's readers and its memory say; the part of InternalState that the scheduler
-    does not know."""
+    """The part of InternalState that the scheduler does not know: what the readers of the engine's
+    records have gathered, and its memory."""
 
     figures: EngineFigures = EngineFigures()
     turn_times: dict[str, TurnSums] = {}
-    """Of the turns with a "prefill" and a "decode" step."""
+    """Sums over the turns with a prefill step ("prefill") and over the others ("decode")."""
     metrics: MetricsReport | None = None
     """None without --enable-metrics."""
     memory_usage: MemoryUsage = MemoryUsage()
@@ -271,7 +271,7 @@ class InternalState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     num_running: int
     num_queued: int
-    """Requests that do not run yet, those in preparation included."""
+    """Requests that do not run yet, including those in preparation."""
     num_preparing: int
     """Requests that wait for their grammar."""
     num_retracted: int
@@ -322,7 +322,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int = 0
     kv_bytes: int = 0
     available_bytes: int = 0
-    """Memory of the device that is left."""
+    """Memory of the device that is still free."""
     weights: str = ""
     """The format in which the weights are kept."""
     model_impl: str = ""
@@ -333,7 +333,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     kernel_choices: str = ""
     kernels_emulated: bool = False
     decisions: list[dict[str, Any]] = []
-    """How options were resolved that only the engine could resolve (``config.decisions``)."""
+    """How the options were resolved that only the engine could resolve (``config.decisions``)."""
     phases: dict[str, float] = {}
     """Phase of the start -> seconds."""
 

@@ -9,21 +9,21 @@ import msgspec
 
 T = TypeVar("T")
 
-_learning = threading.Lock()
-_learned: set[Any] = set()
-"""The types that msgspec knows in full; written by ``convert``."""
+_lock = threading.Lock()
+_collected: set[Any] = set()
+"""The types whose fields msgspec has collected; written by ``convert``."""
 
 
 def convert(value: Any, kind: type[T]) -> T:
     """``msgspec.convert``, for types that several threads use. Raises msgspec.ValidationError.
 
-    msgspec learns the fields of a class when it first converts to it, and other threads see what it
-    has learned before that is complete: they follow a null pointer, and the process ends with
-    SIGSEGV (msgspec 0.22, StructInfo_Convert in _core.c). So one thread at a time learns a type,
-    with all that it contains, and nobody converts to it before.
+    msgspec collects the fields of a class when it first converts to it, and other threads see the
+    collection before it is complete: they follow a null pointer, and the process ends with SIGSEGV
+    (msgspec 0.22, StructInfo_Convert in _core.c). So one thread at a time makes msgspec collect a
+    type with everything it contains, and no thread converts to it before.
     """
-    if kind not in _learned:
-        with _learning:
+    if kind not in _collected:
+        with _lock:
             msgspec.json.Decoder(kind)
-        _learned.add(kind)
+        _collected.add(kind)
     return msgspec.convert(value, kind)

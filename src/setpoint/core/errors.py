@@ -55,8 +55,7 @@ class RequestError(SetpointError):
 
 
 class ContextLengthError(RequestError):
-    """The prompt and the requested output together are longer than the context or than the KV
-    pool."""
+    """The prompt and the requested output together are longer than the context or the KV pool."""
 
 
 class EngineDeadError(SetpointError):
@@ -64,5 +63,6 @@ class EngineDeadError(SetpointError):
 
 
 def reason_of(error: Exception) -> str:
-    """What an exception says, to be put into a sentence; its type if it says nothing."""
+    """The exception's message without its full stop, to be put into a sentence; the name of its
+    type if it has no message."""
     return str(error).rstrip(".") or type(error).__name__

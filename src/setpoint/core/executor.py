@@ -15,7 +15,7 @@ class PendingStep(Protocol):
 
     An error that concerns one sequence (its parameters, its sampling) is reported in
     ``StepResult.failures`` and raises nothing; until the scheduler has seen it, the sequence's slot
-    holds a state that can be computed. An exception concerns the step as a whole and ends the
+    holds a state with which steps can run. An exception concerns the step as a whole and ends the
     engine.
     """
 

@@ -1,5 +1,5 @@
-"""Errors that concern one request, or one operation of an operator's, alone: the traceback goes to
-the log, a sentence goes to the client, and everything else continues.
+"""Errors that concern a single request or a single operation: the traceback goes to the log, a
+sentence goes to the client, and everything else continues.
 
 Such errors are caught wherever work is done request by request (admission, sampling, masks,
 results, events) and around every operation. An exception in the work that a step does for all its
@@ -16,8 +16,8 @@ from setpoint.core.messages import Finish
 logger = logging.getLogger(__name__)
 
 
-def failure(doing: str, error: Exception) -> str:
-    """Log ``error``, which ``doing`` raised for one request, and return the sentence for that
+def log_failure(doing: str, error: Exception) -> str:
+    """Log ``error``, which ``doing`` raised for one request. Returns the sentence for that
     request's client."""
     logger.error(
         "A request failed: %s raised %s. The other requests continue.",
@@ -31,10 +31,10 @@ def failure(doing: str, error: Exception) -> str:
     )
 
 
-def operation_failure(name: str, error: Exception) -> str:
-    """Log ``error``, which an operation raised, and return the sentence for its client."""
+def log_operation_failure(name: str, error: Exception) -> str:
+    """Log ``error``, which an operation raised. Returns the sentence for its client."""
     logger.error(
-        "An operation failed: %s raised %s. The engine goes on.",
+        "An operation failed: %s raised %s. The engine continues.",
         name,
         type(error).__name__,
         exc_info=error,
@@ -45,11 +45,13 @@ def operation_failure(name: str, error: Exception) -> str:
     )
 
 
-def refused(error: RequestError) -> Finish:
+def refusal_finish(error: RequestError) -> Finish:
+    """The end of a request that is refused with ``error``."""
     return Finish(
         "abort", message=error.message, status_code=error.status_code, err_type=error.err_type
     )
 
 
-def failed(why: str) -> Finish:
+def failure_finish(why: str) -> Finish:
+    """The end of a request that failed inside the server (status 500)."""
     return Finish("abort", message=why, status_code=500, err_type="InternalServerError")

@@ -1,5 +1,4 @@
-"""The memory that a loaded model takes besides its KV pool and its slot table, as its runner
-measured it."""
+"""A loaded model's memory without its KV pool and its slot table, as measured by its runner."""
 
 from __future__ import annotations
 
@@ -18,5 +17,5 @@ class Footprint:
     step_tokens: int
     """Number of tokens in the step that ``activations`` describes."""
     activations: int | None
-    """Largest total size of that step's temporaries at any time, without logits; it grows in
-    proportion to the number of tokens. None if it cannot be found without running such a step."""
+    """Largest total size of that step's temporaries at any time, without logits; it is proportional
+    to the number of tokens. None if only running such a step could tell."""

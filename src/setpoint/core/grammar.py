@@ -1,4 +1,5 @@
-"""What the scheduler needs from a constrained-decoding engine; adapters implement it."""
+"""The interface that the scheduler needs from a constrained-decoding engine; adapters implement
+it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from setpoint.core.request import Ids, Request
 
 
 class EndOfOutput(Exception):
-    """Raised by a grammar: its sequence ends in this way, without the token of this step."""
+    """Raised by a grammar: its sequence ends with ``finish``, without the token of this step."""
 
     def __init__(self, finish: Finish) -> None:
         super().__init__()
@@ -18,26 +19,27 @@ class EndOfOutput(Exception):
 
 
 class NotReady(Exception):
-    """Raised by a grammar: the answer takes longer than the loop waits. It is there after
-    ``make_ready``."""
+    """Raised by a grammar: the answer takes longer than the loop waits. After ``make_ready`` it
+    does not."""
 
 
 class Grammar(Protocol):
-    """One sequence's constraint; only committed tokens advance it. What a method raises ends the
-    sequence: EndOfOutput in its way, RequestError with its words, anything else with status 500.
-    NotReady ends nothing: the sequence leaves the batch until ``make_ready`` has returned."""
+    """One sequence's constraint; only committed tokens advance it. An exception from a method ends
+    the sequence: EndOfOutput with its ``finish``, RequestError with its message, anything else with
+    status 500. NotReady ends nothing: the sequence leaves the batch until ``make_ready`` has
+    returned."""
 
     def accept(self, token: int) -> None:
         """Advance by one committed token. Never raises NotReady."""
 
     def forced(self, most: int) -> Sequence[int]:
-        """The forced tokens that follow the committed ones, at most ``most``: the mask at the
-        position of each allows no other, and after each another token may come."""
+        """The forced tokens that follow the committed ones, at most ``most``. At the position of
+        each the mask allows no other token, and after each another token may come."""
         ...
 
     def fill_mask(self, words: Ids, num_forced: int) -> None:
-        """Write the bits of the tokens that are allowed after the committed ones and the first
-        ``num_forced`` of the forced ones into ``words`` [ceil(vocab / 32)]."""
+        """Write into ``words`` [ceil(vocab / 32)] the bits of the tokens that are allowed after the
+        committed ones and the first ``num_forced`` of the forced ones."""
 
     @property
     def terminated(self) -> bool:
@@ -45,14 +47,14 @@ class Grammar(Protocol):
         ...
 
     def make_ready(self) -> None:
-        """Find out what ``terminated`` and ``fill_mask`` need after the committed tokens. It may
-        take long; another thread calls it while the loop leaves the grammar alone."""
+        """Compute what ``terminated`` and ``fill_mask`` need after the committed tokens. It may
+        take long; another thread calls it while the loop does not use the grammar."""
 
 
 class GrammarFactory(Protocol):
     def prepare(self) -> None:
-        """Make what all grammars share. Called once, in a thread, while the engine starts: it may
-        hold the interpreter's lock for a second, which no stream should wait for."""
+        """Make the data that all grammars share. Called once, in a thread, while the engine starts,
+        because it may hold the interpreter's lock for a second and would delay every stream."""
 
     def constrains(self, request: Request) -> bool:
         """True if the request asks for a grammar. The engine's loop calls this for every request,
@@ -67,7 +69,7 @@ class GrammarFactory(Protocol):
         """The automaton of a request that asks for a grammar. It may take long, and is called from
         other threads.
 
-        is_wanted: whether somebody still waits for it; what can be stopped is stopped when it
+        is_wanted: whether somebody still waits for it; work that can be stopped is stopped when it
         returns False. Raises RequestError if the client's grammar is invalid.
         """
         ...

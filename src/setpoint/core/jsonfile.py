@@ -1,4 +1,4 @@
-"""Reads JSON and text files of a model folder. Their content cannot be trusted: every failure is a
+"""Reads JSON and text files of a model folder. Their content is not trusted: every failure is a
 one-line CheckpointError that names the file.
 
 Works on paths. The callers know what the keys mean.
@@ -46,8 +46,8 @@ def parse_json(text: str) -> Any:
     """Parse JSON. Raises ValueError, also for JSON that is nested too deeply.
 
     NaN and Infinity, which are not JSON, and numbers too large for a float are returned as text:
-    they do no harm where nobody reads them, and a caller that expects a number refuses them by
-    name.
+    keys that nobody reads do not matter, and a caller that expects a number refuses the text by the
+    key's name.
     """
     try:
         return json.loads(text, parse_constant=str, parse_float=_number)

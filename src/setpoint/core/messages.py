@@ -51,9 +51,9 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     """Where the engine's part of the time to the first token went, in seconds."""
 
     waiting_s: float
-    """From being accepted to the first admission: in preparation and in the queue."""
+    """From acceptance to the first admission: preparation and the queue."""
     prefill_s: float
-    """From there to the first token or, for a request without outputs, to its end."""
+    """From the first admission to the first token or, for a request without outputs, to its end."""
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -82,8 +82,8 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     was never admitted."""
     hidden_states: bytes = b""
     """New hidden states, if asked for: [positions, hidden size] little-endian float32. With
-    ``return_hidden_states`` all events together have one for each token of the prompt and of the
-    outputs but the last; with ``output_hidden_states`` an event has one for each of its ids."""
+    ``hidden_states`` all events together have one for each token of the prompt and for each output
+    except the last; with ``output_hidden_states`` an event has one for each of its ids."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -97,7 +97,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
     seq_ids: list[int]
     message: str = ""
-    """The reason for their clients; "" for the usual one."""
+    """The reason that their clients are given; "" for the usual one."""
     err_type: str | None = None
 
 
@@ -118,7 +118,7 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     seconds: float = 0.0
     """How long the work took, without waiting for a thread."""
     is_cached: bool = False
-    """Whether the same had been prepared before."""
+    """Whether the result was already there from an earlier request."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -143,13 +143,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Starting(msgspec.Struct, frozen=True, tag=True):
-    """What the engine is doing before it is ready, for anyone who waits for it."""
+    """What the engine is doing before it is ready."""
 
     doing: str
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
-    """The engine's loop runs. Sent now and then, so that a loop that hangs is noticed."""
+    """The engine's loop is running. Sent at intervals, so that a loop that hangs is noticed."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

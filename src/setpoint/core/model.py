@@ -1,4 +1,4 @@
-"""What both planes know of a model: its dimensions, read from config.json without torch."""
+"""What both planes know about a model: its dimensions, read from config.json without torch."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class BlockKind:
     """Bytes of a block in memory, in the layout of ``engine.kernels.cpu`` (blocks.h)."""
 
     def row_bytes(self, num_values: int) -> int:
-        """Bytes in a file of a row of so many values, a multiple of a block's."""
+        """Bytes that a row takes in a file. ``num_values`` is a multiple of the block's."""
         return num_values // self.num_values * self.num_bytes
 
     def in_memory(self, num_bytes: int) -> int:
-        """Bytes in memory of what has ``num_bytes`` in a file."""
+        """Bytes that blocks of ``num_bytes`` in a file take in memory."""
         return num_bytes // self.num_bytes * self.held_bytes
 
 
@@ -70,8 +70,8 @@ class KeptBlocks:
     num_bytes: int
     """Bytes in the file."""
     held_bytes: int
-    """Bytes in memory, if all of them are kept. A stack of q, k and v, or of gate and up, whose
-    parts differ in kind is not."""
+    """Bytes in memory if all blocks are kept. The blocks of a fused matrix (q, k and v; gate and
+    up) whose parts differ in kind are not kept."""
     kinds: tuple[str, ...]
     embedding_bytes: int
     """Bytes in memory of the embedding's blocks, or 0 if it has none. An embedding that is tied to
@@ -83,18 +83,18 @@ LANGUAGE_MODEL = (
     ("model.language_model.", "model."),
     ("lm_head.", "lm_head."),
 )
-"""Prefixes of a language model's tensor names: in a multimodal model (before transformers 4.52, and
-since), and in a model of its own."""
+"""(prefix of the language model's tensor names in a multimodal checkpoint, prefix in a text-only
+one). The first pair is the naming before transformers 4.52, the second the naming since."""
 
 
 def language_tensor(stored: str) -> str | None:
-    """The name that a multimodal model's tensor has in its language model; None for a tensor of
+    """The name of a multimodal checkpoint's tensor within its language model; None for a tensor of
     another part."""
     return next(
         (
-            alone + stored.removeprefix(begin)
-            for begin, alone in LANGUAGE_MODEL
-            if stored.startswith(begin)
+            text_prefix + stored.removeprefix(prefix)
+            for prefix, text_prefix in LANGUAGE_MODEL
+            if stored.startswith(prefix)
         ),
         None,
     )
@@ -150,7 +150,7 @@ class ModelSpec:
     """config.json as read, for the engine's declaration of the model."""
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """K and V of one token over all layers, in bytes (docs/sglang/options.md#pool-limits).
+        """Bytes of K and V of one token over all layers (docs/sglang/options.md#pool-limits).
 
-        What a pool keeps of it: ``core.cachegroups``."""
+        ``core.cachegroups`` says how much of it a pool keeps."""
         return 2 * self.num_kv_heads * self.head_dim * self.num_layers * element_bytes

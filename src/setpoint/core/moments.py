@@ -1,5 +1,6 @@
-"""Moments: what one scheduler did in a short time. The doctor and the console see a server as a row
-of moments, whatever the source is: a log, ``/metrics``, a recording, or the engine's own records.
+"""Moments: what one scheduler did in a short time. The doctor and the console see a server as a
+series of moments, whatever the source is: a log, ``/metrics``, a recording, or the engine's own
+records.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ T = TypeVar("T", int, float)
 
 
 class Moment(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A stretch of time, usually a second or one log line. None: the source does not tell. Means
-    are over the batches of the moment; counts are sums over it."""
+    """A stretch of time, usually a second or one log line. None: the source does not say. Means are
+    over the batches of the moment; counts are sums over it."""
 
     at: float
     """When it begins, in seconds. The zero point is that of the source (``Source.clock``)."""
@@ -29,7 +30,7 @@ class Moment(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_prefill: int = 0
     """Prefill batches."""
     num_decode: int = 0
-    """Decode observations: lines of a log, of which each stands for many steps, or steps."""
+    """Decode observations: steps, or log lines, each of which stands for many steps."""
 
     running: float | None = None
     """Running requests (SGLang's #running-req)."""
@@ -71,33 +72,32 @@ class Moment(msgspec.Struct, kw_only=True, omit_defaults=True):
     graph_misses: int = 0
     """Decode batches that did not."""
     missed_running: float | None = None
-    """Mean running requests of those."""
+    """Mean number of running requests in the batches that did not."""
 
     retractions: int = 0
-    """Times that the pool ran out of pages."""
+    """How often the pool ran out of pages."""
     retracted: int = 0
-    """Requests that went back to the queue because of it."""
+    """Requests that went back to the queue because of that."""
     new_token_ratio: float | None = None
     refusals: dict[str, int] = {}
-    """Why requests waited: ``core.records.Refusal`` -> how often, once per request and step. Only
-    Setpoint tells."""
+    """Why requests waited: ``core.records.Refusal`` -> how often, counted once per request and
+    step. Only Setpoint reports it."""
     ended: dict[str, int] = {}
     """Requests by how they ended: stop, length, abort, or an HTTP status."""
 
     model_s: float | None = None
     """Seconds in the executor (forward passes and sampling)."""
     busy_s: float | None = None
-    """Seconds in turns of the loop, model_s included. The rest of the moment the engine waited for
-    requests."""
+    """Seconds in turns of the loop, model_s included. For the rest of the moment the engine waited
+    for requests."""
     quantiles: dict[str, float] = {}
     """Latencies in seconds, by names as "ttft_p95", "itl_p50" or "wait_p50" (in the queue)."""
     other: dict[str, float] = {}
-    """Fields of a log line that have no place here, by their name in the line."""
+    """Fields of a log line that have no field here, by their name in the line."""
 
 
-def merged(moments: Sequence[Moment]) -> Moment:
-    """One moment for several consecutive ones (at least one). Line and text are those of the
-    first."""
+def merge(moments: Sequence[Moment]) -> Moment:
+    """Merge consecutive moments (at least one) into one. Line and text are those of the first."""
     first, last = moments[0], moments[-1]
     return Moment(
         at=first.at,
@@ -115,7 +115,7 @@ def merged(moments: Sequence[Moment]) -> Moment:
         pending_tokens=_mean(moments, lambda moment: moment.pending_tokens),
         usage=_mean(moments, lambda moment: moment.usage),
         usage_max=_most(moment.usage_max for moment in moments),
-        other_usage=_largest(moment.other_usage for moment in moments),
+        other_usage=_max_by_name(moment.other_usage for moment in moments),
         tokens=_mean(moments, lambda moment: moment.tokens),
         pool=last.pool,
         gen_throughput=_mean(moments, lambda moment: moment.gen_throughput),
@@ -131,22 +131,23 @@ def merged(moments: Sequence[Moment]) -> Moment:
         retractions=sum(moment.retractions for moment in moments),
         retracted=sum(moment.retracted for moment in moments),
         new_token_ratio=_mean(moments, lambda moment: moment.new_token_ratio),
-        refusals=_summed(moment.refusals for moment in moments),
-        ended=_summed(moment.ended for moment in moments),
+        refusals=_sum_by_name(moment.refusals for moment in moments),
+        ended=_sum_by_name(moment.ended for moment in moments),
         model_s=_sum(moment.model_s for moment in moments),
         busy_s=_sum(moment.busy_s for moment in moments),
-        quantiles=_largest(moment.quantiles for moment in moments),
-        other=_largest(moment.other for moment in moments),
+        quantiles=_max_by_name(moment.quantiles for moment in moments),
+        other=_max_by_name(moment.other for moment in moments),
     )
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value that ``share`` of the values, which are in ascending order, do not exceed."""
+    """The smallest of the values, given in ascending order, that at least ``share`` of them (0 to
+    1) do not exceed."""
     return ordered[min(math.ceil(share * len(ordered)) or 1, len(ordered)) - 1]
 
 
 def _mean(moments: Sequence[Moment], value: Callable[[Moment], float | None]) -> float | None:
-    """Weighted by the batches of each moment, because means are over batches."""
+    """The mean, weighted by the batches of each moment, because means are over batches."""
     total = weight = 0.0
     for moment in moments:
         found = value(moment)
@@ -170,7 +171,7 @@ def _sum(values: Iterable[T | None]) -> T | None:
     return sum(known[1:], known[0]) if known else None
 
 
-def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+def _sum_by_name(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     total: dict[str, int] = {}
     for each in counts:
         for name, count in each.items():
@@ -178,7 +179,7 @@ def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return total
 
 
-def _largest(values: Iterable[dict[str, float]]) -> dict[str, float]:
+def _max_by_name(values: Iterable[dict[str, float]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for each in values:
         for name, value in each.items():

@@ -1,5 +1,5 @@
-"""What an operator may have the engine's process do besides requests: give memory back, load other
-weights, trace its steps. An operation works between two steps, with no step in flight.
+"""Operations: what an operator may ask of an engine besides requests, e.g. to give memory back,
+load other weights or trace its steps. An operation runs between two steps, with no step in flight.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class MemoryPart(enum.StrEnum):
 
 
 class ReleaseMemory(msgspec.Struct, frozen=True, tag=True):
-    """Give these parts back to the system. No step runs until all are restored."""
+    """Give these parts back to the system. No step runs until all of them are restored."""
 
     parts: list[MemoryPart]
 
 
 class RestoreMemory(msgspec.Struct, frozen=True, tag=True):
-    """Take these parts again: weights are read from disk, the KV pool is empty, steps are captured
-    anew."""
+    """Allocate these parts again: weights are read from disk, the KV pool is empty, steps are
+    captured again."""
 
     parts: list[MemoryPart]
 
@@ -38,7 +38,7 @@ class LoadWeights(msgspec.Struct, frozen=True, tag=True):
     load_format: str
     """"auto", "safetensors" or "dummy"."""
     flush_cache: bool
-    """Empty the prefix cache, whose K and V the old weights have computed."""
+    """Empty the prefix cache, whose K and V were computed with the old weights."""
 
 
 class StartProfile(msgspec.Struct, frozen=True, tag=True):
@@ -47,10 +47,10 @@ class StartProfile(msgspec.Struct, frozen=True, tag=True):
     path: str
     """The file to write, which must not exist yet; its folder is made if missing."""
     start_step: int = 0
-    """How many steps to run before the first one that is traced."""
+    """Number of steps to run before the first one that is traced."""
     num_steps: int | None = None
-    """How many steps to trace, after which the trace is written. None: until StopProfile, or a
-    limit of the engine's."""
+    """Number of steps to trace, after which the trace is written. None: until StopProfile or the
+    engine's own limit."""
     cpu: bool = True
     gpu: bool = True
     """Also trace kernels of a GPU, if there is one."""
@@ -60,11 +60,11 @@ class StartProfile(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopProfile(msgspec.Struct, frozen=True, tag=True):
-    """End the trace and write it. The answer's value has the ``path``."""
+    """End the trace and write it. ``OperationDone.path`` names the file."""
 
 
 class FreezeGarbage(msgspec.Struct, frozen=True, tag=True):
-    """Leave all present objects of Python out of future garbage collections."""
+    """Exclude all present Python objects from future garbage collections."""
 
 
 NEEDS_REST = (ReleaseMemory, RestoreMemory, LoadWeights)
@@ -77,15 +77,15 @@ class Operator(Protocol):
 
     @property
     def released(self) -> frozenset[MemoryPart]:
-        """The parts of memory that are given back now. It is true after an operation that raised,
-        too: no step may run while there are any."""
+        """The parts of memory that are given back at present, also after an operation that raised.
+        No step may run while there are any."""
         ...
 
     def operate(self, call_id: int, operation: Operation) -> str:
-        """Returns the path of the file that the operation writes, or "". call_id: the id of the
-        message, for a replay.
+        """Carry out an operation. Returns the path of the file that it writes, or "".
 
-        Raises SetpointError, with everything as it was, if the operation is impossible; any other
-        exception fails the operation, and ``released`` says what is left.
+        call_id: the id of the call, for a replay. Raises SetpointError, with nothing changed, if
+        the operation is impossible. Any other exception is a failure of the operation; ``released``
+        is correct afterwards.
         """
         ...

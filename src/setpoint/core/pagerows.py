@@ -1,4 +1,5 @@
-"""Page rows: what the scheduler knows of a model's cache groups, and what sequences cost in pages.
+"""Page rows: what the scheduler knows about a model's cache groups, and what sequences cost in
+pages.
 
 A page holds ``page_size`` tokens of the layers of one group. A *page row* is the list of pages for
 ``page_size`` consecutive positions of a sequence: one page per group, 0 where a group keeps
@@ -11,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 READ_STEP = 32
-"""Positions that a kernel reads at a time. Positions before the window that are read this way have
-probability zero, but their keys and values must be finite, so they must be the sequence's own."""
+"""Number of positions that a kernel reads at a time. Positions before the window that are read
+along with it have probability zero, but their keys and values must be finite, so they must be the
+sequence's own."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,8 +60,8 @@ class CacheCosts:
     row: PageRow = field(default_factory=PageRow)
     page_size: int = 1
     span: int = 1
-    """Largest number of tokens from the first one that may still be computed to the last one that
-    is planned: the tokens of the largest chunk."""
+    """Number of tokens of the largest chunk: the most tokens between the first one that is still to
+    be computed and the last one that is planned."""
 
     def decoding(self, num_tokens: int) -> int:
         """Pool tokens that a sequence of ``num_tokens`` tokens holds while it decodes, in whole
@@ -116,8 +118,8 @@ class CacheCosts:
             return num_tokens * self.row.num_full
         needed = self.most(min(num_tokens, context_len)) + 1
         if num_tokens > context_len:
-            beside = (num_tokens - context_len) * self.decoding(context_len)
-            needed += -(-beside // context_len)
+            further = (num_tokens - context_len) * self.decoding(context_len)
+            needed += -(-further // context_len)
         return -(-needed // self.page_size) * self.page_size
 
     def _held(self, num_tokens: int, span: int) -> int:

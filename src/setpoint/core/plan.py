@@ -14,10 +14,10 @@ Contract between the planes:
   the runner may compute up to ``samples`` - 1 guessed tokens after the known ones: positions up to
   start + count + samples - 2 have pages. A guess that was not confirmed has written at or after the
   last known token's position, where the slot's next row writes before anything is read.
-* A row may bring *forced* tokens, which the plan gives (``StepPlan.forced_ids``) and nobody
+* A row may contain *forced* tokens, which the plan gives (``StepPlan.forced_ids``) and nobody
   samples. They become known tokens of the slot before anything is computed, the row computes them
   after the last token known before, and its result brings them back before the sampled ones;
-  ``samples`` counts them. A row under a mask brings back all that it may.
+  ``samples`` counts them. A row with a grammar mask brings back exactly ``samples`` tokens.
 * OWN_LENGTH stands for start = length - count: the last known token and the row's forced tokens are
   computed and the next ones are sampled. A row is planned while the results of earlier rows are
   still on their way, and those rows may bring back fewer tokens than they could, so only the runner
@@ -187,8 +187,7 @@ class PlanBuilder:
             self.forced_ids += forced
 
     def map_pages(self, slot: int, first_index: int, pages: Ids) -> None:
-        """``table[slot, first_index :]`` begins with these page rows, which are given as one flat
-        sequence."""
+        """Write these page rows, one flat array, to ``table[slot, first_index :]``."""
         num_rows = len(pages) // self.num_groups
         if num_rows:
             self.page_slots.append(np.full(num_rows, slot, np.int32))
@@ -196,14 +195,14 @@ class PlanBuilder:
             self.page_numbers.append(pages)
 
     def map_own_rows(self, slot: int, num_rows: int, *, first: int = 0) -> None:
-        """For tools that plan without a scheduler: the slot takes the page rows [first, first +
-        num_rows) of a pool whose page rows are consecutive."""
+        """Give the slot the page rows [first, first + num_rows) of a pool whose page rows are
+        consecutive; for tools that plan without a scheduler."""
         numbers = np.arange(num_rows * self.num_groups, dtype=np.int32)
         self.map_pages(slot, 0, numbers + 1 + first * self.num_groups)
 
     def map_each(self, slots: list[int], indices: list[int], pages: Ids) -> None:
-        """``table[slots[i], indices[i]]`` becomes the i-th of these page rows, which are given as
-        one flat sequence: the growth of a decode batch."""
+        """Write the i-th of these page rows, one flat array, to ``table[slots[i], indices[i]]``:
+        the growth of a decode batch."""
         if slots:
             self.page_slots.append(np.array(slots, np.int32))
             self.page_indices.append(np.array(indices, np.int32))

@@ -1,4 +1,4 @@
-"""The state of the KV pool, as records and control calls tell it."""
+"""The state of the KV pool, as records and control calls report it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from setpoint.core.request import Ids, Request
 
 class Preparer(Protocol):
     """Prepares requests, and puts a ``Prepared`` message in the loop's inbox when one is ready. A
-    request is prepared at most once at a time. The loop calls these methods; they return at
+    request is in preparation at most once at a time. The loop calls these methods; they return at
     once."""
 
     def needs(self, seq_id: int, request: Request) -> bool:
@@ -26,13 +26,13 @@ class Preparer(Protocol):
         """
 
     def take(self, seq_id: int) -> Grammar | None:
-        """The result of the preparation; call it once, after a ``Prepared`` message without an
-        error. None: there is nothing to keep."""
+        """The prepared grammar; None if the preparation made none. Call it once, after a
+        ``Prepared`` message without an error."""
         ...
 
     def make_ready(self, seq_id: int, grammar: Grammar) -> None:
-        """Begin ``grammar.make_ready``. What holds after ``start`` holds after this, and ``take``
-        returns this grammar."""
+        """Begin ``grammar.make_ready``. The contract of ``start`` applies, and ``take`` returns
+        this grammar."""
 
     def cancel(self, seq_id: int) -> None:
         """Stop preparing a request that nobody waits for any more. A ``Prepared`` message that is

@@ -1,5 +1,4 @@
-"""Lets slow work report what it is doing to anyone who waits for it. A report costs next to nothing
-if nobody listens."""
+"""Lets slow work report what it is doing. A report costs next to nothing if nobody listens."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ def report(doing: str) -> None:
 
 @contextmanager
 def reported_to(listener: Callable[[str], None]) -> Iterator[None]:
-    """Within the block, in this thread or task, pass every report to ``listener``."""
+    """Pass every report to ``listener`` within the block, in this thread or task."""
     token = _listener.set(listener)
     try:
         yield

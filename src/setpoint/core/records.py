@@ -1,9 +1,9 @@
-"""The engine's one stream: everything that enters the loop and everything that leaves it, as typed
-records, in the order in which it happened.
+"""The engine's event stream: everything that enters or leaves the loop, as typed records, in the
+order in which it happened.
 
 Log lines, ``/server_info``, the benchmarks' breakdown and recordings are readers of this stream;
 none of them measures anything itself. The inputs (``Turn``, ``Received``, ``ResultTaken``,
-``SendFailed``) decide every plan: a scheduler that is given the same inputs again makes the same
+``SendFailed``) determine every plan: a scheduler that gets the same inputs again makes the same
 plans.
 """
 
@@ -157,8 +157,8 @@ class Preemption(msgspec.Struct, frozen=True, tag=True):
 
 
 class PreparationStarted(msgspec.Struct, frozen=True, tag=True):
-    """A request waits for something that is prepared outside the loop; ``Received`` tells when it
-    is ready."""
+    """A request waits for something that is prepared outside the loop. A later ``Received`` says
+    that it is ready."""
 
     rid: str
     seq_id: int
@@ -171,7 +171,7 @@ ready in time. aborted: nobody waits for it any more."""
 
 
 class PreparationEnded(msgspec.Struct, frozen=True, tag=True):
-    """The wait of a request that a PreparationStarted or a GrammarLate named has ended."""
+    """A wait that began with PreparationStarted or GrammarLate has ended."""
 
     rid: str
     seq_id: int
@@ -183,8 +183,8 @@ class PreparationEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class GrammarEnded(msgspec.Struct, frozen=True, tag=True):
-    """A sequence ends because its grammar allows no further token, or has raised. A replay has no
-    grammars and learns it from this record."""
+    """A sequence ends because its grammar allows no further token, or has raised an exception. A
+    replay has no grammars and reads this record instead."""
 
     seq_id: int
     finish: Finish
@@ -193,9 +193,9 @@ class GrammarEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class GrammarLate(msgspec.Struct, frozen=True, tag=True):
-    """A sequence's grammar takes longer than the loop waits. The sequence leaves the batch: what
-    its rows in flight bring is discarded, and it waits for its grammar as at the beginning, until
-    PreparationEnded. A replay has no grammars and learns it from this record."""
+    """A sequence's grammar takes longer than the loop waits. The sequence leaves the batch: the
+    results of its rows in flight are discarded, and it waits for its grammar as a new request does,
+    until PreparationEnded. A replay has no grammars and reads this record instead."""
 
     rid: str
     seq_id: int
@@ -205,8 +205,8 @@ class GrammarLate(msgspec.Struct, frozen=True, tag=True):
 
 
 class TokensForced(msgspec.Struct, frozen=True, tag=True):
-    """A sequence's grammar forces the next tokens, which its next rows bring. A replay has no
-    grammars and learns it from this record."""
+    """A sequence's grammar forces the next tokens, which its next rows compute. A replay has no
+    grammars and reads this record instead."""
 
     seq_id: int
     num_tokens: int
@@ -222,13 +222,13 @@ class RequestAdmitted(msgspec.Struct, frozen=True, tag=True):
     waited_s: float
     """Seconds since it last joined the queue."""
     num_retractions: int
-    """Number of retractions before this admission; 0: it is admitted for the first time."""
+    """Number of retractions before this admission; 0 at the first one."""
 
 
 class RequestDone(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The whole life of a request in one record, written when the request ends. Every request has
-    one, however it ended, including refused ones. Times are seconds of the engine's clock, None for
-    what did not happen."""
+    one, refused ones included. Times are seconds of the engine's clock; None if the event did not
+    happen."""
 
     seq_id: int
     rid: str
@@ -243,8 +243,8 @@ class RequestDone(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     num_retractions: int = 0
     """Number of retractions, including preemptions."""
     accepted_at: float | None = None
-    """When the request joined the queue or, if it had to be prepared, began to wait for that. None:
-    it was refused on arrival, or had nothing left to do."""
+    """When the request joined the queue or, if it had to be prepared, when that began. None: it was
+    refused on arrival, or had nothing left to do."""
     admitted_at: float | None = None
     """When it was admitted for the first time."""
     first_token_at: float | None = None
@@ -294,7 +294,7 @@ class Paused(msgspec.Struct, frozen=True, tag=True):
     num_retracted: int
     """Running requests that the pause sent back to the queue."""
     num_queued: int
-    """Requests that wait after that, including those that are prepared."""
+    """Requests that wait afterwards, including those in preparation."""
     num_running: int
     """Requests that keep their memory."""
 
@@ -309,11 +309,11 @@ class Continued(msgspec.Struct, frozen=True, tag=True):
 
 
 class Operated(msgspec.Struct, frozen=True, tag=True):
-    """An operation was carried out or refused. A replay has no engine and learns the outcome from
+    """An operation was carried out or refused. A replay has no engine and reads the outcome from
     this record."""
 
     id: int
-    """The message's."""
+    """Id of the ``Operate`` call."""
     what: str
     """Name of the operation's type."""
     parts: tuple[MemoryPart, ...]
@@ -323,10 +323,11 @@ class Operated(msgspec.Struct, frozen=True, tag=True):
 
 
 class Rested(msgspec.Struct, frozen=True, tag=True):
-    """The engine has become idle: no request runs or waits. The latest step may have left another
-    pool, because a client that goes away frees its pages without a step."""
+    """The engine has become idle: no request runs or waits."""
 
     pool: PoolStats
+    """It may differ from the latest StepDone's: a client that goes away frees its pages without a
+    step."""
 
 
 class PoolRebuilt(msgspec.Struct, frozen=True, tag=True):

@@ -49,7 +49,7 @@ def unpack_ids(data: bytes) -> Ids:
 
 
 class LogprobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which logprobs a request wants, beside those of its output tokens."""
+    """Which logprobs a request wants in addition to those of its output tokens."""
 
     start: Annotated[int, Meta(ge=-1, le=INT32_MAX)] = -1
     """First prompt position whose logprob is wanted; -1: logprobs of outputs only. Prefix matching
@@ -78,16 +78,16 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Set when an embedding is wanted instead of text. ``sampling.max_new_tokens`` is 0 then, and
     the step that computes the last prompt token ends the request."""
     hidden_states: bool = False
-    """Bring the hidden state of every token that is computed, the prompt's included. No beginning
-    of the prompt is taken from the cache then, because its hidden states are not kept."""
+    """Return the hidden state of every token that is computed, the prompt's included. No part of
+    the prompt is taken from the cache then, because the cache keeps no hidden states."""
     output_hidden_states: bool = False
-    """Bring, for each output token, the hidden state that it was sampled from."""
+    """Return, for each output token, the hidden state that it was sampled from."""
     constrain_after: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_CONSTRAIN_AFTER)] = ()
     """Consecutive token ids after whose first occurrence in the outputs the constraint of the
     sampling parameters begins (the end of the reasoning); empty: it holds from the first output."""
     token_facts: tuple[str, ...] = ()
-    """Names of further facts that are wanted about each output token, each a list of numbers
-    (``engine.sampling.facts``)."""
+    """Names of further facts that are wanted about each output token; each fact is a list of
+    numbers (``engine.sampling.facts``)."""
 
     @property
     def wants_hidden_states(self) -> bool:
@@ -105,7 +105,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def takes_every_step(self) -> bool:
         """Whether every output token needs a step of its own, in which something about it is
-        taken."""
+        recorded."""
         return self.logprobs is not None or self.wants_hidden_states or bool(self.token_facts)
 
 

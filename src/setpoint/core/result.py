@@ -1,5 +1,5 @@
-"""What a step brings back: the sampled ids, any number per row, and their logprobs where they were
-asked for."""
+"""The result of a step: the sampled ids, any number per row, and what else was asked for about
+them, such as logprobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from setpoint.core.request import Ids
 
 EAGER = "eager"
-"""The way that every step can run: the model's own code, operation by operation. It is the
+"""The way in which every step can run: the model's own code, operation by operation. It is the
 slowest."""
 
 Floats = npt.NDArray[np.float32]
@@ -34,7 +34,7 @@ class PositionLogprobs:
     picked: Floats
 
     def first(self, num_positions: int) -> PositionLogprobs:
-        """The first of these positions."""
+        """The logprobs of the first ``num_positions`` of these positions."""
         if num_positions == len(self.ids):
             return self
         cut = slice(num_positions)
@@ -83,12 +83,12 @@ class StepResult:
     """seq_id -> [hidden size], not normalised, for pooled sequences whose last prompt token this
     step computed."""
     hidden_states: Mapping[int, HiddenStates] = field(default_factory=dict)
-    """seq_id -> those of its row's tokens, for sequences admitted with return_hidden_states."""
+    """seq_id -> hidden states of its row's tokens, for sequences that asked for them."""
     token_facts: Mapping[int, Mapping[str, bytes]] = field(default_factory=dict)
     """seq_id -> name -> the numbers about its row's sampled token, little-endian int32."""
     failures: Mapping[int, str] = field(default_factory=dict)
-    """seq_id -> the reason, for sequences of the plan that failed alone. Their ids and logprobs are
-    meaningless."""
+    """seq_id -> the reason, for sequences that failed while the rest of the plan succeeded. Their
+    ids and logprobs are meaningless."""
     forward_s: float = 0.0
     """Seconds that the device spent on the forward pass."""
     sample_s: float = 0.0
@@ -98,5 +98,5 @@ class StepResult:
 
 
 def one_each(num_rows: int) -> Ids:
-    """The offsets for rows that bring back one token each."""
+    """``StepResult.offsets`` for rows that bring back one token each: [num_rows + 1]."""
     return np.arange(num_rows + 1, dtype=np.int32)

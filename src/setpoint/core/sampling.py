@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen: the validated form of SGLang's ``sampling_params``.
+"""A request's sampling parameters: the validated form of SGLang's ``sampling_params``.
 
 Works on numbers and strings. This module does not know the vocabulary (the frontend checks token
 ids against it) nor how sampling is computed (``engine/sampling``).
@@ -20,11 +20,11 @@ from setpoint.core.bounds import (
     Count,
     Int64,
     TokenId,
-    converted,
+    convert_field,
 )
 from setpoint.core.constraint import KINDS, Constraint, constraint_text
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 from setpoint.core.wording import kind_of
 
 TOP_K_ALL = 1 << 30
@@ -41,8 +41,7 @@ MAX_STOP_REGEX_BYTES = 256
 """Longest stop expression (SGLang 0.5.23)."""
 
 NOT_YET = ("custom_params", "beam_width", "watermark")
-"""Keys that SGLang knows and this engine does not support yet. They are refused by name, never
-ignored."""
+"""Keys of SGLang that this engine does not support yet. They are refused by name, never ignored."""
 
 MAX_N = 4096
 """Most answers to one prompt that a request may ask for."""
@@ -56,8 +55,8 @@ temperature that is not greedy, stays within float32."""
 
 
 class _Meta(msgspec.StructMeta):
-    """Makes an unknown keyword's error suggest the keyword that was probably meant; msgspec's error
-    only names the unknown one."""
+    """Adds to the error for an unknown keyword the keyword that was probably meant; msgspec's error
+    names only the unknown one."""
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
         for key in given:
@@ -69,7 +68,7 @@ class _Meta(msgspec.StructMeta):
 class SamplingParams(
     msgspec.Struct, metaclass=_Meta, frozen=True, kw_only=True, omit_defaults=True
 ):
-    """One request's sampling parameters. They are immutable, and checked however they are made.
+    """One request's sampling parameters: immutable, and checked by every way of making them.
 
     ``stop`` and ``stop_token_ids`` may be given as one value or a list, ``logit_bias`` as a dict.
     Raises RequestError (400) for a wrong type or a value out of range.
@@ -93,7 +92,7 @@ class SamplingParams(
     stop_regex: tuple[str, ...] = ()
     """Regular expressions that end the answer where one first matches, like a stop string."""
     stop_token_ids: tuple[Int64, ...] = ()
-    """The frontend leaves out those that the vocabulary does not have."""
+    """The frontend leaves out ids that the vocabulary does not contain."""
     ignore_eos: bool = False
     """True: the sequence continues after EOS and stop_token_ids. Stop strings still end it, as in
     SGLang."""
@@ -120,7 +119,7 @@ class SamplingParams(
         for field in _FIELDS:
             value = getattr(self, field.name)
             if value is not field.default:
-                msgspec.structs.force_setattr(self, field.name, _in_own_type(field, value))
+                msgspec.structs.force_setattr(self, field.name, _field_value(field, value))
         self._check_ranges()
 
     @property
@@ -216,7 +215,7 @@ class SamplingParams(
 
 
 def out_of_vocabulary(name: str, token: int, vocab_size: int) -> str:
-    """The message for a token id that no vocabulary of this size has, in the field ``name``."""
+    """The error message for a token id of the field ``name`` that is outside the vocabulary."""
     return (
         f"{name} has the out-of-vocabulary token id {token}; valid ids are 0 to {vocab_size - 1}."
     )
@@ -237,9 +236,9 @@ def unknown_parameter(key: str) -> str:
 _FIELDS = msgspec.structs.fields(SamplingParams)
 
 
-def _in_own_type(field: msgspec.structs.FieldInfo, value: Any) -> Any:
-    """``value`` converted to the field's type from the looser forms that people and clients write.
-    For most fields None means that the value was not given."""
+def _field_value(field: msgspec.structs.FieldInfo, value: Any) -> Any:
+    """``value`` converted to the field's type from the looser forms that clients write. For most
+    fields None means that the value was not given."""
     if value is None and field.name != "max_new_tokens":
         return field.default
     if field.name in KINDS:
@@ -253,10 +252,11 @@ def _in_own_type(field: msgspec.structs.FieldInfo, value: Any) -> Any:
     if field.name == "logit_bias" and not isinstance(value, tuple):
         if not isinstance(value, dict):
             raise RequestError(
-                f"logit_bias must be an object that gives token ids a bias, got {kind_of(value)}."
+                f"logit_bias must be an object that maps token ids to numbers, got"
+                f" {kind_of(value)}."
             )
         value = tuple(dict(_bias_pair(*pair) for pair in value.items()).items())
-    return converted(value, field.type, field.name)
+    return convert_field(value, field.type, field.name)
 
 
 def _bias_pair(key: Any, value: Any) -> tuple[int, float]:
@@ -264,8 +264,8 @@ def _bias_pair(key: Any, value: Any) -> tuple[int, float]:
         token = int(key)
     except (TypeError, ValueError, OverflowError):
         raise RequestError(
-            f"logit_bias maps token ids to numbers; {shown(repr(key), 40)} is not a token id."
+            f"logit_bias maps token ids to numbers; {excerpt(repr(key), 40)} is not a token id."
         ) from None
-    return converted(token, TokenId, "A token id of logit_bias"), converted(
+    return convert_field(token, TokenId, "A token id of logit_bias"), convert_field(
         value, Bias, f"logit_bias of token {token}"
     )

@@ -1,4 +1,4 @@
-"""Which files of a model folder hold its weights. Opens none of them."""
+"""Finds the files of a model folder that hold its weights. Opens none of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _is_inside(name: str) -> bool:
-    """True if ``name`` is a printable relative path that does not climb out of the folder. The
-    model's author wrote the index, and it must not make us read other files of this machine."""
+    """True if ``name`` is a printable relative path that stays inside the folder. The model's
+    author wrote the index, and it must not make us read other files of this machine."""
     path = PurePath(name)
     return name.isprintable() and not path.is_absolute() and ".." not in path.parts

@@ -1,8 +1,8 @@
-"""Translates msgspec's messages about a client's values of the wrong type into plain words, for
-people who do not know msgspec.
+"""Turns msgspec's messages about a client's values of the wrong type into sentences for people who
+do not know msgspec.
 
 ``Expected `float | null`, got `str` - at `$.temperature` `` becomes "temperature must be a number,
-got a string". The message does not say that null is allowed too: leaving the key out has the same
+got a string". The sentence does not say that null is allowed too: leaving the key out has the same
 effect.
 """
 
@@ -46,9 +46,11 @@ def kind_of(value: object) -> str:
     return f"a {type(value).__name__}" if kind is None else _GOT[kind]
 
 
-def plain(error: msgspec.ValidationError, *, name: str = "", whole: str = "The body") -> str:
-    """The error as one sentence. ``name``: name of the value that was checked, if it is part of
-    something larger; ``whole``: what to call it otherwise."""
+def validation_message(
+    error: msgspec.ValidationError, *, name: str = "", whole: str = "The body"
+) -> str:
+    """The error as one sentence. name: the name of the value that was checked, if it is part of
+    something larger. whole: what to call the value otherwise."""
     message = str(error)
     place = _PLACE.search(message)
     subject = _subject(place["path"] if place else "$", name) or whole
@@ -73,8 +75,8 @@ def plain(error: msgspec.ValidationError, *, name: str = "", whole: str = "The b
 
 
 def _subject(path: str, name: str) -> str:
-    """``$.messages[0].content`` as a person would write it, "" for the whole value. msgspec writes
-    ``[...]`` where it does not know the key."""
+    """msgspec's path ``$.messages[0].content`` as a person would write it; "" for the whole value.
+    msgspec writes ``[...]`` where it does not know the key."""
     inside = path.removeprefix("$")
     if not name:
         inside = inside.removeprefix(".")

@@ -1,4 +1,4 @@
-"""What one kind of operation did during a step: its time, and the least that it had to read and
+"""The work of one kind of operation during a step: its time, and the least that it had to read and
 compute."""
 
 from __future__ import annotations

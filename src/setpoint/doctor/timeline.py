@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from setpoint.core.moments import Moment, merged
+from setpoint.core.moments import Moment, merge
 
 CAPACITY = 4096
 
@@ -32,12 +32,12 @@ class Timeline:
     def add(self, moment: Moment, count: int = 1) -> None:
         """Add what stands for ``count`` moments of the source, at most ``room``."""
         if self._kept and self._in_last < self.stride:
-            self._kept[-1] = merged([self._kept[-1], moment])
+            self._kept[-1] = merge([self._kept[-1], moment])
             self._in_last += count
             return
         if len(self._kept) == CAPACITY:
             pairs = zip(self._kept[::2], self._kept[1::2], strict=True)
-            self._kept = [merged(pair) for pair in pairs]
+            self._kept = [merge(pair) for pair in pairs]
             self.stride *= 2
         self._kept.append(moment)
         self._in_last = count

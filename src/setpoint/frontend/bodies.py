@@ -16,8 +16,8 @@ import msgspec
 
 from setpoint.core.conversion import convert
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
-from setpoint.core.wording import kind_of, plain
+from setpoint.core.excerpt import excerpt
+from setpoint.core.wording import kind_of, validation_message
 from setpoint.frontend.intake import MAX_SEQUENCES
 from setpoint.frontend.json_shape import excess
 
@@ -56,13 +56,13 @@ def parse(body: dict[str, Any], kind: type[T], *, unsupported: Iterable[str] = (
     try:
         parsed = convert(body, kind)
     except msgspec.ValidationError as error:
-        raise InvalidBodyError(plain(error)) from None
+        raise InvalidBodyError(validation_message(error)) from None
     return parsed
 
 
 def other_model_warning(asked: str, served: str) -> str:
     """The warning for a client that asked for a model that is not served here."""
-    return f"The model '{shown(asked, 64)}' is not served here; {served} answered."
+    return f"The model '{excerpt(asked, 64)}' is not served here; {served} answered."
 
 
 def asks_for_something(value: Any) -> bool:
@@ -93,7 +93,7 @@ def as_id_lists(
             else ([convert(value, list[int])], False)
         )
     except msgspec.ValidationError as error:
-        raise InvalidBodyError(plain(error, name=name)) from None
+        raise InvalidBodyError(validation_message(error, name=name)) from None
 
 
 @contextmanager

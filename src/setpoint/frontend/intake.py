@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from setpoint.core.bounds import INT64_MAX, bounds_of, converted
+from setpoint.core.bounds import INT64_MAX, bounds_of, convert_field
 from setpoint.core.errors import ContextLengthError, RequestError
 from setpoint.core.request import (
     MAX_LOGPROBS,
@@ -112,11 +112,11 @@ def namespace(extra_key: str | None, cache_salt: str | None) -> str:
 def _check_numbers(options: RequestOptions) -> None:
     """Raise RequestError (400) for a number outside the range that its field declares, named as
     SGLang's clients name it."""
-    converted(options.priority, _PRIORITY, "priority")
+    convert_field(options.priority, _PRIORITY, "priority")
     logprobs = options.logprobs or LogprobOptions()
     for field in msgspec.structs.fields(LogprobOptions):
         if bounds_of(field.type) is not None:
-            converted(getattr(logprobs, field.name), field.type, LOGPROB_KEYS[field.name])
+            convert_field(getattr(logprobs, field.name), field.type, LOGPROB_KEYS[field.name])
 
 
 class Intake:

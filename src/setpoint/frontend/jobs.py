@@ -12,7 +12,7 @@ from types import TracebackType
 
 from setpoint.core.constraint import compile_refusal
 from setpoint.core.errors import RequestError, SetpointError
-from setpoint.core.failures import failure
+from setpoint.core.failures import log_failure
 from setpoint.core.messages import Finish, LogprobBlock, Timing, TokenEvent
 from setpoint.core.request import Request
 from setpoint.frontend.arrival import Arrival, arrival
@@ -385,7 +385,7 @@ def _fed(output: SequenceOutput, event: TokenEvent) -> Piece:
         return output.feed(event)
     except Exception as error:
         raise RequestError(
-            failure("making its text", error), status_code=500, err_type="InternalServerError"
+            log_failure("making its text", error), status_code=500, err_type="InternalServerError"
         ) from error
 
 

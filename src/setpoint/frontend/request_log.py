@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from setpoint.core.excerpt import IS_JSON
 from setpoint.core.request import Request
-from setpoint.core.shown import IS_JSON
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.live import LiveOptions
 

@@ -15,9 +15,9 @@ import msgspec
 from setpoint.core.awake import timeout_awake
 from setpoint.core.control import EngineFacts, InternalState
 from setpoint.core.errors import ConfigError, EngineDeadError, RequestError
+from setpoint.core.excerpt import excerpt
 from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.core.shown import shown
 from setpoint.frontend.bodies import parse
 from setpoint.frontend.book import RequestBook
 from setpoint.frontend.checkpoints import Checkpoints, NoCheckpoints
@@ -266,7 +266,7 @@ class Service:
             try:
                 reader(output)
             except Exception:
-                logger.exception("Cannot log the end of request %s.", shown(output.rid))
+                logger.exception("Cannot log the end of request %s.", excerpt(output.rid))
 
 
 def _entry(state: InternalState, facts: EngineFacts) -> dict[str, Any]:

@@ -22,8 +22,8 @@ import numpy as np
 
 from setpoint.core.bounds import Int64
 from setpoint.core.errors import RequestError
+from setpoint.core.excerpt import excerpt
 from setpoint.core.request import Ids
-from setpoint.core.shown import shown
 from setpoint.frontend.jobs import Job, SequenceOutput
 
 MAX_SESSIONS = 1024
@@ -188,7 +188,7 @@ class Sessions:
             self._close_idle()
             session_id = uuid.uuid4().hex if session_id is None else session_id
             if session_id in self._sessions:
-                raise RequestError(f"Session id {shown(session_id)} is already open.")
+                raise RequestError(f"Session id {excerpt(session_id)} is already open.")
             if len(self._sessions) >= MAX_SESSIONS:
                 raise RequestError(
                     f"{MAX_SESSIONS} sessions are already open, the limit of this server; close"
@@ -223,7 +223,7 @@ class Sessions:
                 await asyncio.wait_for(over, END_S)
             except TimeoutError:
                 raise RequestError(
-                    f"The request {shown(turn.rid)} does not end, because its client does not"
+                    f"The request {excerpt(turn.rid)} does not end, because its client does not"
                     " read its answer; try again.",
                     status_code=503,
                     err_type="ServiceUnavailableError",
@@ -243,7 +243,7 @@ class Sessions:
             session = self._find(params.id)
             if rid in session.nodes:
                 raise RequestError(
-                    f"The session already has a request with the rid {shown(rid)}; choose another"
+                    f"The session already has a request with the rid {excerpt(rid)}; choose another"
                     " rid."
                 )
             parent = self._parent(session, params)
@@ -288,7 +288,7 @@ class Sessions:
         self._close_idle()
         session = self._sessions.get(session_id)
         if session is None:
-            raise RequestError(f"Invalid request: session id {shown(session_id)} does not exist")
+            raise RequestError(f"Invalid request: session id {excerpt(session_id)} does not exist")
         session.used_at = self._now()
         return session
 
@@ -297,8 +297,8 @@ class Sessions:
             return None
         if params.rid not in session.nodes:
             raise RequestError(
-                f"Invalid request: session id {shown(params.id)} has no finished request"
-                f" {shown(params.rid)}"
+                f"Invalid request: session id {excerpt(params.id)} has no finished request"
+                f" {excerpt(params.rid)}"
             )
         return session.nodes[params.rid]
 

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from setpoint.core.errors import RequestError
+from setpoint.core.excerpt import excerpt
 from setpoint.core.sampling import SamplingParams
-from setpoint.core.shown import shown
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def unknown_keys(
         return []
     meant, fate = _names(type(parsed)), "" if refuse else " and was ignored"
     sentences = [
-        f"The key '{shown(path, _SHOWN_CHARS)}' is unknown{fate}{_hint(path, meant)}"
+        f"The key '{excerpt(path, _SHOWN_CHARS)}' is unknown{fate}{_hint(path, meant)}"
         for path in unknown[:MAX_TOLD]
     ]
     if len(unknown) > MAX_TOLD:
@@ -134,6 +134,6 @@ def _log_once(route: str, path: str) -> None:
         _logged.add((route, path))
         logger.warning(
             "Ignored the unknown key '%s' of %s (logged once per key).",
-            shown(path, _SHOWN_CHARS),
+            excerpt(path, _SHOWN_CHARS),
             route,
         )

@@ -6,7 +6,7 @@ import re
 
 from setpoint.core.constraint import Constraint, compile_refusal
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 
 _LISTING = re.compile(r"\s*\n\s*(\d+ \||<).*", re.DOTALL)
 """What llguidance writes below an error: lines of the definition, which the client did not write,
@@ -18,4 +18,4 @@ MAX_WORDS = 1000
 
 def not_compiled(constraint: Constraint, why: str) -> RequestError:
     why = _LISTING.sub("", why).strip()
-    return RequestError(compile_refusal(constraint.kind) + shown(why, MAX_WORDS))
+    return RequestError(compile_refusal(constraint.kind) + excerpt(why, MAX_WORDS))

@@ -12,7 +12,7 @@ import msgspec
 
 from setpoint.core.conversion import convert
 from setpoint.core.errors import RequestError
-from setpoint.core.wording import plain
+from setpoint.core.wording import validation_message
 
 MAX_DEPTH = 32
 """Most formats inside each other."""
@@ -154,7 +154,7 @@ def parsed(text: str) -> Format:
     try:
         found = convert(raw, cast(Any, _Legacy if legacy else _Current))
     except msgspec.ValidationError as error:
-        raise RequestError(plain(error, name="structural_tag")) from None
+        raise RequestError(validation_message(error, name="structural_tag")) from None
     except RecursionError:
         raise _too_deep() from None
     if isinstance(found, _Legacy):

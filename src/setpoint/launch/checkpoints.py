@@ -13,8 +13,8 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.config.check import model_overrides
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError, RequestError
+from setpoint.core.excerpt import excerpt
 from setpoint.core.model import ModelSpec
-from setpoint.core.shown import shown
 from setpoint.core.weightfiles import weight_files
 from setpoint.frontend.checkpoints import Checkpoint
 from setpoint.frontend.client_paths import check_path
@@ -53,7 +53,7 @@ class LaunchedCheckpoints:
         load_format = self._options.load_format if load_format is None else load_format
         if load_format not in LOADABLE:
             raise RequestError(
-                f"load_format is {shown(load_format)!r}; it may be {', '.join(LOADABLE)}."
+                f"load_format is {excerpt(load_format)!r}; it may be {', '.join(LOADABLE)}."
             )
         if model_path in (self._source.name, self._options.model_path, str(self._source.folder)):
             return Checkpoint(str(self._source.folder), load_format)
@@ -63,7 +63,7 @@ class LaunchedCheckpoints:
             raise RequestError(str(error)) from None
         except OSError as error:
             raise RequestError(
-                f"model_path: {shown(model_path)!r} cannot be read: {error.strerror}."
+                f"model_path: {excerpt(model_path)!r} cannot be read: {error.strerror}."
             ) from None
 
     def _allowed_checkpoint(self, model_path: str, load_format: str) -> Checkpoint:
@@ -71,11 +71,11 @@ class LaunchedCheckpoints:
         spec = read_spec(folder, overrides=model_overrides(self._options))
         if other := _difference(self._spec, spec):
             raise RequestError(
-                f"{shown(model_path)} is not a checkpoint of the running model: {other}. Start"
+                f"{excerpt(model_path)} is not a checkpoint of the running model: {other}. Start"
                 " another server for it."
             )
         if load_format != "dummy" and not weight_files(folder):
-            raise RequestError(f"{shown(model_path)} has no safetensors weights.")
+            raise RequestError(f"{excerpt(model_path)} has no safetensors weights.")
         return Checkpoint(str(folder), load_format)
 
     def _allowed_folder(self, model_path: str) -> Path:
@@ -102,7 +102,7 @@ class LaunchedCheckpoints:
                 err_type="Forbidden",
             )
         if not folder.is_dir():
-            raise RequestError(f"model_path: the folder {shown(model_path)!r} does not exist.")
+            raise RequestError(f"model_path: the folder {excerpt(model_path)!r} does not exist.")
         return folder
 
 
@@ -111,13 +111,13 @@ def _difference(running: ModelSpec, other: ModelSpec) -> str:
     for field in fields(ModelSpec):
         ours, theirs = getattr(running, field.name), getattr(other, field.name)
         if field.name not in SETTLED and ours != theirs:
-            return f"{field.name} is {shown(str(theirs))} instead of {shown(str(ours))}"
+            return f"{field.name} is {excerpt(str(theirs))} instead of {excerpt(str(ours))}"
     mine, its = _computing(running.config), _computing(other.config)
     for key in sorted(mine.keys() | its.keys()):
         if mine.get(key) != its.get(key):
             return (
-                f"{shown(key)} in config.json is {shown(str(its.get(key)))} instead of"
-                f" {shown(str(mine.get(key)))}"
+                f"{excerpt(key)} in config.json is {excerpt(str(its.get(key)))} instead of"
+                f" {excerpt(str(mine.get(key)))}"
             )
     return ""
 

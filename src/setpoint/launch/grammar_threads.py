@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from setpoint.core.errors import RequestError
-from setpoint.core.failures import failed, failure, refused
+from setpoint.core.failures import failure_finish, log_failure, refusal_finish
 from setpoint.core.grammar import Grammar, GrammarFactory
 from setpoint.core.messages import Finish, Prepared
 from setpoint.core.request import Ids, Request
@@ -132,5 +132,5 @@ def behind(grammar: Grammar, outputs: Ids) -> Grammar:
 def finish_of(error: Exception) -> Finish:
     """The Finish of a request whose grammar could not be made."""
     if isinstance(error, RequestError):
-        return refused(error)
-    return failed(failure("making its grammar", error))
+        return refusal_finish(error)
+    return failure_finish(log_failure("making its grammar", error))

@@ -10,7 +10,7 @@ from setpoint.config.hardware import available_bytes
 from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
 from setpoint.config.resolved import ResolvedConfig
-from setpoint.core.cachegroups import described
+from setpoint.core.cachegroups import layout_summary
 from setpoint.core.limits import CAPTURED_TOKENS
 from setpoint.core.model import ModelSpec
 from setpoint.core.progress import report
@@ -121,7 +121,7 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
         logger.info(
             "KV cache groups: %s; %d pages of %d tokens of one group. #tokens counts sequences of"
             " the whole context; shorter ones take more of the pool per token.",
-            described(layout),
+            layout_summary(layout),
             plan.num_pages,
             options.page_size,
         )

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from types import TracebackType
 
+from setpoint.core.excerpt import IS_JSON, excerpt, printable
 from setpoint.core.records import (
     CacheFlushed,
     Continued,
@@ -27,7 +28,6 @@ from setpoint.core.records import (
     StepDone,
 )
 from setpoint.core.result import EAGER
-from setpoint.core.shown import IS_JSON, printable, shown
 from setpoint.observe.figures import Figures
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class LogLines:
             case Preemption():
                 _preemption(record)
             case RequestClipped(rid, wanted, granted):
-                logger.warning(CLIPPED, shown(rid), wanted, granted)
+                logger.warning(CLIPPED, excerpt(rid), wanted, granted)
             case Fallback():
                 log_fallback(record)
             case CacheFlushed(True):
@@ -200,8 +200,8 @@ class LogLines:
 
 def _changed(change: SettingsChanged) -> None:
     changes = ", ".join(map(str, change.options))
-    why = f" ({shown(change.why)})" if change.why else ""
-    logger.info("Settings changed by %s: %s%s", shown(change.by), changes, why)
+    why = f" ({excerpt(change.why)})" if change.why else ""
+    logger.info("Settings changed by %s: %s%s", excerpt(change.by), changes, why)
     set_log_level(change.settings.log_level)
 
 
@@ -219,7 +219,7 @@ def _paused(pause: Paused) -> None:
 
 def _operated(done: Operated) -> None:
     if done.error:
-        logger.warning("%s was refused: %s", done.what, shown(done.error))
+        logger.warning("%s was refused: %s", done.what, excerpt(done.error))
     else:
         released = ", ".join(done.parts) or "none"
         logger.info("%s is done. Released memory: %s", done.what, released)
@@ -233,7 +233,7 @@ def _done(done: RequestDone) -> None:
     """Log the ends that an operator should know of. Refusals on arrival (a full queue) are not
     among them: there may be thousands, and the access log has them."""
     status = done.finish.status_code
-    words = shown(done.rid), done.finish.message or "(the reason was not recorded)"
+    words = excerpt(done.rid), done.finish.message or "(the reason was not recorded)"
     if status == 500:
         logger.error("Request %s was answered 500: %s", *words)
     elif status == 503 and done.accepted_at is not None:
@@ -247,7 +247,7 @@ def _request_times(done: RequestDone) -> None:
     logger.info(
         "Req Time Stats(rid=%s, input len=%d, cached input len=%d, output len=%d, type=unified):"
         " queue_duration=%.2fms, forward_duration=%.2fms, start_time=%.3f",
-        shown(done.rid),
+        excerpt(done.rid),
         done.num_prompt,
         done.num_cached,
         done.num_outputs,
@@ -279,6 +279,6 @@ def _preemption(preemption: Preemption) -> None:
         " in the queue: %s",
         len(preemption.preempted),
         preemption.num_tokens_gained,
-        shown(preemption.rid),
-        ", ".join(map(shown, preemption.preempted)),
+        excerpt(preemption.rid),
+        ", ".join(map(excerpt, preemption.preempted)),
     )

@@ -14,7 +14,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from setpoint.core.failures import failed, failure
+from setpoint.core.failures import failure_finish, log_failure
 from setpoint.core.grammar import Grammar, NotReady
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.records import GrammarEnded, GrammarLate, Observer, StepDone, TokensForced
@@ -68,7 +68,7 @@ class Committer:
             try:
                 event = self._event_after(seq, ids, begin, end, result, step.ends)
             except Exception as error:
-                event = self.fail(seq, failure("taking in its result", error))
+                event = self.fail(seq, log_failure("taking in its result", error))
             if event is not None:
                 events.append(event)
             if seq.is_late and seq.finish is None:
@@ -88,8 +88,8 @@ class Committer:
         seq.output_logprobs, seq.prompt_logprobs, seq.embedding = [], [], b""
         seq.hidden_states = []
         if seq.finish is None:
-            return self._state.end(seq, failed(why))
-        seq.finish = failed(why)
+            return self._state.end(seq, failure_finish(why))
+        seq.finish = failure_finish(why)
         return self._state.last_event(seq)
 
     def _event_after(

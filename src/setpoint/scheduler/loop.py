@@ -34,8 +34,9 @@ from setpoint.core.control import (
     Standstill,
 )
 from setpoint.core.errors import RequestError, SetpointError
+from setpoint.core.excerpt import excerpt
 from setpoint.core.executor import Clock, Executor, PendingStep
-from setpoint.core.failures import failure, operation_failure
+from setpoint.core.failures import log_failure, log_operation_failure
 from setpoint.core.messages import (
     Abort,
     Announce,
@@ -64,7 +65,6 @@ from setpoint.core.records import (
     Turn,
     TurnDone,
 )
-from setpoint.core.shown import shown
 from setpoint.scheduler import invariants
 from setpoint.scheduler.listing import listed
 from setpoint.scheduler.scheduler import Scheduler
@@ -162,7 +162,9 @@ class Loop:
         try:
             self._turn()
         except Exception:
-            rids = [shown(seq.rid) for step in self._scheduler.state.inflight for seq in step.seqs]
+            rids = [
+                excerpt(seq.rid) for step in self._scheduler.state.inflight for seq in step.seqs
+            ]
             logger.error(
                 "The engine ends: a step failed as a whole. Requests of the steps in flight: %s",
                 ", ".join(rids) or "none",
@@ -282,7 +284,7 @@ class Loop:
                 for event in events:
                     self._emit([event])
             else:
-                seq_id, why = events[0].seq_id, failure("sending its tokens", error)
+                seq_id, why = events[0].seq_id, log_failure("sending its tokens", error)
                 self._observer.on(SendFailed(seq_id, type(error).__name__))
                 self._send(Tokens([self._scheduler.give_up(seq_id, why)]))
 
@@ -327,7 +329,7 @@ class Loop:
             else:
                 self._scheduler.abort(message)
         except Exception as error:
-            operation_failure(type(message).__name__, error)
+            log_operation_failure(type(message).__name__, error)
         self._emit(self._scheduler.take_events())
 
     def _control(self, call: Call) -> None:
@@ -344,7 +346,7 @@ class Loop:
             refused = Refused(str(error))
         except Exception as error:
             name = type(call.operation if isinstance(call, Operate) else call).__name__
-            refused = Refused(operation_failure(name, error), status_code=500)
+            refused = Refused(log_operation_failure(name, error), status_code=500)
         self._emit(self._scheduler.take_events())
         self._send(Reply(call.id, refused))
 

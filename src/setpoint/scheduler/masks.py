@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from setpoint.core.errors import RequestError
-from setpoint.core.failures import failed, failure, refused
+from setpoint.core.failures import failure_finish, log_failure, refusal_finish
 from setpoint.core.grammar import EndOfOutput, NotReady
 from setpoint.core.messages import Finish
 from setpoint.core.plan import StepPlan, TokenMasks, forbid
@@ -64,7 +64,7 @@ def _fill(seq: Sequence, row: Ids, num_forced: int, config: SchedulerConfig) -> 
     except Exception as error:
         return grammar_failure(error)
     if not row.any():
-        return refused(RequestError(NO_TOKEN))
+        return refusal_finish(RequestError(NO_TOKEN))
     num_outputs = len(seq.outputs) + num_forced
     if not seq.stop_ids or num_outputs >= seq.request.sampling.min_new_tokens:
         return None
@@ -76,7 +76,7 @@ def _fill(seq: Sequence, row: Ids, num_forced: int, config: SchedulerConfig) -> 
     forbid(row, seq.stop_ids)
     if row.any():
         return None
-    return GRAMMAR_ENDED if is_complete else refused(RequestError(NO_TOKEN_YET))
+    return GRAMMAR_ENDED if is_complete else refusal_finish(RequestError(NO_TOKEN_YET))
 
 
 def grammar_failure(error: Exception) -> Finish:
@@ -84,5 +84,5 @@ def grammar_failure(error: Exception) -> Finish:
     if isinstance(error, EndOfOutput):
         return error.finish
     if isinstance(error, RequestError):
-        return refused(error)
-    return failed(failure("its grammar", error))
+        return refusal_finish(error)
+    return failure_finish(log_failure("its grammar", error))

@@ -17,7 +17,7 @@ from itertools import chain, takewhile
 
 from setpoint.core.control import Operate, PauseMode
 from setpoint.core.errors import RequestError
-from setpoint.core.failures import failed, failure, refused
+from setpoint.core.failures import failure_finish, log_failure, refusal_finish
 from setpoint.core.messages import Abort, Finish, Prepared, TokenEvent
 from setpoint.core.operations import Operator
 from setpoint.core.plan import PlanBuilder, StepPlan, TokenMasks
@@ -87,9 +87,11 @@ class Scheduler:
             if not complete:
                 self._join(seq)
         except RequestError as error:
-            return self._refused(seq_id, request, refused(error))
+            return self._refused(seq_id, request, refusal_finish(error))
         except Exception as error:
-            return self._refused(seq_id, request, failed(failure("taking it in", error)))
+            return self._refused(
+                seq_id, request, failure_finish(log_failure("taking it in", error))
+            )
         wanted = request.sampling.max_new_tokens
         if wanted is not None and seq.max_new_tokens < wanted:
             self._observer.on(RequestClipped(request.rid, wanted, seq.max_new_tokens))
@@ -126,7 +128,7 @@ class Scheduler:
         try:
             seq = state.prepared(message)
         except Exception as error:
-            return self._committer.fail(state.by_id[seq_id], failure("preparing it", error))
+            return self._committer.fail(state.by_id[seq_id], log_failure("preparing it", error))
         if seq.grammar is not None and seq.outputs and seq.grammar.terminated:
             self._observer.on(
                 GrammarEnded(seq_id, GRAMMAR_ENDED, False)
@@ -325,7 +327,9 @@ class Scheduler:
         event."""
         seq = self.state.by_id.get(seq_id)
         return (
-            TokenEvent(seq_id, [], failed(why)) if seq is None else self._committer.fail(seq, why)
+            TokenEvent(seq_id, [], failure_finish(why))
+            if seq is None
+            else self._committer.fail(seq, why)
         )
 
 

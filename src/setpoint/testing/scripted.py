@@ -15,7 +15,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from setpoint.core.failures import failure
+from setpoint.core.failures import log_failure
 from setpoint.core.pagerows import PageRow
 from setpoint.core.plan import OWN_LENGTH, Admit, StepPlan, TokenMasks
 from setpoint.core.request import Ids
@@ -97,7 +97,7 @@ class ScriptedStep:
         except Exception as error:
             rows = self._plan.rows
             (seq_id,) = rows.seq_ids[rows.slots == slot].tolist()
-            self._failures[seq_id] = failure("sampling", error)
+            self._failures[seq_id] = log_failure("sampling", error)
             return 0
 
     def result(self) -> StepResult:
@@ -173,7 +173,7 @@ class ScriptedExecutor:
             try:
                 self.look_at(admit)
             except Exception as error:
-                failures[admit.seq_id] = failure("admission", error)
+                failures[admit.seq_id] = log_failure("admission", error)
         deltas = plan.pages
         for slot, index, pages in zip(
             deltas.slots.tolist(), deltas.indices.tolist(), deltas.pages.tolist(), strict=True
@@ -205,7 +205,7 @@ class ScriptedExecutor:
                 try:
                     embeddings.update(self._pool(slot, start, end, history))
                 except Exception as error:
-                    failures[self._pooled[slot][0].seq_id] = failure("pooling", error)
+                    failures[self._pooled[slot][0].seq_id] = log_failure("pooling", error)
             if most:
                 assert end == len(self._ids[slot]), "a row samples before its last known token"
                 histories.append((slot, history, most, given))

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 from setpoint.grammar.schema import FORMATS, checked_schema, lists_all, schemas_in
 
 _ANNOTATIONS = frozenset(
@@ -126,7 +126,7 @@ def _repetitions(pattern: str) -> Iterator[int]:
 def _check_names(schema: dict[str, Any]) -> None:
     reference = schema.get("$ref", "#")
     if not (isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))):
-        raise RequestError(f"xgrammar does not follow the reference {shown(str(reference))}")
+        raise RequestError(f"xgrammar does not follow the reference {excerpt(str(reference))}")
     required, properties = schema.get("required"), schema.get("properties")
     if isinstance(required, list):
         declared = properties if isinstance(properties, dict) else {}
@@ -134,7 +134,7 @@ def _check_names(schema: dict[str, Any]) -> None:
         if missing:
             raise RequestError(
                 "xgrammar enforces 'required' only for names that 'properties' lists, which"
-                f" {shown(missing[0])!r} is not"
+                f" {excerpt(missing[0])!r} is not"
             )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from setpoint.core.cachegroups import cache_layout
-from setpoint.core.failures import failure
+from setpoint.core.failures import log_failure
 from setpoint.core.footprint import Footprint
 from setpoint.core.limits import LOGITS_ROWS
 from setpoint.core.model import ModelSpec
@@ -355,7 +355,7 @@ class ModelRunner:
             try:
                 self._sample_rows(forward, slots, slice(row, row + 1), masks)
             except Exception as error:
-                forward.failures[seq_id] = failure("sampling", error)
+                forward.failures[seq_id] = log_failure("sampling", error)
                 self.slots.make_plain(slot)
                 found = True
         return found
@@ -386,7 +386,7 @@ class ModelRunner:
                     ops=self.backends.ops,
                 )
             except Exception as error:
-                failures[int(plan.rows.seq_ids[row])] = failure(
+                failures[int(plan.rows.seq_ids[row])] = log_failure(
                     "taking the logprobs of its prompt", error
                 )
         return found

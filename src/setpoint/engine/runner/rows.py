@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from setpoint.core.failures import failure
+from setpoint.core.failures import log_failure
 from setpoint.core.plan import Admit, PageDeltas
 from setpoint.core.request import Ids
 from setpoint.core.sampling import SamplingParams
@@ -95,7 +95,7 @@ class SlotTable:
             try:
                 self._take(admit)
             except Exception as error:
-                failures[admit.seq_id] = failure("reading its sampling parameters", error)
+                failures[admit.seq_id] = log_failure("reading its sampling parameters", error)
                 self._take(plain(admit))
         counts = [len(admit.ids) for admit in admits]
         slots = np.repeat([admit.slot for admit in admits], counts)

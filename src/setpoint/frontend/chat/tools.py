@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 from setpoint.frontend.chat.messages import as_text
 from setpoint.frontend.chat.request import ChatRequest, Tool
 
@@ -30,7 +30,7 @@ def check_tools(request: ChatRequest) -> None:
         raise RequestError("tool_choice requires a call, but tools is empty.")
     for name in filter(None, (request.named_tool, *request.allowed_tools)):
         if name not in names:
-            raise RequestError(f"tool_choice: Tool {shown(name, 64)!r} not found in tools list.")
+            raise RequestError(f"tool_choice: Tool {excerpt(name, 64)!r} not found in tools list.")
 
 
 def check_name(name: str, where: str) -> None:
@@ -38,7 +38,7 @@ def check_name(name: str, where: str) -> None:
     of the tool in the body."""
     if not _NAME.fullmatch(name):
         raise RequestError(
-            f"{where}: the name {shown(name, 64)!r} must have 1 to 128 letters, digits or any of"
+            f"{where}: the name {excerpt(name, 64)!r} must have 1 to 128 letters, digits or any of"
             " _.:/-."
         )
 

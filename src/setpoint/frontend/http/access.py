@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 from setpoint.frontend.arrival import ARRIVED_AT, IN_SCOPE, Arrival
 from setpoint.frontend.jobs import SequenceOutput
 
@@ -50,7 +50,7 @@ def log_access(scope: Scope, status: int, came: Arrival) -> None:
         LINE,
         get_client_addr(scope),  # type: ignore[arg-type]
         scope["method"],
-        shown(get_path_with_query_string(scope)),  # type: ignore[arg-type]
+        excerpt(get_path_with_query_string(scope)),  # type: ignore[arg-type]
         scope["http_version"],
         status,
         described(came),
@@ -62,14 +62,14 @@ def described(came: Arrival) -> str:
     if came.outputs:
         parts.append(figures(came.outputs, came.at))
     if came.refusal:
-        parts.append(f"refused: {shown(came.refusal)}")
+        parts.append(f"refused: {excerpt(came.refusal)}")
     return ", ".join(parts)
 
 
 def figures(outputs: Sequence[SequenceOutput], arrived_at: float) -> str:
     """Of several sequences: the longest wait, the first token of all, and the sums of tokens."""
     others = f" and {len(outputs) - 1} more" if len(outputs) > 1 else ""
-    parts = [f"rid={shown(outputs[0].rid)}{others}"]
+    parts = [f"rid={excerpt(outputs[0].rid)}{others}"]
     waits = [output.timing.waiting_s for output in outputs if output.timing is not None]
     if waits:
         parts.append(f"queue {max(waits):.3f} s")

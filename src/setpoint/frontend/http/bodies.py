@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from starlette.datastructures import Headers
 
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 from setpoint.frontend.arrival import ARRIVAL, IN_SCOPE
 from setpoint.frontend.bodies import InvalidBodyError, decode_object
 from setpoint.frontend.jobs import SequenceOutput
@@ -94,7 +94,7 @@ def _is_of_a_browser(headers: Headers) -> bool:
 
 
 def _content_type_advice(content_type: str) -> str:
-    came = f"the content type {shown(content_type, 100)}" if content_type else "no content type"
+    came = f"the content type {excerpt(content_type, 100)}" if content_type else "no content type"
     return (
         "Add the header 'Content-Type: application/json' to the request: a browser sent it with"
         f" {came}, as a page of any site can make it do."

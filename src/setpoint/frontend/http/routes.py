@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request
 
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 
 _SHOWN_CHARS = 100
 
@@ -28,10 +28,10 @@ class Advice:
         if status_code == 404 and path not in methods:
             meant = self.nearest(path, methods)
             way = f". {hint}" if meant is None else f"; did you mean {meant}?"
-            return f"There is no route {shown(path, _SHOWN_CHARS)}{way}"
+            return f"There is no route {excerpt(path, _SHOWN_CHARS)}{way}"
         if status_code == 405 and path in methods:
             return (
-                f"{shown(path, _SHOWN_CHARS)} does not take {request.method}; use"
+                f"{excerpt(path, _SHOWN_CHARS)} does not take {request.method}; use"
                 f" {' or '.join(sorted(methods[path] - {'HEAD'}))}."
             )
         return None

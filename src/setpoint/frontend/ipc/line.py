@@ -43,6 +43,7 @@ from setpoint.core.control import (
     Standstill,
 )
 from setpoint.core.errors import EngineDeadError, RequestError
+from setpoint.core.excerpt import excerpt
 from setpoint.core.messages import (
     Alive,
     Announce,
@@ -60,7 +61,6 @@ from setpoint.core.messages import (
 )
 from setpoint.core.operations import Operation
 from setpoint.core.settings import Settings
-from setpoint.core.shown import shown
 
 logger = logging.getLogger(__name__)
 
@@ -299,7 +299,7 @@ class EngineLine:
             logger.error(
                 "The engine died: %s Requests of the steps in flight: %s",
                 reason,
-                ", ".join(map(shown, self.suspects)) or "none",
+                ", ".join(map(excerpt, self.suspects)) or "none",
             )
             self._end(EngineState.DEAD, reason)
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 from setpoint.frontend.storage.documents import Documents, new_id
 from setpoint.frontend.storage.files import FileStore
 
@@ -107,7 +107,7 @@ class BatchBook:
         batch = self._batches.get(batch_id)
         if batch is None:
             raise RequestError(
-                f"There is no batch {shown(batch_id, 64)!r}.",
+                f"There is no batch {excerpt(batch_id, 64)!r}.",
                 status_code=404,
                 err_type="invalid_request_error",
             )

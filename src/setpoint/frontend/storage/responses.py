@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 
 ID_PREFIX = "resp_"
 MAX_RESPONSES = 10_000
@@ -77,7 +77,7 @@ class ResponseStore:
         404 for a response that is not kept."""
         if not response_id.startswith(ID_PREFIX):
             raise RequestError(
-                f"Invalid {name!r}: {shown(response_id, 64)!r}. The id of a response begins with"
+                f"Invalid {name!r}: {excerpt(response_id, 64)!r}. The id of a response begins with"
                 f" {ID_PREFIX!r}.",
                 err_type="invalid_request_error",
             )
@@ -85,7 +85,7 @@ class ResponseStore:
             found = self._kept.get(response_id)
             if found is None:
                 raise RequestError(
-                    f"{name}: this server stores no response {shown(response_id, 64)!r}. It was"
+                    f"{name}: this server stores no response {excerpt(response_id, 64)!r}. It was"
                     " never created here, was created with store false, was deleted, or was"
                     " dropped because"
                     " newer ones needed its space.",

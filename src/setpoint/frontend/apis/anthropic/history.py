@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from setpoint.core.bounds import converted
+from setpoint.core.bounds import convert_field
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 from setpoint.core.wording import kind_of
 
 Message = dict[str, Any]
@@ -85,7 +85,7 @@ def history_of(
         where = f"messages[{index}]"
         role = message.get("role")
         if not isinstance(role, str) or role not in _KINDS:
-            got = repr(shown(role, 64)) if isinstance(role, str) else kind_of(role)
+            got = repr(excerpt(role, 64)) if isinstance(role, str) else kind_of(role)
             raise RequestError(f"{where}.role must be user, assistant or system; got {got}.")
         blocks = _blocks(message.get("content"), f"{where}.content", _KINDS[role])
         made = (
@@ -166,7 +166,8 @@ def _result(block: ToolResultBlock, where: str, known_calls: set[str]) -> Messag
         raise RequestError(f"{where}.tool_use_id is missing.")
     if call_id not in known_calls:
         raise RequestError(
-            f"{where}.{name} is {shown(call_id, 64)!r}, but no earlier tool_use block has that id."
+            f"{where}.{name} is {excerpt(call_id, 64)!r}, but no earlier tool_use block has that"
+            " id."
         )
     text = _joined(_texts(block.content or "", f"{where}.content"))
     return {
@@ -199,11 +200,11 @@ def _block(raw: Any, where: str, kinds: Kinds) -> Block:
         raise RequestError(f"{where} must be an object with a type, got {kind_of(raw)}.")
     kind = raw.get("type")
     if not isinstance(kind, str) or kind not in kinds:
-        got = repr(shown(kind, 64)) if isinstance(kind, str) else kind_of(kind)
+        got = repr(excerpt(kind, 64)) if isinstance(kind, str) else kind_of(kind)
         raise RequestError(
             f"{where}.type must be {' or '.join(kinds)}, got {got}: this model reads text only."
         )
-    block: Block = converted(raw, kinds[kind], where)
+    block: Block = convert_field(raw, kinds[kind], where)
     return block
 
 

@@ -11,9 +11,9 @@ import msgspec
 
 from setpoint.core.bounds import Count
 from setpoint.core.errors import RequestError
+from setpoint.core.excerpt import excerpt
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
-from setpoint.core.shown import shown
 from setpoint.frontend.apis.anthropic.history import history_of
 from setpoint.frontend.bodies import naming_as_sent
 from setpoint.frontend.chat.request import ChatRequest, Tool, ToolChoice
@@ -96,7 +96,7 @@ class ConversationBody(msgspec.Struct, kw_only=True):
         if self.thinking is not None and self.thinking.type not in _THINKING:
             raise RequestError(
                 f"thinking.type must be {', '.join(_THINKING)}; got"
-                f" {shown(self.thinking.type, 64)!r}."
+                f" {excerpt(self.thinking.type, 64)!r}."
             )
         return warnings
 
@@ -179,8 +179,8 @@ class MessagesBody(ConversationBody, kw_only=True):
 def _check_tool(tool: ToolBody, where: str) -> None:
     if tool.type not in (None, "custom"):
         raise RequestError(
-            f"{where}.type is {shown(tool.type, 64)!r}, a tool that Anthropic defines; this server"
-            " takes custom tools only."
+            f"{where}.type is {excerpt(tool.type, 64)!r}, a tool that Anthropic defines; this"
+            " server takes custom tools only."
         )
     if tool.input_schema is None:
         raise RequestError(f"{where}.input_schema is missing.")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from setpoint.core import request as core
-from setpoint.core.bounds import converted
+from setpoint.core.bounds import convert_field
 from setpoint.core.errors import RequestError
 from setpoint.core.request import LogprobCount
 from setpoint.core.sampling import SamplingParams
@@ -40,7 +40,7 @@ class CompletionBody(CommonBody, kw_only=True):
         if self.logprob_token_ids and self.echo:
             raise RequestError("logprob_token_ids and echo cannot be combined.")
         if self.logprobs is not None:
-            converted(self.logprobs, LogprobCount, "logprobs")
+            convert_field(self.logprobs, LogprobCount, "logprobs")
 
     def _check_best_of(self) -> None:
         if self.best_of is None or not self.chooses:

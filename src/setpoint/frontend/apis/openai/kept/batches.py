@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 from setpoint.frontend.apis.openai.kept.fields import (
     check_metadata,
     expiry_seconds,
@@ -57,7 +57,7 @@ class BatchRoutes:
         if body.endpoint not in self._endpoints:
             known = ", ".join(self._endpoints)
             raise RequestError(
-                f"endpoint must be one of {known}; got {shown(body.endpoint, 64)!r}."
+                f"endpoint must be one of {known}; got {excerpt(body.endpoint, 64)!r}."
             )
         check_metadata(body.metadata)
         batch = await book.create(

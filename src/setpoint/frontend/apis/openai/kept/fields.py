@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def window_seconds(text: str) -> int:
     if not 0 < seconds <= _MOST_DAYS * _DAY_S:
         raise RequestError(
             f"completion_window must be hours or days, such as 24h or 7d, up to {_MOST_DAYS} days;"
-            f" got {shown(text, 32)!r}."
+            f" got {excerpt(text, 32)!r}."
         )
     return seconds
 
@@ -51,7 +51,7 @@ def check_metadata(metadata: Mapping[str, str] | None) -> None:
             raise RequestError(
                 "metadata may have keys of at most 64 characters and values of at most 512; too"
                 " long is"
-                f" {shown(key, 64)!r}."
+                f" {excerpt(key, 64)!r}."
             )
 
 
@@ -69,12 +69,12 @@ def page(
     if not 1 <= limit <= most:
         raise RequestError(f"limit must be from 1 to {most}, got {limit}.")
     if order not in ("asc", "desc"):
-        raise RequestError(f"order must be asc or desc, got {shown(order, 32)!r}.")
+        raise RequestError(f"order must be asc or desc, got {excerpt(order, 32)!r}.")
     ordered = list(items) if order == "asc" else list(reversed(items))
     if after is not None:
         ids = [_id(item) for item in ordered]
         if after not in ids:
-            raise RequestError(f"after: this list has no entry {shown(after, 64)!r}.")
+            raise RequestError(f"after: this list has no entry {excerpt(after, 64)!r}.")
         ordered = ordered[ids.index(after) + 1 :]
     shown_items = ordered[:limit]
     return {

@@ -12,7 +12,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 from setpoint.frontend.apis.openai.kept.fields import expiry_seconds
 from setpoint.frontend.storage.batches import BATCH_PURPOSE
 from setpoint.frontend.storage.files import FileStore, StoredFile, Upload
@@ -109,7 +109,7 @@ class _Form:
         if not upload.num_bytes:
             raise RequestError("file is empty.")
         if self.purpose not in PURPOSES:
-            got = f"; got {shown(self.purpose, 64)!r}" if self.purpose else ""
+            got = f"; got {excerpt(self.purpose, 64)!r}" if self.purpose else ""
             raise RequestError(f"purpose must be one of {', '.join(PURPOSES)}{got}.")
 
     def _text(self, name: str) -> str:
@@ -133,7 +133,8 @@ class _Form:
         if self._name != "file":
             known = ", ".join(("file", *_FIELDS))
             raise RequestError(
-                f"{shown(self._name, 64)!r} is not a known field of the form; it may have {known}."
+                f"{excerpt(self._name, 64)!r} is not a known field of the form; it may have"
+                f" {known}."
             )
         if b"filename" not in options:
             raise RequestError("file must be a file with a filename, not a text field.")

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import msgspec
 
 from setpoint.core.errors import RequestError
+from setpoint.core.excerpt import excerpt
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
-from setpoint.core.shown import shown
 from setpoint.frontend.apis.openai.kept.fields import check_metadata
 from setpoint.frontend.apis.openai.protocol import UNSUPPORTED as UNSUPPORTED_ANYWHERE
 from setpoint.frontend.apis.openai.protocol import SamplingBody
@@ -91,7 +91,7 @@ class ResponsesBody(InputBody, kw_only=True):
             if name not in _INCLUDABLE:
                 raise RequestError(
                     f"include[{index}] must be one of {', '.join(_INCLUDABLE)}; got"
-                    f" {shown(name, 64)!r}."
+                    f" {excerpt(name, 64)!r}."
                 )
         if self.background and self.stream:
             raise RequestError(

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from setpoint.core.bounds import converted
+from setpoint.core.bounds import convert_field
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 from setpoint.core.wording import kind_of
 from setpoint.frontend.apis.openai.responses.tools import called_name
 from setpoint.frontend.intake import new_rid
@@ -178,12 +178,12 @@ def _item(raw: Any, where: str, find: Callable[[str], Item | None]) -> Item:
     if kind == "item_reference":
         return _referred(raw.get("id"), where, find)
     if not isinstance(kind, str) or kind not in _KINDS:
-        got = repr(shown(kind, 64)) if isinstance(kind, str) else kind_of(kind)
+        got = repr(excerpt(kind, 64)) if isinstance(kind, str) else kind_of(kind)
         raise RequestError(
             f"{where}.type must be one of {', '.join(_KINDS)}, item_reference; got {got}. This"
             " server runs no tools itself and reads text only."
         )
-    checked = converted(raw, _KINDS[kind], where)
+    checked = convert_field(raw, _KINDS[kind], where)
     own_id = raw.get("id")
     item = {**raw, "type": kind, "id": own_id if _is_name(own_id) else new_item_id(kind)}
     if isinstance(checked, _Message):
@@ -204,7 +204,7 @@ def _referred(item_id: Any, where: str, find: Callable[[str], Item | None]) -> I
     if item is None:
         raise RequestError(
             f"{where}.id: this server stores no response with the output item"
-            f" {shown(item_id, 64)!r}. Send the item itself.",
+            f" {excerpt(item_id, 64)!r}. Send the item itself.",
             status_code=404,
             err_type="invalid_request_error",
         )
@@ -236,7 +236,7 @@ def _text_of(content: Parts, where: str) -> str:
         field = _TEXTS.get(kind) if isinstance(kind, str) else None
         text = part.get(field) if field else None
         if not isinstance(text, str):
-            got = repr(shown(kind, 64)) if isinstance(kind, str) else kind_of(part)
+            got = repr(excerpt(kind, 64)) if isinstance(kind, str) else kind_of(part)
             raise RequestError(
                 f"{where}[{index}]: this model reads text parts only, such as"
                 f' {{"type": "input_text", "text": "…"}}; got {got}.'
@@ -258,12 +258,12 @@ def messages_of(
     """Id of a call, or of its item -> id of the call."""
     for index, item in enumerate([*earlier, *inputs]):
         where = f"input[{index - len(earlier)}]"
-        checked = converted(item, _KINDS[item["type"]], where)
+        checked = convert_field(item, _KINDS[item["type"]], where)
         if isinstance(checked, _AnyOutput):
             call_id = known_calls.get(checked.call_id)
             if call_id is None:
                 raise RequestError(
-                    f"{where}.call_id is {shown(checked.call_id, 64)!r}, but no earlier call has"
+                    f"{where}.call_id is {excerpt(checked.call_id, 64)!r}, but no earlier call has"
                     " that id."
                 )
             content = checked.text(where)

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from setpoint.core.bounds import converted
+from setpoint.core.bounds import convert_field
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 from setpoint.core.wording import kind_of
 from setpoint.frontend.apis.openai.tools import Choice
 from setpoint.frontend.chat.request import Tool
@@ -145,11 +145,11 @@ def _read(raw: Any, where: str, warnings: list[str], *, namespace: str = "") -> 
     if not isinstance(kind, str):
         raise RequestError(f"{where}.type must be a string, got {kind_of(kind)}.")
     if kind == "function":
-        return [_function(converted(raw, _Function, where), where, namespace)]
+        return [_function(convert_field(raw, _Function, where), where, namespace)]
     if kind == "custom":
-        return [_custom(converted(raw, _Custom, where), where, namespace, warnings)]
+        return [_custom(convert_field(raw, _Custom, where), where, namespace, warnings)]
     if kind == "namespace" and not namespace:
-        group = converted(raw, _Namespace, where)
+        group = convert_field(raw, _Namespace, where)
         check_name(group.name, where)
         tools: list[ClientTool] = []
         for index, each in enumerate(group.tools):
@@ -159,7 +159,7 @@ def _read(raw: Any, where: str, warnings: list[str], *, namespace: str = "") -> 
     if kind in _BUILT_IN and not _is_in_container(raw):
         return [_BUILT_IN[kind]]
     warnings.append(
-        f"{where}: {shown(kind, 64)} was left out, because this server runs no tools itself; the"
+        f"{where}: {excerpt(kind, 64)} was left out, because this server runs no tools itself; the"
         " client runs them."
     )
     return []

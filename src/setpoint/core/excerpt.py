@@ -1,4 +1,4 @@
-"""Makes text from outside safe for a log line: one line, printable, of bounded length.
+"""Makes text from outside safe for a log line or a message: one line, printable, of bounded length.
 
 Clients choose request ids, keys and model names. If these were logged unchanged, a line break could
 begin a line that looks like the server's own, and a control sequence could reach the terminal of a
@@ -11,7 +11,7 @@ IS_JSON = "is_json"
 """Attribute of a log record whose message is a whole line of JSON in ASCII, written as it is."""
 
 _MAX_CHARS = 300
-"""Most characters shown of a client's string; the longest request id with its suffix fits."""
+"""Most characters of an excerpt; the longest request id with its suffix fits."""
 
 
 def printable(text: str) -> str:
@@ -24,7 +24,7 @@ def printable(text: str) -> str:
     )
 
 
-def shown(text: str, max_chars: int = _MAX_CHARS) -> str:
+def excerpt(text: str, max_chars: int = _MAX_CHARS) -> str:
     """``text`` as ``printable`` makes it, cut to ``max_chars`` characters. If it was cut, its full
     length is added."""
     if len(text) <= max_chars:
