@@ -9,9 +9,9 @@ from typing import Any
 import httpx2
 import msgspec
 
+from setpoint.config.commands import SetOptions
 from setpoint.config.declare import allowed
 from setpoint.config.live import LIVE
-from setpoint.config.running_server import SetOptions
 from setpoint.core.errors import ConfigError, RequestError, reason_of
 
 _ROUTE = "set_internal_state"

@@ -196,7 +196,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "bench.engine_turns": ({"bench", "config", "core", "frontend.text", "offline"}, set()),
     "bench.quality": (
         {"bench", "config", "core", "observe", "frontend.text", "offline"},
-        {"msgspec", "numpy"},
+        {"numpy"},
     ),
     "bench.bare": (
         {

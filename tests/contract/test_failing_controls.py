@@ -97,7 +97,7 @@ def test_a_path_that_cannot_be_is_a_bad_request(serve: Serve, tmp_path: Path, na
 
     served = write_tiny_llama(tmp_path / "served")
     found = LaunchedCheckpoints(
-        Options(model_path=str(served), update_weights_folder=str(tmp_path)),
+        Options.of(model_path=str(served), update_weights_folder=str(tmp_path)),
         ModelSource(served, str(served), "folder", False),
         read_spec(served),
     )

@@ -13,8 +13,7 @@ import pytest
 
 from setpoint import cli
 from setpoint.bench.prompts import make_prompts
-from setpoint.config.bench import OfflineOptions
-from setpoint.config.bench_serving import ServingOptions
+from setpoint.config.bench import OfflineOptions, ServingOptions
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.server import ServerProcess
 

@@ -33,7 +33,7 @@ async def outputs(service: Service, requests: list[Request]) -> list[list[int]]:
 
 
 def test_a_request_is_the_same_on_the_next_engine(tiny_model: Path) -> None:
-    options = Options(
+    options = Options.of(
         model_path=str(tiny_model), dtype="float32", random_seed=7, log_level="warning"
     )
     given = frozenset({"model_path", "dtype", "random_seed", "log_level"})

@@ -58,18 +58,18 @@ def status(key):
 folder, pool_tokens, num_slots, options = json.loads(sys.argv[1])
 spec = read_spec(Path(folder))
 before = status("VmRSS")
-asked = Options(model_path=folder, max_total_tokens=pool_tokens, max_running_requests=num_slots, **options)
+asked = Options.of(model_path=folder, max_total_tokens=pool_tokens, max_running_requests=num_slots, **options)
 config = resolve(asked, probe_hardware(), spec)
 settled = config.options
 runner = build_runner(
     EngineConfig(
         folder,
         spec,
-        dtype=settled.dtype,
-        quantization=settled.quantization,
-        kv_dtype=settled.kv_cache_dtype,
-        page_size=settled.page_size,
-        attention_backend=settled.attention_backend,
+        dtype=settled.model.dtype,
+        quantization=settled.model.quantization,
+        kv_dtype=settled.model.kv_cache_dtype,
+        page_size=settled.memory.page_size,
+        attention_backend=settled.execution.attention_backend,
         num_threads=2,
     )
 )
@@ -80,15 +80,15 @@ plan = model.plan(available + runner.report.weight_bytes, available_after_load=a
 runner.allocate(num_pages=plan.num_pages, max_slots=num_slots, context_len=config.context_len)
 runner.pool.memory.zero_()  # a CPU's pool is claimed as tokens arrive: here, all of it
 def run(prompts, pages_per_slot):
-    driver = Driver(InprocExecutor(runner), settled.page_size, pages_per_slot)
+    driver = Driver(InprocExecutor(runner), settled.memory.page_size, pages_per_slot)
     driver.generate(prompts, 3, sampling=SamplingParams(temperature=1.0, top_p=0.9, top_k=100, min_p=0.01, frequency_penalty=0.5))
 
 def some_ids(count):
     return np.random.default_rng(count).integers(3, spec.vocab_size, count).tolist()
 
-num_pages = plan.pool_tokens // settled.page_size
+num_pages = plan.pool_tokens // settled.memory.page_size
 longest = min(config.step_tokens, config.context_len - 4)
-run({0: some_ids(longest)}, config.context_len // settled.page_size)
+run({0: some_ids(longest)}, config.context_len // settled.memory.page_size)
 run({slot: some_ids(config.step_tokens // num_slots) for slot in range(num_slots)}, num_pages // num_slots)
 print(json.dumps({
     "weights": [model.weights(), runner.report.weight_bytes],

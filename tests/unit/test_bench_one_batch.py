@@ -15,7 +15,7 @@ import pytest
 from setpoint.bench.breakdown import Part, Turns, parts_of, table
 from setpoint.bench.engine_turns import engine_turns
 from setpoint.bench.one_batch import REPEATS, Subject, bench_one_batch
-from setpoint.config.bench_engine import OneBatchOptions
+from setpoint.config.bench import OneBatchOptions
 from setpoint.config.commandline import parse
 from setpoint.config.commands import COMMANDS
 from setpoint.config.environment import read_environment

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 def read(folder: Path) -> dict[str, float]:
     """All that the parent process reads of a folder -> what it recommends for sampling."""
     source, _, _ = configured(
-        Options(model_path=str(folder), max_total_tokens=512),
+        Options.of(model_path=str(folder), max_total_tokens=512),
         read_environment({}),
         frozenset({"max_total_tokens"}),
     )

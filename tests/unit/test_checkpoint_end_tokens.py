@@ -88,7 +88,7 @@ def test_generation_ends_at_the_configs_ids_and_the_tokenizers(tmp_path: Path) -
     )  # the model has no such id and will never choose it
 
     def ids(**options: Any) -> tuple[int, ...]:
-        given = Options(model_path=str(model), **options)
+        given = Options.of(model_path=str(model), **options)
         _, asked, _ = configured(given, EnvSettings(), frozenset())
         return asked.model.eos_token_ids
 

@@ -32,16 +32,16 @@ CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
     [
         (Options(), 2 * 10_000 + 150_000, "the GGUF's Q4_1 and Q8_0 blocks multiplied as they are"),
         (
-            Options(dtype="float32"),
+            Options.of(dtype="float32"),
             4 * (200_000 + 65_536),
             "dequantised at load; they are multiplied as they are in bfloat16 on a CPU",
         ),
         (
-            Options(model_impl="transformers"),
+            Options.of(model_impl="transformers"),
             2 * (200_000 + 65_536),
             "dequantised at load; they are",
         ),
-        (Options(quantization="unquant"), 2 * (200_000 + 65_536), ""),
+        (Options.of(quantization="unquant"), 2 * (200_000 + 65_536), ""),
     ],
 )
 def test_blocks_of_a_gguf_are_kept_in_bfloat16(
@@ -59,6 +59,6 @@ def test_captured_steps_are_counted_where_there_are_any() -> None:
     assert memory_model(config, SPEC).captured
     assert not memory_model(config, SPEC, attention="torch_ref").captured
     assert not memory_model(config, SPEC, model_impl="transformers").captured
-    assert not memory_model(resolve(Options(disable_cuda_graph=True), CPU, SPEC), SPEC).captured
-    assert not memory_model(resolve(Options(dtype="float64"), CPU, SPEC), SPEC).captured
+    assert not memory_model(resolve(Options.of(disable_cuda_graph=True), CPU, SPEC), SPEC).captured
+    assert not memory_model(resolve(Options.of(dtype="float64"), CPU, SPEC), SPEC).captured
     assert not memory_model(resolve(Options(), cuda, SPEC), SPEC).captured

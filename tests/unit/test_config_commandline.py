@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.config import sglang_known, sglang_names
+from setpoint.config import sglang
 from setpoint.config.commandline import parse
 from setpoint.config.commands import SERVE
 from setpoint.config.declare import Field, Option
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.config.resolve import resolve
-from setpoint.config.sglang_known import KNOWN
+from setpoint.config.sglang import KNOWN
 from setpoint.core.errors import ConfigError
 from setpoint.planning.memory import GIB
 from setpoint.testing.specs import tiny_spec
@@ -44,7 +44,7 @@ def test_nothing_given() -> None:
 )
 def test_the_model_may_stand_anywhere(argv: list[str]) -> None:
     assert parse_serve(argv) == (
-        Options(model_path="m", port=1, host="h"),
+        Options.of(model_path="m", port=1, host="h"),
         frozenset({"model_path", "port", "host"}),
     )
 
@@ -74,27 +74,25 @@ def test_the_model_may_stand_anywhere(argv: list[str]) -> None:
 )
 def test_spellings(argv: list[str], field: str, value: object) -> None:
     options, given = parse_serve(argv)
-    assert getattr(options, field) == value
+    assert options.get(field) == value
     assert given == {field}
 
 
-SPELLINGS = KNOWN | sglang_names.ALIASES.keys() | {"--help"}
+SPELLINGS = KNOWN | sglang.ALIASES.keys() | {"--help"}
 """What SGLang's own parser counts when it completes a prefix, and two spellings of older guides."""
 
 
 def test_every_option_of_sglang_keeps_its_shortest_abbreviation() -> None:
     """What is unambiguous there is understood here, and as the same option."""
     for name in SPELLINGS:
-        target = sglang_names.ALIASES.get(name, name)
+        target = sglang.ALIASES.get(name, name)
         for length in range(3, len(name) + 1):
             prefix = name[:length]
             meant = {
-                sglang_names.ALIASES.get(other, other)
-                for other in SPELLINGS
-                if other.startswith(prefix)
+                sglang.ALIASES.get(other, other) for other in SPELLINGS if other.startswith(prefix)
             }
             if prefix not in SPELLINGS and meant == {target}:
-                assert sglang_names.canonical(prefix) == target
+                assert sglang.canonical(prefix) == target
                 break
 
 
@@ -110,25 +108,23 @@ def test_every_option_of_sglang_keeps_its_shortest_abbreviation() -> None:
     ],
 )
 def test_a_prefix_is_looked_for_among_what_works(prefix: str, flag: str) -> None:
-    assert sglang_names.canonical(prefix) == flag
+    assert sglang.canonical(prefix) == flag
 
 
 def test_an_ambiguous_prefix_names_only_what_works() -> None:
     with pytest.raises(ConfigError, match=r"^--max is ambiguous: it could mean (.*)\.$") as caught:
         parse_serve(["--max", "5"])
     named = str(caught.value).partition("mean ")[2].rstrip(".").replace(" and ", ", ").split(", ")
-    assert set(named) == {flag for flag in sglang_names.SUPPORTED if flag.startswith("--max")}
+    assert set(named) == {flag for flag in sglang.SUPPORTED if flag.startswith("--max")}
 
 
-NOT_HERE = sorted(
-    name for name in KNOWN if sglang_names.ALIASES.get(name, name) not in sglang_names.SUPPORTED
-)
+NOT_HERE = sorted(name for name in KNOWN if sglang.ALIASES.get(name, name) not in sglang.SUPPORTED)
 
 
 def test_every_known_option_is_told_from_an_unknown_one() -> None:
     for name in NOT_HERE:
         for words in ([name, "something else"], [name]):
-            if sglang_names.is_default(name, None):
+            if sglang.is_default(name, None):
                 continue
             with pytest.raises(
                 ConfigError,
@@ -140,33 +136,33 @@ def test_every_known_option_is_told_from_an_unknown_one() -> None:
                 parse_serve(words)
 
 
-@pytest.mark.parametrize("name", sorted(sglang_known.DEFAULTS))
+@pytest.mark.parametrize("name", sorted(sglang.DEFAULTS))
 def test_an_option_given_its_own_default_stops_nothing(name: str) -> None:
     """Of SGLang's options, each at the value that it has there if nobody gives it."""
-    default = sglang_known.DEFAULTS[name]
+    default = sglang.DEFAULTS[name]
     for words in ([name, default], [f"{name}={default}"]):
         line = parse(SERVE, ["model", *words])
-        assert line.options.model_path == "model"
+        assert line.options.model.model_path == "model"
         decisions = {
             decision.field: decision
             for decision in resolve(line.options, CPU, tiny_spec(), given=line.given).decisions
         }
-        assert sglang_names.field_name(sglang_names.ALIASES.get(name, name)) in decisions
+        assert sglang.field_name(sglang.ALIASES.get(name, name)) in decisions
 
 
-@pytest.mark.parametrize("name", sorted(sglang_known.IMPLIED))
+@pytest.mark.parametrize("name", sorted(sglang.IMPLIED))
 def test_an_option_that_says_the_default_stops_nothing(name: str) -> None:
     assert parse_serve(["m", name, "--port", "1"])[1] == {
         "model_path",
         "port",
-        sglang_names.field_name(name),
+        sglang.field_name(name),
     }
 
 
 def test_numbers_are_compared_as_numbers() -> None:
-    assert sglang_names.is_default("--cpu-offload-gb", "0.0")
-    assert not sglang_names.is_default("--cpu-offload-gb", "1")
-    assert not sglang_names.is_default("--disaggregation-mode", "decode")
+    assert sglang.is_default("--cpu-offload-gb", "0.0")
+    assert not sglang.is_default("--cpu-offload-gb", "1")
+    assert not sglang.is_default("--disaggregation-mode", "decode")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +258,7 @@ def test_config_file_and_the_command_line_wins(tmp_path: Path) -> None:
         " {rope_theta: 5}\nenable-overlap-scheduler: true\nchunked-prefill-size: -1\n",
     )
     options, given = parse_serve(["here", "--config", path, "--port", "2"])
-    assert options == Options(
+    assert options == Options.of(
         model_path="here",
         port=2,
         context_length=32_000,
@@ -279,7 +275,7 @@ def test_config_file_and_the_command_line_wins(tmp_path: Path) -> None:
 
 def test_empty_config_file(tmp_path: Path) -> None:
     path = _file(tmp_path, "# nothing\n")
-    assert parse_serve(["--config", path])[0] == Options(config=path)
+    assert parse_serve(["--config", path])[0] == Options.of(config=path)
 
 
 @pytest.mark.parametrize(

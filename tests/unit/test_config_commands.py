@@ -44,14 +44,14 @@ def test_a_command_has_options_of_its_own_beside_those_of_the_engine(tmp_path: P
         BATCH, ["in.jsonl", "-o", "out.jsonl", "--keep", "--page-size", "4", "--model", "m"]
     )
     assert line.own == BatchOptions(input="in.jsonl", output="out.jsonl", keep_order=True)
-    assert line.options == Options(
+    assert line.options == Options.of(
         page_size=4, model_path="m", log_level="warning", workload="offline"
     )
     assert line.given == {"input", "output", "keep_order", "page_size", "model_path"}
     path = _file(tmp_path, "output: there.jsonl\nkeep_order: true\nlog-level: error\n")
     line = parse(BATCH, ["in.jsonl", "--config", path])
     assert line.own == BatchOptions(input="in.jsonl", output="there.jsonl", keep_order=True)
-    assert line.options.log_level == "error"
+    assert line.options.logs.log_level == "error"
 
 
 @pytest.mark.parametrize(
@@ -107,17 +107,17 @@ def test_keywords_are_options_in_their_own_types() -> None:
     )
     options = line.options
     assert (
-        options.model_path,
-        options.tp_size,
-        options.max_total_tokens,
-        options.disable_radix_cache,
+        options.model.model_path,
+        options.parallel.tp_size,
+        options.memory.max_total_tokens,
+        options.memory.disable_radix_cache,
     ) == ("m", 1, 32000, True)
     assert line.given == {"model_path", "tp_size", "max_total_tokens", "disable_radix_cache"}
-    assert options.log_level == "warning"
+    assert options.logs.log_level == "warning"
     overrides = parse_keywords(
         ENGINE, {"json_model_override_args": {"rope_theta": 10.0}, "context_length": None}
     ).options
-    assert (overrides.json_model_override_args, overrides.context_length) == (
+    assert (overrides.model.json_model_override_args, overrides.model.context_length) == (
         '{"rope_theta": 10.0}',
         None,
     )
@@ -126,7 +126,7 @@ def test_keywords_are_options_in_their_own_types() -> None:
 def test_keywords_may_name_a_file(tmp_path: Path) -> None:
     (tmp_path / "options.yaml").write_text("page-size: 16\nmax-total-tokens: 32k\n")
     options = parse_keywords(ENGINE, {"config": tmp_path / "options.yaml", "page_size": 32}).options
-    assert (options.page_size, options.max_total_tokens) == (32, 32000)
+    assert (options.memory.page_size, options.memory.max_total_tokens) == (32, 32000)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.config.check import eviction_parameters
 from setpoint.config.commandline import parse
 from setpoint.config.commands import SERVE
+from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.core.errors import ConfigError
 from setpoint.scheduler.cache.evict import POLICIES
@@ -20,7 +20,9 @@ TLRU = '{"threshold": 4096, "next_prompt_estimate": 1024}'
 
 
 def parameters(policy: str, *config: str) -> dict[str, int]:
-    return eviction_parameters(parse(SERVE, ["--radix-eviction-policy", policy, *config]).options)
+    return eviction_parameters(
+        parse(SERVE, ["--radix-eviction-policy", policy, *config]).options.memory
+    )
 
 
 def test_choices_are_the_policies() -> None:
@@ -71,6 +73,6 @@ def test_a_yaml_file_may_hold_the_object_itself(tmp_path: Path) -> None:
     file.write_text(
         "radix-eviction-policy: slru\nradix-eviction-policy-config: {protected_threshold: 4}\n"
     )
-    assert eviction_parameters(parse(SERVE, ["--config", str(file)]).options) == {
+    assert eviction_parameters(parse(SERVE, ["--config", str(file)]).options.memory) == {
         "protected_threshold": 4
     }

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from setpoint.config import docs, sglang_names, sglang_values
+from setpoint.config import docs, sglang
 from setpoint.config.check import check_options
 from setpoint.config.declare import Range
 from setpoint.config.environment import ENV_FIELDS, EnvSettings, read_environment, unread_variables
 from setpoint.config.options import OPTION_FIELDS, Options, server_args
-from setpoint.config.sglang_known import KNOWN
+from setpoint.config.sglang import KNOWN
 from setpoint.core.errors import ConfigError
 from setpoint.core.limits import CAPTURED_TOKENS
 
@@ -72,7 +71,7 @@ def test_documentation_names_every_option_and_variable() -> None:
 
 
 def test_server_args_hold_every_option_and_no_secret() -> None:
-    shown = server_args(Options(api_key="sesame", page_size=16))
+    shown = server_args(Options.of(api_key="sesame", page_size=16))
     assert set(shown) == {field.name for field in OPTION_FIELDS}
     assert shown["page_size"] == 16
     assert "sesame" not in str(shown)
@@ -81,17 +80,17 @@ def test_server_args_hold_every_option_and_no_secret() -> None:
 
 def test_a_format_of_sglang_that_is_missing_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"kimi_k3 is not supported .* The nearest is kimi_k2\."):
-        check_options(Options(tool_call_parser="kimi_k3"))
+        check_options(Options.of(tool_call_parser="kimi_k3"))
     with pytest.raises(ConfigError, match=r"must be one of .* The nearest is qwen3\."):
-        check_options(Options(reasoning_parser="qwen33"))
+        check_options(Options.of(reasoning_parser="qwen33"))
 
 
 def test_aliases_and_known_values_point_at_something() -> None:
-    for alias, flag in sglang_names.ALIASES.items():
+    for alias, flag in sglang.ALIASES.items():
         assert flag in KNOWN, alias
-        assert alias not in sglang_names.SUPPORTED
-    for name, values in sglang_values.KNOWN_VALUES.items():
-        supported = sglang_names.SUPPORTED["--" + name.replace("_", "-")].about.choices
+        assert alias not in sglang.SUPPORTED
+    for name, values in sglang.KNOWN_VALUES.items():
+        supported = sglang.SUPPORTED["--" + name.replace("_", "-")].about.choices
         assert not set(values) & set(supported)
 
 
@@ -183,7 +182,7 @@ def test_aliases_and_known_values_point_at_something() -> None:
 )
 def test_contradictions_are_one_line(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        check_options(msgspec.structs.replace(Options(), **changes))
+        check_options(Options().replaced(**changes))
     assert "\n" not in str(caught.value)
 
 

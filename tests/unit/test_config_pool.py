@@ -42,7 +42,7 @@ def test_min_free_slots_delay_is_clipped_by_the_slots(
     asked: int | None, slots: int, settled: int | None
 ) -> None:
     pool = resolve_pool(
-        decide(Options(min_free_slots_delay=asked, max_running_requests=slots)), 10**5
+        decide(Options.of(min_free_slots_delay=asked, max_running_requests=slots)), 10**5
     )
     assert pool.min_free_slots == settled
     changed = [decision for decision in pool.decisions if decision.field == "min_free_slots_delay"]
@@ -63,7 +63,7 @@ def test_limits_of_a_large_pool() -> None:
 
 def test_limits_of_a_small_pool_are_said() -> None:
     pool = resolve_pool(
-        decide(Options(max_running_requests=64)), 100, limited_by="--max-total-tokens 100"
+        decide(Options.of(max_running_requests=64)), 100, limited_by="--max-total-tokens 100"
     )
     assert (pool.max_running_requests, pool.max_req_len, pool.max_req_input_len) == (50, 99, 94)
     assert reason(pool, "max_running_requests").warn
@@ -73,7 +73,7 @@ def test_limits_of_a_small_pool_are_said() -> None:
 
 
 def test_a_wish_for_tokens_that_do_not_fit_is_said() -> None:
-    config = decide(Options(max_total_tokens=1000, page_size=16))
+    config = decide(Options.of(max_total_tokens=1000, page_size=16))
     assert not reason(resolve_pool(config, 992), "max_total_num_tokens").warn
     short = reason(resolve_pool(config, 976, limited_by="memory"), "max_total_num_tokens")
     assert short.warn
@@ -83,7 +83,7 @@ def test_a_wish_for_tokens_that_do_not_fit_is_said() -> None:
 @pytest.mark.parametrize(("asked", "running"), [(None, 8), (1, 1), (8, 8), (9, 8)])
 def test_a_request_needs_two_tokens(asked: int | None, running: int) -> None:
     assert (
-        resolve_pool(decide(Options(max_running_requests=asked)), 16).max_running_requests
+        resolve_pool(decide(Options.of(max_running_requests=asked)), 16).max_running_requests
         == running
     )
 
@@ -97,6 +97,6 @@ def test_a_pool_that_holds_no_request_is_refused() -> None:
 def test_shortest_context_holds_a_request() -> None:
     (shortest,) = (field.about.low for field in OPTION_FIELDS if field.name == "context_length")
     assert (
-        resolve_pool(decide(Options(context_length=int(shortest or 0))), 10**6).max_req_input_len
+        resolve_pool(decide(Options.of(context_length=int(shortest or 0))), 10**6).max_req_input_len
         >= 2
     )

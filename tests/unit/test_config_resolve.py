@@ -26,7 +26,10 @@ from setpoint.planning.memory import GIB
 @pytest.mark.parametrize("hardware", [CPU, GPU, replace(GPU, gpu_bytes=None)])
 @pytest.mark.parametrize(
     "options",
-    [Options(), Options(model_path="m", page_size=16, api_key="sesame", disable_radix_cache=True)],
+    [
+        Options(),
+        Options.of(model_path="m", page_size=16, api_key="sesame", disable_radix_cache=True),
+    ],
 )
 def test_every_option_has_exactly_one_decision_with_its_value(
     options: Options, hardware: Hardware
@@ -40,14 +43,12 @@ def test_every_option_has_exactly_one_decision_with_its_value(
     ]
     for decision in config.decisions[:-2]:
         assert decision.why
-        assert decision.field == "api_key" or decision.value == getattr(
-            config.options, decision.field
-        )
+        assert decision.field == "api_key" or decision.value == config.options.get(decision.field)
     assert "sesame" not in " ".join(map(str, config.decisions))
 
 
 def test_what_is_given_is_kept_and_said() -> None:
-    config = decide(Options(page_size=1, port=1), given=frozenset({"page_size", "port"}))
+    config = decide(Options.of(page_size=1, port=1), given=frozenset({"page_size", "port"}))
     assert reason(config, "page_size") == Decision("page_size", 1, "given")
     assert reason(config, "port").why == "given"
     assert reason(config, "host").why == "default"
@@ -55,12 +56,12 @@ def test_what_is_given_is_kept_and_said() -> None:
 
 
 def test_resolving_twice_changes_nothing() -> None:
-    once = decide(Options(model_path="m"), drawn_seed=7)
+    once = decide(Options.of(model_path="m"), drawn_seed=7)
     assert decide(once.options, drawn_seed=8).options == once.options
 
 
 def test_it_crosses_a_process_border() -> None:
-    config = decide(Options(model_path="m"), given=frozenset({"model_path"}))
+    config = decide(Options.of(model_path="m"), given=frozenset({"model_path"}))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=ResolvedConfig) == config
 
 
@@ -81,9 +82,9 @@ def test_it_crosses_a_process_border() -> None:
 def test_dtype_and_the_kv_cache_after_it(
     asked: str, checkpoint: str, hardware: Hardware, dtype: str
 ) -> None:
-    config = decide(Options(dtype=asked), hardware, replace(SPEC, dtype=checkpoint))
-    assert config.options.dtype == dtype
-    assert config.options.kv_cache_dtype == dtype
+    config = decide(Options.of(dtype=asked), hardware, replace(SPEC, dtype=checkpoint))
+    assert config.options.model.dtype == dtype
+    assert config.options.model.kv_cache_dtype == dtype
     assert config.dtype_bytes == config.kv_element_bytes
 
 
@@ -98,14 +99,14 @@ def test_dtype_and_the_kv_cache_after_it(
     ],
 )
 def test_kv_cache_dtype(asked: str, dtype: str, num_bytes: int) -> None:
-    config = decide(Options(kv_cache_dtype=asked))
-    assert config.options.kv_cache_dtype == dtype
+    config = decide(Options.of(kv_cache_dtype=asked))
+    assert config.options.model.kv_cache_dtype == dtype
     assert config.kv_element_bytes == num_bytes
 
 
 def test_context_length() -> None:
     assert decide().context_len == 8192
-    assert decide(Options(context_length=100)).context_len == 100
+    assert decide(Options.of(context_length=100)).context_len == 100
     with pytest.raises(
         ConfigError,
         match=(
@@ -113,15 +114,15 @@ def test_context_length() -> None:
             r" SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
         ),
     ):
-        decide(Options(context_length=8193))
-    longer = decide(Options(context_length=8193), env=EnvSettings(allow_longer_context=True))
+        decide(Options.of(context_length=8193))
+    longer = decide(Options.of(context_length=8193), env=EnvSettings(allow_longer_context=True))
     assert longer.context_len == 8193
     assert reason(longer, "context_length").warn
 
 
 def test_a_rope_that_depends_on_the_length_is_fixed_and_said() -> None:
     assert all(decision.field != "rope_context_length" for decision in decide().decisions)
-    config = decide(Options(context_length=4096), spec=replace(SPEC, rope_by_context=True))
+    config = decide(Options.of(context_length=4096), spec=replace(SPEC, rope_by_context=True))
     decision = reason(config, "rope_context_length")
     assert decision.value == 4096
     assert "keys in the cache are shared" in decision.why
@@ -140,11 +141,11 @@ def test_a_language_model_that_is_served_without_the_rest_is_said() -> None:
     ("options", "hardware", "chunk"),
     [
         (Options(), CPU, 512),
-        (Options(page_size=48), CPU, 480),
-        (Options(page_size=4096), CPU, 4096),
-        (Options(chunked_prefill_size=96, page_size=48), CPU, 96),
-        (Options(chunked_prefill_size=-1), CPU, -1),
-        (Options(chunked_prefill_size=0), CPU, -1),
+        (Options.of(page_size=48), CPU, 480),
+        (Options.of(page_size=4096), CPU, 4096),
+        (Options.of(chunked_prefill_size=96, page_size=48), CPU, 96),
+        (Options.of(chunked_prefill_size=-1), CPU, -1),
+        (Options.of(chunked_prefill_size=0), CPU, -1),
         (Options(), replace(GPU, gpu_bytes=16 * GIB), 2048),
         (Options(), replace(GPU, gpu_bytes=24 * GIB), 4096),
         (Options(), GPU, 8192),
@@ -160,11 +161,11 @@ def test_chunked_prefill_size(options: Options, hardware: Hardware, chunk: int) 
     ("options", "hardware", "interval", "after_piece", "why"),
     [
         (Options(), CPU, 0, 1, "a chunk takes long on a CPU"),
-        (Options(enable_mixed_chunk=True), CPU, 0, 0, "for each running request anyway"),
+        (Options.of(enable_mixed_chunk=True), CPU, 0, 0, "for each running request anyway"),
         (Options(), GPU, 0, 0, "before the pause is noticeable"),
-        (Options(prefill_decode_interval=0), CPU, 0, 0, "is given"),
-        (Options(prefill_decode_interval=3, enable_mixed_chunk=True), CPU, 3, 0, "is given"),
-        (Options(prefill_decode_interval=3), GPU, 3, 0, "is given"),
+        (Options.of(prefill_decode_interval=0), CPU, 0, 0, "is given"),
+        (Options.of(prefill_decode_interval=3, enable_mixed_chunk=True), CPU, 3, 0, "is given"),
+        (Options.of(prefill_decode_interval=3), GPU, 3, 0, "is given"),
     ],
 )
 def test_decode_steps_between_prefill_steps(
@@ -177,45 +178,51 @@ def test_decode_steps_between_prefill_steps(
 
 
 def test_step_tokens_without_chunking() -> None:
-    assert decide(Options(chunked_prefill_size=-1)).step_tokens == 16384
-    assert decide(Options(chunked_prefill_size=-1, max_prefill_tokens=100)).step_tokens == 8192
+    assert decide(Options.of(chunked_prefill_size=-1)).step_tokens == 16384
+    assert decide(Options.of(chunked_prefill_size=-1, max_prefill_tokens=100)).step_tokens == 8192
 
 
 def test_device_and_what_follows_from_it() -> None:
-    assert (decide().options.device, decide().overlap_depth) == ("cpu", 0)
-    assert (decide(hardware=GPU).options.device, decide(hardware=GPU).overlap_depth) == ("cuda", 1)
-    assert decide(Options(device="cpu"), GPU).overlap_depth == 0
-    assert decide(Options(disable_overlap_schedule=True), GPU).overlap_depth == 0
+    assert (decide().options.execution.device, decide().overlap_depth) == ("cpu", 0)
+    assert (decide(hardware=GPU).options.execution.device, decide(hardware=GPU).overlap_depth) == (
+        "cuda",
+        1,
+    )
+    assert decide(Options.of(device="cpu"), GPU).overlap_depth == 0
+    assert decide(Options.of(disable_overlap_schedule=True), GPU).overlap_depth == 0
 
 
 def test_attention_backend_is_the_engines_choice_unless_given() -> None:
-    assert decide().options.attention_backend == "auto"
-    assert decide(Options(attention_backend="torch_ref")).options.attention_backend == "torch_ref"
+    assert decide().options.execution.attention_backend == "auto"
+    assert (
+        decide(Options.of(attention_backend="torch_ref")).options.execution.attention_backend
+        == "torch_ref"
+    )
     with pytest.raises(ConfigError, match="--attention-backend cpu does not run on --device cuda"):
-        decide(Options(attention_backend="cpu"), GPU)
+        decide(Options.of(attention_backend="cpu"), GPU)
 
 
 def test_quantization_is_named_and_known_to_the_memory_model() -> None:
-    config = decide(Options(quantization="w8a8_int8"), given=frozenset({"quantization"}))
+    config = decide(Options.of(quantization="w8a8_int8"), given=frozenset({"quantization"}))
     assert reason(config, "quantization") == Decision("quantization", "w8a8_int8", "given")
     assert memory_model(config, SPEC).weights() < memory_model(decide(), SPEC).weights()
     with pytest.raises(ConfigError, match="--quantization w8a8_int8 does not run on --device cuda"):
-        decide(Options(quantization="w8a8_int8"), GPU)
+        decide(Options.of(quantization="w8a8_int8"), GPU)
 
 
 def test_memory_model_knows_the_attention_backend() -> None:
     assert not memory_model(decide(), SPEC).reference_attention
     assert memory_model(decide(), SPEC, attention="torch_ref").reference_attention
-    assert memory_model(decide(Options(attention_backend="torch_ref")), SPEC).reference_attention
-    assert memory_model(decide(Options(dtype="float64")), SPEC).reference_attention
+    assert memory_model(decide(Options.of(attention_backend="torch_ref")), SPEC).reference_attention
+    assert memory_model(decide(Options.of(dtype="float64")), SPEC).reference_attention
     assert memory_model(decide(hardware=GPU), SPEC).reference_attention
     assert memory_model(decide(), SPEC).head_copied
-    assert not memory_model(decide(Options(dtype="float64")), SPEC).head_copied
+    assert not memory_model(decide(Options.of(dtype="float64")), SPEC).head_copied
 
 
 def test_embeddings_say_how_they_are_pooled_and_count_no_head() -> None:
     spec = replace(SPEC, pooling=Pooling("mean", True, 576, None, "by modules.json"))
-    config = decide(Options(is_embedding=True), spec=spec)
+    config = decide(Options.of(is_embedding=True), spec=spec)
     assert reason(config, "embedding_pooling") == Decision(
         "embedding_pooling", "mean", "by modules.json", told=True
     )
@@ -224,12 +231,12 @@ def test_embeddings_say_how_they_are_pooled_and_count_no_head() -> None:
 
 
 def test_whose_model_code_runs() -> None:
-    assert reason(decide(Options(model_impl="sglang")), "model_impl") == Decision(
+    assert reason(decide(Options.of(model_impl="sglang")), "model_impl") == Decision(
         "model_impl", "setpoint", "given as sglang"
     )
     assert (
         reason(
-            decide(Options(model_impl="transformers"), given=frozenset({"model_impl"})),
+            decide(Options.of(model_impl="transformers"), given=frozenset({"model_impl"})),
             "model_impl",
         ).why
         == "given"
@@ -238,24 +245,24 @@ def test_whose_model_code_runs() -> None:
     with pytest.raises(
         ConfigError, match="--model-impl mindspore is not supported by this version"
     ):
-        decide(Options(model_impl="mindspore"))
+        decide(Options.of(model_impl="mindspore"))
 
 
 def test_threads() -> None:
     assert decide().num_threads == 2
-    assert not reason(decide(Options(num_threads=2)), "num_threads").warn
-    assert reason(decide(Options(num_threads=3)), "num_threads").warn
+    assert not reason(decide(Options.of(num_threads=2)), "num_threads").warn
+    assert reason(decide(Options.of(num_threads=3)), "num_threads").warn
 
 
 def test_seed_names_and_log_level() -> None:
-    config = decide(Options(model_path="a/b", log_level="debug"), drawn_seed=7)
+    config = decide(Options.of(model_path="a/b", log_level="debug"), drawn_seed=7)
     assert (
         config.random_seed,
-        config.options.tokenizer_path,
-        config.options.served_model_name,
+        config.options.model.tokenizer_path,
+        config.options.model.served_model_name,
     ) == (7, "a/b", "a/b")
-    assert config.options.log_level_http == "debug"
-    assert decide(Options(random_seed=0), drawn_seed=7).random_seed == 0
+    assert config.options.logs.log_level_http == "debug"
+    assert decide(Options.of(random_seed=0), drawn_seed=7).random_seed == 0
 
 
 def test_the_formats_of_a_chat_are_found_unless_given() -> None:
@@ -264,13 +271,19 @@ def test_the_formats_of_a_chat_are_found_unless_given() -> None:
         "reasoning_parser": ("none", "it is not"),
     }
     config = resolve(Options(), CPU, SPEC, found=found)
-    assert (config.options.tool_call_parser, config.options.reasoning_parser) == ("hermes", "none")
+    assert (config.options.model.tool_call_parser, config.options.model.reasoning_parser) == (
+        "hermes",
+        "none",
+    )
     assert str(reason(config, "tool_call_parser")) == "tool_call_parser=hermes (it says so)"
     assert reason(config, "tool_call_parser").told
     assert not reason(config, "reasoning_parser").told
-    given = Options(tool_call_parser="none", reasoning_parser="qwen3")
+    given = Options.of(tool_call_parser="none", reasoning_parser="qwen3")
     config = resolve(given, CPU, SPEC, given={"tool_call_parser", "reasoning_parser"}, found=found)
-    assert (config.options.tool_call_parser, config.options.reasoning_parser) == ("none", "qwen3")
+    assert (config.options.model.tool_call_parser, config.options.model.reasoning_parser) == (
+        "none",
+        "qwen3",
+    )
     assert str(reason(config, "tool_call_parser")) == "tool_call_parser=none (given)"
 
 
@@ -289,9 +302,9 @@ def test_what_was_found_is_not_called_given() -> None:
         "tokenizer_path": "tokenizer_path=/cache/b (the model's own)",
         "served_model_name": "served_model_name=a/b (the model path)",
     }
-    config = resolve(Options(model_path="c"), CPU, SPEC, given={"model_path"}, found=found)
+    config = resolve(Options.of(model_path="c"), CPU, SPEC, given={"model_path"}, found=found)
     assert str(reason(config, "model_path")) == "model_path=c (given)"
-    assert config.options.served_model_name == "c"
+    assert config.options.model.served_model_name == "c"
 
 
 def test_mem_fraction() -> None:
@@ -300,7 +313,7 @@ def test_mem_fraction() -> None:
         (80 * 1024 - 512 - 1.5 * 8192 - 128) / (80 * 1024), 3
     )
     assert decide(hardware=replace(GPU, gpu_bytes=None)).mem_fraction_static == 0.95
-    assert decide(Options(mem_fraction_static=0.3), GPU).mem_fraction_static == 0.3
+    assert decide(Options.of(mem_fraction_static=0.3), GPU).mem_fraction_static == 0.3
     with pytest.raises(
         ConfigError, match="no room for steps of 2048 tokens; lower --chunked-prefill-size"
     ):
@@ -308,7 +321,7 @@ def test_mem_fraction() -> None:
 
 
 options_drawn = st.builds(
-    Options,
+    Options.of,
     page_size=st.sampled_from([1, 3, 16, 64]),
     kv_cache_dtype=st.sampled_from(["auto", "bf16", "fp32", "fp8_e4m3"]),
     dtype=st.sampled_from(["auto", "float16", "float32", "float64"]),
@@ -334,20 +347,23 @@ def test_never_plans_more_than_there_is(options: Options, hardware: Hardware) ->
     config = decide(options, hardware)
     available = (
         hardware.available_bytes
-        if config.options.device == "cpu"
+        if config.options.execution.device == "cpu"
         else hardware.gpu_bytes or 16 * GIB
     )
-    assert config.step_tokens % config.options.page_size == 0 or config.chunked_prefill_size == -1
+    assert (
+        config.step_tokens % config.options.memory.page_size == 0
+        or config.chunked_prefill_size == -1
+    )
     try:
         plan = memory_model(config, SPEC).plan(available)
         pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
     except OutOfMemoryError:
         return
-    assert plan.pool_tokens % config.options.page_size == 0
-    assert plan.pool_tokens >= config.options.page_size
-    assert plan.pool_tokens <= (options.max_total_tokens or plan.pool_tokens)
+    assert plan.pool_tokens % config.options.memory.page_size == 0
+    assert plan.pool_tokens >= config.options.memory.page_size
+    assert plan.pool_tokens <= (options.memory.max_total_tokens or plan.pool_tokens)
     assert plan.weights_bytes + plan.kv_bytes <= available * config.mem_fraction_static + 1
-    if config.options.device == "cpu":
+    if config.options.execution.device == "cpu":
         assert (
             plan.kv_bytes + plan.weights_bytes + plan.workspace_bytes + plan.graphs_bytes
             <= available
@@ -357,5 +373,5 @@ def test_never_plans_more_than_there_is(options: Options, hardware: Hardware) ->
 
 
 def test_what_a_command_sets_is_not_called_given() -> None:
-    config = decide(Options(log_level="warning"), given=frozenset())
+    config = decide(Options.of(log_level="warning"), given=frozenset())
     assert reason(config, "log_level").why == "not given; set by this command"

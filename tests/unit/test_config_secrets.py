@@ -33,7 +33,7 @@ def second_secret() -> Iterator[str]:
 def test_a_secret_is_neither_logged_nor_in_server_info(
     tmp_path: Path, second_secret: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = Options(
+    options = Options.of(
         model_path=str(write_tiny_llama(tmp_path)), api_key="sesame-1", served_model_name="sesame-2"
     )
     with caplog.at_level(logging.DEBUG):
@@ -47,7 +47,7 @@ def test_a_secret_is_neither_logged_nor_in_server_info(
     assert MASK in caplog.text
     assert (
         server_info(
-            configured(Options(model_path=str(tmp_path)), EnvSettings(), frozenset())[2],
+            configured(Options.of(model_path=str(tmp_path)), EnvSettings(), frozenset())[2],
             startup_s=1.0,
         )["api_key"]
         is None
@@ -62,7 +62,7 @@ def test_a_message_about_a_secret_does_not_tell_it(tmp_path: Path) -> None:
 
 
 def test_the_launch_command_masks_secrets() -> None:
-    options = Options(
+    options = Options.of(
         model_path="org/my model",
         api_key="sesame",
         enable_mixed_chunk=True,

@@ -82,7 +82,7 @@ VALUES: list[tuple[str, Hardware, dict[str, Any]]] = [
 def test_values_and_reasons(profile: str, hardware: Hardware, expected: dict[str, Any]) -> None:
     config = decide("--workload", profile, hardware=hardware)
     for name, value in expected.items():
-        assert getattr(config.options, name) == value, name
+        assert config.options.get(name) == value, name
         decision = reason(config, name)
         assert f"--workload {profile}: " in decision.why
         assert not decision.warn
@@ -118,7 +118,7 @@ def test_an_explicit_option_wins_even_where_it_is_the_default(
     profile: str, flag: str, value: Any
 ) -> None:
     config = decide("--workload", profile, f"--{flag.replace('_', '-')}={value}")
-    assert getattr(config.options, flag) == value
+    assert config.options.get(flag) == value
     decision = reason(config, flag)
     assert f"given; --workload {profile} would take" in decision.why
     assert not decision.warn
@@ -126,7 +126,7 @@ def test_an_explicit_option_wins_even_where_it_is_the_default(
 
 def test_multi_turn_without_a_prefix_cache_is_a_warning() -> None:
     config = decide("--workload", "multi-turn", "--disable-radix-cache")
-    assert config.options.disable_radix_cache
+    assert config.options.memory.disable_radix_cache
     assert reason(config, "disable_radix_cache").warn
 
 
@@ -148,7 +148,7 @@ def test_a_value_that_contradicts_given_options_gives_way_with_a_warning(
     argv: list[str], flag: str, kept: Any, words: str
 ) -> None:
     config = decide("--workload", "long-context", *argv)
-    assert getattr(config.options, flag) == kept
+    assert config.options.get(flag) == kept
     decision = reason(config, flag)
     assert decision.warn
     assert words in decision.why
@@ -163,7 +163,7 @@ def test_the_pool_keeps_the_profiles_reason() -> None:
 
 def test_without_a_workload_nothing_changes() -> None:
     config = decide()
-    assert config.options.workload is None
+    assert config.options.scheduling.workload is None
     assert not any("--workload" in decision.why for decision in config.decisions)
 
 

@@ -163,12 +163,12 @@ def test_the_container_file_names_what_exists() -> None:
         for word in ("ENTRYPOINT", "CMD")
     )
     assert entry[:2] == ["/opt/setpoint/.venv/bin/setpoint", "serve"]
-    assert parse(COMMANDS["serve"], [*entry[2:], *default]).options.enable_metrics
+    assert parse(COMMANDS["serve"], [*entry[2:], *default]).options.metrics.enable_metrics
 
 
 def drain_s(arguments: list[str]) -> float:
     """The drain time of a server with these arguments."""
-    return parse(COMMANDS["serve"], arguments).options.drain_timeout
+    return parse(COMMANDS["serve"], arguments).options.server.drain_timeout
 
 
 def test_no_supervisor_kills_a_server_that_drains() -> None:

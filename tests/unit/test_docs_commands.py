@@ -13,8 +13,7 @@ import pytest
 import setpoint
 from setpoint.config.commandline import parse
 from setpoint.config.commands import COMMANDS
-from setpoint.config.sglang_known import KNOWN
-from setpoint.config.sglang_names import ALIASES
+from setpoint.config.sglang import ALIASES, KNOWN
 from setpoint.testing import page_commands
 
 REPOSITORY = Path(setpoint.__file__).parents[2]

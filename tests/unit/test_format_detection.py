@@ -107,9 +107,9 @@ def test_a_start_goes_by_the_template(tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "model")
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATES["qwen2"])
-    options = Options(model_path=str(model), chat_template=str(template))
+    options = Options.of(model_path=str(model), chat_template=str(template))
     _, _, config = configured(options, EnvSettings(), frozenset({"model_path", "chat_template"}))
-    assert config.options.tool_call_parser == "hermes"
-    assert config.options.reasoning_parser == "none"
+    assert config.options.model.tool_call_parser == "hermes"
+    assert config.options.model.reasoning_parser == "none"
     told = {each.field: each.why for each in config.decisions}
     assert told["tool_call_parser"] == "the chat template writes JSON in <tool_call>"

@@ -68,7 +68,7 @@ def test_trust_remote_code_which_every_model_card_has_is_accepted() -> None:
 def test_what_changes_nothing_is_said_to_whoever_asks_for_it(field: Field[Option]) -> None:
     assert decisions_of(Options())[field.name].why == "default"
     value = True if field.kind is bool else (field.about.choices or (512,))[-1]
-    decision = decisions_of(Options(**{field.name: value}), given={field.name})[field.name]
+    decision = decisions_of(Options.of(**{field.name: value}), given={field.name})[field.name]
     assert (decision.value, decision.warn) == (value, True)
     assert decision.why == f"given, without effect: {field.about.no_effect}"
 
@@ -80,7 +80,7 @@ def test_an_option_of_sglang_alone_at_its_own_default_is_told() -> None:
 
 def test_a_host_tier_is_refused_where_it_would_matter() -> None:
     with pytest.raises(ConfigError, match="--enable-hierarchical-cache is not supported on a GPU"):
-        resolve(Options(enable_hierarchical_cache=True), GPU, tiny_spec())
+        resolve(Options.of(enable_hierarchical_cache=True), GPU, tiny_spec())
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_options_of_sglangs_own_tests(
 ) -> None:
     line = parse(SERVE, argv)
     resolved = resolve(line.options, CPU, tiny_spec(context_len=8192), given=line.given)
-    assert getattr(resolved.options, field) == value
+    assert resolved.options.get(field) == value
     (decision,) = [each for each in resolved.decisions if each.field == field]
     assert words in decision.why
 
@@ -107,4 +107,7 @@ def test_code_of_clients_is_refused_with_the_reason() -> None:
 
 
 def test_the_calls_of_granite_4_are_known_by_its_name() -> None:
-    assert parse(SERVE, ["--tool-call-parser", "granite4"]).options.tool_call_parser == "granite4"
+    assert (
+        parse(SERVE, ["--tool-call-parser", "granite4"]).options.model.tool_call_parser
+        == "granite4"
+    )

@@ -16,7 +16,7 @@ from setpoint.testing.tiny_models import write_tiny_llama
 
 
 def checkpoints(folder: Path, allowed: Path | None) -> LaunchedCheckpoints:
-    options = Options(
+    options = Options.of(
         model_path=str(folder), update_weights_folder=None if allowed is None else str(allowed)
     )
     source = ModelSource(folder, str(folder), "folder", False)

@@ -26,7 +26,7 @@ SPEC = tiny_spec(vocab_size=300, num_parameters=100_000, eos_token_ids=(2,))
 def resolved(environ: dict[str, str] | None = None, **options: Any) -> ResolvedConfig:
     hardware = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
     return resolve(
-        Options(random_seed=7, **options), hardware, SPEC, env=read_environment(environ or {})
+        Options.of(random_seed=7, **options), hardware, SPEC, env=read_environment(environ or {})
     )
 
 

@@ -107,7 +107,7 @@ def test_a_gpu_is_missed_before_anything_is_started(
             " --device cpu"
         ),
     ):
-        preflight(Options(device="cuda"))
+        preflight(Options.of(device="cuda"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert hardware.why_no_cuda(tmp_path) == "no NVIDIA GPU or driver is found here"
     (tmp_path / "dev").mkdir()
@@ -120,12 +120,12 @@ def test_a_gpu_is_missed_before_anything_is_started(
 
 def test_a_chat_template_is_read_before_anything_is_started(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--chat-template /nope: no such file"):
-        preflight(Options(chat_template="/nope"))
+        preflight(Options.of(chat_template="/nope"))
     (tmp_path / "t.jinja").write_text("{% for %}")
     with pytest.raises(CheckpointError, match="chat template cannot be compiled"):
-        preflight(Options(chat_template=str(tmp_path / "t.jinja")))
+        preflight(Options.of(chat_template=str(tmp_path / "t.jinja")))
     (tmp_path / "t.jinja").write_text("{{ messages }}")
-    preflight(Options(chat_template=str(tmp_path / "t.jinja")))
+    preflight(Options.of(chat_template=str(tmp_path / "t.jinja")))
 
 
 @pytest.mark.parametrize(
@@ -144,5 +144,5 @@ def test_a_chat_template_that_exceeds_a_limit_is_named(
     path = tmp_path / "t.jinja"
     path.write_text(template)
     with pytest.raises(CheckpointError, match=words) as caught:
-        preflight(Options(chat_template=str(path)))
+        preflight(Options.of(chat_template=str(path)))
     assert str(path) in str(caught.value)

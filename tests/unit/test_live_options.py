@@ -18,10 +18,10 @@ import pytest
 from setpoint.config.check import MAX_INT
 from setpoint.config.declare import Field, Option
 from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.scheduling import MAX_DECODE_STEPS
 from setpoint.config.hardware import Hardware
 from setpoint.config.live import LIVE, Asked, Running
 from setpoint.config.options import Options
-from setpoint.config.queue_options import MAX_DECODE_STEPS
 from setpoint.core.control import Change
 from setpoint.core.errors import ConfigError
 from setpoint.core.records import Preemption, Refusal, SettingsChanged, StepDone
@@ -51,7 +51,7 @@ class Server:
 
     def __init__(self, *, num_pages: int, **options: Any) -> None:
         asked = Asked(
-            options=Options(random_seed=7, **options),
+            options=Options.of(random_seed=7, **options),
             given=frozenset(options),
             hardware=Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB),
             model=tiny_spec(vocab_size=97, num_parameters=100_000, context_len=1000),

@@ -11,7 +11,8 @@ import pytest
 
 from setpoint.config.commandline import parse, parse_keywords
 from setpoint.config.commands import COMMANDS
-from setpoint.config.metric_options import buckets_of, extra_labels, otlp_url
+from setpoint.config.groups.metrics import buckets_of, extra_labels
+from setpoint.config.groups.traces import otlp_url
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
 from setpoint.launch.preflight import preflight
@@ -25,24 +26,24 @@ def test_buckets_and_labels_of_a_command_line() -> None:
         " --generation-tokens-buckets tse 100 2 4 --tokenizer-metrics-allowed-custom-labels a b"
     )
     options = parse(SERVE, [*line.split(), "--extra-metric-labels", '{"site": "x"}']).options
-    assert buckets_of(options) == {
+    assert buckets_of(options.metrics) == {
         "sglang:time_to_first_token_seconds": (0.5, 1, 2),
         "sglang:prompt_tokens_histogram": (8, 64),
         "sglang:uncached_prompt_tokens_histogram": (8, 64),
         "sglang:generation_tokens_histogram": (96, 98, 100, 102, 104),
     }
-    assert extra_labels(options) == {"site": "x"}
-    assert options.tokenizer_metrics_allowed_custom_labels == ("a", "b")
+    assert extra_labels(options.metrics) == {"site": "x"}
+    assert options.metrics.tokenizer_metrics_allowed_custom_labels == ("a", "b")
 
 
 def test_a_config_file_and_keywords_may_have_lists(tmp_path: Any) -> None:
     path = tmp_path / "options.yaml"
     path.write_text("bucket-time-to-first-token: [1, 2.5]\nextra-metric-labels: {site: x}\n")
     options = parse(SERVE, ["--config", str(path)]).options
-    assert options.bucket_time_to_first_token == (1.0, 2.5)
-    assert extra_labels(options) == {"site": "x"}
+    assert options.metrics.bucket_time_to_first_token == (1.0, 2.5)
+    assert extra_labels(options.metrics) == {"site": "x"}
     options = parse_keywords(SERVE, {"prompt_tokens_buckets": ["custom", 1, 2]}).options
-    assert options.prompt_tokens_buckets == ("custom", "1", "2")
+    assert options.metrics.prompt_tokens_buckets == ("custom", "1", "2")
 
 
 @pytest.mark.parametrize(
@@ -98,28 +99,28 @@ def test_addresses_of_a_collector(address: str, url: str) -> None:
 @pytest.mark.parametrize("address", ["", "a:b", "a:0", "grpc://a:4317", "http://", "a:99999"])
 def test_addresses_that_no_collector_has(address: str) -> None:
     with pytest.raises(ConfigError, match="must be HOST:PORT or a URL"):
-        preflight(Options(enable_trace=True, otlp_traces_endpoint=address))
+        preflight(Options.of(enable_trace=True, otlp_traces_endpoint=address))
 
 
 def test_a_missing_extra_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def find(name: str) -> None:
         raise ModuleNotFoundError(name)
 
-    preflight(Options(enable_trace=True))
+    preflight(Options.of(enable_trace=True))
     for missing in (find, lambda name: None):
         monkeypatch.setattr("setpoint.launch.preflight.find_spec", missing)
         with pytest.raises(ConfigError, match=r"pip install 'setpoint\[trace\]'"):
-            preflight(Options(enable_trace=True))
+            preflight(Options.of(enable_trace=True))
 
 
 def test_the_folder_of_figures_is_made_at_the_start(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    preflight(Options(export_metrics_to_file=True, export_metrics_to_file_dir=str(folder)))
+    preflight(Options.of(export_metrics_to_file=True, export_metrics_to_file_dir=str(folder)))
     assert folder.is_dir()
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be created"):
         preflight(
-            Options(export_metrics_to_file=True, export_metrics_to_file_dir=f"{tmp_path}/file/x")
+            Options.of(export_metrics_to_file=True, export_metrics_to_file_dir=f"{tmp_path}/file/x")
         )
     with pytest.raises(ConfigError, match="needs --export-metrics-to-file-dir"):
         parse(SERVE, ["--export-metrics-to-file"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.config import sglang_names
+from setpoint.config import sglang
 from setpoint.config.commandline import parse
 from setpoint.config.commands import SERVE
 from setpoint.config.other_engines import EQUIVALENTS
@@ -67,12 +67,12 @@ def test_a_config_file_gets_the_same_hint(tmp_path: Path) -> None:
 
 def test_the_table_names_options_that_exist_and_takes_none_away() -> None:
     for spelling, equivalent in EQUIVALENTS.items():
-        assert spelling not in {*sglang_names.SUPPORTED, *sglang_names.ALIASES, *sglang_names.KNOWN}
-        assert not equivalent.flag or equivalent.flag in sglang_names.SUPPORTED
+        assert spelling not in {*sglang.SUPPORTED, *sglang.ALIASES, *sglang.KNOWN}
+        assert not equivalent.flag or equivalent.flag in sglang.SUPPORTED
         assert equivalent.flag or equivalent.advice
         assert not equivalent.advice or equivalent.advice.endswith(".")
 
 
 def test_values_that_look_like_such_options_stay_values() -> None:
     line = parse(SERVE, ["--served-model-name=-m", "--default-priority-value", "-1"])
-    assert line.options.served_model_name == "-m"
+    assert line.options.model.served_model_name == "-m"

@@ -200,7 +200,7 @@ def test_a_model_that_only_embeds_names_the_option(tmp_path: Path, is_embedding:
     write_tiny_llama(tmp_path, vocab_size=260)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["LlamaModel"]}))
-    options = Options(
+    options = Options.of(
         model_path=str(tmp_path), tokenizer_path=str(tmp_path), is_embedding=is_embedding
     )
 

@@ -22,16 +22,16 @@ def test_off_and_on_in_a_config_file_are_words(tmp_path: Path, written: str) -> 
     path = tmp_path / "options.yaml"
     path.write_text(f"record-content: {written}")
     line = parse(COMMANDS["serve"], ["--config", str(path)])
-    assert line.options.record_content == written.strip('"')
+    assert line.options.recording.record_content == written.strip('"')
 
 
 def test_nothing_is_recorded_unless_it_is_asked_for() -> None:
     assert recording_config(Options()) is None
-    asked = Options(record="run.rec", record_content=ON, record_max_bytes=1 << 21)
+    asked = Options.of(record="run.rec", record_content=ON, record_max_bytes=1 << 21)
     assert recording_config(asked) == RecordingConfig(
         path=Path("run.rec"), content=ON, max_bytes=1 << 21
     )
-    default = recording_config(Options(record="run.rec"))
+    default = recording_config(Options.of(record="run.rec"))
     assert default is not None
     assert default.content == OFF
 
@@ -42,10 +42,10 @@ def test_a_recording_that_cannot_be_made_is_found_before_anything_starts(
 ) -> None:
     (tmp_path / there).touch()
     with pytest.raises(RecordingError, match="already"):
-        preflight(Options(record=str(tmp_path / "run.rec")))
+        preflight(Options.of(record=str(tmp_path / "run.rec")))
     with pytest.raises(RecordingError, match="no such folder"):
-        preflight(Options(record=str(tmp_path / "no" / "run.rec")))
-    preflight(Options(record=str(tmp_path / "other.rec")))
+        preflight(Options.of(record=str(tmp_path / "no" / "run.rec")))
+    preflight(Options.of(record=str(tmp_path / "other.rec")))
 
 
 def test_a_replay_needs_a_recording(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from setpoint.config.running_server import TopOptions
+from setpoint.config.commands import TopOptions
 from setpoint.core.errors import RequestError
 from setpoint.observe.waiting import Waiting
 from setpoint.top import command, events

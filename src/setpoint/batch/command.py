@@ -59,7 +59,7 @@ def run_batch(
             "A batch cannot use '-' for stdin or stdout, because it reads its input twice and reads"
             " its output again. Name files."
         )
-    setup_logging(options.log_level, milliseconds=env.log_ms)
+    setup_logging(options.logs.log_level, milliseconds=env.log_ms)
     source_path, output_path = Path(own.input), Path(own.output)
     is_parquet = parquet.is_parquet(output_path)
     with closing(_source(source_path)) as source:

@@ -31,16 +31,16 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
     """An executor with room for ``num_slots`` sequences of ``length`` tokens. Raises SetpointError,
     and ConfigError for sequences that are longer than the context."""
     options = line.options
-    setup_logging(options.log_level, milliseconds=env.log_ms)
-    if options.is_embedding:
+    setup_logging(options.logs.log_level, milliseconds=env.log_ms)
+    if options.model.is_embedding:
         raise ConfigError("With --is-embedding there are no decode steps to measure.")
-    if options.enable_torch_compile and line.own.breakdown:
+    if options.execution.enable_torch_compile and line.own.breakdown:
         raise ConfigError(
             "--breakdown cannot time the parts of a compiled step; leave --enable-torch-compile"
             " out."
         )
     preflight(options)
-    waiting = Waiting(f"Loading {options.model_path or DEFAULT_MODEL}", on_stderr())
+    waiting = Waiting(f"Loading {options.model.model_path or DEFAULT_MODEL}", on_stderr())
     try:
         with reported_to(waiting.doing):
             return _loaded(line, env, num_slots=num_slots, length=length)
@@ -68,9 +68,11 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
     runner = build_runner(engine_config(config, asked.model, str(source.folder)))
     report = runner.report
     refuse_emulation({"kernel_level": report.level, "kernels_emulated": report.emulated})
-    pages = -(-length // config.options.page_size) * len(cache_layout(asked.model, length).groups)
+    pages = -(-length // config.options.memory.page_size) * len(
+        cache_layout(asked.model, length).groups
+    )
     runner.allocate(num_pages=num_slots * pages, max_slots=num_slots, context_len=length)
-    if config.options.enable_torch_compile:
+    if config.options.execution.enable_torch_compile:
         not_compiled = compile_small_steps(runner, config.options)
         if not_compiled is not None:
             log_fallback(not_compiled)
@@ -79,7 +81,7 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
     gc.freeze()
     return Subject(
         executor=InprocExecutor(runner),
-        page_size=config.options.page_size,
+        page_size=config.options.memory.page_size,
         num_groups=runner.num_groups,
         vocab_size=asked.model.vocab_size,
         chunk_tokens=(
@@ -87,8 +89,8 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
         ),
         about={
             "model": source.name,
-            "dtype": config.options.dtype,
-            "device": config.options.device,
+            "dtype": config.options.model.dtype,
+            "device": config.options.execution.device,
             "num_threads": config.num_threads,
             "kernels": report.ops,
             "weights": report.weights,
@@ -97,5 +99,5 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
             "kernel_level": report.level,
         },
         measure=partial(MeasuredExecutor, runner),
-        limits=machine_limits(config.options.device, threads=config.num_threads),
+        limits=machine_limits(config.options.execution.device, threads=config.num_threads),
     )

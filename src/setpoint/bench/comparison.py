@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from setpoint.config.bench import RESULTS
-from setpoint.config.bench_serving import TARGET, ServingOptions
+from setpoint.config.bench import RESULTS, TARGET, ServingOptions
 from setpoint.config.declare import Option, declared
 from setpoint.core.errors import ConfigError
 

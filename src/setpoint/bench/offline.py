@@ -33,7 +33,7 @@ _WARMUP = OfflineOptions(
 def bench_offline(line: CommandLine, env: EnvSettings) -> int:
     """Measure, print and record the throughput; returns the exit code. Raises SetpointError."""
     own: OfflineOptions = line.own
-    setup_logging(line.options.log_level, milliseconds=env.log_ms)
+    setup_logging(line.options.logs.log_level, milliseconds=env.log_ms)
     report.check_writable(own.output_file)
     previous = comparison.Comparison(own.compare) if own.compare is not None else None
     with Engine.from_options(line.options, env, given=line.given) as engine:

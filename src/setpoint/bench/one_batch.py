@@ -21,7 +21,7 @@ import numpy as np
 from setpoint.bench import breakdown, comparison, report
 from setpoint.bench.breakdown import PHASES, Limits, Shape, Turns, described
 from setpoint.bench.progress import waiting
-from setpoint.config.bench_engine import OneBatchOptions
+from setpoint.config.bench import OneBatchOptions
 from setpoint.core.executor import Executor
 from setpoint.core.plan import OWN_LENGTH, Admit, PlanBuilder, StepPlan
 from setpoint.core.sampling import SamplingParams

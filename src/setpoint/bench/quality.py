@@ -22,13 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
 from setpoint.bench import report
 from setpoint.bench.divergence import Predictions, Windows, compare, table
 from setpoint.bench.progress import waiting
-from setpoint.config.bench_engine import QualityOptions
+from setpoint.config.bench import QualityOptions
 from setpoint.config.commandline import CommandLine
 from setpoint.config.environment import EnvSettings
 from setpoint.core.errors import ConfigError, SetpointError
@@ -55,18 +54,16 @@ def bench_quality(line: CommandLine, env: EnvSettings) -> int:
     texts that cannot be used."""
     own: QualityOptions = line.own
     options = line.options
-    if options.is_embedding:
+    if options.model.is_embedding:
         raise ConfigError(
             "With --is-embedding a model predicts no tokens, so there is nothing to compare."
         )
     texts = _texts(own.text_file)
     report.check_writable(own.output_file)
-    setup_logging(options.log_level, milliseconds=env.log_ms)
-    if options.random_seed is None:
-        options = msgspec.structs.replace(
-            options, random_seed=0
-        )  # both engines have the same dummy weights
-    plain = msgspec.structs.replace(options, **REFERENCE)
+    setup_logging(options.logs.log_level, milliseconds=env.log_ms)
+    if options.execution.random_seed is None:
+        options = options.replaced(random_seed=0)  # both engines have the same dummy weights
+    plain = options.replaced(**REFERENCE)
     with Engine.from_options(plain, env, given=line.given | REFERENCE.keys()) as engine:
         info = engine.get_server_info()
         tokenizer = Tokenizer.from_folder(info["tokenizer_path"])

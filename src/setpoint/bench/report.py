@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from setpoint.config.bench_serving import ServingOptions
+from setpoint.config.bench import ServingOptions
 from setpoint.core.errors import ConfigError
 
 WIDTH = 50

@@ -29,7 +29,7 @@ from setpoint.bench.progress import progress, waiting
 from setpoint.bench.prompts import make_prompts
 from setpoint.bench.record import Prompt, Record
 from setpoint.checkpoint.source import tokenizer_folder
-from setpoint.config.bench_serving import ServingOptions
+from setpoint.config.bench import ServingOptions
 from setpoint.core.errors import ConfigError, SetpointError
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.template_source import find_chat_template

@@ -49,7 +49,7 @@ def _check(line: CommandLine) -> None:
     own: ChatOptions = line.own
     if own.base_url is None and own.api_key is not None:
         raise ConfigError("--api-key is the key of a server; name the server with --base-url, too.")
-    if line.options.is_embedding:
+    if line.options.model.is_embedding:
         raise ConfigError("A chat needs a model that generates text; leave --is-embedding out.")
     engine_options = line.given - set(ChatOptions.__struct_fields__) - {"model_path", "config"}
     if own.base_url is not None and engine_options:
@@ -64,11 +64,11 @@ def _open(line: CommandLine, env: EnvSettings, screen: Screen, api_key: str | No
     own: ChatOptions = line.own
     if own.base_url is not None:
         remote = RemoteSource(
-            own.base_url, model=line.options.model_path, api_key=own.api_key or api_key
+            own.base_url, model=line.options.model.model_path, api_key=own.api_key or api_key
         )
         screen.note(f"{remote.name} at {own.base_url} is ready. {_INVITATION}")
         return remote
-    setup_logging(line.options.log_level, milliseconds=env.log_ms)
+    setup_logging(line.options.logs.log_level, milliseconds=env.log_ms)
     started = time.perf_counter()
     screen.note("Loading …")
     local = LocalSource(Engine.from_options(line.options, env, given=line.given))

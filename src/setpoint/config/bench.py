@@ -121,3 +121,194 @@ class OfflineOptions(DatasetOptions, frozen=True, kw_only=True):
 
 OURS = frozenset({"--breakdown", "--compare", "--plot", "--stall-timeout"})
 """Flags that SGLang's benchmark tools do not have."""
+
+
+TARGET = "Server"
+TRAFFIC = "Traffic"
+BACKENDS = (
+    "sglang",
+    "sglang-native",
+    "sglang-oai",
+    "sglang-oai-chat",
+    "sglang-embedding",
+    "vllm",
+    "vllm-chat",
+    "vllm-embedding",
+)
+
+
+class ServingOptions(DatasetOptions, frozen=True, kw_only=True):
+    """The options of ``setpoint bench serving``."""
+
+    backend: Annotated[
+        str,
+        Option(
+            TARGET,
+            "API to use: SGLang's /generate, or OpenAI's completions, chat or embeddings.",
+            choices=BACKENDS,
+        ),
+    ] = "sglang"
+    base_url: Annotated[
+        str | None,
+        Option(
+            TARGET,
+            "Address of the server, http(s)://HOST:PORT, instead of --host and --port.",
+            metavar="URL",
+        ),
+    ] = None
+    host: Annotated[str, Option(TARGET, "Host of the server.")] = "127.0.0.1"
+    port: Annotated[int, Option(TARGET, "Port of the server.", low=1, high=65535)] = 30000
+    model: Annotated[
+        str | None,
+        Option(TARGET, "Model name to send; the first one that the server lists if not given."),
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        Option(
+            TARGET,
+            "Folder, GGUF file or hub id of the tokenizer; if not given, the one that the server"
+            " names, or else the model's.",
+            metavar="PATH",
+        ),
+    ] = None
+    request_rate: Annotated[
+        float,
+        Option(
+            TRAFFIC,
+            "Requests per second, as a Poisson process; inf sends all at once.",
+            metavar="X",
+            infinite=True,
+        ),
+    ] = float("inf")
+    max_concurrency: Annotated[
+        int | None,
+        Option(
+            TRAFFIC,
+            "Maximum requests in flight; the others wait in this client, and their wait is not"
+            " measured.",
+            low=1,
+        ),
+    ] = None
+    warmup_requests: Annotated[
+        int, Option(TRAFFIC, "Warm-up requests before the measured ones.", low=0)
+    ] = 1
+    flush_cache: Annotated[
+        bool, Option(TRAFFIC, "Empty the server's prefix cache after the warm-up.")
+    ] = False
+    disable_stream: Annotated[
+        bool,
+        Option(
+            TRAFFIC, "Ask for whole answers instead of streams; then only their end can be timed."
+        ),
+    ] = False
+    stall_timeout: Annotated[
+        float,
+        Option(
+            TRAFFIC, "Seconds without any data after which a request counts as failed.", low=0.1
+        ),
+    ] = 1800.0
+    extra_request_body: Annotated[
+        str, Option(TRAFFIC, "JSON object whose keys are added to every request.", metavar="JSON")
+    ] = "{}"
+    apply_chat_template: Annotated[
+        bool, Option(DATASET, "Apply the model's chat template to the prompts in this client.")
+    ] = False
+    tokenize_prompt: Annotated[
+        bool,
+        Option(DATASET, "Send token ids instead of text, so that the number of tokens is exact."),
+    ] = False
+    goodput: Annotated[
+        tuple[str, ...],
+        Option(
+            RESULTS,
+            "Limits in milliseconds within which a request counts as good: ttft:MS, tpot:MS,"
+            " e2el:MS.",
+            metavar="NAME:MS",
+        ),
+    ] = ()
+    cache_report: Annotated[
+        bool, Option(RESULTS, "Report the prompt tokens that came from the server's prefix cache.")
+    ] = False
+    output_details: Annotated[
+        bool, Option(RESULTS, "Write every request's lengths, times and text to the output file.")
+    ] = False
+    plot_throughput: Annotated[
+        bool, Option(RESULTS, "Draw throughput and concurrency over time in the terminal.")
+    ] = False
+    plot: Annotated[
+        str | None,
+        Option(
+            RESULTS,
+            "Draw throughput, requests in flight and the distribution of latencies to an SVG file.",
+            metavar="FILE",
+        ),
+    ] = None
+    tag: Annotated[str | None, Option(RESULTS, "A name for this run, kept in the result.")] = None
+
+
+BATCH = "Batch"
+
+
+class OneBatchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of ``setpoint bench one-batch``, in addition to the engine's. Every combination
+    of the three lists is measured."""
+
+    batch_size: Annotated[
+        tuple[int, ...], Option(BATCH, "Number of sequences in the batch.", metavar="N", low=1)
+    ] = (1,)
+    input_len: Annotated[
+        tuple[int, ...], Option(BATCH, "Tokens of each prompt.", metavar="N", low=1)
+    ] = (1024,)
+    output_len: Annotated[
+        tuple[int, ...],
+        Option(BATCH, "Tokens that each sequence generates, one per step.", metavar="N", low=2),
+    ] = (16,)
+    breakdown: Annotated[
+        bool,
+        Option(
+            BATCH,
+            "Show where the time of a step goes, and how fast each part could be on this machine,"
+            " whose limits are measured.",
+        ),
+    ] = False
+    run_name: Annotated[str, Option(RESULTS, "A name for this run, kept in the results.")] = (
+        "default"
+    )
+    output_file: Annotated[
+        str | None,
+        Option(
+            RESULTS,
+            "File of JSON lines to which one line per combination is appended.",
+            metavar="FILE",
+        ),
+    ] = None
+    compare: Annotated[
+        str | None,
+        Option(
+            RESULTS,
+            "File of an earlier run; shows how many times as fast each combination is now.",
+            metavar="FILE",
+        ),
+    ] = None
+
+
+class QualityOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of ``setpoint bench quality``, in addition to the engine's."""
+
+    text_file: Annotated[
+        str | None,
+        Option(DATASET, "UTF-8 text to predict instead of the built-in texts.", metavar="FILE"),
+    ] = None
+    max_perplexity_change: Annotated[
+        float | None,
+        Option(
+            RESULTS,
+            "Exit with code 3 if the perplexity rises by more than this share (0.02 is 2 %).",
+            metavar="SHARE",
+            low=0,
+        ),
+    ] = None
+    output_file: Annotated[
+        str | None,
+        Option(RESULTS, "File of JSON lines to which the result is appended.", metavar="FILE"),
+    ] = None

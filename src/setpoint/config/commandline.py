@@ -1,7 +1,7 @@
 """Turns a command line, and the YAML file that it may name, into :class:`Options` and the command's
 own options.
 
-For both sources, spellings are first replaced by the canonical ones (``sglang_names``); argparse
+For both sources, spellings are first replaced by the canonical ones (``sglang``); argparse
 then sees exact names only, converts types and prints the help. Choices and bounds are checked by
 ``check``.
 """
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from setpoint.config import other_engines, sglang_names
+from setpoint.config import other_engines, sglang
 from setpoint.config.check import check_options, check_values
 from setpoint.config.commands import Command
 from setpoint.config.declare import Field, Option, Scalar, shown
@@ -82,7 +82,7 @@ class _Reader:
             }
         )
         check_values(own, self._command.own_fields)
-        options = Options(**{**self._command.defaults, **values})
+        options = Options.of(**{**self._command.defaults, **values})
         check_options(options)
         return CommandLine(options, own, given)
 
@@ -133,13 +133,13 @@ class _Reader:
             flag = self._canonical(name)
             if flag in self._fields or flag == "--help":
                 tokens.append(flag + equals + value)
-            elif sglang_names.is_default(flag, value if equals else None):
-                dropped.add(sglang_names.field_name(flag))
-            elif rest and not equals and sglang_names.is_default(flag, rest[0]):
+            elif sglang.is_default(flag, value if equals else None):
+                dropped.add(sglang.field_name(flag))
+            elif rest and not equals and sglang.is_default(flag, rest[0]):
                 rest.popleft()
-                dropped.add(sglang_names.field_name(flag))
+                dropped.add(sglang.field_name(flag))
             else:
-                raise sglang_names.refusal(flag, name)
+                raise sglang.refusal(flag, name)
         return tokens, frozenset(dropped)
 
     def _check_engine(self, name: str, value: str | None) -> None:
@@ -155,8 +155,8 @@ class _Reader:
 
     def _canonical(self, name: str) -> str:
         if not self._command.has_engine:
-            return sglang_names.own_flag(name, self._fields.keys(), manual=self._command.manual)
-        return sglang_names.canonical(
+            return sglang.own_flag(name, self._fields.keys(), manual=self._command.manual)
+        return sglang.canonical(
             name, self._fields.keys(), command=self._command.called, manual=self._command.manual
         )
 
@@ -261,7 +261,7 @@ def _parser(command: Command) -> argparse.ArgumentParser:
             groups[about.group] = parser.add_argument_group(about.group)
         others = [
             alias
-            for alias, flag in sglang_names.ALIASES.items()
+            for alias, flag in sglang.ALIASES.items()
             if flag == field.flag and command.has_engine
         ]
         text = _help(field, command.defaults.get(field.name, field.default), others).replace(

@@ -13,15 +13,16 @@ from typing import Annotated
 
 import msgspec
 
-from setpoint.config.bench import OURS, OfflineOptions
-from setpoint.config.bench_engine import OneBatchOptions, QualityOptions
-from setpoint.config.bench_serving import ServingOptions
+from setpoint.config.bench import (
+    OURS,
+    OfflineOptions,
+    OneBatchOptions,
+    QualityOptions,
+    ServingOptions,
+)
 from setpoint.config.declare import Field, Option, Scalar, declared
-from setpoint.config.doctor_options import DoctorOptions
 from setpoint.config.options import OPTION_FIELDS
-from setpoint.config.playback_options import ConsoleOptions
-from setpoint.config.running_server import SetOptions, TopOptions
-from setpoint.config.sglang_known import KNOWN
+from setpoint.config.sglang import KNOWN
 
 BATCHES = "Batch"
 CHATS = "Chat"
@@ -144,6 +145,152 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     seed: Annotated[
         int | None, Option(CHATS, "Sampling seed; a different one for every answer if not given.")
+    ] = None
+
+
+DIAGNOSES = "Doctor"
+
+
+class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of ``setpoint doctor``."""
+
+    source: Annotated[
+        tuple[str, ...],
+        Option(
+            DIAGNOSES,
+            "Log file (.gz and .zst, too), - for standard input, folder of the ranks' logs, saved"
+            " /metrics page, recording, or URL of a server or of its /metrics. May be given as"
+            " arguments.",
+            metavar="SOURCE",
+        ),
+    ] = ()
+    seconds: Annotated[
+        float,
+        Option(DIAGNOSES, "Seconds for which a URL is watched.", metavar="SECONDS", low=1),
+    ] = 30.0
+    api_key: Annotated[
+        str | None,
+        Option(
+            DIAGNOSES,
+            "API key of the server; the environment variable OPENAI_API_KEY if not given.",
+            metavar="KEY",
+            secret=True,
+        ),
+    ] = None
+    json: Annotated[
+        bool, Option(DIAGNOSES, "Print the report as JSON (docs/doctor.md describes it).")
+    ] = False
+    html: Annotated[
+        str | None,
+        Option(
+            DIAGNOSES,
+            "Write the report with large charts to this file, one page that needs nothing else.",
+            metavar="FILE",
+        ),
+    ] = None
+    watch: Annotated[
+        bool,
+        Option(
+            DIAGNOSES,
+            "Show the report of the last minutes of a live server or a growing log, and renew it"
+            " until Ctrl-C.",
+        ),
+    ] = False
+    all: Annotated[
+        bool,
+        Option(DIAGNOSES, "Show all evidence, alternatives and charts instead of one screen."),
+    ] = False
+    explain: Annotated[
+        str | None,
+        Option(
+            DIAGNOSES,
+            "Explain a cause, such as seq-cap, instead of reading anything; list names them all.",
+            metavar="CAUSE",
+        ),
+    ] = None
+    no_color: Annotated[
+        bool,
+        Option(
+            DIAGNOSES,
+            "No colours; so do the environment variable NO_COLOR and output that is no terminal.",
+        ),
+    ] = False
+
+
+PLAYS = "Console"
+
+
+class ConsoleOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of ``setpoint console``."""
+
+    file: Annotated[
+        str | None,
+        Option(
+            PLAYS,
+            "Recording that 'setpoint serve --record FILE' wrote. May be given as the first"
+            " argument.",
+            metavar="FILE",
+        ),
+    ] = None
+    port: Annotated[
+        int,
+        Option(PLAYS, "Port of the page on this machine; 0 takes a free one.", low=0, high=65535),
+    ] = 30100
+
+
+CHANGES = "Change"
+SHOWS = "Top"
+
+
+class SetOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of ``setpoint set``."""
+
+    url: Annotated[
+        str | None,
+        Option(
+            CHANGES,
+            "The server, such as http://127.0.0.1:30000. May be given as the first argument.",
+        ),
+    ] = None
+    change: Annotated[
+        tuple[str, ...],
+        Option(
+            CHANGES,
+            "Options and their new values, all changed at once; none takes an option back. May be"
+            " given as further arguments. Without any, the options that can be set are listed.",
+            metavar="NAME=VALUE",
+        ),
+    ] = ()
+    why: Annotated[str, Option(CHANGES, "The reason, for the server's log.", metavar="TEXT")] = ""
+    api_key: Annotated[
+        str | None,
+        Option(
+            CHANGES,
+            "API key of the server; the environment variable OPENAI_API_KEY if not given.",
+            metavar="KEY",
+            secret=True,
+        ),
+    ] = None
+
+
+class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of ``setpoint top``."""
+
+    url: Annotated[
+        str | None,
+        Option(
+            SHOWS,
+            "The server, such as http://127.0.0.1:30000. May be given as the first argument.",
+        ),
+    ] = None
+    api_key: Annotated[
+        str | None,
+        Option(
+            SHOWS,
+            "API key of the server; the environment variable OPENAI_API_KEY if not given.",
+            metavar="KEY",
+            secret=True,
+        ),
     ] = None
 
 

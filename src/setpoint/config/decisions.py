@@ -61,16 +61,16 @@ class Book:
 
     def get(self, name: str) -> Any:
         """The value as settled so far."""
-        return self.values.get(name, getattr(self.options, name))
+        return self.values[name] if name in self.values else self.options.get(name)
 
     def changed(self, name: str) -> bool:
         """Whether the user asked for a value other than the default."""
-        return bool(getattr(self.options, name) != getattr(_DEFAULTS, name))
+        return bool(self.options.get(name) != _DEFAULTS.get(name))
 
     def decisions(self) -> list[Decision]:
         decisions = []
         for field in OPTION_FIELDS:
-            value = self.values.get(field.name, getattr(self.options, field.name))
+            value = self.get(field.name)
             said = [
                 found[field.name] for found in (self._reasons, self._profile) if field.name in found
             ]

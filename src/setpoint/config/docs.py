@@ -8,13 +8,13 @@ from collections.abc import Iterable, Set
 from itertools import groupby
 from pathlib import Path
 
-from setpoint.config import sglang_names
+from setpoint.config import sglang
 from setpoint.config.commandline import default_text, metavar
 from setpoint.config.commands import COMMANDS, Command
 from setpoint.config.declare import Field, Option, Range, Scalar
 from setpoint.config.environment import ENV_FIELDS
 from setpoint.config.options import OPTION_FIELDS
-from setpoint.config.sglang_known import KNOWN
+from setpoint.config.sglang import KNOWN
 from setpoint.config.workload import PROFILES, Advice
 
 PATH = Path(__file__).parents[3] / "docs" / "flags.md"
@@ -68,12 +68,12 @@ def flags_markdown() -> str:
     parts.append("\n## Other spellings\n\n| written | taken as |\n|---|---|\n")
     parts += [
         f"| `{alias}` | {_code(flag)} |\n"
-        for alias, flag in sglang_names.ALIASES.items()
-        if flag in sglang_names.SUPPORTED
+        for alias, flag in sglang.ALIASES.items()
+        if flag in sglang.SUPPORTED
     ]
-    missing = len(KNOWN - sglang_names.SUPPORTED.keys() - sglang_names.ALIASES.keys())
+    missing = len(KNOWN - sglang.SUPPORTED.keys() - sglang.ALIASES.keys())
     rest = (
-        f"The other {missing} spellings of SGLang's options (`src/setpoint/config/sglang_known.py`"
+        f"The other {missing} spellings of SGLang's options (`src/setpoint/config/sglang.py`"
         " lists them all) are accepted with SGLang's own default as their value, and refused by"
         " name with any other; an unknown option is refused with the nearest known one."
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from setpoint.config.options import OPTION_FIELDS
-from setpoint.config.sglang_names import field_name
+from setpoint.config.sglang import field_name
 from setpoint.core.errors import RequestError, SetpointError
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")

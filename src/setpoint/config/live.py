@@ -13,9 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
-from setpoint.config import sglang_names
+from setpoint.config import sglang
 from setpoint.config.commandline import converter
 from setpoint.config.decisions import Decision
 from setpoint.config.declare import Field, Option, Scalar
@@ -68,7 +66,7 @@ class Asked:
         new = {name: values[name] if name in given else _DEFAULTS[name] for name in values}
         return replace(
             self,
-            options=msgspec.structs.replace(self.options, **new),
+            options=self.options.replaced(**new),
             given=(self.given - values.keys()) | given,
         )
 
@@ -95,11 +93,11 @@ class Running:
         ConfigError for what a start would refuse, and for what the engine has no room for."""
         asked = self.asked.changed(values)
         settled = asked.resolve()
-        live = {field.name: getattr(settled.options, field.name) for field in LIVE}
+        live = {field.name: settled.options.get(field.name) for field in LIVE}
         anew = {decision.field: decision for decision in settled.decisions}
         config = replace(
             self.config,
-            options=msgspec.structs.replace(self.config.options, **live),
+            options=self.config.options.replaced(**live),
             decode_after_piece=settled.decode_after_piece,
             decisions=tuple(
                 anew.get(old.field, old) if old.field in _DECIDED else old
@@ -134,7 +132,7 @@ class Running:
     def live_options(self) -> dict[str, Scalar]:
         """Settled values of the live options; the number of running requests as limited by the
         pool."""
-        found = {field.name: getattr(self.config.options, field.name) for field in LIVE}
+        found = {field.name: self.config.options.get(field.name) for field in LIVE}
         return found | {"max_running_requests": self.pool.max_running_requests}
 
     def values(self) -> dict[str, Scalar]:
@@ -164,7 +162,7 @@ def read_values(given: Mapping[str, Any]) -> dict[str, Scalar]:
     values: dict[str, Scalar] = {}
     for name, value in given.items():
         flag = "--" + name.lstrip("-").replace("_", "-")
-        field = _FIELDS[sglang_names.exact(flag, _FIELDS.keys(), manual="docs/flags.md")]
+        field = _FIELDS[sglang.exact(flag, _FIELDS.keys(), manual="docs/flags.md")]
         if not field.about.live:
             raise ConfigError(
                 f"{field.name} cannot change while the server runs: a restart is needed."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from setpoint.config.check import LEAST_POOL_TOKENS
 from setpoint.config.decisions import Decision
-from setpoint.config.resolve_model import keeps_blocks
+from setpoint.config.resolve import keeps_blocks
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.model import ModelSpec
@@ -50,33 +50,35 @@ def memory_model(
     attention, model_impl: the backend and the model code that the engine chose; None if it has not
     chosen yet, in which case the expected choice is assumed.
     """
-    kernels = config.options.device == "cpu" and config.options.dtype in CPU_KERNEL_DTYPES
+    options = config.options
+    on_cpu = options.execution.device == "cpu"
+    kernels = on_cpu and options.model.dtype in CPU_KERNEL_DTYPES
     if attention is None:
-        attention = config.options.attention_backend
+        attention = options.execution.attention_backend
     if attention == "auto":
         attention = (
-            "cpu" if kernels and config.options.kv_cache_dtype in CPU_KV_DTYPES else "torch_ref"
+            "cpu" if kernels and options.model.kv_cache_dtype in CPU_KV_DTYPES else "torch_ref"
         )
     return MemoryModel(
         spec=model,
-        device=config.options.device,
+        device=options.execution.device,
         dtype_bytes=config.dtype_bytes,
-        quantization=config.options.quantization,
-        blocks_kept=keeps_blocks(config.options),
+        quantization=options.model.quantization,
+        blocks_kept=keeps_blocks(options),
         kv_element_bytes=config.kv_element_bytes,
-        head_copied=(kernels or config.options.quantization == "w8a8_int8")
+        head_copied=(kernels or options.model.quantization == "w8a8_int8")
         and model.pooling is None,
         reference_attention=attention == "torch_ref",
-        page_size=config.options.page_size,
+        page_size=options.memory.page_size,
         context_len=config.context_len,
         step_tokens=config.step_tokens,
         mem_fraction_static=config.mem_fraction_static,
         fraction_given=config.fraction_given,
-        max_total_tokens=config.options.max_total_tokens,
-        requested_slots=config.options.max_running_requests,
+        max_total_tokens=options.memory.max_total_tokens,
+        requested_slots=options.scheduling.max_running_requests,
         captured=attention == "cpu"
-        and not config.options.disable_cuda_graph
-        and (model_impl or config.options.model_impl) != "transformers",
+        and not options.execution.disable_cuda_graph
+        and (model_impl or options.model.model_impl) != "transformers",
     )
 
 
@@ -95,9 +97,9 @@ def resolve_pool(config: ResolvedConfig, pool_tokens: int, *, limited_by: str = 
             f" {LEAST_POOL_TOKENS}. Raise --max-total-tokens or --mem-fraction-static, or free"
             " memory."
         )
-    asked = config.options.max_running_requests
+    asked = config.options.scheduling.max_running_requests
     running = max_running_requests(pool_tokens, config.context_len, asked)
-    free_slots = _min_free_slots(config.options.min_free_slots_delay, running)
+    free_slots = _min_free_slots(config.options.scheduling.min_free_slots_delay, running)
     return PoolConfig(
         max_total_num_tokens=pool_tokens,
         max_running_requests=running,
@@ -111,13 +113,13 @@ def resolve_pool(config: ResolvedConfig, pool_tokens: int, *, limited_by: str = 
             Decision(
                 "max_req_input_len", max_input, f"max_req_len less a margin of {INPUT_MARGIN}"
             ),
-            *_clipped_slots(config.options.min_free_slots_delay, free_slots, running),
+            *_clipped_slots(config.options.scheduling.min_free_slots_delay, free_slots, running),
         ),
     )
 
 
 def _tokens(config: ResolvedConfig, pool_tokens: int, limited_by: str) -> Decision:
-    asked, page = config.options.max_total_tokens, config.options.page_size
+    asked, page = config.options.memory.max_total_tokens, config.options.memory.page_size
     why = f"limited by {limited_by}" if limited_by else "as allocated"
     short = asked is not None and pool_tokens < asked // page * page
     return Decision(
@@ -129,7 +131,7 @@ def _tokens(config: ResolvedConfig, pool_tokens: int, limited_by: str) -> Decisi
 
 
 def _running(config: ResolvedConfig, pool_tokens: int, running: int) -> Decision:
-    asked = config.options.max_running_requests
+    asked = config.options.scheduling.max_running_requests
     if asked is None:
         why = (
             f"a pool of {pool_tokens} tokens with contexts of {config.context_len}; at least 2048,"

@@ -6,22 +6,22 @@ does), and does not know how large the KV pool will be: ``pool`` settles what de
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 
-import msgspec
-
+from setpoint.config import sglang
 from setpoint.config.chat_formats import NONE, OPEN
 from setpoint.config.check import check_options
 from setpoint.config.decisions import Book, Decision
 from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.hardware import Hardware
-from setpoint.config.options import Options
-from setpoint.config.resolve_model import about_the_model, settle_model
-from setpoint.config.resolve_rules import about_sglang_alone, settle_rules
-from setpoint.config.resolve_steps import settle_steps
-from setpoint.config.resolved import ResolvedConfig
+from setpoint.config.options import GROUP_OF, OPTION_FIELDS, Options
+from setpoint.config.resolved import DTYPE_BYTES, ResolvedConfig
 from setpoint.config.workload import apply_profile
+from setpoint.core.errors import ConfigError
 from setpoint.core.model import ModelSpec
+from setpoint.planning.memory import CPU_MEM_FRACTION, GIB, auto_mem_fraction, format_bytes
 
 
 def resolve(
@@ -46,7 +46,7 @@ def resolve(
     profile = apply_profile(
         options,
         hardware,
-        hardware.device if options.device == "auto" else options.device,
+        hardware.device if options.execution.device == "auto" else options.execution.device,
         given=given,
     )
     options = profile.options
@@ -62,18 +62,438 @@ def resolve(
     book.fill("random_seed", drawn_seed, "drawn at start")
     book.fill("tokenizer_path", book.get("model_path"), "the model's own")
     book.fill("served_model_name", book.get("model_path"), "the model path")
-    book.fill("log_level_http", options.log_level, "as --log-level")
+    book.fill("log_level_http", options.logs.log_level, "as --log-level")
     notes = [*steps.decisions, *about_the_model(book, model), *about_sglang_alone(given)]
     notes += [
         Decision(name, None, words, told=True)
         for name, (words, _) in profile.reasons.items()
-        if not hasattr(options, name)
+        if name not in GROUP_OF
     ]
     return ResolvedConfig(
-        options=msgspec.structs.replace(options, **book.values),
+        options=options.replaced(**book.values),
         env=env,
         decisions=(*book.decisions(), *notes),
-        fraction_given=options.mem_fraction_static is not None,
+        fraction_given=options.memory.mem_fraction_static is not None,
         overlap_depth=steps.overlap_depth,
         decode_after_piece=steps.decode_after_piece,
     )
+
+
+BODY_BYTES_PER_TOKEN = 16
+MIN_BODY_BYTES = 4 << 20
+
+_LONG_DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp32": "float32"}
+
+
+def settle_model(book: Book, model: ModelSpec, hardware: Hardware, env: EnvSettings) -> str:
+    """Settle all options of this module, and return the device. Raises ConfigError for what the
+    model cannot do."""
+    device = _device(book, hardware)
+    dtype = _dtype(book, model, device)
+    _model_impl(book)
+    _quantization(book, model, device, dtype)
+    _kv_cache_dtype(book, dtype)
+    _context_length(book, model, env)
+    _max_body_bytes(book)
+    return device
+
+
+def _device(book: Book, hardware: Hardware) -> str:
+    if book.options.execution.device != "auto":
+        return book.options.execution.device
+    if hardware.device == "cuda":
+        return book.put("device", "cuda", "an NVIDIA GPU is visible and torch can drive it")
+    return book.put("device", "cpu", "no NVIDIA GPU that torch can drive")
+
+
+def _model_impl(book: Book) -> None:
+    asked = book.options.model.model_impl
+    if asked == "sglang":
+        book.put("model_impl", "setpoint", "given as sglang")
+    elif asked == "auto":
+        book.put(
+            "model_impl",
+            asked,
+            "Setpoint's own code for the model if there is any, otherwise that of the transformers"
+            " library; the log names the one in use",
+        )
+
+
+def keeps_blocks(options: Options) -> bool:
+    """Whether a GGUF's blocks stay as they are under these settled options."""
+    return options.model.quantization is None and _blocks_run(
+        options.execution.device, options.model.dtype, options.model.model_impl
+    )
+
+
+def _blocks_run(device: str, dtype: str, model_impl: str) -> bool:
+    """Whether a GGUF's blocks can be multiplied as they are here."""
+    return device == "cpu" and dtype == "bfloat16" and model_impl != "transformers"
+
+
+def _quantization(book: Book, model: ModelSpec, device: str, dtype: str) -> None:
+    asked = book.options.model.quantization
+    if asked == "w8a8_int8" and device != "cpu":
+        raise ConfigError(
+            f"--quantization w8a8_int8 does not run on --device {device}; drop it, or use --device"
+            " cpu."
+        )
+    if asked is not None:
+        return
+    if model.blocks is None:
+        why = "weights as the checkpoint has them"
+    elif _blocks_run(device, dtype, book.get("model_impl")):
+        kinds = " and ".join(model.blocks.kinds)
+        why = (
+            f"the GGUF's {kinds} blocks multiplied as they are, with the results of bfloat16;"
+            " unquant dequantises them at load"
+        )
+    else:
+        why = (
+            "the GGUF's blocks dequantised at load; they are multiplied as they are in bfloat16 on"
+            " a CPU, by models of this engine"
+        )
+    book.put("quantization", None, why)
+
+
+def _dtype(book: Book, model: ModelSpec, device: str) -> str:
+    asked = book.options.model.dtype
+    if asked in _LONG_DTYPES:
+        return book.put("dtype", _LONG_DTYPES[asked], f"given as {asked}")
+    if asked != "auto":
+        return asked
+    if model.dtype == "float32":
+        return book.put(
+            "dtype",
+            "bfloat16",
+            "half the memory traffic of the checkpoint's float32; --dtype float32 keeps that",
+        )
+    if model.dtype == "float16" and device == "cpu":
+        return book.put("dtype", "bfloat16", "the checkpoint is float16, which CPUs compute slowly")
+    if model.dtype not in DTYPE_BYTES:
+        return book.put(
+            "dtype", "bfloat16", f"the checkpoint's {model.dtype} is not a type to compute in"
+        )
+    return book.put("dtype", model.dtype, "the checkpoint's own")
+
+
+def _kv_cache_dtype(book: Book, dtype: str) -> None:
+    asked = book.options.model.kv_cache_dtype
+    if asked == "auto":
+        book.put("kv_cache_dtype", dtype, "the same as dtype")
+    elif asked in _LONG_DTYPES:
+        book.put("kv_cache_dtype", _LONG_DTYPES[asked], f"given as {asked}")
+
+
+def _context_length(book: Book, model: ModelSpec, env: EnvSettings) -> None:
+    asked = book.options.model.context_length
+    if asked is None:
+        book.put("context_length", model.context_len, "the model's own limit")
+    elif asked > model.context_len:
+        if not env.allow_longer_context:
+            raise ConfigError(
+                f"--context-length {asked} is more than the {model.context_len} tokens this model"
+                " was made for; lower it, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 if"
+                " you know that the model stays sensible beyond."
+            )
+        book.put(
+            "context_length", asked, f"given, beyond the model's own {model.context_len}", warn=True
+        )
+
+
+def _max_body_bytes(book: Book) -> None:
+    """Leave room for every token of the context: one takes 4 to 5 bytes as prose, up to 8 as an id,
+    and 6 to 12 as a character that the client's JSON library escapes."""
+    of_a_prompt = BODY_BYTES_PER_TOKEN * book.get("context_length")
+    if of_a_prompt > MIN_BODY_BYTES:
+        book.fill(
+            "max_body_bytes",
+            of_a_prompt,
+            f"{BODY_BYTES_PER_TOKEN} bytes for each token of the context",
+        )
+    else:
+        book.fill(
+            "max_body_bytes",
+            MIN_BODY_BYTES,
+            "holds a prompt of the whole context, and long lists of prompts",
+        )
+
+
+def about_the_model(book: Book, model: ModelSpec) -> Iterator[Decision]:
+    """Decisions about properties of the model that no option covers."""
+    if model.rope_by_context:
+        why = (
+            "keys in the cache are shared, so positions are rotated for this length in every"
+            " sequence; a lower one suits short ones better"
+        )
+        yield Decision("rope_context_length", book.get("context_length"), why, told=True)
+    if model.wrapper:
+        why = f"{model.wrapper} takes more than text; its other parts are not loaded"
+        yield Decision("language_model_only", model.architecture, why, told=True)
+    if model.pooling is not None:
+        yield Decision("embedding_pooling", model.pooling.kind, model.pooling.why, told=True)
+        yield Decision("embedding_normalize", model.pooling.normalize, model.pooling.why, told=True)
+
+
+_NEEDS = {
+    "schedule_low_priority_values_first": ("enable_priority_scheduling",),
+    "default_priority_value": ("enable_priority_scheduling",),
+    "priority_scheduling_preemption_threshold": ("enable_priority_scheduling",),
+    "disable_priority_preemption": ("enable_priority_scheduling",),
+    "prefill_decode_interval_min_bs": ("prefill_decode_interval",),
+    "prefill_delayer_token_usage_low_watermark": ("enable_prefill_delayer",),
+    "prefill_delayer_queue_min_ratio": ("enable_prefill_delayer",),
+    "prefill_delayer_max_delay_passes": ("enable_prefill_delayer", "min_free_slots_delay"),
+    "prefill_delayer_max_delay_ms": ("enable_prefill_delayer", "min_free_slots_delay"),
+    "torch_compile_max_bs": ("enable_torch_compile",),
+}
+"""Options that have no effect unless one of those named is on."""
+
+
+def settle_rules(book: Book, device: str, chunk: int) -> None:
+    """Settle all options of this module. Raises ConfigError for an option that this version cannot
+    honour."""
+    _scheduling(book, chunk)
+    _eviction(book)
+    _without_effect(book, device)
+
+
+def _scheduling(book: Book, chunk: int) -> None:
+    options = book.options
+    policy = options.scheduling.schedule_policy
+    if options.memory.disable_radix_cache and policy in ("lpm", "dfs-weight", "hrrn"):
+        book.put(
+            "schedule_policy",
+            "fcfs",
+            f"{policy} sorts by cached prefixes, and --disable-radix-cache keeps none",
+            warn=True,
+        )
+    if policy == "priority":
+        book.put("schedule_policy", "fcfs", "priority is fcfs with priority scheduling")
+        book.put("enable_priority_scheduling", True, "--schedule-policy priority")
+    for name, owners in _NEEDS.items():
+        if book.changed(name) and not any(map(book.get, owners)):
+            flags = " or ".join("--" + owner.replace("_", "-") for owner in owners)
+            book.put(name, options.get(name), f"given, without effect: needs {flags}", warn=True)
+    if (
+        book.get("enable_priority_scheduling")
+        and options.scheduling.abort_on_priority_when_disabled
+    ):
+        book.put(
+            "abort_on_priority_when_disabled",
+            True,
+            "given, without effect: priority scheduling is on",
+            warn=True,
+        )
+    if options.scheduling.enable_mixed_chunk and chunk <= 0:
+        book.put(
+            "enable_mixed_chunk",
+            False,
+            "there are no chunks to mix with: --chunked-prefill-size turns them off",
+            warn=True,
+        )
+
+
+def _eviction(book: Book) -> None:
+    policy, parameters = (
+        book.options.memory.radix_eviction_policy,
+        eviction_parameters(book.options.memory),
+    )
+    if policy != "lru" and book.options.memory.disable_radix_cache:
+        book.put(
+            "radix_eviction_policy",
+            policy,
+            "given, without effect: --disable-radix-cache keeps nothing to evict",
+            warn=True,
+        )
+    elif policy == "priority" and not book.get("enable_priority_scheduling"):
+        why = (
+            "given, but all requests are equal without --enable-priority-scheduling: lru, and"
+            " output before prompts"
+        )
+        book.put("radix_eviction_policy", policy, why, warn=True)
+    elif policy == "tlru" and parameters["threshold"] <= parameters["next_prompt_estimate"]:
+        why = (
+            "given, but acts as lru: the next prompt alone is expected to use up the threshold, so"
+            " no cached token is spare"
+        )
+        book.put("radix_eviction_policy", policy, why, warn=True)
+
+
+def _without_effect(book: Book, device: str) -> None:
+    if book.options.compatibility.enable_hierarchical_cache and device != "cpu":
+        raise ConfigError(
+            "--enable-hierarchical-cache is not supported on a GPU by this version of Setpoint yet;"
+            " leave it out: what does not fit the KV pool is computed again."
+        )
+    for field in OPTION_FIELDS:
+        if field.about.no_effect and book.changed(field.name):
+            book.put(
+                field.name,
+                book.get(field.name),
+                f"given, without effect: {field.about.no_effect}",
+                warn=True,
+            )
+
+
+def about_sglang_alone(given: Set[str]) -> Iterator[Decision]:
+    """A decision about the given options that only SGLang has: they ask for SGLang's own defaults
+    (``commandline``)."""
+    for name in sorted(given):
+        default = sglang.default(name)
+        if default is not None and name not in GROUP_OF:
+            yield Decision(
+                name,
+                default,
+                "given; SGLang's default, and this version does nothing else",
+                told=True,
+            )
+
+
+CPU_CHUNK = 512
+"""Prompt tokens per step: the fastest size measured, 4 % faster than 2048, and the first requests
+of a burst are answered sooner (docs/notebook.md)."""
+GPU_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
+"""(GiB, tokens): with less GPU memory than this, this many tokens in a prefill step; 16384 with
+more (docs/sglang/options.md#prefill-step)."""
+
+
+@dataclass(slots=True, frozen=True)
+class Steps:
+    """Settled values that other functions need and that no option holds as such."""
+
+    chunk: int
+    """Prompt tokens of a step; -1 if prompts are not split."""
+    overlap_depth: int
+    decode_after_piece: int
+    decisions: tuple[Decision, Decision]
+    """The decisions about ``overlap_depth`` and ``decode_after_piece``."""
+
+
+def settle_steps(book: Book, hardware: Hardware, device: str) -> Steps:
+    """Settle all options of this module. Raises ConfigError for what the machine cannot do."""
+    chunk = _chunked_prefill_size(book, hardware, device)
+    step_tokens = chunk if chunk > 0 else book.options.scheduling.max_prefill_tokens
+    _mem_fraction(book, hardware, device, step_tokens=step_tokens)
+    _attention_backend(book, device)
+    _num_threads(book, hardware)
+    depth, why_depth = _overlap_depth(book.options, device)
+    piece, why_piece = _decode_after_piece(book, device, chunk)
+    decisions = (
+        Decision("overlap_depth", depth, why_depth),
+        Decision("decode_after_piece", piece, why_piece),
+    )
+    return Steps(chunk, depth, piece, decisions)
+
+
+def _chunked_prefill_size(book: Book, hardware: Hardware, device: str) -> int:
+    asked, page = book.options.scheduling.chunked_prefill_size, book.options.memory.page_size
+    if asked is not None:
+        return (
+            asked
+            if asked > 0
+            else book.put("chunked_prefill_size", -1, "given: prompts are not split")
+        )
+    if device == "cpu":
+        size, why = (
+            CPU_CHUNK,
+            "the fastest measured on a CPU, whose matrix products are busy from 256 tokens on",
+        )
+    elif hardware.gpu_bytes is None:
+        size, why = 4096, "the size of the GPU's memory is not known"
+    else:
+        size = next(
+            (tokens for below, tokens in GPU_CHUNKS if hardware.gpu_bytes < below * GIB), 16384
+        )
+        why = f"by the GPU's {format_bytes(hardware.gpu_bytes)}"
+    if size % page:
+        size, why = max(size // page, 1) * page, f"{why}, in whole pages"
+    return book.put("chunked_prefill_size", size, why)
+
+
+def _decode_after_piece(book: Book, device: str, chunk: int) -> tuple[int, str]:
+    if book.options.scheduling.prefill_decode_interval is not None:
+        return 0, "--prefill-decode-interval is given"
+    book.put("prefill_decode_interval", 0, "prefill goes first")
+    if device != "cpu":
+        return 0, "a GPU computes a long prompt before the pause is noticeable"
+    if book.options.scheduling.enable_mixed_chunk and chunk > 0:
+        return (
+            0,
+            (
+                "every chunk of a prompt computes a token for each running request anyway"
+                " (--enable-mixed-chunk)"
+            ),
+        )
+    return (
+        1,
+        (
+            "a chunk takes long on a CPU: a decode step between those of a long prompt, or no"
+            " stream would have a token until its end"
+        ),
+    )
+
+
+def _mem_fraction(book: Book, hardware: Hardware, device: str, *, step_tokens: int) -> None:
+    if device == "cpu":
+        book.fill(
+            "mem_fraction_static",
+            CPU_MEM_FRACTION,
+            "weights and KV pool; the rest is for a step's workspace and the machine",
+        )
+    elif hardware.gpu_bytes is None:
+        book.fill("mem_fraction_static", 0.95, "the size of the GPU's memory is not known")
+    else:
+        value = auto_mem_fraction(hardware.gpu_bytes, step_tokens=step_tokens)
+        if value <= 0:
+            raise ConfigError(
+                f"a GPU of {format_bytes(hardware.gpu_bytes)} has no room for steps of"
+                f" {step_tokens} tokens; lower --chunked-prefill-size (without chunking"
+                " --max-prefill-tokens), or give --mem-fraction-static."
+            )
+        book.fill(
+            "mem_fraction_static",
+            value,
+            f"what steps of {step_tokens} tokens leave of {format_bytes(hardware.gpu_bytes)}",
+        )
+
+
+def _attention_backend(book: Book, device: str) -> None:
+    asked = book.options.execution.attention_backend
+    if asked == "cpu" and device != "cpu":
+        raise ConfigError(
+            f"--attention-backend cpu does not run on --device {device}; use torch_ref, or leave it"
+            " open."
+        )
+    if asked == "torch_native":
+        book.put(
+            "attention_backend",
+            "torch_ref",
+            "SGLang's name torch_native means attention in plain torch, which is called so here",
+        )
+    if asked == "auto":
+        book.put(
+            "attention_backend",
+            asked,
+            "the engine takes the best one that runs here, and says which",
+        )
+
+
+def _num_threads(book: Book, hardware: Hardware) -> None:
+    asked, cores = book.options.execution.num_threads, hardware.num_cores
+    book.fill("num_threads", cores, "the cores this process may use, by affinity and cgroup quota")
+    if asked is not None and asked > cores:
+        book.put(
+            "num_threads",
+            asked,
+            f"given, but only {cores} cores may be used: threads will wait for each other",
+            warn=True,
+        )
+
+
+def _overlap_depth(options: Options, device: str) -> tuple[int, str]:
+    if device == "cpu":
+        return 0, "on a CPU, planning ahead would take the cores from the step itself"
+    if options.scheduling.disable_overlap_schedule:
+        return 0, "--disable-overlap-schedule"
+    return 1, "the next step is planned while the GPU computes this one"

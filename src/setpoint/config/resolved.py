@@ -41,40 +41,40 @@ class ResolvedConfig:
 
     @property
     def context_len(self) -> int:
-        return _settled(self.options.context_length)
+        return _settled(self.options.model.context_length)
 
     @property
     def max_body_bytes(self) -> int:
-        return _settled(self.options.max_body_bytes)
+        return _settled(self.options.server.max_body_bytes)
 
     @property
     def chunked_prefill_size(self) -> int:
         """Prompt tokens of a chunk; -1 turns chunking off."""
-        return _settled(self.options.chunked_prefill_size)
+        return _settled(self.options.scheduling.chunked_prefill_size)
 
     @property
     def prefill_decode_interval(self) -> int:
-        return _settled(self.options.prefill_decode_interval)
+        return _settled(self.options.scheduling.prefill_decode_interval)
 
     @property
     def mem_fraction_static(self) -> float:
-        return _settled(self.options.mem_fraction_static)
+        return _settled(self.options.memory.mem_fraction_static)
 
     @property
     def num_threads(self) -> int:
-        return _settled(self.options.num_threads)
+        return _settled(self.options.execution.num_threads)
 
     @property
     def random_seed(self) -> int:
-        return _settled(self.options.random_seed)
+        return _settled(self.options.execution.random_seed)
 
     @property
     def dtype_bytes(self) -> int:
-        return DTYPE_BYTES[self.options.dtype]
+        return DTYPE_BYTES[self.options.model.dtype]
 
     @property
     def kv_element_bytes(self) -> int:
-        return DTYPE_BYTES[self.options.kv_cache_dtype]
+        return DTYPE_BYTES[self.options.model.kv_cache_dtype]
 
     @property
     def step_tokens(self) -> int:
@@ -82,7 +82,7 @@ class ResolvedConfig:
         batch, or one prompt that fills the context."""
         if self.chunked_prefill_size > 0:
             return self.chunked_prefill_size
-        return max(self.options.max_prefill_tokens, self.context_len)
+        return max(self.options.scheduling.max_prefill_tokens, self.context_len)
 
 
 def _settled(value: T | None) -> T:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
-import msgspec
-
 from setpoint.config.check import check_options
 from setpoint.config.declare import Scalar
 from setpoint.config.hardware import Hardware
@@ -222,21 +220,21 @@ class Applied:
 def apply_profile(options: Options, hardware: Hardware, device: str, *, given: Set[str]) -> Applied:
     """The options with the defaults of their workload; the same object without a workload."""
     reasons: dict[str, tuple[str, bool]] = {}
-    label, defaults = f"--workload {options.workload}", Options()
-    for advice in PROFILES.get(options.workload or "", ()):
+    label, defaults = f"--workload {options.scheduling.workload}", Options()
+    for advice in PROFILES.get(options.scheduling.workload or "", ()):
         if isinstance(advice, Missing):
             reasons[advice.name] = f"{label}: {advice.why}", False
             continue
-        name, present = advice.option, getattr(options, advice.option)
+        name, present = advice.option, options.get(advice.option)
         value, why = advice.elsewhere(hardware, device) or (advice.value, advice.why)
-        if name in given or present != getattr(defaults, name):
+        if name in given or present != defaults.get(name):
             contrary = value is not None and present != value
             reasons[name] = (
                 f"given; {label} {f'would take {value}' if contrary else 'agrees'}: {why}",
                 contrary and advice.essential,
             )
             continue
-        candidate = options if value is None else msgspec.structs.replace(options, **{name: value})
+        candidate = options if value is None else options.replaced(**{name: value})
         try:
             check_options(candidate)
         except ConfigError as error:

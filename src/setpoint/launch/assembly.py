@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from setpoint import __version__
-from setpoint.config.check import chat_template_kwargs, preferred_sampling
+from setpoint.config.groups.answers import preferred_sampling
+from setpoint.config.groups.metrics import buckets_of, extra_labels
+from setpoint.config.groups.model import chat_template_kwargs
+from setpoint.config.groups.traces import otlp_url
 from setpoint.config.live import Running
-from setpoint.config.metric_options import buckets_of, extra_labels, otlp_url
 from setpoint.config.options import Options, launch_command, server_args
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.control import EngineFacts
@@ -41,34 +43,34 @@ def make_service(
     )
     frontend = FrontendConfig(
         pooling=spec.pooling,
-        model_path=options.model_path or source.name,
-        served_model_name=options.served_model_name or source.name,
-        tokenizer_path=options.tokenizer_path or str(source.folder),
+        model_path=options.model.model_path or source.name,
+        served_model_name=options.model.served_model_name or source.name,
+        tokenizer_path=options.model.tokenizer_path or str(source.folder),
         context_len=config.context_len,
         max_req_input_len=facts.max_req_input_len,
         vocab_size=spec.vocab_size,
         random_seed=config.random_seed,
-        api_key=options.api_key,
-        hidden_size=spec.hidden_size if options.enable_return_hidden_states else None,
-        admin_api_key=options.admin_api_key,
+        api_key=options.server.api_key,
+        hidden_size=spec.hidden_size if options.answers.enable_return_hidden_states else None,
+        admin_api_key=options.server.admin_api_key,
         max_body_bytes=config.max_body_bytes,
-        allow_auto_truncate=options.allow_auto_truncate,
-        refuse_unknown_keys=options.refuse_unknown_keys,
-        incremental_streaming_output=options.incremental_streaming_output,
-        enable_cache_report=options.enable_cache_report,
-        stream_include_usage=options.stream_response_default_include_usage,
-        stream_always_usage=options.enable_force_include_usage,
+        allow_auto_truncate=options.answers.allow_auto_truncate,
+        refuse_unknown_keys=options.answers.refuse_unknown_keys,
+        incremental_streaming_output=options.answers.incremental_streaming_output,
+        enable_cache_report=options.answers.enable_cache_report,
+        stream_include_usage=options.answers.stream_response_default_include_usage,
+        stream_always_usage=options.answers.enable_force_include_usage,
         sampling_defaults=engine.sampling,
-        preferred_sampling=preferred_sampling(options),
-        chat_template_kwargs=chat_template_kwargs(options),
-        tool_call_parser=options.tool_call_parser,
-        reasoning_parser=options.reasoning_parser,
-        weight_version=options.weight_version,
+        preferred_sampling=preferred_sampling(options.answers),
+        chat_template_kwargs=chat_template_kwargs(options.model),
+        tool_call_parser=options.model.tool_call_parser,
+        reasoning_parser=options.model.reasoning_parser,
+        weight_version=options.model.weight_version,
         spec=spec,
         model_info={
             "model_type": spec.model_type,
             "architectures": [spec.architecture],
-            "load_format": options.load_format,
+            "load_format": options.model.load_format,
         },
         server_info={
             **server_info(config, startup_s=startup_s),
@@ -89,15 +91,16 @@ def make_service(
 def _add_readers(service: Service, options: Options) -> None:
     """Add the doctor, and what writes down the ends of requests."""
     service.watch.doctor = ServerDoctor(service)
-    if options.export_metrics_to_file and options.export_metrics_to_file_dir is not None:
-        export = RequestExport(Path(options.export_metrics_to_file_dir), service.book)
+    folder = options.metrics.export_metrics_to_file_dir
+    if options.metrics.export_metrics_to_file and folder is not None:
+        export = RequestExport(Path(folder), service.book)
         service.readers.append(export.finished)
-    if options.enable_trace:
+    if options.traces.enable_trace:
         # Here, because a server without traces may lack the library.
         from setpoint.frontend.tracing import RequestTracer, sending_to
 
-        url = otlp_url(options.otlp_traces_endpoint)
-        provider = sending_to(url, options.otlp_service_name)
+        url = otlp_url(options.traces.otlp_traces_endpoint)
+        provider = sending_to(url, options.traces.otlp_service_name)
         tracer = RequestTracer(provider, model_name=service.config.served_model_name)
         service.readers.append(tracer.finished)
         service.at_end.append(provider.shutdown)
@@ -108,14 +111,14 @@ def metrics_config(
 ) -> MetricsConfig | None:
     """What ``/metrics`` shows; None without --enable-metrics."""
     options = config.options
-    if not options.enable_metrics:
+    if not options.metrics.enable_metrics:
         return None
     return MetricsConfig(
-        extra_labels=extra_labels(options),
-        custom_labels=options.tokenizer_metrics_allowed_custom_labels,
-        labels_header=options.tokenizer_metrics_custom_labels_header,
-        buckets=buckets_of(options),
-        page_size=options.page_size,
+        extra_labels=extra_labels(options.metrics),
+        custom_labels=options.metrics.tokenizer_metrics_allowed_custom_labels,
+        labels_header=options.metrics.tokenizer_metrics_custom_labels_header,
+        buckets=buckets_of(options.metrics),
+        page_size=options.memory.page_size,
         startup_s={"tokenizer_e2e": startup_s, "scheduler_e2e": sum(facts.phases.values())},
     )
 

@@ -45,7 +45,7 @@ class BackgroundService:
         """Done when the service is to end."""
         ready: Future[Service] = Future()
         phases = Phases(started_at=time.time())
-        display = None if options.log_level in ("error", "critical") else on_stderr()
+        display = None if options.logs.log_level in ("error", "critical") else on_stderr()
         with ExitStack() as stack:
             engine = stack.enter_context(
                 launched(options, env, given=given, phases=phases, display=display)

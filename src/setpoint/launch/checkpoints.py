@@ -10,7 +10,7 @@ from typing import Any
 
 from setpoint.checkpoint.source import ModelSource
 from setpoint.checkpoint.spec import read_spec
-from setpoint.config.check import model_overrides
+from setpoint.config.groups.model import model_overrides
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError, RequestError
 from setpoint.core.excerpt import excerpt
@@ -46,16 +46,20 @@ class LaunchedCheckpoints:
         self._options = options
         self._source = source
         self._spec = spec
-        folder = options.update_weights_folder
+        folder = options.server.update_weights_folder
         self._allowed = None if folder is None else Path(folder).resolve()
 
     def find(self, model_path: str, load_format: str | None) -> Checkpoint:
-        load_format = self._options.load_format if load_format is None else load_format
+        load_format = self._options.model.load_format if load_format is None else load_format
         if load_format not in LOADABLE:
             raise RequestError(
                 f"load_format is {excerpt(load_format)!r}; it may be {', '.join(LOADABLE)}."
             )
-        if model_path in (self._source.name, self._options.model_path, str(self._source.folder)):
+        if model_path in (
+            self._source.name,
+            self._options.model.model_path,
+            str(self._source.folder),
+        ):
             return Checkpoint(str(self._source.folder), load_format)
         try:
             return self._allowed_checkpoint(model_path, load_format)
@@ -68,7 +72,7 @@ class LaunchedCheckpoints:
 
     def _allowed_checkpoint(self, model_path: str, load_format: str) -> Checkpoint:
         folder = self._allowed_folder(model_path)
-        spec = read_spec(folder, overrides=model_overrides(self._options))
+        spec = read_spec(folder, overrides=model_overrides(self._options.model))
         if other := _difference(self._spec, spec):
             raise RequestError(
                 f"{excerpt(model_path)} is not a checkpoint of the running model: {other}. Start"

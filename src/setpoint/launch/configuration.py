@@ -15,8 +15,8 @@ from setpoint.checkpoint.pooling import MODULES_NAME, read_pooling
 from setpoint.checkpoint.source import DEFAULT_SAMPLING, ModelSource, locate, tokenizer_folder
 from setpoint.checkpoint.spec import GENERATION_NAME, read_spec
 from setpoint.config.chat_formats import NONE
-from setpoint.config.check import model_overrides
 from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.model import model_overrides
 from setpoint.config.hardware import probe_hardware
 from setpoint.config.live import Asked
 from setpoint.config.options import Options
@@ -35,23 +35,23 @@ def configured(
     """The model on disk, the options asked for, and the resolved configuration. Raises
     SetpointError for a model or options that cannot be served."""
     source = locate(
-        options.model_path,
-        revision=options.revision,
-        load_format=options.load_format,
+        options.model.model_path,
+        revision=options.model.revision,
+        load_format=options.model.load_format,
         log=logger.info,
     )
-    spec = read_spec(source.folder, overrides=model_overrides(options))
+    spec = read_spec(source.folder, overrides=model_overrides(options.model))
     text_folder = (
         source.folder
-        if options.tokenizer_path is None
-        else tokenizer_folder(options.tokenizer_path, log=logger.info)
+        if options.model.tokenizer_path is None
+        else tokenizer_folder(options.model.tokenizer_path, log=logger.info)
     )
     ends = dict.fromkeys((*spec.eos_token_ids, *tokenizer_end_ids(text_folder)))
     # A tokenizer may know more ids than the model, which never generates those.
     spec = replace(
         spec, eos_token_ids=tuple(token_id for token_id in ends if token_id < spec.vocab_size)
     )
-    if options.is_embedding:
+    if options.model.is_embedding:
         spec = replace(spec, pooling=read_pooling(source.folder, spec))
     else:
         _check_generates(source.folder, spec)
@@ -96,7 +96,7 @@ def chat_formats(options: Options, folder: Path) -> dict[str, tuple[str, str]]:
     from setpoint.frontend.chat.formats.detect import detect
     from setpoint.frontend.text.template_source import find_chat_template
 
-    seen = detect(find_chat_template(folder, override=options.chat_template) or "")
+    seen = detect(find_chat_template(folder, override=options.model.chat_template) or "")
     return {
         "tool_call_parser": (seen.tool or NONE, seen.tool_why),
         "reasoning_parser": (seen.reasoning or NONE, seen.reasoning_why),

@@ -74,7 +74,7 @@ def launched(
     owner = os.getpid()
     link, theirs = socket.socketpair()
     text: TextProcessor | None = None
-    waiting = Waiting(f"Loading {options.model_path or DEFAULT_MODEL}", display)
+    waiting = Waiting(f"Loading {options.model.model_path or DEFAULT_MODEL}", display)
     with link:
         with theirs:
             descriptor = theirs.fileno()
@@ -84,7 +84,7 @@ def launched(
                 source, asked, config = configured(options, env, given)
                 phases.mark("model and configuration")
                 check_room(config, asked, source)
-                sampling = sampling_defaults(options.sampling_defaults, source)
+                sampling = sampling_defaults(options.answers.sampling_defaults, source)
                 tokenizer = _tokenizer_folder(options, source)
                 text = _text(options, tokenizer)
             phases.mark("tokenizer")
@@ -101,9 +101,9 @@ def launched(
 
 
 def _tokenizer_folder(options: Options, source: ModelSource) -> Path:
-    if options.tokenizer_path is None:
+    if options.model.tokenizer_path is None:
         return source.folder
-    return tokenizer_folder(options.tokenizer_path, log=logger.info)
+    return tokenizer_folder(options.model.tokenizer_path, log=logger.info)
 
 
 def _text(options: Options, folder: Path) -> TextProcessor:
@@ -111,9 +111,9 @@ def _text(options: Options, folder: Path) -> TextProcessor:
     it are reported before weights are loaded."""
     from setpoint.frontend.text.processor import TextProcessor
 
-    text = TextProcessor.from_folder(folder, chat_template=options.chat_template)
+    text = TextProcessor.from_folder(folder, chat_template=options.model.chat_template)
     # A file of --chat-template has been tried before (preflight).
-    if options.chat_template is None and (limit := text.template_exceeds()) is not None:
+    if options.model.chat_template is None and (limit := text.template_exceeds()) is not None:
         logger.warning(
             "The chat template in %s cannot be used: %s. Chats will be answered 400; pass another"
             " template with --chat-template.",

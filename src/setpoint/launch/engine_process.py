@@ -68,7 +68,9 @@ def main() -> int:
     if not line:
         return 1  # the parent ended before it sent a job, and has reported why
     job = decode_job(line)
-    setup_logging(job.config.options.log_level, rank=" TP0", milliseconds=job.config.env.log_ms)
+    setup_logging(
+        job.config.options.logs.log_level, rank=" TP0", milliseconds=job.config.env.log_ms
+    )
     threading.Thread(target=_end_with_parent, daemon=True).start()
     socket = EngineSocket(job.link)
     with ExitStack() as at_end:
@@ -88,10 +90,10 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     waited = time.perf_counter()
     clock = WallClock()
     readers = EngineReaders(
-        device=config.options.device,
-        decode_log_interval=config.options.decode_log_interval,
-        request_times=config.options.enable_request_time_stats_logging,
-        metrics=config.options.enable_metrics,
+        device=config.options.execution.device,
+        decode_log_interval=config.options.logs.decode_log_interval,
+        request_times=config.options.logs.enable_request_time_stats_logging,
+        metrics=config.options.metrics.enable_metrics,
         epoch=time.time() - clock.now(),
     )
     grammars = engine_grammars(job)
@@ -107,7 +109,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
             settings=settings,
             cache=cache,
             clock=clock,
-            device=config.options.device,
+            device=config.options.execution.device,
         )
         at_end.callback(recording.close)
     observer = readers if recording is None else Tee(readers, recording)
@@ -116,7 +118,9 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         settings,
         cache.empty_cache(),
         observer=observer,
-        preparer=None if config.options.is_embedding else GrammarThreads(grammars, socket.post),
+        preparer=None
+        if config.options.model.is_embedding
+        else GrammarThreads(grammars, socket.post),
     )
     beat = heartbeat(socket)
     executor = InprocExecutor(runner)
@@ -152,7 +156,7 @@ def _meanwhile(work: Callable[[], None]) -> Iterator[None]:
 
 
 def _operator(job: EngineJob, executor: InprocExecutor, beat: Callable[[], None]) -> EngineOperator:
-    device = job.config.options.device
+    device = job.config.options.execution.device
     return EngineOperator(
         executor,
         engine_config(job.config, job.spec, job.folder),

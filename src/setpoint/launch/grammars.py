@@ -31,8 +31,8 @@ class NoGrammars:
 
 def engine_grammars(job: EngineJob) -> GrammarFactory:
     """The factory of an engine."""
-    backend = job.config.options.grammar_backend
-    if backend == "none" or job.config.options.is_embedding:
+    backend = job.config.options.execution.grammar_backend
+    if backend == "none" or job.config.options.model.is_embedding:
         return NoGrammars()
     return grammar_factory(
         backend,

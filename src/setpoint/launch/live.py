@@ -39,17 +39,17 @@ class LiveConfig:
         self._running = after
         self.frontend = self._settings()
         options = after.config.options
-        set_log_level(options.log_level)
+        set_log_level(options.logs.log_level)
         for name in WEB_LOGGERS:
-            set_log_level(options.log_level_http or options.log_level, name)
+            set_log_level(options.logs.log_level_http or options.logs.log_level, name)
 
     def _settings(self) -> FrontendSettings:
         options = self._running.config.options
         return FrontendSettings(
-            log_requests=options.log_requests,
-            log_requests_level=options.log_requests_level,
-            log_requests_format=options.log_requests_format,
-            drain_timeout_s=options.drain_timeout,
+            log_requests=options.logs.log_requests,
+            log_requests_level=options.logs.log_requests_level,
+            log_requests_format=options.logs.log_requests_format,
+            drain_timeout_s=options.server.drain_timeout,
             options=self._running.live_options(),
             decisions=tuple(map(asdict, self._running.decisions_since(self._started))),
             described=DESCRIBED,

@@ -34,12 +34,12 @@ def load_engine(
     bytes that are free after that. The observer gets a record of everything that runs in a slower
     way than it could."""
     options = config.options
-    check_device(torch.device(options.device))
-    before = device_bytes(options.device)
+    check_device(torch.device(options.execution.device))
+    before = device_bytes(options.execution.device)
     logger.debug("Load weight begin. avail mem=%s GB", gib(before))
     report("loading the weights")
     runner = build_runner(engine_config(config, spec, folder))
-    loaded, after = runner.report, device_bytes(options.device)
+    loaded, after = runner.report, device_bytes(options.execution.device)
     _log_weights(runner, spec, after)
     for fallback in loaded.fallbacks:
         observer.on(fallback)
@@ -57,12 +57,12 @@ def load_engine(
         context_len=config.context_len,
     )
     # A CPU's pages count as taken only when they are first written; the pool will be.
-    left = max(min(device_bytes(options.device), after - plan.kv_bytes), 0)
+    left = max(min(device_bytes(options.execution.device), after - plan.kv_bytes), 0)
     _log_memory(runner, plan, options, left)
     if runner.why_eager:
         how = "partly eagerly" if any(way.num_bytes for way in runner.ways) else "eagerly"
         observer.on(Fallback(f"steps run {how}", runner.why_eager))
-    if options.enable_torch_compile:
+    if options.execution.enable_torch_compile:
         not_compiled = compile_small_steps(runner, options)
         if not_compiled is not None:
             observer.on(not_compiled)
@@ -70,10 +70,10 @@ def load_engine(
         ready_line(
             max_total_num_tokens=plan.pool_tokens,
             chunked_prefill_size=config.chunked_prefill_size,
-            max_prefill_tokens=options.max_prefill_tokens,
+            max_prefill_tokens=options.scheduling.max_prefill_tokens,
             max_running_requests=pool.max_running_requests,
             context_len=config.context_len,
-            device=options.device,
+            device=options.execution.device,
             available_bytes=left,
         )
     )
@@ -111,7 +111,7 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
     half = gib(plan.kv_bytes / 2)
     logger.info(
         "KV Cache is allocated. dtype: %s, #tokens: %d, K size: %s GB, V size: %s GB",
-        options.kv_cache_dtype,
+        options.model.kv_cache_dtype,
         plan.pool_tokens,
         half,
         half,
@@ -123,7 +123,7 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
             " the whole context; shorter ones take more of the pool per token.",
             layout_summary(layout),
             plan.num_pages,
-            options.page_size,
+            options.memory.page_size,
         )
     logger.debug("Memory pool end. avail mem=%s GB", gib(available))
 
@@ -131,7 +131,7 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
 def compile_small_steps(runner: ModelRunner, options: Options) -> Fallback | None:
     """Apply ``--enable-torch-compile``: log what was compiled and reused and what it gains; return
     what runs without it, and why."""
-    wanted = options.torch_compile_max_bs
+    wanted = options.execution.torch_compile_max_bs
     logger.info("torch.compile: steps of up to %d tokens; a first start may take a minute", wanted)
     report(f"compiling steps of up to {wanted} tokens with torch.compile")
     compiled = compile_steps(runner, wanted)

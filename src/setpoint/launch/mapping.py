@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from setpoint.config.check import eviction_parameters
+from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig
 from setpoint.config.resolved import ResolvedConfig
@@ -21,12 +21,12 @@ from setpoint.scheduler.config import RatioConfig, SchedulerConfig
 
 def cache_config(options: Options, pool: KVPool) -> CacheConfig:
     return CacheConfig(
-        num_pages=pool.num_tokens // options.page_size,
-        page_size=options.page_size,
+        num_pages=pool.num_tokens // options.memory.page_size,
+        page_size=options.memory.page_size,
         row=pool.layout.page_row,
-        enabled=not options.disable_radix_cache,
-        eviction_policy=options.radix_eviction_policy,
-        eviction_parameters=eviction_parameters(options),
+        enabled=not options.memory.disable_radix_cache,
+        eviction_policy=options.memory.radix_eviction_policy,
+        eviction_parameters=eviction_parameters(options.memory),
     )
 
 
@@ -35,27 +35,27 @@ def engine_config(config: ResolvedConfig, spec: ModelSpec, folder: str) -> Engin
     return EngineConfig(
         model_folder=folder,
         spec=spec,
-        load_format=options.load_format,
-        dtype=options.dtype,
-        quantization=options.quantization,
-        kv_dtype=options.kv_cache_dtype,
-        device=options.device,
-        page_size=options.page_size,
-        attention_backend=options.attention_backend,
-        model_impl=options.model_impl,
+        load_format=options.model.load_format,
+        dtype=options.model.dtype,
+        quantization=options.model.quantization,
+        kv_dtype=options.model.kv_cache_dtype,
+        device=options.execution.device,
+        page_size=options.memory.page_size,
+        attention_backend=options.execution.attention_backend,
+        model_impl=options.model.model_impl,
         num_threads=config.num_threads,
         seed=config.random_seed,
-        capture=not options.disable_cuda_graph,
+        capture=not options.execution.disable_cuda_graph,
     )
 
 
 def recording_config(options: Options) -> RecordingConfig | None:
-    if options.record is None:
+    if options.recording.record is None:
         return None
     return RecordingConfig(
-        path=Path(options.record),
-        content=options.record_content,
-        max_bytes=options.record_max_bytes,
+        path=Path(options.recording.record),
+        content=options.recording.record_content,
+        max_bytes=options.recording.record_max_bytes,
     )
 
 
@@ -81,5 +81,5 @@ def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) 
         in_batch_check=env.in_batch_check_threshold,
         in_batch_deprioritize=env.in_batch_deprioritize_threshold,
         test_retract_interval=env.test_retract_interval if env.test_retract else 0,
-        strict_accounting=options.strict_accounting,
+        strict_accounting=options.scheduling.strict_accounting,
     )

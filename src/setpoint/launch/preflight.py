@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from setpoint.checkpoint.source import ModelSource
+from setpoint.config.groups.traces import otlp_url
 from setpoint.config.hardware import available_bytes, why_no_cuda
 from setpoint.config.live import Asked
-from setpoint.config.metric_options import otlp_url
 from setpoint.config.options import Options
 from setpoint.config.pool import memory_model
 from setpoint.config.resolved import ResolvedConfig
@@ -28,27 +28,29 @@ OTLP_MODULE = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 def preflight(options: Options) -> None:
     """Raises ConfigError, RecordingError for a recording that cannot be made, or CheckpointError
     for a chat template that cannot be compiled. What only few starts need is imported on use."""
-    if options.device == "cuda" and (why := why_no_cuda()):
+    if options.execution.device == "cuda" and (why := why_no_cuda()):
         raise ConfigError(
             f"--device cuda was asked for, but {why}; use --device cpu, or leave it out."
         )
-    if options.record is not None:
+    if options.recording.record is not None:
         from setpoint.recording.segments import check_new
 
-        check_new(Path(options.record))
-    if options.export_metrics_to_file:
-        assert options.export_metrics_to_file_dir is not None, "check_metrics refuses it"
-        _check_folder("--export-metrics-to-file-dir", Path(options.export_metrics_to_file_dir))
-    if options.enable_trace:
-        otlp_url(options.otlp_traces_endpoint)
+        check_new(Path(options.recording.record))
+    if options.metrics.export_metrics_to_file:
+        assert options.metrics.export_metrics_to_file_dir is not None, "check_metrics refuses it"
+        _check_folder(
+            "--export-metrics-to-file-dir", Path(options.metrics.export_metrics_to_file_dir)
+        )
+    if options.traces.enable_trace:
+        otlp_url(options.traces.otlp_traces_endpoint)
         _check_extra("--enable-trace", "trace", "opentelemetry.sdk.trace", OTLP_MODULE)
-    if options.grammar_backend == "xgrammar":
+    if options.execution.grammar_backend == "xgrammar":
         # It imports the two others, and can be installed without them.
         _check_extra(
             "--grammar-backend xgrammar", "xgrammar", "xgrammar", "tvm_ffi", "transformers"
         )
-    if options.chat_template is not None:
-        _check_template(options.chat_template)
+    if options.model.chat_template is not None:
+        _check_template(options.model.chat_template)
 
 
 def _check_template(path: str) -> None:
@@ -93,14 +95,14 @@ def check_room(config: ResolvedConfig, asked: Asked, source: ModelSource) -> Non
     """Raises OutOfMemoryError if the model cannot fit, or not even one page of KV cache, into the
     memory that is free before the weights are loaded."""
     model, options = asked.model, config.options
-    on_cpu = options.device == "cpu"
+    on_cpu = options.execution.device == "cpu"
     free = available_bytes() if on_cpu else asked.hardware.gpu_bytes
     if free is None:  # the size of the GPU is not known; the engine will see
         return
-    page = model.kv_bytes_per_token(config.kv_element_bytes) * options.page_size
+    page = model.kv_bytes_per_token(config.kv_element_bytes) * options.memory.page_size
     if on_cpu and page > free:
         raise OutOfMemoryError(
-            f"--page-size {options.page_size} is too large: one page of KV cache would take"
+            f"--page-size {options.memory.page_size} is too large: one page of KV cache would take"
             f" {format_bytes(page)}, and {format_bytes(free)} are free."
         )
     check_fit(
@@ -109,7 +111,7 @@ def check_room(config: ResolvedConfig, asked: Asked, source: ModelSource) -> Non
         name=source.name,
         is_stored=bool(weight_files(source.folder)),
         choices=Choices(
-            int8=on_cpu and options.model_impl != "transformers",
+            int8=on_cpu and options.model.model_impl != "transformers",
             gguf=on_cpu and model.architecture == GGUF_FAMILY,
         ),
     )

@@ -56,9 +56,9 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
 
     phases = Phases()
     faulthandler.enable()  # native code that crashes: the log has the stack of every thread
-    setup_logging(options.log_level, milliseconds=env.log_ms)
+    setup_logging(options.logs.log_level, milliseconds=env.log_ms)
     with (
-        bind_socket(options.host, options.port) as sock,
+        bind_socket(options.server.host, options.server.port) as sock,
         _storage(options) as storage,
         launched(options, env, given=given, phases=phases, display=in_the_log()) as engine,
     ):
@@ -72,12 +72,12 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
 @contextmanager
 def _storage(options: Options) -> Iterator[Storage | None]:
     """The folder for clients' files, before anything is loaded. Raises ConfigError."""
-    if options.file_storage_path is None:
+    if options.answers.file_storage_path is None:
         yield None
         return
     from setpoint.frontend.storage.storage import Storage
 
-    with closing(Storage(Path(options.file_storage_path))) as storage:
+    with closing(Storage(Path(options.answers.file_storage_path))) as storage:
         yield storage
 
 
@@ -97,7 +97,7 @@ class _Serving:
     def drain_s(self) -> float:
         """How long running requests may continue after a signal, as it is set now."""
         if self._service is None:
-            return self._engine.config.options.drain_timeout
+            return self._engine.config.options.server.drain_timeout
         return self._service.live.frontend.drain_timeout_s
 
     async def run(self, asked: Asked) -> int:
@@ -114,9 +114,9 @@ class _Serving:
             if service is None:
                 return 0
             options = self._engine.config.options
-            log_level = options.log_level_http or options.log_level
+            log_level = options.logs.log_level_http or options.logs.log_level
             app = create_app(service, DIALECTS, local_only=is_loopback(self._sock))
-            leave_out_of_access_log(options.uvicorn_access_log_exclude_prefixes)
+            leave_out_of_access_log(options.logs.uvicorn_access_log_exclude_prefixes)
             server = make_server(app, log_level=log_level)
             opening = _open(session, service, self._phases)
             try:
@@ -226,16 +226,18 @@ async def _cut_at_second_signal(asked: Asked, server: Server) -> None:
 
 async def _open(session: EngineSession, service: Service, phases: Phases) -> None:
     options = session.engine.config.options
-    if not options.skip_server_warmup:
+    if not options.server.skip_server_warmup:
         await service.warm_up()
     phases.mark("warm-up")
     gc.collect()
     gc.freeze()  # these objects stay: a full collection would scan all of them while streams wait
     logger.info("The server is fired up and ready to roll!")
     logger.debug("Start-up took %s; engine: %s", phases, _seconds(session.line.facts.phases))
-    url = address(options.host, options.port)
+    url = address(options.server.host, options.server.port)
     print(
-        invitation(url, has_key=options.api_key is not None, is_embedding=options.is_embedding),
+        invitation(
+            url, has_key=options.server.api_key is not None, is_embedding=options.model.is_embedding
+        ),
         end="",
         flush=True,
     )

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from setpoint.config.running_server import TopOptions
+from setpoint.config.commands import TopOptions
 from setpoint.core.errors import ConfigError
 from setpoint.observe.waiting import Waiting, on_stderr
 from setpoint.top.events import Lost, events

@@ -1,4 +1,4 @@
-"""Reads the options of metrics and traces that have a syntax of their own."""
+"""What is counted, and where it is shown."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from urllib.parse import urlsplit, urlunsplit
+from typing import Annotated
 
-from setpoint.config.observability_options import ObservabilityOptions
+import msgspec
+
+from setpoint.config.declare import Option
 from setpoint.core.errors import ConfigError
 from setpoint.core.jsonfile import parse_json
 
+GROUP = "Metrics"
 MAX_BUCKETS = 200
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _TAKEN = frozenset(
@@ -23,7 +26,117 @@ _TAKEN = frozenset(
 """Labels that series have already."""
 
 
-def check_metrics(options: ObservabilityOptions) -> None:
+class MetricOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of this group, as ``setpoint.config.options`` describes them."""
+
+    export_metrics_to_file: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Append a line of JSON for every request that ends, without its content, to"
+            " sglang-request-metrics-DATE_HOUR.log in --export-metrics-to-file-dir.",
+            server_only=True,
+        ),
+    ] = False
+    export_metrics_to_file_dir: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "Folder for the files of --export-metrics-to-file.",
+            metavar="FOLDER",
+            server_only=True,
+        ),
+    ] = None
+    enable_metrics: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Count requests and steps, serve /metrics for Prometheus (docs/metrics.md), and put"
+            " timings into meta_info.",
+            server_only=True,
+        ),
+    ] = False
+    extra_metric_labels: Annotated[
+        str,
+        Option(
+            GROUP,
+            "JSON object with labels for every series of the scheduler and of requests.",
+            metavar="JSON",
+            server_only=True,
+        ),
+    ] = "{}"
+    tokenizer_metrics_allowed_custom_labels: Annotated[
+        tuple[str, ...],
+        Option(
+            GROUP,
+            "Labels that a client may set for its request; at most 200 combinations of"
+            " their values are distinguished.",
+            metavar="NAME",
+            server_only=True,
+        ),
+    ] = ()
+    tokenizer_metrics_custom_labels_header: Annotated[
+        str,
+        Option(
+            GROUP,
+            "Header in which clients send these labels, as a JSON object.",
+            server_only=True,
+        ),
+    ] = "x-custom-labels"
+    bucket_time_to_first_token: Annotated[
+        tuple[float, ...],
+        Option(
+            GROUP,
+            "Upper bounds of the buckets of time_to_first_token_seconds; SGLang's if not given.",
+            metavar="SECONDS",
+            low=0,
+            server_only=True,
+        ),
+    ] = ()
+    bucket_inter_token_latency: Annotated[
+        tuple[float, ...],
+        Option(
+            GROUP,
+            "Upper bounds of the buckets of inter_token_latency_seconds; SGLang's if not given.",
+            metavar="SECONDS",
+            low=0,
+            server_only=True,
+        ),
+    ] = ()
+    bucket_e2e_request_latency: Annotated[
+        tuple[float, ...],
+        Option(
+            GROUP,
+            "Upper bounds of the buckets of e2e_request_latency_seconds; SGLang's if not given.",
+            metavar="SECONDS",
+            low=0,
+            server_only=True,
+        ),
+    ] = ()
+    prompt_tokens_buckets: Annotated[
+        tuple[str, ...],
+        Option(
+            GROUP,
+            "Upper bounds of the buckets of both histograms of prompt tokens: 'default', 'tse"
+            " MIDDLE BASE COUNT'"
+            " (distances from the middle grow as powers of the base, to both sides), or 'custom'"
+            " and the bounds.",
+            metavar="RULE",
+            server_only=True,
+        ),
+    ] = ("default",)
+    generation_tokens_buckets: Annotated[
+        tuple[str, ...],
+        Option(
+            GROUP,
+            "Upper bounds of the buckets of generation_tokens_histogram, in the same form.",
+            metavar="RULE",
+            server_only=True,
+        ),
+    ] = ("default",)
+
+
+def check_metrics(options: MetricOptions) -> None:
     """Raise ConfigError if an option of the metrics cannot be honoured."""
     if options.export_metrics_to_file and options.export_metrics_to_file_dir is None:
         raise ConfigError("--export-metrics-to-file needs --export-metrics-to-file-dir FOLDER.")
@@ -51,7 +164,7 @@ def check_metrics(options: ObservabilityOptions) -> None:
         )
 
 
-def extra_labels(options: ObservabilityOptions) -> dict[str, str]:
+def extra_labels(options: MetricOptions) -> dict[str, str]:
     """``--extra-metric-labels`` as a dict. Raises ConfigError."""
     flag = "--extra-metric-labels"
     try:
@@ -65,7 +178,7 @@ def extra_labels(options: ObservabilityOptions) -> dict[str, str]:
     return found
 
 
-def buckets_of(options: ObservabilityOptions) -> dict[str, tuple[float, ...]]:
+def buckets_of(options: MetricOptions) -> dict[str, tuple[float, ...]]:
     """Name of a histogram -> its upper bounds, for those that have other than SGLang's. Raises
     ConfigError."""
     prompt = _by_rule("--prompt-tokens-buckets", options.prompt_tokens_buckets)
@@ -123,16 +236,3 @@ def _by_rule(flag: str, words: Sequence[str]) -> tuple[float, ...]:
         f"{flag} must be 'default', 'tse MIDDLE BASE COUNT' or 'custom' with numbers; got"
         f" {' '.join(words)!r}."
     )
-
-
-def otlp_url(address: str) -> str:
-    """``--otlp-traces-endpoint`` as a URL. Raises ConfigError."""
-    flag = "--otlp-traces-endpoint"
-    try:
-        parts = urlsplit(address if "://" in address else f"http://{address}")
-        is_usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        is_usable = False
-    if not is_usable:
-        raise ConfigError(f"{flag} must be HOST:PORT or a URL with http or https, got {address!r}.")
-    return urlunsplit(parts._replace(path=parts.path.rstrip("/") or "/v1/traces"))

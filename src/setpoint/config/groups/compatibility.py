@@ -1,0 +1,111 @@
+"""Options of SGLang's tuning guides that are accepted so that the guides' commands start."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from setpoint.config.declare import Option
+
+GROUP = "Accepted without effect"
+
+
+class CompatibilityOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of this group, as ``setpoint.config.options`` describes them."""
+
+    cuda_graph_max_bs_decode: Annotated[
+        int | None,
+        Option(
+            GROUP,
+            "Maximum requests of a decode step that is replayed from a graph.",
+            low=0,
+            no_effect="on a CPU every step of up to 512 tokens is replayed, on a GPU none is yet",
+        ),
+    ] = None
+    cuda_graph_backend_prefill: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "How steps that read prompts are replayed from a graph; only disabled.",
+            choices=("disabled",),
+            no_effect="no step is replayed from a graph on a GPU yet",
+        ),
+    ] = None
+    tokenizer_worker_num: Annotated[
+        int,
+        Option(
+            GROUP,
+            "Processes that tokenize.",
+            low=1,
+            no_effect="the frontend tokenizes in one process, long prompts in a thread of it",
+        ),
+    ] = 1
+    enable_overlap_scheduler: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Plan the next step while the device computes this one (of older guides).",
+            no_effect="that is the default where the device allows it",
+        ),
+    ] = False
+    enable_dp_attention: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Data parallel attention of --dp-size ranks.",
+            no_effect="there is one rank",
+        ),
+    ] = False
+    enable_hierarchical_cache: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Keep a larger second KV cache in host memory. Refused on a GPU.",
+            no_effect=(
+                "on a CPU the KV pool is in host memory already, and --max-total-tokens sets its"
+                " size"
+            ),
+        ),
+    ] = False
+    hicache_ratio: Annotated[
+        float | None,
+        Option(
+            GROUP,
+            "Size of that second cache, as a multiple of the first.",
+            low=0,
+            no_effect="there is no second cache",
+        ),
+    ] = None
+    enable_metrics_for_all_schedulers: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Count metrics in every scheduler instead of only the first.",
+            no_effect="there is one scheduler",
+        ),
+    ] = False
+    collect_tokens_histogram: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Collect histograms of prompt and output tokens (in older guides).",
+            no_effect="--enable-metrics always collects them",
+        ),
+    ] = False
+    enable_response_store: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Store the responses of /v1/responses for previous_response_id.",
+            no_effect="responses are always stored, within limits (docs/responses.md)",
+        ),
+    ] = False
+    trust_remote_code: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Run Python code that comes with a checkpoint.",
+            no_effect="Setpoint never runs such code",
+        ),
+    ] = False

@@ -1,0 +1,106 @@
+"""The memory of weights and KV pool, and what the prefix cache keeps."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import msgspec
+
+from setpoint.config.declare import Option, Range
+from setpoint.config.groups.values import json_object
+from setpoint.core.errors import ConfigError
+
+GROUP = "Memory and cache"
+
+
+class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of this group, as ``setpoint.config.options`` describes them."""
+
+    mem_fraction_static: Annotated[
+        float | None,
+        Option(
+            GROUP,
+            "Share of the available memory for weights and KV pool together, between 0 and 1. Raise"
+            " it if there is no room for the pool, lower it if memory runs out while serving.",
+            metavar="SHARE",
+            tunable=Range(0.5, 0.95),
+        ),
+    ] = None
+    max_total_tokens: Annotated[
+        int | None,
+        Option(
+            GROUP,
+            "Upper bound of the KV pool, in tokens.",
+            low=1,
+            human=True,
+            tunable=Range(4096, 16777216, log=True),
+        ),
+    ] = None
+    page_size: Annotated[
+        int, Option(GROUP, "Tokens in a page of the KV pool.", low=1, tunable=(1, 16, 32, 64))
+    ] = 1
+    disable_radix_cache: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Turn the prefix cache off: prefixes of finished requests are neither kept nor"
+            " matched.",
+        ),
+    ] = False
+    radix_eviction_policy: Annotated[
+        str,
+        Option(
+            GROUP,
+            "What the prefix cache drops first: the least recently used (lru); the least often hit"
+            " (lfu); what was hit less than twice (slru); what low-priority requests left"
+            " (priority); tails of conversations whose next prefill stays within a budget without"
+            " them (tlru). Among equals the least recently used.",
+            choices=("lru", "lfu", "slru", "priority", "tlru"),
+            tunable=("lru", "lfu", "slru"),
+        ),
+    ] = "lru"
+    radix_eviction_policy_config: Annotated[
+        str,
+        Option(
+            GROUP,
+            "JSON object with the policy's parameters: slru protected_threshold (hits, 2); tlru"
+            " threshold (prompt tokens that may be recomputed per turn) and next_prompt_estimate"
+            " (tokens a turn adds).",
+            metavar="JSON",
+        ),
+    ] = "{}"
+
+
+EVICTION_PARAMETERS: dict[str, dict[str, int]] = {
+    "slru": {"protected_threshold": 1},
+    "tlru": {"threshold": 0, "next_prompt_estimate": 0},
+}
+"""Eviction policy -> its parameters in ``--radix-eviction-policy-config``, each with its smallest
+value."""
+
+
+def eviction_parameters(options: MemoryOptions) -> dict[str, int]:
+    """``--radix-eviction-policy-config`` as keyword arguments of the policy. Raises ConfigError for
+    parameters that the policy does not have."""
+    policy, flag = options.radix_eviction_policy, "--radix-eviction-policy-config"
+    given = json_object(
+        flag, options.radix_eviction_policy_config, example='{"protected_threshold": 2}'
+    )
+    known = EVICTION_PARAMETERS.get(policy, {})
+    for name, value in given.items():
+        if name not in known:
+            takes = f"takes {', '.join(known)}" if known else "has no parameters"
+            raise ConfigError(f"{flag}: --radix-eviction-policy {policy} {takes}; got {name!r}.")
+        if type(value) is not int or value < known[name]:
+            raise ConfigError(
+                f"{flag}: {name} must be a whole number of at least {known[name]}, got"
+                f" {json.dumps(value)}."
+            )
+    if policy == "tlru" and given.keys() != known.keys():
+        raise ConfigError(
+            f"--radix-eviction-policy tlru needs {flag} with the prompt tokens that may be"
+            ' recomputed per turn and those that a turn adds, e.g. \'{"threshold": 4096,'
+            ' "next_prompt_estimate": 1024}\'.'
+        )
+    return given

@@ -1,0 +1,26 @@
+"""Ranks and replicas."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from setpoint.config.declare import Option
+
+GROUP = "Parallelism"
+
+
+class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of this group, as ``setpoint.config.options`` describes them."""
+
+    tp_size: Annotated[
+        int, Option(GROUP, "Tensor parallel ranks; only 1 so far.", choices=(1,))
+    ] = 1
+    dp_size: Annotated[
+        int, Option(GROUP, "Data parallel replicas; only 1 so far.", choices=(1,))
+    ] = 1
+    pp_size: Annotated[int, Option(GROUP, "Pipeline stages; only 1 so far.", choices=(1,))] = 1
+    ep_size: Annotated[
+        int, Option(GROUP, "Expert parallel ranks; only 1 so far.", choices=(1,))
+    ] = 1

@@ -1,0 +1,105 @@
+"""Where a server listens, whom it lets in, and how it starts and ends."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from setpoint.config.declare import Option
+
+GROUP = "Server"
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of this group, as ``setpoint.config.options`` describes them."""
+
+    host: Annotated[str, Option(GROUP, "Address to listen on.", server_only=True)] = "127.0.0.1"
+    port: Annotated[
+        int, Option(GROUP, "Port to listen on.", low=1, high=65535, server_only=True)
+    ] = 30000
+    api_key: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "Require 'Authorization: Bearer KEY'; every client is served if not given.",
+            metavar="KEY",
+            secret=True,
+            server_only=True,
+        ),
+    ] = None
+    admin_api_key: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "Key for the routes that change the server (flush, abort, pause, memory, weights, …);"
+            " --api-key if not given.",
+            metavar="KEY",
+            secret=True,
+            server_only=True,
+        ),
+    ] = None
+    update_weights_folder: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "Folder below which /update_weights_from_disk may read checkpoints. Without it, the"
+            " route"
+            " can only read the served model again.",
+            metavar="FOLDER",
+            server_only=True,
+        ),
+    ] = None
+    max_body_bytes: Annotated[
+        int | None,
+        Option(
+            GROUP,
+            "Largest request body; larger ones are answered 413. If not given: 16 bytes for each"
+            " token of the context length, and at least 4Mi, which holds long lists of prompts. A"
+            " larger body makes the other clients wait longer while it is read.",
+            metavar="BYTES",
+            low=1024,
+            human=True,
+            server_only=True,
+        ),
+    ] = None
+    skip_server_warmup: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Do not send a warm-up request before the server reports ready.",
+            server_only=True,
+        ),
+    ] = False
+    watchdog_timeout: Annotated[
+        float,
+        Option(
+            GROUP,
+            "Seconds that the engine may take for one step before it is considered stuck and the"
+            " server ends. Time in which the machine or the processes are paused does not count.",
+            metavar="SECONDS",
+            low=5,
+            high=1e9,
+        ),
+    ] = 300.0
+    drain_timeout: Annotated[
+        float,
+        Option(
+            GROUP,
+            "Seconds that running requests have to finish after SIGTERM or Ctrl-C, before they are"
+            " aborted. The process ends at most two seconds later.",
+            metavar="SECONDS",
+            low=0,
+            high=1e6,
+            live=True,
+            server_only=True,
+        ),
+    ] = 30.0
+    config: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "YAML file with options (keys as here, without the dashes); the command line wins.",
+            metavar="FILE",
+        ),
+    ] = None
