@@ -2,8 +2,8 @@
 
     python benchmarks/claims.py        # the table between README's marks, and docs/peers.svg
 
-A test runs the same and compares, so the page cannot keep an old table beside a newer result. If
-the kernels have changed since the commit of that result, the text says so.
+A test generates the same text and compares it with the page, so an old table cannot stay beside a
+newer result. If the kernels have changed since the commit of that result, the text says so.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ NAMES = {
     "blocks": "**Setpoint**, the file's own 4-bit blocks (the default)",
     "vLLM": "vLLM, bf16, compiled",
     "vLLM W8A8": "vLLM, W8A8, compiled",
-    "OpenVINO fp16": "OpenVINO GenAI, bf16, called directly",
-    "OpenVINO int8": "OpenVINO GenAI, 8-bit weights, called directly",
+    "OpenVINO fp16": "OpenVINO GenAI, bf16, without HTTP",
+    "OpenVINO int8": "OpenVINO GenAI, 8-bit weights, without HTTP",
 }
-"""Contender of a result file -> what the table calls it; others keep their name."""
+"""Name of a contender in the result file -> its name in the table; others keep their name."""
 ORDER = (
     "setpoint",
     "vLLM",
@@ -60,16 +60,16 @@ ORDER = (
     "blocks",
     "llama.cpp Q4_0",
 )
-"""By precision, ours first; those that are not named here come last."""
+"""The rows of the table: by precision, ours first. Contenders that are not named here come last."""
 
 
-def newest() -> Path:
+def newest_result() -> Path:
     """The result file of the latest comparison with the peers on the default model."""
     return max(RESULTS.glob("*-peers.json"))
 
 
 def kernels_changed_since(commit: str) -> bool | None:
-    """Whether a commit after this one touches the kernels; None where git does not know it."""
+    """Whether a commit after this one touches the kernels; None if git does not know this commit."""
     found = subprocess.run(
         ["git", "log", "--format=%h", f"{commit}..HEAD", "--", KERNELS],
         cwd=REPOSITORY,
@@ -88,48 +88,50 @@ def section(result: dict[str, Any], *, changed: bool) -> str:
         "| | start, s | " + " | ".join(title for _, title, _ in COLUMNS) + " |",
         "|---|" + "---|" * (len(COLUMNS) + 1),
     ]
-    for who in sorted(contenders, key=_place):
-        cells = [_number(result["start_s"][who])]
+    for who in sorted(contenders, key=_sort_key):
+        cells = [_median_cell(result["start_s"][who])]
         for name, _, metric in COLUMNS:
             samples = [Sample(**each) for each in result["samples"][name].get(who, [])]
-            cells.append(_number([metric.of(workloads[name], sample) for sample in samples]))
+            cells.append(_median_cell([metric.of(workloads[name], sample) for sample in samples]))
         rows.append(f"| {NAMES.get(who, who)} | {' | '.join(cells)} |")
     turns = {len(result["start_s"][who]) for who in contenders}
     text = (
         f"Every engine ran SmolLM2-135M-Instruct with the same client in one session, on"
         f" {machine['cpus']} virtual cores ({machine['cpu']}; commit {result['commit']},"
-        f" {result['date']}). The figures are medians of {min(turns)} to {max(turns)} turns;"
-        " Setpoint in bf16 has a turn before each of the others'."
-        " [benchmarks/README.md](benchmarks/README.md) has the commands, the versions and what to"
-        " know about the comparison; the [result](benchmarks/results/"
-        f"{newest().name}) has every sample."
+        f" {result['date']}). \"64 × (128 in, 128 out)\" means 64 requests at once, each with a prompt"
+        " of 128 tokens and an answer of 128 tokens. The figures are medians of"
+        f" {min(turns)} to {max(turns)} runs: Setpoint in bf16 ran again before each of the others."
+        " [benchmarks/README.md](benchmarks/README.md) has the commands, the versions and the"
+        " conditions of the comparison; the [result](benchmarks/results/"
+        f"{newest_result().name}) has every sample."
     )
     warning = "\n**The kernels have changed since that commit.**" if changed else ""
-    return "\n" + _wrapped(text) + warning + "\n\n" + "\n".join(rows) + "\n\n"
+    return "\n" + _wrap(text) + warning + "\n\n" + "\n".join(rows) + "\n\n"
 
 
-def written(page: str) -> str:
-    """The page with the section of the newest result."""
-    result = json.loads(newest().read_text())
+def with_newest_result(page: str) -> str:
+    """README's text with the section about the newest result in place of the old one."""
+    result = json.loads(newest_result().read_text())
     changed = kernels_changed_since(result["commit"])
     if changed is None:
         changed = "The kernels have changed since" in page
     return MARKED.sub(lambda found: found[1] + section(result, changed=changed) + found[3], page)
 
 
-def _place(who: str) -> tuple[int, str]:
+def _sort_key(who: str) -> tuple[int, str]:
     return (ORDER.index(who) if who in ORDER else len(ORDER), who)
 
 
-def _number(values: Sequence[float | None]) -> str:
+def _median_cell(values: Sequence[float | None]) -> str:
+    """The median of the known values as text; a dash if none is known."""
     known = [value for value in values if value is not None]
     if not known:
         return "–"
-    middle = statistics.median(known)
-    return f"{middle:,.0f}" if middle >= 20 else f"{middle:.1f}"
+    median = statistics.median(known)
+    return f"{median:,.0f}" if median >= 20 else f"{median:.1f}"
 
 
-def _wrapped(text: str, width: int = 100) -> str:
+def _wrap(text: str, width: int = 100) -> str:
     """The text in lines of at most ``width`` characters, broken at spaces."""
     lines, line = [], ""
     for word in text.split(" "):
@@ -142,9 +144,9 @@ def _wrapped(text: str, width: int = 100) -> str:
 
 
 def main() -> None:
-    PAGE.write_text(written(PAGE.read_text()))
-    PICTURE.write_text(chart(json.loads(newest().read_text())))
-    print(f"written from {newest().name}: {PAGE.name}, {PICTURE.name}")
+    PAGE.write_text(with_newest_result(PAGE.read_text()))
+    PICTURE.write_text(chart(json.loads(newest_result().read_text())))
+    print(f"{PAGE.name} and {PICTURE.name} are written from {newest_result().name}")
 
 
 if __name__ == "__main__":
