@@ -24,8 +24,10 @@ SURVEY = Survey(DIGEST, 9, 9)
 def made(number: int, *, digest: str = DIGEST, code: str = "") -> bytes:
     entry = Entry(number=number, num_bytes=1, custom_id=f"id-{number}")
     if code:
-        return record.encode(record.failed(digest, entry, Problem(code, "wrong")))
-    return record.encode(record.answered(digest, entry, {"id": "r", "text": f"answer\n{number}"}))
+        return record.encode(record.failure_record(digest, entry, Problem(code, "wrong")))
+    return record.encode(
+        record.answer_record(digest, entry, {"id": "r", "text": f"answer\n{number}"})
+    )
 
 
 def recover(path: Path, *, in_order: bool = False) -> tuple[Marks, Tally]:
@@ -234,7 +236,7 @@ def test_the_summary_counts_reasons_with_an_example() -> None:
     tally = Tally(5)
     entry = Entry(number=4, num_bytes=0)
     for code, message in (("not_json", "a"), ("too_long", "b"), ("not_json", "c")):
-        tally.count(record.failed(DIGEST, entry, Problem(code, message)).error)
+        tally.count(record.failure_record(DIGEST, entry, Problem(code, message)).error)
     tally.num_before = 1
     tally.count(None)
     lines = tally.summary().splitlines()

@@ -128,12 +128,12 @@ def test_what_is_no_parquet_file_says_so(tmp_path: Path) -> None:
 
 def test_the_output_is_the_journal_in_columns(tmp_path: Path) -> None:
     output = tmp_path / "out.parquet"
-    assert parquet_output.finished(output, SURVEY) is None
+    assert parquet_output.num_failed_of(output, SURVEY) is None
     journal = parquet_output.journal_of(output)
     entries = [Entry(number=number, num_bytes=1, custom_id=str(number)) for number in (1, 2, 3)]
     made = [
-        record.answered(SURVEY.digest, entries[1], {"id": "r", "text": "é"}),
-        record.refused(
+        record.answer_record(SURVEY.digest, entries[1], {"id": "r", "text": "é"}),
+        record.refusal_record(
             SURVEY.digest, entries[0], "No.", status_code=400, err_type="BadRequestError"
         ),
     ]
@@ -148,12 +148,12 @@ def test_the_output_is_the_journal_in_columns(tmp_path: Path) -> None:
     assert (first["custom_id"], first["status_code"], first["error"]) == ("2", 200, None)
     assert json.loads(first["body"]) == {"id": "r", "text": "é"}
     assert (second["status_code"], json.loads(second["error"])["code"]) == (400, "status_400")
-    assert parquet_output.finished(output, SURVEY) == 1
+    assert parquet_output.num_failed_of(output, SURVEY) == 1
     with pytest.raises(BatchError, match="exists and belongs to another input"):
-        parquet_output.finished(output, Survey("f" * 16, 3, 3))
+        parquet_output.num_failed_of(output, Survey("f" * 16, 3, 3))
     output.write_bytes(b"notes")
     with pytest.raises(BatchError, match="exists and is not a readable Parquet file"):
-        parquet_output.finished(output, SURVEY)
+        parquet_output.num_failed_of(output, SURVEY)
 
 
 def test_an_output_that_cannot_be_written_leaves_the_journal(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_an_output_that_cannot_be_written_leaves_the_journal(tmp_path: Path) -> 
     output.mkdir()
     journal = parquet_output.journal_of(output)
     journal.write_bytes(
-        record.encode(record.answered(SURVEY.digest, Entry(number=1, num_bytes=1), {}))
+        record.encode(record.answer_record(SURVEY.digest, Entry(number=1, num_bytes=1), {}))
     )
     with pytest.raises(
         BatchError, match=r"cannot be written: Is a directory\. All answers are in .*journal.jsonl"
@@ -183,4 +183,4 @@ def test_without_pyarrow_the_message_says_what_to_install(
     ):
         ParquetSource(path)
     with pytest.raises(BatchError, match="Parquet files need pyarrow"):
-        parquet_output.finished(tmp_path / "out.parquet", SURVEY)
+        parquet_output.num_failed_of(tmp_path / "out.parquet", SURVEY)

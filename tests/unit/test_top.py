@@ -17,7 +17,7 @@ from setpoint.config.commands import TopOptions
 from setpoint.core.errors import RequestError
 from setpoint.observe.waiting import Waiting
 from setpoint.top import command, events
-from setpoint.top.events import Lost, lines, parsed
+from setpoint.top.events import Lost, parse_events, split_lines
 from setpoint.top.screen import WINDOW_S, Server, _drawable, screen
 
 KNOWN = {
@@ -65,7 +65,7 @@ def drawn(server: Server, *, width: int, height: int, encoding: str = "utf-8") -
 
 def test_events_are_read_however_they_come() -> None:
     lines = [":", "", "event: state", 'data: {"a": 1}', "", "event: x", "data: {broken", "", ": hi"]
-    assert [*parsed(lines)] == [("", None), ("state", {"a": 1}), ("", None)]
+    assert [*parse_events(lines)] == [("", None), ("state", {"a": 1}), ("", None)]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -149,15 +149,15 @@ def test_a_stream_has_lines_however_it_comes(monkeypatch: pytest.MonkeyPatch) ->
     text = b"event: a\r\ndata: \xc3\xa9\n\n:\n"
     for size in (1, 2, 7, 100):
         chunks = [text[at : at + size] for at in range(0, len(text), size)]
-        assert [*lines(chunks, "url")] == ["event: a", "data: é", "", ":"]
+        assert [*split_lines(chunks, "url")] == ["event: a", "data: é", "", ":"]
     monkeypatch.setattr(events, "MAX_EVENT", 1000)
     with pytest.raises(Lost, match="longer than"):
-        [*lines(itertools.repeat(b"x" * 100), "url")]
+        [*split_lines(itertools.repeat(b"x" * 100), "url")]
     with pytest.raises(Lost, match="an event of more"):
-        [*parsed(itertools.repeat("data: 100"))]
+        [*parse_events(itertools.repeat("data: 100"))]
     monkeypatch.setattr(events, "TIMEOUT_S", -1.0)
     with pytest.raises(Lost, match="takes longer"):
-        [*lines([b"x"], "url")]
+        [*split_lines([b"x"], "url")]
 
 
 def test_a_new_stream_brings_no_moment_twice() -> None:

@@ -68,7 +68,10 @@ def run_batch(
         survey = source.survey()
         if not survey.num_requests:
             raise BatchError(f"{source_path} holds no requests.")
-        if is_parquet and (num_failed := parquet_output.finished(output_path, survey)) is not None:
+        if (
+            is_parquet
+            and (num_failed := parquet_output.num_failed_of(output_path, survey)) is not None
+        ):
             print(
                 f"{output_path} is complete: {survey.num_requests} requests, {num_failed} failed."
             )
@@ -115,18 +118,18 @@ class _Batch:
         phases = Phases()
         try:
             with (
-                display() as shown,
+                display() as bar,
                 launched(
                     options,
                     env,
                     given=given,
                     phases=phases,
                     display=stderr_lines(),
-                    stderr=shown.engine_stderr,
+                    stderr=bar.engine_stderr,
                 ) as engine,
             ):
                 run_until_asked(
-                    lambda asked: self._work(engine, phases, shown, asked),
+                    lambda asked: self._work(engine, phases, bar, asked),
                     limit_s=lambda: DRAIN_S + END_S,
                     at_once_s=END_S,
                 )
@@ -142,7 +145,7 @@ class _Batch:
             return INTERRUPTED
         return FAILED if self.tally.num_failed else DONE
 
-    async def _work(self, engine: Launched, phases: Phases, shown: Display, asked: Asked) -> None:
+    async def _work(self, engine: Launched, phases: Phases, bar: Display, asked: Asked) -> None:
         async with EngineSession(engine, phases) as session:
             session.exit_s = ENGINE_EXIT_S
             stopped = asyncio.create_task(asked.end.wait())
@@ -152,7 +155,7 @@ class _Batch:
                 return
             run = BatchRun(service, self._journal, self._output, self.tally, digest=self._digest)
             self.tally.started_at = time.monotonic()
-            showing = asyncio.create_task(_show(shown, run, self.tally))
+            showing = asyncio.create_task(_show(bar, run, self.tally))
             working = asyncio.create_task(
                 run.run(read_at_once(self._entries), stop=asked.end, drain_s=DRAIN_S)
             )
@@ -162,7 +165,7 @@ class _Batch:
                 task.cancel()
             if working.done():
                 run.look()
-                shown.show(self.tally, run.view)
+                bar.show(self.tally, run.view)
                 working.result()
             else:
                 working.cancel()
@@ -180,8 +183,8 @@ def _say_that_it_stops(stopped: asyncio.Task[Any]) -> None:
         )
 
 
-async def _show(shown: Display, run: BatchRun, tally: Tally) -> None:
+async def _show(bar: Display, run: BatchRun, tally: Tally) -> None:
     while True:
         run.look()
-        shown.show(tally, run.view)
+        bar.show(tally, run.view)
         await asyncio.sleep(EVERY_S)

@@ -29,8 +29,8 @@ class Duplicates:
             self._hashes.append(hash(custom_id) & _MASK)
 
     def check(self, again: Iterable[tuple[int, str | None]], *, what: str) -> None:
-        """Raise BatchError if an id was added twice. ``again`` gives the same ids once more, with
-        their numbers.
+        """Raise BatchError if an id was added twice. ``again`` yields (number, id) for the same ids
+        once more.
 
         what: what the numbers count, e.g. "lines". The hashes are dropped afterwards.
         """

@@ -2,8 +2,8 @@
 on use.
 
 A row is a request. Its columns are ``custom_id`` and either ``body`` (a struct, or JSON text; with
-``url`` and ``method`` as in a JSONL line) or ``messages`` or ``prompt``; in the latter case every
-further column is a key of the body.
+``url`` and ``method`` as in a JSONL line) or one of ``messages``, ``prompt`` and ``input``; then
+every further column is a key of the body.
 """
 
 from __future__ import annotations

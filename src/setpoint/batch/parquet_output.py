@@ -25,7 +25,7 @@ def journal_of(output: Path) -> Path:
     return output.with_name(output.name + ".journal.jsonl")
 
 
-def finished(output: Path, survey: Survey) -> int | None:
+def num_failed_of(output: Path, survey: Survey) -> int | None:
     """The number of failed requests of a complete output; None if there is no output yet. Raises
     BatchError for any other file."""
     if not output.exists():

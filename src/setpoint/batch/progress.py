@@ -98,7 +98,7 @@ def _bar() -> Iterator[Display]:
         console=Console(stderr=True),
         auto_refresh=False,
     )
-    with progress, _log_to_current_stderr(), _relayed() as engine_stderr:
+    with progress, _log_to_current_stderr(), _relay_to_stderr() as engine_stderr:
         yield Bar(progress, engine_stderr)
 
 
@@ -121,8 +121,9 @@ def _log_to_current_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def _relayed() -> Iterator[int]:
-    """A file descriptor for another process. Lines written to it go to ``sys.stderr``."""
+def _relay_to_stderr() -> Iterator[int]:
+    """Yields a file descriptor for another process. Lines that it writes there go to
+    ``sys.stderr``."""
     reading, writing = os.pipe()
 
     def copy() -> None:

@@ -1,5 +1,5 @@
-"""Two ways to read the entries of a batch while its requests run: at once, where nobody else waits
-for the event loop, and ahead in a thread, on a server."""
+"""Two ways to read the entries of a batch while its requests run: on the event loop, where nobody
+else waits for it, and ahead in a thread, on a server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from setpoint.batch.entry import Entry
 BREATH = 1000
 """Most entries that are handled before the event loop gets its turn."""
 AHEAD = 16
-"""Most entries that are read ahead, and from how many bytes on no more are."""
+"""Most entries that are read ahead."""
 AHEAD_BYTES = 1 << 18
+"""Reading ahead stops at the entry with which this many bytes have been read."""
 
 
 async def read_at_once(entries: Iterator[Entry]) -> AsyncIterator[Entry]:
@@ -29,7 +30,7 @@ async def read_ahead(entries: Iterator[Entry]) -> AsyncIterator[Entry]:
 
 
 def _some(entries: Iterator[Entry]) -> list[Entry]:
-    """The next few entries; none at the end."""
+    """The next few entries; an empty list at the end."""
     some: list[Entry] = []
     num_bytes = 0
     for entry in entries:

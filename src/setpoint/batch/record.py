@@ -69,12 +69,12 @@ def first_bytes(digest: str) -> bytes:
     return f'{{"id":"{record_id(digest, 0)[:-1]}'.encode()
 
 
-def answered(digest: str, entry: Entry, reply: dict[str, Any]) -> Record:
+def answer_record(digest: str, entry: Entry, reply: dict[str, Any]) -> Record:
     own_id = record_id(digest, entry.number)
     return Record(own_id, entry.custom_id, Response(200, str(reply.get("id", own_id)), reply), None)
 
 
-def failed(digest: str, entry: Entry, problem: Problem) -> Record:
+def failure_record(digest: str, entry: Entry, problem: Problem) -> Record:
     """The record of a request that was never sent."""
     return Record(
         record_id(digest, entry.number),
@@ -84,7 +84,9 @@ def failed(digest: str, entry: Entry, problem: Problem) -> Record:
     )
 
 
-def refused(digest: str, entry: Entry, message: str, *, status_code: int, err_type: str) -> Record:
+def refusal_record(
+    digest: str, entry: Entry, message: str, *, status_code: int, err_type: str
+) -> Record:
     """The record of a request that was sent and refused. Its response is what a server would have
     answered."""
     own_id = record_id(digest, entry.number)

@@ -35,7 +35,7 @@ others wait meanwhile."""
 UNAVAILABLE = 503
 """Status of a request that might be answered at another time, for example when a queue is full."""
 
-Made = tuple[bytes, record.Error | None]
+EncodedRecord = tuple[bytes, record.Error | None]
 """An encoded record, and the error in it."""
 
 
@@ -116,7 +116,7 @@ class BatchRun:
                 return
             self._output.expect(entry.number)
             if entry.problem is not None:
-                self._put(entry, _encoded(record.failed(self._digest, entry, entry.problem)))
+                self._put(entry, _encode(record.failure_record(self._digest, entry, entry.problem)))
             else:
                 self._start(entry)
 
@@ -134,26 +134,28 @@ class BatchRun:
 
     async def _answer(self, entry: Entry) -> None:
         try:
-            self._put(entry, await self._made(entry))
+            self._put(entry, await self._record_of(entry))
         finally:
             self._gate.closed(1, entry.num_bytes)
 
-    async def _made(self, entry: Entry) -> Made:
+    async def _record_of(self, entry: Entry) -> EncodedRecord:
         """The record of an entry's answer, or of why it has none. Raises SetpointError if the run
         cannot go on."""
         api = self._apis.get(entry.url)
         if api is None:
             known = ", ".join(self._apis)
             message = f"url must be one of {known}; got {entry.url!r}."
-            return _encoded(record.failed(self._digest, entry, Problem("unknown_url", message)))
+            return _encode(
+                record.failure_record(self._digest, entry, Problem("unknown_url", message))
+            )
         patience = iter(self._patience_s)
         while True:
             try:
-                return await self._answered(api, entry)
+                return await self._answer_record(api, entry)
             except RequestError as error:
                 wait_s = next(patience, None) if error.status_code == UNAVAILABLE else None
                 if wait_s is None:
-                    return self._refused(
+                    return self._refusal_record(
                         entry, error.message, status_code=error.status_code, err_type=error.err_type
                     )
             except SetpointError:
@@ -163,19 +165,23 @@ class BatchRun:
                 # their answers.
                 logger.exception("An internal error occurred at line %d.", entry.number)
                 message = "Internal error; the log has the details."
-                return self._refused(
+                return self._refusal_record(
                     entry, message, status_code=500, err_type="InternalServerError"
                 )
             await asyncio.sleep(wait_s)
 
-    def _refused(self, entry: Entry, message: str, *, status_code: int, err_type: str) -> Made:
-        return _encoded(
-            record.refused(self._digest, entry, message, status_code=status_code, err_type=err_type)
+    def _refusal_record(
+        self, entry: Entry, message: str, *, status_code: int, err_type: str
+    ) -> EncodedRecord:
+        return _encode(
+            record.refusal_record(
+                self._digest, entry, message, status_code=status_code, err_type=err_type
+            )
         )
 
-    async def _answered(self, api: Api, entry: Entry) -> Made:
+    async def _answer_record(self, api: Api, entry: Entry) -> EncodedRecord:
         """The record of the reply to an entry's request. Raises RequestError, EngineDeadError."""
-        exchange = await self._opened(api, entry)
+        exchange = await self._open(api, entry)
         num_more = len(exchange.job.outputs) - 1
         self._gate.opened(num_more, 0)
         try:
@@ -186,38 +192,43 @@ class BatchRun:
             self._jobs.discard(exchange.job)
             self._gate.closed(num_more, 0)
 
-        def made() -> tuple[Made, dict[str, int]]:
+        def encode_reply() -> tuple[EncodedRecord, dict[str, int]]:
             reply = exchange.reply(outputs)
-            return _encoded(record.answered(self._digest, entry, reply)), reply.get("usage") or {}
+            return _encode(record.answer_record(self._digest, entry, reply)), reply.get(
+                "usage"
+            ) or {}
 
         num_numbers = sum(output.num_numbers for output in outputs)
-        encoded, usage = made() if num_numbers <= LONG_NUMBERS else await asyncio.to_thread(made)
+        if num_numbers <= LONG_NUMBERS:
+            encoded, usage = encode_reply()
+        else:
+            encoded, usage = await asyncio.to_thread(encode_reply)
         # The second names are those of /v1/responses.
         self._tally.prompt_tokens += usage.get("prompt_tokens", usage.get("input_tokens", 0))
         self._tally.output_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
         return encoded
 
-    async def _opened(self, api: Api, entry: Entry) -> Exchange:
+    async def _open(self, api: Api, entry: Entry) -> Exchange:
         """The entry's request, not submitted yet. Raises RequestError."""
         assert entry.body is not None
-        # The line number, for the engine's log and for the suspects after a crash.
+        # The id has the line number, so that the engine's log names the line, also after a crash.
         body = {"rid": record.record_id(self._digest, entry.number), **entry.body}
 
-        async def opened() -> Exchange:
+        async def open_exchange() -> Exchange:
             return await api.open(body)
 
         if entry.num_bytes <= LONG_BYTES:
-            exchange = await opened()
+            exchange = await open_exchange()
         else:
-            exchange = await asyncio.to_thread(lambda: asyncio.run(opened()))
+            exchange = await asyncio.to_thread(lambda: asyncio.run(open_exchange()))
         if exchange.is_stream:
             raise RequestError(
                 "stream must not be true in a batch, which writes only complete answers."
             )
         return exchange
 
-    def _put(self, entry: Entry, made: Made) -> None:
-        data, error = made
+    def _put(self, entry: Entry, encoded: EncodedRecord) -> None:
+        data, error = encoded
         self._output.put(entry.number, data)
         self._tally.count(error)
 
@@ -245,5 +256,5 @@ class BatchRun:
                 return
 
 
-def _encoded(made: record.Record) -> Made:
-    return record.encode(made), made.error
+def _encode(answer: record.Record) -> EncodedRecord:
+    return record.encode(answer), answer.error

@@ -93,7 +93,7 @@ class BatchWorker:
                 source = stack.enter_context(closing(self._source(batch)))
                 survey = await asyncio.to_thread(source.survey)
             except BatchError as error:
-                path = str(self._files.path(batch.input_file_id))  # nothing that clients know
+                path = str(self._files.path(batch.input_file_id))  # clients do not know this path
                 raise InvalidInputError(str(error).replace(path, "The input file")) from None
             if not survey.num_requests:
                 raise InvalidInputError("The input file holds no requests.")
@@ -107,8 +107,7 @@ class BatchWorker:
         return JsonlSource(path, max_body_bytes=self._service.config.max_body_bytes)
 
     async def _answer(self, batch_id: str, source: JsonlSource, survey: Survey) -> Tally:
-        """Answer what is not answered yet, until all is, the batch is cancelled or its time is
-        up."""
+        """Answer the open requests, until none is left, the batch is cancelled or its time is up."""
         tally, stop = Tally(survey.num_requests), asyncio.Event()
         batch = self._book.get(batch_id)
         with Journal(self._book.journal(batch)) as journal:
@@ -156,8 +155,8 @@ class BatchWorker:
     async def _finalize(
         self, batch_id: str, source: JsonlSource, survey: Survey, tally: Tally
     ) -> None:
-        """Make the batch's two files of its journal. Begun again after a crash, it replaces what it
-        has made."""
+        """Write the batch's two files from its journal. After a crash it starts again and replaces
+        what it has written."""
         self._count(batch_id, tally)
         batch = self._book.get(batch_id)
         if batch.output_file_id is None:
@@ -212,7 +211,7 @@ class BatchWorker:
             "batch_expired", "The completion window of the batch ended before this request began."
         )
         for entry in source.entries(survey, done):
-            yield record.encode(record.failed(survey.digest, entry, problem))
+            yield record.encode(record.failure_record(survey.digest, entry, problem))
 
     async def _changed(self, timeout_s: float) -> None:
         """Wait until a batch was created or cancelled, at most ``timeout_s``."""

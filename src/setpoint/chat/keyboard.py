@@ -45,9 +45,9 @@ class Keyboard:
             self._before = None
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Restore the original modes for a prompt, so that the reader gets what was typed before
-        and the modes it expects."""
+    def original_modes(self) -> Iterator[None]:
+        """Restore the terminal's original modes within the block, so that readline has the modes
+        that it expects and gets what was typed before."""
         if self._before is None:
             yield
             return

@@ -13,7 +13,7 @@ MAX_PASSAGE = 800
 
 
 def goes_in_circles(text: str) -> bool:
-    """True if ``text`` ends with COPIES or more copies of one passage; part of another copy may
+    """Whether ``text`` ends with COPIES or more copies of one passage; part of another copy may
     follow."""
     tail = text[-COPIES * MAX_PASSAGE :]
     for period in range(1, min(MAX_PASSAGE, len(tail) // COPIES) + 1):
@@ -32,7 +32,7 @@ class CircleWatch:
         self._look_at = self.STEP
 
     def stops(self, text: str) -> bool:
-        """True if the answer should stop. ``text``: the answer so far."""
+        """Whether the answer should stop. ``text``: the answer so far."""
         if len(text) < self._look_at:
             return False
         self._look_at = len(text) + self.STEP

@@ -19,7 +19,7 @@ _PROMPT = "> "
 _CONTINUED = "… "
 _FENCE = '"""'
 
-_SHOWN = {
+_PICTURES = {
     **{code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)},
     0x7F: 0x2421,
     **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
@@ -30,7 +30,7 @@ can form; tab and newline are harmless."""
 
 def printable(text: str) -> str:
     """``text`` without anything that a terminal would execute."""
-    return text.translate(_SHOWN)
+    return text.translate(_PICTURES)
 
 
 class Screen:
@@ -118,8 +118,8 @@ class Screen:
 
     def _line(self, prompt: str) -> str:
         self.end_line()
-        self._column = 1 if self.is_terminal else 0  # wait until the line is complete
-        with nullcontext() if self._keyboard is None else self._keyboard.shown():
+        self._column = 1 if self.is_terminal else 0  # the prompt stands there until the line ends
+        with nullcontext() if self._keyboard is None else self._keyboard.original_modes():
             line = input(prompt if self.is_terminal else "")
         self._column = 0
         return line

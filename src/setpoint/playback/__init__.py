@@ -1,1 +1,1 @@
-"""``setpoint console FILE``: a recording on the console's page."""
+"""``setpoint console FILE``: shows a recording on the console's page."""

@@ -1,4 +1,4 @@
-"""``setpoint console FILE``: serves the console's page with a recording, to this machine alone."""
+"""``setpoint console FILE``: serves the console's page with a recording, to this machine only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ HOST = "127.0.0.1"
 
 
 def console(options: ConsoleOptions) -> int:
-    """Returns at Ctrl-C. Raises ConfigError, or SourceError for a file that cannot be shown."""
+    """Serve the page until Ctrl-C; returns the exit code. Raises ConfigError, or SourceError for a
+    file that cannot be shown."""
     if options.file is None:
         raise ConfigError("a recording is missing; see 'setpoint console --help'.")
     sock = bind_socket(HOST, options.port)

@@ -1,5 +1,5 @@
-"""All that the page shows of a recording: facts, moments with the limit that bound in each, and for
-any time the table of requests and the doctor's report about the time before."""
+"""Everything that the page shows of a recording: facts, moments with the limit that bound in each,
+and, for any time, the table of requests and the doctor's report about the time before it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ from setpoint.playback.lives import Lives
 REPORT_S = 120.0
 """The report at a time is about this many seconds before it."""
 CACHED = 512
+"""Seconds whose tables and reports are cached."""
 
 
 class Film:
     def __init__(self, name: str) -> None:
-        """Raises SourceError for a file that is no recording, or one without moments."""
+        """Read the recording. Raises SourceError for a file that is not a recording, or that has no
+        moments."""
         self._name = name
         recording, self.lives = opened(name), Lives()
         self.seen = read_recording(recording, name, also=self.lives.take)
@@ -38,7 +40,7 @@ class Film:
         self._moments = self.seen.ranks[0].moments
         if not self._moments:
             notes = "".join(f" {note}" for note in self.notes)
-            raise SourceError(f"{name} shows nothing that its server did.{notes}")
+            raise SourceError(f"{name} contains no step of its server.{notes}")
         header = recording.header
         self._epoch = header.began_at - header.clock_at
         self._begins = [moment.at for moment in self._moments]
@@ -46,18 +48,18 @@ class Film:
 
     def recording(self) -> dict[str, Any]:
         """The events of the page's stream, all at once: ``state`` and ``moments``."""
-        return {"state": self._state(), "moments": self._told(), "notes": self.notes}
+        return {"state": self._state(), "moments": self._moment_events(), "notes": self.notes}
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know of the recording."""
+        """What the user should know about the recording, e.g. that it was cut."""
         found = [note for source in self.seen.sources for note in source.notes]
         if self.lives.num_dropped:
             found.append(f"Its first {self.lives.num_dropped} requests are not in the table.")
         return found
 
     def at(self, time: float) -> dict[str, Any]:
-        """``requests`` and ``doctor`` as they were then. time: seconds since 1970."""
+        """``requests`` and ``doctor`` as they were at a time. time: seconds since 1970."""
         end = self._moments[-1].at + self._moments[-1].seconds
         # The last second is shown to its end.
         return self._at(math.ceil(end) if time >= end else round(max(time, self._begins[0])))
@@ -66,26 +68,26 @@ class Film:
         past = self._moments[: bisect_right(self._begins, time)]
         moment = past[-1] if past else None
         recent = [each for each in past if each.at >= time - REPORT_S]
-        report = diagnose(self._part(recent))
+        report = diagnose(self._observations(recent))
         return {
             "at": time,
             "requests": self.lives.table(time - self._epoch, self._epoch, moment),
             "doctor": contract(report),
         }
 
-    def _part(self, moments: list[Moment]) -> Observations:
+    def _observations(self, moments: list[Moment]) -> Observations:
         (source,) = self.seen.sources
         part = observed(self.seen.facts, moments, name=source.name, kind="recording")
         return replace(part, facts=self.seen.facts)
 
-    def _told(self) -> list[dict[str, Any]]:
+    def _moment_events(self) -> list[dict[str, Any]]:
         limits = replace(examine(self.seen).limits, reasons=True)
-        told = []
+        events = []
         for moment in self._moments:
             content = msgspec.to_builtins(msgspec.structs.replace(moment, text=""))
             limit = binding_limit(moment, limits)
-            told.append(content | ({} if limit == "unknown" else {"limit": limit}))
-        return told
+            events.append(content | ({} if limit == "unknown" else {"limit": limit}))
+        return events
 
     def _state(self) -> dict[str, Any]:
         facts = self.seen.facts

@@ -16,13 +16,13 @@ from setpoint.frontend.roster import MAX_ENDED, MAX_OPEN, Row, State, Table
 from setpoint.recording.format import Kept, KeptArrival, KeptMessage, KeptTurn
 
 MAX_LIVES = 200_000
-"""Requests that are kept, the latest ones."""
+"""Most requests that are kept: the latest ones."""
 
 
 @dataclass(slots=True)
 class Life:
-    """One request. Times are in seconds of the engine's clock; None for what did not happen while
-    it was recorded."""
+    """One request. Times are in seconds of the engine's clock, or None if the event did not happen
+    during the recording."""
 
     seq_id: int
     rid: str
@@ -36,7 +36,7 @@ class Life:
     num_cached: int = 0
     num_outputs: int = 0
     away: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when it was back in the queue after a retraction."""
+    """The times (begin, end) in which the request was back in the queue after a retraction."""
 
     def state(self, at: float) -> State:
         if self.ended is not None and self.ended <= at:
@@ -48,7 +48,7 @@ class Life:
         return "prefill" if self.first_token is None or at < self.first_token else "running"
 
     def outputs(self, at: float) -> int:
-        """Tokens that it has by then, if they came evenly."""
+        """The number of output tokens at that time, on the assumption that they came evenly."""
         if self.first_token is None or self.ended is None or at < self.first_token:
             return 0
         share = (at - self.first_token) / max(self.ended - self.first_token, 1e-9)
@@ -56,7 +56,7 @@ class Life:
 
 
 class Lives:
-    """Reads the rows and records of a recording, in their order."""
+    """All requests of a recording, collected from its rows and records in their order."""
 
     def __init__(self) -> None:
         self._open: dict[int, Life] = {}
@@ -64,25 +64,25 @@ class Lives:
         """In the order of their arrival."""
         self._now = 0.0
         self.num_dropped = 0
-        """Requests beyond MAX_LIVES."""
+        """Requests that were dropped because there were more than MAX_LIVES."""
 
     def finish(self) -> None:
-        """To be called after the last row."""
+        """Drop the oldest requests beyond MAX_LIVES. Call it after the last row."""
         self._drop(len(self._all) - MAX_LIVES)
 
     def take(self, read: Kept | Record) -> None:
-        """A row, or in place of a row that holds a record the record."""
+        """Take a row of the recording; for a row that holds a record, take the record instead."""
         match read:
             case KeptTurn(at):
                 self._now = at
             case KeptArrival():
                 self._arrive(read.seq_id, read.rid, read.num_prompt, read.max_new_tokens)
             case KeptMessage(message):
-                told = decode_to_loop(bytes(message))
-                if isinstance(told, Submit):
-                    asked = told.request
-                    most = asked.sampling.max_new_tokens
-                    self._arrive(told.seq_id, asked.rid, len(asked.prompt()), most)
+                decoded = decode_to_loop(bytes(message))
+                if isinstance(decoded, Submit):
+                    request = decoded.request
+                    limit = request.sampling.max_new_tokens
+                    self._arrive(decoded.seq_id, request.rid, len(request.prompt()), limit)
             case RequestAdmitted():
                 self._admit(read)
             case RequestDone():
@@ -96,7 +96,7 @@ class Lives:
             self._drop(MAX_LIVES)
 
     def _drop(self, number: int) -> None:
-        """The oldest ones."""
+        """Drop the oldest requests."""
         if number > 0:
             self.num_dropped += number
             del self._all[:number]
@@ -122,8 +122,8 @@ class Lives:
         return len(self._all)
 
     def table(self, at: float, epoch: float, moment: Moment | None) -> Table:
-        """The requests as they stood at a time of the engine's clock. epoch: when that clock showed
-        0, in seconds since 1970. moment: the one of this time, which knows why requests waited."""
+        """The table of requests at a time of the engine's clock. epoch: when that clock showed 0,
+        in seconds since 1970. moment: the moment of this time, which has the reasons for waiting."""
         known = self._all[: bisect_right(self._all, at, key=attrgetter("arrived"))]
         running, waiting, ended = [], [], []
         for life in known:
@@ -138,19 +138,20 @@ class Lives:
             row.place = place
             row.why = _why(moment) if place == 1 else "blocked"
         ended.sort(key=lambda life: -(life.ended or 0.0))
-        shown = min(len(running), max(MAX_OPEN // 2, MAX_OPEN - len(waiting)))
+        num_shown = min(len(running), max(MAX_OPEN // 2, MAX_OPEN - len(waiting)))
         past = [_ended_row(life, at, epoch) for life in ended[:MAX_ENDED]]
         return Table(
             paused=None,
             num_running=len(running),
             num_queued=len(waiting),
             num_preparing=0,
-            rows=[*running[:shown], *waiting[: MAX_OPEN - shown], *past],
+            rows=[*running[:num_shown], *waiting[: MAX_OPEN - num_shown], *past],
         )
 
 
 def _why(moment: Moment | None) -> str | None:
-    """What most refusals of the moment say, those behind the first request aside."""
+    """The most frequent reason for refusals in the moment, other than waiting behind the first
+    request."""
     refusals = {} if moment is None else moment.refusals
     counts = {why: count for why, count in refusals.items() if why != "blocked"}
     return max(counts, key=lambda why: counts[why], default=None)

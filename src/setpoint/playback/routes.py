@@ -1,4 +1,4 @@
-"""The routes of a server of one recording: the console's page, and what it shows."""
+"""The routes of a server that shows one recording: the console's page and its data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from setpoint.frontend.console.pages import PAGE, Pages
 from setpoint.playback.film import Film
 
 HOSTS = ["127.0.0.1", "localhost"]
-"""A page of another host cannot read the recording by giving its own name to this address."""
+"""Accepted names of this host, so that the page of another site cannot read the recording by
+resolving its own name to this address."""
 
 
 def create_app(film: Film) -> FastAPI:

@@ -18,14 +18,15 @@ from setpoint.top.screen import Server, screen
 
 AGAIN_S = 2.0
 LOST = "lost"
-"""No event of a stream, but its end."""
+"""Stands for the end of a stream, in place of the name of an event."""
 LINE_EVERY_S = 5.0
-"""Where the output is no terminal."""
+"""Seconds between two lines if the output is not a terminal."""
 
 
 def top(wanted: TopOptions, *, api_key: str | None) -> int:
-    """``api_key``: for a command line without one. Returns the exit code. Raises ConfigError, and
-    RequestError if the server cannot be shown; one that was shown may go away and come back."""
+    """Show a server until Ctrl-C; returns the exit code. ``api_key``: the server's key if the
+    command line gives none. Raises ConfigError, and RequestError if the server cannot be shown from
+    the start; a server that goes away later may come back."""
     if wanted.url is None:
         raise ConfigError("say which server to show: setpoint top URL.")
     with suppress(KeyboardInterrupt):
@@ -38,7 +39,7 @@ def _show(url: str, api_key: str | None, console: Console) -> None:
     stream = events(url, api_key)
     waiting = Waiting(f"Waiting for {url}", on_stderr())
     try:
-        server.take(*next(stream))  # what is wrong from the start ends the command
+        server.take(*next(stream))  # an error before the first event ends the command
     finally:
         waiting.end()
     if not console.is_terminal:
@@ -60,8 +61,8 @@ def _follow(
     api_key: str | None,
     renew: Callable[[str], None],
 ) -> None:
-    """Take the events of this stream, and of those that replace it. renew: called with the name of
-    each event once it is taken."""
+    """Take the events of this stream, and of the streams that replace it after it is lost. renew:
+    called with the name of each event after it is taken."""
     while True:
         try:
             for name, content in stream:
@@ -75,7 +76,7 @@ def _follow(
 
 
 class _Lines:
-    """A line every few seconds."""
+    """Prints a line every few seconds."""
 
     def __init__(self, server: Server, console: Console) -> None:
         self._server = server

@@ -14,24 +14,26 @@ from setpoint.core.errors import RequestError, reason_of
 
 STREAM = "/console/stream"
 TIMEOUT_S = 15.0
-"""The server says something at least every few seconds."""
+"""Seconds without a byte after which the stream counts as lost: the server sends at least a
+comment every few seconds."""
 MAX_EVENT = 16 << 20
-"""Bytes of an event; the server's have some hundred KiB at most."""
+"""Most bytes of an event; the server's events have some hundred KiB at most."""
 
 
 class Lost(RequestError):
-    """The stream has ended, or cannot be had at the moment; it may be there again soon."""
+    """The stream has ended or cannot be opened now; a later attempt may succeed."""
 
 
 def events(url: str, api_key: str | None) -> Iterator[tuple[str, Any]]:
-    """(name, content) of each event, and ("", None) whenever the server says only that it is there.
-    Ends by an exception: Lost, or RequestError if trying again would not help."""
+    """Yields (name, content) of each event, and ("", None) for a comment, with which the server
+    says only that it is alive. It always ends with an exception: Lost, or RequestError if trying
+    again would not help."""
     address = f"{url.rstrip('/')}{STREAM}"
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         with httpx2.stream("GET", address, headers=headers, timeout=TIMEOUT_S) as response:
             _check(response, url)
-            yield from parsed(lines(response.iter_bytes(), url))
+            yield from parse_events(split_lines(response.iter_bytes(), url))
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         reason = reason_of(error)
         raise Lost(f"{url} cannot be reached: {reason}.", status_code=503) from None
@@ -52,8 +54,8 @@ def _check(response: httpx2.Response, url: str) -> None:
     )
 
 
-def lines(chunks: Iterable[bytes], url: str) -> Iterator[str]:
-    """The lines of a stream. Raises Lost for a server that sends bytes and ends no line."""
+def split_lines(chunks: Iterable[bytes], url: str) -> Iterator[str]:
+    """Yields the lines of a stream. Raises Lost for a line that is too long or takes too long."""
     parts: list[bytes] = []
     size, since = 0, time.monotonic()
     for chunk in chunks:
@@ -73,8 +75,9 @@ def lines(chunks: Iterable[bytes], url: str) -> Iterator[str]:
             )
 
 
-def parsed(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """The events of a stream's lines. One that is not as it should be is left out."""
+def parse_events(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yields (name, content) of the events in a stream's lines. An event that is not JSON is left
+    out."""
     name, data = "", ""
     for line in lines:
         if line.startswith("event:"):

@@ -1,4 +1,4 @@
-"""What ``setpoint top`` knows of a server, and how it looks in a terminal."""
+"""What ``setpoint top`` knows about a server, and how it shows that in a terminal."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from setpoint.doctor.report import plots
 from setpoint.doctor.report.figures import Charts, charts, duration
 from setpoint.doctor.report.wording import number, percent, printable
 from setpoint.top.events import Lost
-from setpoint.top.told import Report, Requests, Row, State
+from setpoint.top.contents import Report, Requests, Row, State
 
 KEPT = 600
+"""Moments that are kept."""
 WINDOW_S = 300.0
 """Time that the charts show."""
 PLOT_HEIGHT = 4
@@ -31,12 +32,12 @@ MIN_ROWS = 3
 POOL = (("locked", "#", "red"), ("held", "+", "yellow"), ("evictable", "-", "blue"))
 """States of the pool's tokens that are drawn, with their characters; the rest is free."""
 ASCII = {"·": "|", "…": "~"}
-"""Characters for a terminal that has no others."""
+"""Replacements of characters for a terminal that has only ASCII."""
 COLUMNS = ("request", "state", "why", "prompt", "output", "waited", "ran", "tok/s")
 
 
 class Server:
-    """The latest of everything that the stream has told."""
+    """The latest content of each kind of event."""
 
     def __init__(self) -> None:
         self.state = State()
@@ -49,7 +50,7 @@ class Server:
         """Why the stream cannot be read now."""
 
     def take(self, name: str, content: Any) -> None:
-        """Raises Lost for an event that is not as this version tells it."""
+        """Store the content of an event. Raises Lost if this version cannot read it."""
         self.trouble = ""
         try:
             match name:
@@ -71,12 +72,13 @@ class Server:
             ) from None
 
     def lost(self, why: str) -> None:
-        """The next stream begins with the last minutes again."""
+        """Note why the stream was lost. The moments stay: the next stream repeats the last
+        minutes."""
         self.trouble = why
 
     @property
     def line(self) -> str:
-        """One line for an output that is no terminal."""
+        """One line for an output that is not a terminal."""
         if self.trouble:
             return self.trouble
         if not self.moments:
@@ -98,9 +100,11 @@ def screen(server: Server, console: Console, *, url: str) -> Group:
     width, script = console.width, plots.ASCII if console.options.ascii_only else plots.UNICODE
     above = [*_head(server, width, url), *_verdict(server, width)]
     pool = [*_pool(server, width)]
-    drawn = _charts(server, width, script, _plot_height(console.height - len(above) - len(pool)))
-    room = console.height - len(above) - len(pool) - len(drawn) - 3
-    lines, is_ascii = [*above, *drawn, *pool], console.options.ascii_only
+    plot_lines = _plot_lines(
+        server, width, script, _plot_height(console.height - len(above) - len(pool))
+    )
+    room = console.height - len(above) - len(pool) - len(plot_lines) - 3
+    lines, is_ascii = [*above, *plot_lines, *pool], console.options.ascii_only
     if is_ascii:
         for line in lines:
             line.plain = _in_ascii(line.plain)
@@ -142,18 +146,19 @@ def _verdict(server: Server, width: int) -> Iterator[Text]:
 
 
 def _plot_height(rows: int) -> int:
-    """Two rows of charts, each with two more lines than its height; the table gets the rest."""
+    """The height of a chart. There are two rows of charts, each with two lines more than this
+    height; the table gets the rest."""
     return min(PLOT_HEIGHT, max((rows - MIN_ROWS - 7) // 2, 1))
 
 
-def _charts(server: Server, width: int, script: plots.Script, height: int) -> list[Text]:
-    drawn = _drawable(server)
-    if drawn is None:
+def _plot_lines(server: Server, width: int, script: plots.Script, height: int) -> list[Text]:
+    recent = _recent_charts(server)
+    if recent is None:
         return [Text("Waiting for figures …", style=plots.FAINT)]
     half = (width - 3) // 2
     each = [
-        plots.plot(figure, drawn, width=half, height=height, script=script)
-        for figure in drawn.figures[:4]
+        plots.plot(figure, recent, width=half, height=height, script=script)
+        for figure in recent.figures[:4]
     ]
     lines = []
     for index in range(0, len(each), 2):
@@ -164,20 +169,21 @@ def _charts(server: Server, width: int, script: plots.Script, height: int) -> li
     return lines
 
 
-def _drawable(server: Server) -> Charts | None:
+def _recent_charts(server: Server) -> Charts | None:
+    """The charts of the last WINDOW_S seconds; None if nothing was measured yet."""
     if not server.moments:
         return None
     newest = server.moments[-1]
     begin = newest.at + newest.seconds - WINDOW_S
-    shown = [_from(begin, each) for each in server.moments if each.at + each.seconds > begin]
+    recent = [_cut_before(begin, each) for each in server.moments if each.at + each.seconds > begin]
     limits = server.state.limits
     facts = Facts(max_running_requests=None if limits is None else limits.max_running_requests)
     report = findings.Report(verdict="", summary="", findings=[], coverage=1.0, sources=[])
-    return charts(report, Observations([], facts, [Rank("", shown)]))
+    return charts(report, Observations([], facts, [Rank("", recent)]))
 
 
-def _from(begin: float, moment: Moment) -> Moment:
-    """The part of the moment from ``begin`` on: a time without requests can be long."""
+def _cut_before(begin: float, moment: Moment) -> Moment:
+    """The part of the moment from ``begin`` on: a moment without requests can be long."""
     if moment.at >= begin:
         return moment
     seconds = moment.at + moment.seconds - begin
@@ -202,8 +208,8 @@ def _pool(server: Server, width: int) -> Iterator[Text]:
 
 
 def _table(server: Server, rows: int, *, is_ascii: bool) -> Table:
-    told = server.requests
-    title = f"Requests: {told.num_running} running, {told.num_queued} waiting"
+    requests = server.requests
+    title = f"Requests: {requests.num_running} running, {requests.num_queued} waiting"
     table = Table(box=None, pad_edge=False, expand=True, title=title, title_justify="left")
     for name in COLUMNS:
         right = name in ("prompt", "output", "waited", "ran", "tok/s")
@@ -213,9 +219,9 @@ def _table(server: Server, rows: int, *, is_ascii: bool) -> Table:
             no_wrap=True,
             overflow="crop" if is_ascii else "ellipsis",
         )
-    for row in told.rows[:rows]:
+    for row in requests.rows[:rows]:
         cells = map(_in_ascii, _cells(row)) if is_ascii else _cells(row)
-        # Not as strings, in which rich would look for markup: clients choose their requests' names.
+        # As Text, because rich looks for markup in strings, and clients choose these names.
         table.add_row(*map(Text, cells), style=plots.FAINT if row.state == "ended" else "")
     return table
 
@@ -234,7 +240,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _in_ascii(text: str) -> str:
-    """As long as before, so that styles stay where they are."""
+    """The text in ASCII. It keeps its length, so that styles stay where they are."""
     return "".join(char if char.isascii() else ASCII.get(char, "?") for char in text)
 
 

@@ -1,4 +1,5 @@
-"""What ``setpoint top`` shows of the events of a console stream (docs/console.md#the-stream)."""
+"""The contents of a console stream's events, as far as ``setpoint top`` shows them
+(docs/console.md#the-stream)."""
 
 from __future__ import annotations
 
