@@ -69,7 +69,7 @@ def newest_result() -> Path:
 
 
 def kernels_changed_since(commit: str) -> bool | None:
-    """Whether a commit after this one touches the kernels; None if git does not know this commit."""
+    """Whether a commit after this one touches the kernels; None if git does not know this one."""
     found = subprocess.run(
         ["git", "log", "--format=%h", f"{commit}..HEAD", "--", KERNELS],
         cwd=REPOSITORY,
@@ -98,8 +98,8 @@ def section(result: dict[str, Any], *, changed: bool) -> str:
     text = (
         f"Every engine ran SmolLM2-135M-Instruct with the same client in one session, on"
         f" {machine['cpus']} virtual cores ({machine['cpu']}; commit {result['commit']},"
-        f' {result["date"]}). "64 × (128 in, 128 out)" means 64 requests at once, each with a prompt'
-        " of 128 tokens and an answer of 128 tokens. The figures are medians of"
+        f' {result["date"]}). "64 × (128 in, 128 out)" means 64 requests at once, each with a'
+        " prompt of 128 tokens and an answer of 128 tokens. The figures are medians of"
         f" {min(turns)} to {max(turns)} runs: Setpoint in bf16 ran again before each of the others."
         " [benchmarks/README.md](benchmarks/README.md) has the commands, the versions and the"
         " conditions of the comparison; the [result](benchmarks/results/"

@@ -36,7 +36,7 @@ def test_a_recording_that_is_damaged_at_its_beginning_says_so(capped: Path, tmp_
     content[2000] ^= 1
     path = tmp_path / "damaged.rec"
     path.write_bytes(content)
-    with pytest.raises(SourceError, match=r"shows nothing .*damaged after \d+ bytes"):
+    with pytest.raises(SourceError, match=r"contains no step .*damaged after \d+ bytes"):
         Film(str(path))
 
 

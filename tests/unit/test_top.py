@@ -18,7 +18,7 @@ from setpoint.core.errors import RequestError
 from setpoint.observe.waiting import Waiting
 from setpoint.top import command, events
 from setpoint.top.events import Lost, parse_events, split_lines
-from setpoint.top.screen import WINDOW_S, Server, _drawable, screen
+from setpoint.top.screen import WINDOW_S, Server, _recent_charts, screen
 
 KNOWN = {
     "model": "tiny",
@@ -91,7 +91,7 @@ def test_a_rest_that_began_before_the_window_is_shown_as_far_as_it_reaches() -> 
     server = shown(10, 0)
     server.take("moment", moment(1010.0, seconds=400.0, running=0.0, usage=0.0))
     server.take("moment", moment(1410.0))
-    made = _drawable(server)
+    made = _recent_charts(server)
     assert made is not None
     assert (made.begin, made.seconds) == (1411.0 - WINDOW_S, WINDOW_S)
     (running,) = (figure for figure in made.figures if figure.title == "Running requests")

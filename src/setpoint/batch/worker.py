@@ -107,7 +107,7 @@ class BatchWorker:
         return JsonlSource(path, max_body_bytes=self._service.config.max_body_bytes)
 
     async def _answer(self, batch_id: str, source: JsonlSource, survey: Survey) -> Tally:
-        """Answer the open requests, until none is left, the batch is cancelled or its time is up."""
+        """Answer the open requests until none is left, the batch is cancelled or its time is up."""
         tally, stop = Tally(survey.num_requests), asyncio.Event()
         batch = self._book.get(batch_id)
         with Journal(self._book.journal(batch)) as journal:

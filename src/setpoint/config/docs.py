@@ -25,9 +25,9 @@ _INTRO = """# Options
 
 Names, meanings and defaults are those of SGLang 0.5.23 unless an option is marked *own*. You may
 shorten an option to an unambiguous prefix (`--tp 1`), and write whole numbers of tokens as `32k`
-(32000) or `32Ki` (32768). `--config file.yaml` reads options from a file; the command line wins. The
-server chooses the values that you do not give; `--log-level debug` and `/server_info` show every
-value with its reason.
+(32000) or `32Ki` (32768). `--config file.yaml` reads options from a file; the command line wins.
+The server chooses the values that you do not give; `--log-level debug` and `/server_info` show
+every value with its reason.
 
 `setpoint serve` takes all options except those under the name of another command. The other
 commands take their own and the engine's; they refuse those marked *serve only*, which would have no
@@ -36,18 +36,18 @@ effect. `setpoint bench serving` starts no engine and takes only its own.
 Options marked *live* can change while a server runs: `setpoint set URL NAME=VALUE ...`, or the
 route `/set_internal_state`, changes one or several of them between two steps. A value is checked as
 at a start, and `none` returns an option to what the server would choose. Running requests continue,
-and their answers stay the same. `/server_info` shows the present values, and the log says who changed
-what, with the old and the new value. Two live options are limited by the memory that was planned at
-start: `--max-running-requests` by the number of requests that there is room for, and
-`--chunked-prefill-size` by the prompt tokens of the largest step. All options that are not live need
-a restart. The column *tune* has the range worth trying.
+and their answers stay the same. `/server_info` shows the present values, and the log says who
+changed what, with the old and the new value. Two live options are limited by the memory that was
+planned at start: `--max-running-requests` by the number of requests that there is room for, and
+`--chunked-prefill-size` by the prompt tokens of the largest step. All options that are not live
+need a restart. The column *tune* has the range worth trying.
 """
 
 _WORKLOADS = """
 ## Workloads
 
-These are the values that `--workload` takes from SGLang's tuning guide of 2026. Explicit options win.
-If a CPU or a small GPU gets another value, the log of the start says which and why.
+These are the values that `--workload` takes from SGLang's tuning guide of 2026. Explicit options
+win. If a CPU or a small GPU gets another value, the log of the start says which and why.
 
 | workload | option | value | reason |
 |---|---|---|---|

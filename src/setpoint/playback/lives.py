@@ -123,7 +123,7 @@ class Lives:
 
     def table(self, at: float, epoch: float, moment: Moment | None) -> Table:
         """The table of requests at a time of the engine's clock. epoch: when that clock showed 0,
-        in seconds since 1970. moment: the moment of this time, which has the reasons for waiting."""
+        in seconds since 1970. moment: that of this time, with the reasons for waiting."""
         known = self._all[: bisect_right(self._all, at, key=attrgetter("arrived"))]
         running, waiting, ended = [], [], []
         for life in known:

@@ -19,8 +19,8 @@ from setpoint.doctor.observations import Facts, Observations, Rank
 from setpoint.doctor.report import plots
 from setpoint.doctor.report.figures import Charts, charts, duration
 from setpoint.doctor.report.wording import number, percent, printable
-from setpoint.top.events import Lost
 from setpoint.top.contents import Report, Requests, Row, State
+from setpoint.top.events import Lost
 
 KEPT = 600
 """Moments that are kept."""
