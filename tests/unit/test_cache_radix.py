@@ -271,7 +271,7 @@ def test_a_deep_tree_needs_no_recursion() -> None:
         (lambda node: setattr(node.parent, "lock_ref", 0), "fewer locks than its children"),
         (lambda node: setattr(node, "rank", 10**6), "later than its parent"),
         (lambda node: setattr(node, "key", node.key[:-1]), "not whole pages"),
-        (lambda node: setattr(node, "pages", node.pages[:4]), "another number of pages"),
+        (lambda node: setattr(node, "pages", node.pages[:4]), "does not have as many pages"),
         (lambda node: setattr(node, "label", b"12345678"), "not its parent's child"),
         (lambda node: setattr(node, "key", node.key[::-1]), "not its first page"),
     ],

@@ -35,9 +35,9 @@ def test_new_token_ratio_follows_its_formula() -> None:
     assert ratio.current == pytest.approx(0.7 * 0.14)
     ratio.decay(1.0)
     assert ratio.current == pytest.approx(0.7 * 0.14)
-    ratio.retracted(num_outputs=100, max_new_tokens=999, num_kept=5)
+    ratio.set_after_retraction(num_outputs=100, max_new_tokens=999, num_kept=5)
     assert ratio.current == pytest.approx(0.2)
-    ratio.retracted(num_outputs=100, max_new_tokens=10, num_kept=5)
+    ratio.set_after_retraction(num_outputs=100, max_new_tokens=10, num_kept=5)
     assert ratio.current == 1.0
     ratio.reset(1.0)
     assert ratio.current == pytest.approx(0.7)

@@ -112,7 +112,7 @@ def test_who_waits_between_the_pieces_of_a_prompt_waits_for_its_chunks() -> None
 
 def test_prefill_never_waits_for_nobody() -> None:
     cadence, settings = Cadence(), CadenceSettings(prefill_decode_interval=5)
-    cadence.planned(prefill=True, piece=False, num_decoding=1, settings=settings)
+    cadence.record_step(prefill=True, chunk_only=False, num_decoding=1, settings=settings)
     assert cadence.refusal(1, settings) is Refusal.DECODE_TURN
     assert cadence.refusal(0, settings) is None
     harness = Harness(
@@ -154,7 +154,7 @@ def view(
 def delay(largest: int) -> AdmissionDelay:
     """A rule that has seen a prefill batch of so many."""
     rule = AdmissionDelay()
-    rule.admitted(largest)
+    rule.record_admissions(largest)
     return rule
 
 

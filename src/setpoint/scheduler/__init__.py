@@ -1,2 +1,2 @@
-"""The control plane's heart: which rows run next, on which pages. Works on ids and numbers; knows
-no tensors, text or sockets."""
+"""Decides which rows run next and on which pages. Works on ids and numbers; knows no tensors, text
+or sockets."""

@@ -30,9 +30,9 @@ def new_sequence(
     """Build the sequence of a request. Raises RequestError for one that can never be served.
 
     longest: tokens of the longest sequence that fits an otherwise empty pool. ``max_new_tokens`` is
-    clipped so that prompt, outputs, one spare page and a token fit into it, which is what admission
-    keeps free (``PrefillBudget.judge``): an admitted sequence can always finish, even if all others
-    must give up their memory.
+    clipped so that this many tokens suffice for the prompt, the outputs, one spare page and one
+    token, which is what admission demands (``PrefillBudget.judge``). So an admitted sequence can
+    always finish, in the worst case after all others have given up their memory.
     """
     if (
         request.options.priority is not None
@@ -79,5 +79,5 @@ def new_sequence(
 
 
 def urgency_of(request: Request, rule: PrioritySettings | None) -> int:
-    """How urgent a request is (larger is more urgent); 0 for all without priority scheduling."""
+    """The urgency of a request: larger is more urgent; always 0 without priority scheduling."""
     return 0 if rule is None else rule.urgency(request.options.priority)

@@ -17,15 +17,15 @@ from setpoint.core.records import Refusal
 
 @dataclass(slots=True)
 class PrefillBudget:
-    """Lives for one ``schedule()``. All amounts in tokens, those of memory in pool tokens."""
+    """What one ``schedule()`` may still spend. Amounts are in tokens, memory in pool tokens."""
 
     costs: CacheCosts
     clip_max_new_tokens: int
     input_left: int
-    """What is left of max_prefill_tokens. Where prompts are cut into chunks, this ends a pass that
-    has spent it, but keeps no single prompt out."""
+    """What is left of max_prefill_tokens. With chunks, the pass ends when it is spent, but a prompt
+    longer than it is still admitted."""
     chunk_left: int | None
-    """What is left of chunked_prefill_size; None = prompts are never cut."""
+    """What is left of chunked_prefill_size; None = prompts are not divided into chunks."""
     requests_left: int | None
     """What is left of prefill_max_requests; None = no limit."""
     reserved: float
@@ -41,8 +41,8 @@ class PrefillBudget:
         return -(-tokens // self.page_size) * self.page_size
 
     def exhausted(self, available: int) -> Refusal | None:
-        """Why no further request can be considered, or None; ``available`` = free + evictable
-        tokens."""
+        """The reason why no further request can be considered, or None. available: free + evictable
+        pool tokens."""
         if available - self.reserved <= 0:
             return Refusal.NO_MEMORY
         if self.requests_left is not None and self.num_admitted >= self.requests_left:
@@ -54,12 +54,12 @@ class PrefillBudget:
         return None
 
     def judge(self, extend: int, remaining: int, available: int, *, cached: int) -> int | Refusal:
-        """How many of a candidate's ``extend`` uncached tokens to compute now, or why it must wait.
+        """The number of a candidate's ``extend`` uncached tokens to compute now, or the reason why
+        it must wait.
 
         cached: tokens before them, whose pages it holds. remaining: outputs the candidate may still
         generate. A candidate is charged its full (clipped) output, not the expected share that
-        running requests are charged: the ratio is an estimate for requests whose lengths are being
-        observed.
+        running requests are charged: the ratio is estimated from requests that are already running.
         """
         tokens = extend + min(max(remaining, 0), self.clip_max_new_tokens) + self.page_size
         if self.costs.growth(tokens, cached) >= available - self.reserved:
@@ -77,11 +77,11 @@ class PrefillBudget:
         return cut if cut > 0 else Refusal.CHUNK_BUDGET
 
     def chunk(self, extend: int, available: int, *, kept: int = 0) -> int:
-        """How many tokens the sequence in mid-prefill gets. It goes first and ignores the memory
-        reserve, so it always advances.
+        """The number of tokens that the sequence in mid-prefill gets. It goes first and ignores the
+        memory reserve, so it always advances.
 
-        available: tokens that it has pages for, or could get pages for. kept: tokens of the chunk
-        that are kept for other prompts.
+        extend: uncached tokens that it has left. available: tokens for which it has pages or could
+        get them. kept: tokens of the chunk that are kept for other prompts.
         """
         limit = min(extend, available // self.page_size * self.page_size)
         if self.chunk_left is not None and self._ceil_page(limit) > self.chunk_left - kept:
@@ -89,10 +89,12 @@ class PrefillBudget:
         return limit if limit == extend else limit // self.page_size * self.page_size
 
     def kept_for_shorter(self, extend: int, waiting: Iterable[int]) -> int:
-        """How many tokens of this chunk to keep for the waiting prompts, in order, that are shorter
-        than ``extend``; one page always remains for the prompt in mid-prefill.
+        """The number of tokens of this chunk to keep for waiting prompts that are shorter than
+        ``extend``. The count ends at the first prompt that is not; one page always remains for the
+        prompt in mid-prefill.
 
-        extend, waiting: uncached tokens of the prompt in mid-prefill, and of each one that waits.
+        extend: uncached tokens of the prompt in mid-prefill. waiting: those of each waiting prompt,
+        in order.
         """
         kept = 0
         for num_uncached in waiting:
@@ -107,8 +109,8 @@ class PrefillBudget:
         return kept
 
     def charge(self, computed: int, *, reserve: int, num_tokens: int) -> None:
-        """Charge a row, whose pages are already taken from the pool. reserve: the outputs to
-        reserve for its sequence, which now has ``num_tokens`` tokens."""
+        """Charge a row of ``computed`` tokens whose pages are already taken from the pool. reserve:
+        the outputs to reserve for its sequence, which now has ``num_tokens`` tokens."""
         padded = self._ceil_page(computed)
         self.input_left -= padded
         if self.chunk_left is not None:
@@ -121,8 +123,8 @@ class PrefillBudget:
 def fits_until_finish(
     requests: Iterable[tuple[int, int]], available: float, *, num_full: int = 1
 ) -> bool:
-    """SGLang's test for ignore_eos requests without a prefix cache: whether every request reaches
-    its known end.
+    """Whether every request reaches its known end: SGLang's test for ignore_eos requests without a
+    prefix cache.
 
     requests: (outputs left, tokens) of the running ones and the candidate, whose prompt is already
     taken from ``available``; num_full: pool tokens that a token takes. Requests end in the order of

@@ -1,10 +1,10 @@
 """Turns the results of steps into outputs and events. Every token is appended, passed to the
 grammar and tested for the end of its sequence; tokens after the end are discarded.
 
-A sequence whose grammar is late leaves the batch here, when no step in flight names it any more.
+A sequence whose grammar is late leaves the batch here, when no step in flight contains it any more.
 
-A row may bring fewer tokens than it has room for (``Rows.samples``). The counts for the missing
-ones are then taken back; their pages stay with the sequence, whose next row writes there.
+A row may bring back fewer tokens than it has room for (``Rows.samples``). The missing ones are then
+subtracted from the counts; their pages stay with the sequence, whose next row writes there.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Committer:
                 end = next(ends)
                 seq.inflight_samples -= samples
                 if end - begin != samples:
-                    _take_back(seq, samples, end - begin)
+                    _subtract_missing(seq, samples, end - begin)
             if seq.finish is not None:
                 num_sampled -= end - begin
                 self._state.release_if_idle(seq)
@@ -77,13 +77,13 @@ class Committer:
         return events
 
     def _leave_if_idle(self, seq: Sequence) -> None:
-        """Let a sequence whose grammar is late wait for it, unless a step in flight names it."""
+        """Let a sequence whose grammar is late wait for it, unless a step in flight contains it."""
         if seq.inflight_steps == 0:
             self._state.put_off(seq)
 
     def fail(self, seq: Sequence, why: str) -> TokenEvent:
-        """End a sequence whose processing raised, if it has not ended yet. Its unsent outputs are
-        not sent any more."""
+        """End a sequence whose processing raised an exception, if it has not ended yet. Its unsent
+        outputs are dropped."""
         seq.num_sent = len(seq.outputs)
         seq.output_logprobs, seq.prompt_logprobs, seq.embedding = [], [], b""
         seq.hidden_states = []
@@ -101,14 +101,14 @@ class Committer:
         result: StepResult,
         ends: Mapping[int, Finish],
     ) -> TokenEvent | None:
-        """Commit the tokens that a step brought for one sequence, ``ids[begin:end]``; returns the
-        event to send, if one is due. ends: see ``StepDraft``."""
+        """Commit ``ids[begin:end]``, the tokens that a step brought back for one sequence. Returns
+        the event to send, if one is due. ends: see ``StepDraft``."""
         if result.failures and seq.seq_id in result.failures:
             return self.fail(seq, result.failures[seq.seq_id])
         before = len(seq.outputs)
         try:
             if ends and seq.seq_id in ends:
-                _append(seq, ids, begin, end - 1)  # forced tokens, which are no end
+                _append(seq, ids, begin, end - 1)  # forced tokens, which never end a sequence
                 return self._end_by_grammar(seq, ends[seq.seq_id], discards=True)
             finish = _append(seq, ids, begin, end) if begin < end else _end_of_prompt(seq, result)
         except _GrammarRaised as raised:
@@ -136,8 +136,8 @@ class Committer:
         return token_event(seq, self._state.now)
 
     def _look_ahead(self, seq: Sequence) -> None:
-        """Find out which tokens the grammar forces next. If logprobs or hidden states are wanted,
-        every token has a step of its own, in which they are taken."""
+        """Ask the grammar which tokens it forces next; not if every token needs a step of its own
+        (``RequestOptions.takes_every_step``)."""
         if seq.grammar is None or seq.request.options.takes_every_step:
             return
         if seq.forced or seq.remaining < 2 or seq.is_late:
@@ -152,7 +152,7 @@ class Committer:
             self._observer.on(TokensForced(seq.seq_id, len(seq.forced)))
 
     def _end_by_grammar(self, seq: Sequence, finish: Finish, *, discards: bool) -> TokenEvent:
-        """End a sequence whose grammar allows no further token, or has raised."""
+        """End a sequence whose grammar allows no further token, or has raised an exception."""
         self._observer.on(GrammarEnded(seq.seq_id, finish, discards))
         return self._state.end(seq, finish)
 
@@ -180,12 +180,12 @@ class Committer:
         )
 
 
-def _take_back(seq: Sequence, samples: int, num_tokens: int) -> None:
-    """Correct the counts of a sequence whose row brought ``num_tokens`` of the ``samples`` it had
-    room for. A sequence that has ended needs this too: what it leaves in the cache must have been
-    computed."""
-    assert num_tokens < samples, "a row brought more tokens than its plan allows"
-    assert not seq.forced, "a row under a grammar brought fewer tokens than its plan allows"
+def _subtract_missing(seq: Sequence, samples: int, num_tokens: int) -> None:
+    """Correct the counts of a sequence whose row brought back ``num_tokens`` of the ``samples`` it
+    had room for. A sequence that has ended needs this too: what it leaves in the cache must have
+    been computed."""
+    assert num_tokens < samples, "a row brought back more tokens than its plan allows"
+    assert not seq.forced, "a row with a grammar brought back fewer tokens than planned"
     seq.num_scheduled -= samples - num_tokens
 
 
@@ -195,8 +195,8 @@ class _GrammarRaised(Exception):
 
 
 def _is_last(grammar: Grammar, token: int) -> bool:
-    """Pass a token to the grammar, before it is appended; returns whether none may follow. Raises
-    _GrammarRaised, and NotReady if the grammar has accepted the token and knows no more yet."""
+    """Pass a token to the grammar, before it is appended. Returns whether none may follow. Raises
+    _GrammarRaised, and NotReady if the grammar has accepted the token but cannot answer yet."""
     try:
         grammar.accept(token)
         return grammar.terminated
@@ -207,8 +207,8 @@ def _is_last(grammar: Grammar, token: int) -> bool:
 
 
 def _append(seq: Sequence, ids: list[int], begin: int, end: int) -> Finish | None:
-    """Commit ``ids[begin:end]`` up to the first that ends the sequence; returns how it ends, if it
-    does."""
+    """Commit ``ids[begin:end]`` up to the first token that ends the sequence. Returns how it ends,
+    or None if it does not."""
     while begin < end:
         token, begin = ids[begin], begin + 1
         if token < 0:
@@ -238,8 +238,8 @@ def _keep_logprobs(seq: Sequence, result: StepResult, num_committed: int) -> Non
 
 
 def _keep_hidden_states(seq: Sequence, result: StepResult) -> None:
-    """Keep the hidden states of positions that were not brought before: a retracted sequence is
-    computed again."""
+    """Keep the hidden states of new positions until the next event. A retracted sequence is
+    computed again and brings back positions that it already had."""
     found = result.hidden_states.get(seq.seq_id)
     if found is None:
         return
@@ -257,7 +257,7 @@ def _keep_output_hidden_state(seq: Sequence, result: StepResult) -> None:
 
 
 def _end_of_prompt(seq: Sequence, result: StepResult) -> Finish | None:
-    """End a sequence with max_new_tokens = 0: after the last chunk nothing is left to compute."""
+    """How a sequence with max_new_tokens = 0 ends, once its last chunk is computed; None before."""
     if not seq.prefilled or seq.inflight_steps or seq.remaining > 0:
         return None
     if seq.request.options.pooling is not None:

@@ -1,5 +1,5 @@
 """The settings that are fixed for a scheduler's life, as resolved values: the scheduler never sees
-the user's options. Those that may change while it serves are in ``core.settings``."""
+the user's options. Settings that may change while it serves are in ``core.settings``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RatioConfig:
     min_factor: float = 0.14
     decay_steps: int = 600
     retract_decode_steps: int = 20
-    """Decode steps the kept requests should survive after a retraction."""
+    """Number of decode steps that the remaining requests should survive after a retraction."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,30 +23,31 @@ class SchedulerConfig:
     """Written once by ``launch`` after the memory plan; every limit is final."""
 
     num_slots: int
-    """Sequences that fit the engine at a time; ``Settings.max_running_requests`` may be smaller."""
+    """Most sequences that the engine can run at a time; ``Settings.max_running_requests`` may be
+    smaller."""
     max_req_len: int
-    """Prompt + output tokens a request may reach: min(context, pool capacity) - 1."""
+    """Most prompt + output tokens of a request: min(context, pool capacity) - 1."""
     max_req_input_len: int
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
     seed: int = 0
     """Seed of the random policy."""
     waiting_timeout_s: float | None = None
-    """Longest time in the queue, counted anew after a retraction; None = no limit."""
+    """Longest time in the queue, counted from zero after a retraction; None = no limit."""
     running_timeout_s: float | None = None
     """Longest time since the last admission; None = no limit."""
     max_preparing_requests: int = 1024
-    """How many requests may wait for their grammar at a time; one more is refused."""
+    """Most requests that may wait for their grammar at a time; one more is refused."""
     preparation_timeout_s: float = 60.0
     """Longest time that a request waits for its grammar."""
     depth: int = 0
-    """Steps in flight: 0 synchronous, 1 overlapped, more = pipelined."""
+    """Number of steps in flight: 0 = synchronous, 1 = overlapped, more = pipelined."""
     replan_inflight: bool = True
     """Whether a sequence may be planned again before its last result is known (overlap yes,
     pipeline stages no)."""
     max_tokens_per_row: int = 1
-    """The most tokens that the result of a decode row may bring. The row takes pages for all of
-    them when it is planned."""
+    """Most tokens that a decode row may bring back. The row takes pages for all of them when it is
+    planned."""
     ratio: RatioConfig = field(default_factory=RatioConfig)
     clip_max_new_tokens: int = 4096
     """An output longer than this is counted as this long when admission reserves memory

@@ -1,6 +1,6 @@
 """The new-token ratio: the share of the outputs still allowed that admission expects to be
 generated (docs/sglang/scheduling.md#new-token-ratio). It decays with every decode step, each
-retraction sets it anew, and an idle engine resets it."""
+retraction recomputes it, and an idle engine resets it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from setpoint.scheduler.config import RatioConfig
 
 class NewTokenRatio:
     """``current`` is in [0, 1]; at 1, admission reserves every token that running requests may
-    still generate. ``conservativeness`` is the present setting, given with each call that needs
-    it."""
+    still generate. Calls get the present setting of ``conservativeness``."""
 
     def __init__(self, config: RatioConfig, conservativeness: float) -> None:
         self._config = config
@@ -25,8 +24,8 @@ class NewTokenRatio:
         least = init * self._config.min_factor
         self.current = max(self.current - (init - least) / self._config.decay_steps, least)
 
-    def retracted(self, num_outputs: int, max_new_tokens: int, num_kept: int) -> None:
-        """Set the ratio to what the kept requests turned out to need.
+    def set_after_retraction(self, num_outputs: int, max_new_tokens: int, num_kept: int) -> None:
+        """Set the ratio to what the remaining requests turned out to need.
 
         num_outputs, max_new_tokens: sums over the ``num_kept`` requests that still run.
         """

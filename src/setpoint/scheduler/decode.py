@@ -33,13 +33,12 @@ class DecodePlanner:
         self._steps_since_test = 0
 
     def plan(self, builder: PlanBuilder, step: StepDraft) -> list[TokenEvent]:
-        """Add a row for every sequence that wants tokens, or none if memory must come back from
-        steps in flight first.
+        """Add a row for every sequence that wants tokens, or none if steps in flight must free
+        memory first. Returns the event of a sequence that is aborted because it does not fit even
+        alone.
 
-        Rows may bring as many tokens as the policy says if the pool has room for all of them, and
-        one token otherwise: no sequence is retracted so that others can bring more.
-
-        Returns the event of a sequence aborted because not even it alone fits.
+        Rows may bring back ``max_tokens_per_row`` tokens if the pool has room for all of them, and
+        one token otherwise: no sequence is retracted so that others can bring back more.
         """
         state, planned = self._state, set(builder.seq_ids)
         rows = [
@@ -60,8 +59,8 @@ class DecodePlanner:
             samples = [1] * len(rows)
             growth = self._growth(rows, samples)
         if testing or not self._fits(growth):
-            # Retract only with nothing in flight: the results in flight may end sequences and so
-            # free their memory.
+            # Retract only with nothing in flight: the results in flight may end sequences, which
+            # frees their memory.
             if planned or state.inflight:
                 return []
             events = self._retract(rows, step.settings.priority, testing=testing)
@@ -86,13 +85,13 @@ class DecodePlanner:
             return True
         if not self._state.config.replan_inflight:
             return False
-        # The mask of this step needs every earlier token of the sequence: with one step in flight
-        # the loop has it in time.
+        # The mask of this step needs every earlier token of the sequence. With one step in flight
+        # the loop has them in time.
         return seq.grammar is None or self._state.config.depth < 2
 
     def _growth(self, rows: list[Sequence], samples: list[int]) -> list[tuple[Sequence, int]]:
-        """The sequences that need page rows to bring this many tokens each, and how many rows each
-        needs."""
+        """(sequence, number of page rows) of the sequences that need further page rows to bring
+        back ``samples`` tokens each."""
         page_size, width = self._state.cache.page_size, self._state.cache.row.width
         found = []
         for seq, count in zip(rows, samples, strict=True):
@@ -113,11 +112,11 @@ class DecodePlanner:
     def _retract(
         self, rows: list[Sequence], rule: PrioritySettings | None, *, testing: bool
     ) -> list[TokenEvent]:
-        """Send sequences back to the queue until one decode step of the rest fits: at least one
-        goes, the last is kept.
+        """Send sequences back to the queue until one decode step of the rest fits: at least one is
+        sent back, and one is kept.
 
-        If the last does not fit either, the sequence in mid-prefill goes; if there is none, the
-        last is aborted.
+        If that one does not fit either, the sequence in mid-prefill is sent back; if that does not
+        suffice or there is none, the last one is aborted. Returns its event.
         """
         state = self._state
         before, ratio_before = state.available_tokens, state.ratio.current
@@ -148,7 +147,7 @@ class DecodePlanner:
             (last,) = living.values()
             events.append(state.end(last, OUT_OF_MEMORY))
         kept = [seq for seq in state.running.values() if seq is not state.chunking]
-        state.ratio.retracted(
+        state.ratio.set_after_retraction(
             sum(len(seq.outputs) for seq in kept),
             sum(seq.max_new_tokens for seq in kept),
             len(kept),
@@ -169,9 +168,9 @@ class DecodePlanner:
 
 
 def _samples(rows: list[Sequence], most: int) -> list[int]:
-    """How many tokens the next row of each of these sequences may bring: never more than may still
-    be committed, and under a grammar the forced ones and one more, because a mask covers one
-    position."""
+    """The most tokens that the next row of each of these sequences may bring back: never more than
+    may still be committed, and with a grammar the forced ones and one more, because a mask covers
+    one position."""
     return [
         1 + len(seq.forced_next)
         if seq.forced

@@ -1,5 +1,5 @@
-"""Delays admission until it is worth a prefill step, for which every running request must wait
-(SGLang: prefill delayer)."""
+"""Delays admission until enough requests can be admitted together, because every running request
+must wait for a prefill step (SGLang: prefill delayer)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from setpoint.core.settings import DelaySettings
 
 @dataclass(slots=True, frozen=True)
 class DelayView:
-    """The numbers that the rules read at the start of a pass in which some sequence waits and none
+    """The numbers that the rules read, at the start of a pass in which some sequence waits and none
     is in mid-prefill."""
 
     num_running: int
@@ -31,9 +31,9 @@ class AdmissionDelay:
         self._since = 0.0
 
     def holds(self, view: DelayView, settings: DelaySettings) -> bool:
-        """Whether this pass admits no sequence. Never if no request runs, and never for longer than
-        the passes and the time in the settings."""
-        if not (self._wanted(view, settings) and self._may_go_on(view, settings)):
+        """Whether this pass must admit no sequence. False if no request runs, and once the delay
+        has lasted for the passes or the time in the settings."""
+        if not (self._is_wanted(view, settings) and self._may_continue(view, settings)):
             self._num_passes = 0
             return False
         if self._num_passes == 0:
@@ -41,11 +41,11 @@ class AdmissionDelay:
         self._num_passes += 1
         return True
 
-    def admitted(self, num_seqs: int) -> None:
-        """Record that a step was planned that admitted this many sequences."""
+    def record_admissions(self, num_seqs: int) -> None:
+        """Record that a step that admits this many sequences was planned."""
         self._largest_batch = max(self._largest_batch, num_seqs)
 
-    def _wanted(self, view: DelayView, settings: DelaySettings) -> bool:
+    def _is_wanted(self, view: DelayView, settings: DelaySettings) -> bool:
         if view.num_running == 0:
             return False
         if settings.min_free_slots is not None and view.num_free_slots < settings.min_free_slots:
@@ -60,7 +60,7 @@ class AdmissionDelay:
             int(view.num_running * settings.queue_ratio), self._largest_batch
         )
 
-    def _may_go_on(self, view: DelayView, settings: DelaySettings) -> bool:
+    def _may_continue(self, view: DelayView, settings: DelaySettings) -> bool:
         if self._num_passes == 0:
             return True
         return (

@@ -15,16 +15,16 @@ default)."""
 NOT_FINITE = Finish(
     "abort", message="NaN happened", status_code=500, err_type="InternalServerError"
 )
-"""How a sequence ends whose logits were not finite."""
+"""How a sequence with logits that are not finite ends."""
 
 GRAMMAR_ENDED = Finish("stop")
 
 
 def finish_after(seq: Sequence, token: int, *, grammar_ended: bool) -> Finish | None:
-    """Whether the token just committed ends the sequence, and why; in SGLang's order
+    """How the sequence ends with the token just committed, or None; the tests are in SGLang's order
     (docs/sglang/scheduling.md#finish-tests).
 
-    Stop strings are the frontend's.
+    The frontend tests for stop strings.
     """
     if token in seq.stop_ids:
         return Finish("stop", matched=token)
@@ -36,8 +36,8 @@ def finish_after(seq: Sequence, token: int, *, grammar_ended: bool) -> Finish | 
 
 
 def is_due(seq: Sequence, stream_interval: int) -> bool:
-    """Whether unsent outputs should be sent now: the first at once, then at every interval, and all
-    at the end.
+    """Whether unsent outputs should be sent now: the first at once, then at every interval, and the
+    rest at the end.
 
     Requests with stop strings or expressions are sent as if they streamed, because only the
     frontend can find them.
@@ -51,7 +51,7 @@ def is_due(seq: Sequence, stream_interval: int) -> bool:
 
 
 def token_event(seq: Sequence, now: float) -> TokenEvent:
-    """An event with all outputs not sent yet, which are marked as sent."""
+    """An event with all unsent outputs, which count as sent from now on."""
     ids = seq.outputs[seq.num_sent :].tolist()
     is_first = seq.num_sent == seq.num_prior
     seq.num_sent = len(seq.outputs)
@@ -63,8 +63,8 @@ def token_event(seq: Sequence, now: float) -> TokenEvent:
         num_outputs=len(seq.outputs),
         num_cached=seq.num_cached,
         num_retractions=seq.num_retractions,
-        output_logprobs=_joined(seq.output_logprobs) if seq.output_logprobs else None,
-        prompt_logprobs=_joined(seq.prompt_logprobs) if seq.prompt_logprobs else None,
+        output_logprobs=_concatenate(seq.output_logprobs) if seq.output_logprobs else None,
+        prompt_logprobs=_concatenate(seq.prompt_logprobs) if seq.prompt_logprobs else None,
         embedding=seq.embedding,
         hidden_states=b"".join(seq.hidden_states) if seq.hidden_states else b"",
         token_facts=seq.token_facts,
@@ -87,7 +87,7 @@ def _timing(seq: Sequence, now: float) -> Timing | None:
 
 
 def request_done(seq: Sequence, ended_at: float) -> RequestDone:
-    """The record of the life of a sequence whose ``finish`` is set."""
+    """The RequestDone of a sequence whose ``finish`` is set."""
     assert seq.finish is not None
     return RequestDone(
         seq_id=seq.seq_id,
@@ -114,7 +114,7 @@ def logprob_block(positions: PositionLogprobs) -> LogprobBlock:
     )
 
 
-def _joined(blocks: list[LogprobBlock]) -> LogprobBlock:
+def _concatenate(blocks: list[LogprobBlock]) -> LogprobBlock:
     if len(blocks) == 1:
         return blocks[0]
     return LogprobBlock(

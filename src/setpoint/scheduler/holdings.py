@@ -1,5 +1,5 @@
-"""What a sequence holds in the pool: its locked prefix, its private pages, its page rows. The only
-code that moves pages between the two.
+"""What a sequence holds in the pool: its locked prefix, its private pages, its page rows. No other
+code moves pages between the sequence and the tree.
 
 Ownership, row by row of ``seq.pages`` (``core.pagerows``):
 
@@ -30,7 +30,7 @@ from setpoint.scheduler.sequence import Sequence
 
 
 class Holdings:
-    """Works on one cache; keeps no state of its own."""
+    """Operations on the pages of sequences in one cache; keeps no state of its own."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
@@ -39,9 +39,9 @@ class Holdings:
         self._width = cache.row.width
 
     def attach(self, seq: Sequence, handle: PrefixHandle, builder: PlanBuilder) -> None:
-        """The sequence (already in its slot) takes over a matched, locked prefix."""
+        """Give a matched and locked prefix to the sequence, which already has its slot."""
         pages = handle.pages()
-        if seq.num_retractions == 0:  # a return from the queue is no hit
+        if seq.num_retractions == 0:  # a sequence that comes back after a retraction is no hit
             self._cache.count_hit(handle, priority=1 + seq.urgency)
         seq.handle = handle
         seq.pages.frombytes(pages.tobytes())
@@ -60,8 +60,8 @@ class Holdings:
         return len(seq.pages) // self._width * self._page
 
     def grow(self, seq: Sequence, num_tokens: int, builder: PlanBuilder) -> bool:
-        """Make the page rows cover ``num_tokens``; False, with nothing changed, if the pool has
-        not enough pages."""
+        """Make the page rows cover ``num_tokens``. Returns False, with nothing changed, if the pool
+        has too few pages."""
         have = len(seq.pages) // self._width
         pages = self._cache.alloc((-(-num_tokens // self._page) - have) * self._width)
         if pages is None:
@@ -95,9 +95,9 @@ class Holdings:
     def slide(self, seq: Sequence) -> None:
         """Give back the window pages that no token still to be computed reaches back to.
 
-        The first such token is at min(scheduled, known - 1): what is scheduled beyond that may be
-        rolled back. The bound is rounded down to a page, so that another sequence can still
-        continue at the end of the last whole page.
+        The first such token is at min(scheduled, known - 1), because what is scheduled beyond it
+        may be subtracted again. The bound is rounded down to a page, so that another sequence can
+        still continue at the end of the last whole page.
         """
         if not seq.first_rows or seq.num_scheduled < seq.slide_at:
             return
@@ -123,8 +123,8 @@ class Holdings:
         self._cache.give_back(seq.handle, pages, before)
 
     def publish(self, seq: Sequence, ids: Ids) -> None:
-        """Make the whole pages of ``ids`` (a prefix of the sequence, KV planned or computed)
-        matchable by others.
+        """Cache the whole pages of ``ids``, a prefix of the sequence whose KV is planned or
+        computed, so that others can match them.
 
         The prompt gets a priority one higher than the output, because other requests are more
         likely to begin with it (docs/sglang/scheduling.md#prefix-cache).
@@ -145,10 +145,9 @@ class Holdings:
             seq.duplicates.append(duplicates)
 
     def release(self, seq: Sequence, *, publish: bool) -> None:
-        """Give everything back; ``publish`` first leaves the computed tokens in the tree for
-        others.
+        """Give everything back. publish: first leave the computed tokens in the tree for others.
 
-        Contract: no step in flight names this sequence.
+        Contract: no step in flight contains this sequence.
         """
         assert seq.handle is not None
         assert seq.inflight_steps == 0
@@ -178,7 +177,7 @@ class Holdings:
         )
 
     def private_pages(self, seq: Sequence) -> int:
-        """Pages outside the tree that the sequence owns."""
+        """Number of pages outside the tree that the sequence owns."""
         if seq.handle is None:
             return 0
         num_rows = len(seq.pages) // self._width - seq.handle.num_tokens // self._page
@@ -186,7 +185,7 @@ class Holdings:
         return private + self._cache.num_private(self._window_pages(seq))
 
     def reaches_its_windows(self, seq: Sequence) -> bool:
-        """Whether every page that the next tokens of the sequence may read is there."""
+        """Whether the sequence has every page that its next tokens may read."""
         rows, begin = self._rows(seq), min(seq.num_scheduled, seq.num_known - 1)
         return bool(rows[:, : self._row.num_full].all()) and all(
             rows[
@@ -204,5 +203,6 @@ class Holdings:
         return held
 
     def _rows(self, seq: Sequence) -> npt.NDArray[np.int32]:
-        """[rows, columns] over the sequence's own array, which cannot grow while this is held."""
+        """The sequence's page rows, [rows, columns]: a view of its own array, which cannot grow
+        while the view exists."""
         return np.frombuffer(seq.pages, dtype=np.int32).reshape(-1, self._width)

@@ -1,5 +1,5 @@
-"""Checks what must hold between two steps, and reports each violation as a sentence. Tests run it
-at every step, a server when it is idle or strict."""
+"""Checks the invariants that hold between two steps, and reports each violation as a sentence.
+Tests check them at every step, a server when it is idle or strict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def violations(state: State) -> list[str]:
     held = sum(state.holdings.private_pages(seq) for seq in living) * state.cache.page_size
     pool = state.cache.pool_stats()
     if held != pool.held:
-        found.append(f"sequences hold {held} private tokens, the pool misses {pool.held}")
+        found.append(f"sequences hold {held} private tokens, but the pool counts {pool.held}")
     found += leaks(pool, idle=state.is_idle)
     slots = Counter(state.slots) + Counter(seq.slot for seq in living)
     if sorted(slots) != list(range(state.config.num_slots)) or max(slots.values()) > 1:
@@ -37,8 +37,8 @@ def violations(state: State) -> list[str]:
     for seq in living:
         if inflight[seq.seq_id] != seq.inflight_steps:
             found.append(
-                f"sequence {seq.seq_id} counts {seq.inflight_steps} steps in flight,"
-                f" {inflight[seq.seq_id]} name it"
+                f"sequence {seq.seq_id} counts {seq.inflight_steps} steps in flight, but"
+                f" {inflight[seq.seq_id]} contain it"
             )
         covered = state.holdings.num_covered(seq)
         if seq.num_scheduled > covered:
@@ -73,14 +73,14 @@ def violations(state: State) -> list[str]:
 
 
 def _num_planned(seq: Sequence) -> int:
-    """``num_scheduled`` that a sequence past its prompt must have: all tokens but the last one have
-    KV, computed or planned."""
+    """The ``num_scheduled`` that a sequence past its prompt must have: all tokens except the last
+    one have KV, computed or planned."""
     return seq.num_known + seq.inflight_samples - 1
 
 
 def leaks(pool: PoolStats, *, idle: bool) -> list[str]:
-    """Check the accounting invariant in O(1): free + evictable + locked + held = total, and an idle
-    engine holds nothing."""
+    """Every violation of the pool's accounting: free + evictable + locked + held = total, no count
+    is negative, and an idle engine holds nothing. O(1)."""
     found = []
     if min(pool.free, pool.evictable, pool.locked, pool.held) < 0:
         found.append(f"a negative count in {pool}")

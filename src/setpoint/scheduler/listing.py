@@ -1,4 +1,4 @@
-"""Lists where requests are, for people who watch: the answer to ListRequests."""
+"""Lists the requests by where they are: the answer to ListRequests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from setpoint.scheduler.sequence import Sequence
 from setpoint.scheduler.state import State
 
 MAX_LISTED = 100
-"""Most requests of each kind; the rest are only counted, so that a long queue costs no more."""
+"""Most requests of each kind that are listed. The rest are only counted, so that a long queue costs
+no more."""
 
 
-def listed(state: State) -> RequestList:
+def request_list(state: State) -> RequestList:
+    """The requests in preparation, in the queue and running."""
     retracted = [seq for seq in _first(state.queue) if seq.num_retractions]
     begun = [*retracted, *_first(state.running.values())]
     return RequestList(

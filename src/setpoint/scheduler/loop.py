@@ -1,4 +1,4 @@
-"""The engine's one loop: messages in, plans to the executor, results back, events out.
+"""The engine's only loop: messages in, plans to the executor, results back, events out.
 
 Overlap and pipelining are queue depths of this loop, not other loops. It runs in the engine
 process's main thread and is the only caller of the scheduler and the executor. Everything that
@@ -66,23 +66,23 @@ from setpoint.core.records import (
     TurnDone,
 )
 from setpoint.scheduler import invariants
-from setpoint.scheduler.listing import listed
+from setpoint.scheduler.listing import request_list
 from setpoint.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 1.0
-"""How often an idle loop wakes up, to notice a dead frontend."""
+"""Seconds after which an idle loop wakes up, to notice a dead frontend."""
 SETTLING_S = 0.05
-"""How long a loop that has just become idle leaves the cores to the frontend, which is sending the
-last answers, before the executor prepares for later steps."""
+"""Seconds for which a loop that has just become idle leaves the cores to the frontend, which is
+sending the last answers, before the executor prepares for later steps."""
 
 
 class Link(Protocol):
     """The loop's inbox, and its way to send messages to the frontend."""
 
     def receive(self, timeout_s: float) -> list[ToLoop]:
-        """All messages that have arrived; waits up to ``timeout_s`` for a first one (0 = do not
+        """All messages that have arrived. Waits up to ``timeout_s`` for the first one (0 = do not
         wait)."""
         ...
 
@@ -104,7 +104,7 @@ class _TurnTimes:
 
 
 class NoOperator:
-    """Of a loop whose executor can do nothing besides steps."""
+    """The operator of a loop whose executor can do nothing but steps: refuses every operation."""
 
     released: frozenset[MemoryPart] = frozenset()
 
@@ -113,7 +113,8 @@ class NoOperator:
 
 
 class Loop:
-    """``depth`` steps may be in flight while the next one is planned (0 = synchronous)."""
+    """Drives the scheduler and the executor. ``depth`` steps may be in flight while the next one is
+    planned (0 = synchronous)."""
 
     def __init__(
         self,
@@ -129,8 +130,8 @@ class Loop:
         report: Callable[[], EngineReport] = EngineReport,
         moments: Callable[[int], Moments] = lambda since: Moments(since, []),
     ) -> None:
-        """``heartbeat`` is called every turn; ``report`` is what an InternalState has of others
-        than the scheduler; ``moments`` answers GetMoments."""
+        """heartbeat: called every turn. report: returns the part of an InternalState that the
+        scheduler does not know. moments: answers GetMoments."""
         self._scheduler = scheduler
         self._executor = executor
         self._link = link
@@ -148,7 +149,7 @@ class Loop:
         self._unchanged = False
         """Whether the last turn found the engine at rest and no message; written by ``_turn``."""
         self._announced: set[int] = set()
-        """The sequences in flight that the frontend was last told of."""
+        """The sequences in flight according to the last Announce."""
 
     def run(self) -> None:
         """Serve until a Shutdown message."""
@@ -172,15 +173,15 @@ class Loop:
             raise
 
     def _turn(self) -> None:
-        """The order matters. Messages are handled before the step is planned. With ``depth`` > 0
-        the step is submitted before the loop waits for the result of an earlier one, so that the
-        device has work while the host commits."""
+        """Run one turn. The order matters: messages are handled before the step is planned, and
+        with ``depth`` > 0 the step is submitted before the loop waits for the result of an earlier
+        one, so that the device has work while the host commits."""
         scheduler, inflight, depth = self._scheduler, self._inflight, self._depth
         self._heartbeat()
         state = scheduler.state
         resting = state.is_at_rest
         messages = self._receive(self._rest_s() if resting else 0.0, resting=resting)
-        # Requests that are prepared have time limits, which a standstill suspends.
+        # Requests in preparation have time limits, which a standstill suspends.
         quiet = resting and not messages and (state.stands_still or not state.preparing)
         if quiet and self._unchanged:
             return
@@ -209,7 +210,7 @@ class Loop:
             self._observer.on(self._turn_done(plan))
 
     def _receive(self, timeout_s: float, *, resting: bool) -> list[ToLoop]:
-        """The messages that have arrived; a loop at rest waits for one. The turn's clock starts
+        """The messages that have arrived. A loop at rest waits for one. The turn's time starts
         here."""
         times = self._times = _TurnTimes()
         before = self._clock.now()
@@ -264,8 +265,8 @@ class Loop:
         )
 
     def _rest_s(self) -> float:
-        """How long a turn at rest waits for a message: not at all while the executor of an idle
-        engine still has something to prepare."""
+        """Seconds that a turn at rest waits for a message: 0 while the executor of an idle engine
+        still has something to prepare."""
         if self._scheduler.state.stands_still:
             return IDLE_WAIT_S
         if not self._was_idle:
@@ -273,8 +274,8 @@ class Loop:
         return 0.0 if self._executor.idle() else IDLE_WAIT_S
 
     def _emit(self, events: list[TokenEvent]) -> None:
-        """Send the events in one message. If that raises, send each alone; if one of these raises
-        too, send the failure of its sequence instead."""
+        """Send the events in one message. If that raises, send each in a message of its own; if
+        that raises too, send the failure of its sequence instead."""
         if not events:
             return
         try:
@@ -313,7 +314,7 @@ class Loop:
                 event = self._scheduler.add(seq_id, request)
                 self._emit([event] if event is not None else [])
             case Prepared():
-                event = self._scheduler.prepared(message)
+                event = self._scheduler.enqueue_prepared(message)
                 self._emit([event] if event is not None else [])
             case Stop() | Abort():
                 self._end_early(message)
@@ -333,8 +334,8 @@ class Loop:
         self._emit(self._scheduler.take_events())
 
     def _control(self, call: Call) -> None:
-        """Do what a control call asks and answer it; whatever that raises is the answer. Steps in
-        flight are finished outside of that: an exception there concerns them, not the call."""
+        """Carry out a control call and answer it. An exception becomes the answer, except one in
+        finishing the steps in flight, which concerns these steps and not the call."""
         if isinstance(call, Pause | Operate):
             self._commit_all()
         try:
@@ -351,7 +352,7 @@ class Loop:
         self._send(Reply(call.id, refused))
 
     def _answer(self, call: Call) -> Answer:
-        """Raises SetpointError for a call that is refused."""
+        """The answer to a control call. Raises SetpointError if the call is refused."""
         state = self._scheduler.state
         match call:
             case GetState():
@@ -359,7 +360,7 @@ class Loop:
             case GetMoments(_, since):
                 return self._moments(since)
             case ListRequests():
-                return listed(state)
+                return request_list(state)
             case FlushCache():
                 return self._flush()
             case Change(_, settings, options, by, why):
@@ -412,7 +413,7 @@ class Loop:
     def _check(self, idle: bool) -> None:
         """Check the accounting: after every step if strict, otherwise whenever the engine becomes
         idle. A leak found then is recorded and repaired, since no sequence can lose anything, and
-        the server goes on. That the engine has become idle is recorded, too.
+        the server continues. Also record that the engine has become idle.
         """
         state = self._scheduler.state
         if state.config.strict_accounting:

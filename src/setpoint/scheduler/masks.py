@@ -26,10 +26,10 @@ NO_TOKEN_YET = (
 def token_masks(
     step: StepDraft, plan: StepPlan, config: SchedulerConfig, observer: Observer
 ) -> TokenMasks | None:
-    """The allowed tokens of each constrained row, after the tokens committed so far and the row's
-    forced ones; None if no row is constrained. A sequence that has no allowed token, or whose
-    grammar raises, ends with the step (``StepDraft.ends``). One whose grammar is not ready leaves
-    the batch with it (``Sequence.is_late``)."""
+    """The masks of the step's constrained rows, for the position after the tokens committed so far
+    and the row's forced ones; None if no row is constrained. A sequence that has no allowed token,
+    or whose grammar raises, ends with the step (``StepDraft.ends``). A sequence whose grammar is
+    not ready leaves the batch with the step (``Sequence.is_late``)."""
     rows = plan.rows
     wanted = [
         (seq, num_forced)
@@ -50,12 +50,12 @@ def token_masks(
         if end is not None:
             step.ends[seq.seq_id] = end
         if end is not None or seq.is_late:
-            row[:] = -1  # any token will do: it is discarded
+            row[:] = -1  # allow every token, because it will be discarded
     return TokenMasks(np.array([seq.slot for seq, _ in wanted], np.int32), words)
 
 
 def _fill(seq: Sequence, row: Ids, num_forced: int, config: SchedulerConfig) -> Finish | None:
-    """Write a sequence's mask; returns how the sequence ends if no token may be sampled."""
+    """Write a sequence's mask. Returns how the sequence ends if no token may be sampled."""
     assert seq.grammar is not None
     try:
         seq.grammar.fill_mask(row, num_forced)
@@ -68,8 +68,8 @@ def _fill(seq: Sequence, row: Ids, num_forced: int, config: SchedulerConfig) -> 
     num_outputs = len(seq.outputs) + num_forced
     if not seq.stop_ids or num_outputs >= seq.request.sampling.min_new_tokens:
         return None
-    # The executor masks the stop ids as well, and a row must keep a token. An output that may end
-    # here ends, although it is shorter than was asked for.
+    # The executor masks the stop ids as well, and a row must have an allowed token. If only a stop
+    # id is left, an output that may end here ends, although it is shorter than was asked for.
     is_complete = any(
         row.view(np.uint32)[token // 32] >> token % 32 & 1 for token in config.eos_token_ids
     )
@@ -80,7 +80,7 @@ def _fill(seq: Sequence, row: Ids, num_forced: int, config: SchedulerConfig) -> 
 
 
 def grammar_failure(error: Exception) -> Finish:
-    """How a sequence ends whose grammar raised."""
+    """How a sequence ends after its grammar raised ``error``."""
     if isinstance(error, EndOfOutput):
         return error.finish
     if isinstance(error, RequestError):

@@ -1,5 +1,5 @@
-"""The order in which waiting sequences are looked at: builds the policy's view, and falls back to
-arrival where it must."""
+"""The order in which waiting sequences are considered: builds the policy's view, and falls back to
+the order of arrival where the policy cannot work."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from setpoint.scheduler.sequence import Sequence
 from setpoint.scheduler.state import State
 
 TOUCH_INTERVAL = 32
-"""Passes from one refresh of the recency of waiting prompts' prefixes to the next, under policies
-that do not match them (docs/sglang/scheduling.md#queue-orders)."""
+"""Number of passes between two refreshes of the recency of waiting prompts' prefixes, under
+policies that do not match them (docs/sglang/scheduling.md#queue-orders)."""
 TOUCH_REQUESTS = 128
 
 
 class WaitingOrder:
-    """Remembers the number of passes, and which policies had to fall back."""
+    """Counts the passes, and remembers which policies had to fall back."""
 
     def __init__(self, state: State, observer: Observer) -> None:
         self._state = state
@@ -77,8 +77,8 @@ class WaitingOrder:
         )
 
     def _touch(self) -> None:
-        """Keep the prefixes of waiting sequences from being evicted. The head of the queue is
-        refreshed last, because it is needed first."""
+        """Refresh the recency of the waiting sequences' prefixes, so that they are evicted last.
+        The head of the queue is refreshed last, because it is needed first."""
         state = self._state
         if state.cache.enabled and self._num_passes % TOUCH_INTERVAL == 0:
             for seq in reversed(list(state.queue)[:TOUCH_REQUESTS]):

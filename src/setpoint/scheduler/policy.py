@@ -25,8 +25,8 @@ NO_IDS = np.zeros(0, np.int32)
 
 
 class Candidate(NamedTuple):
-    """One waiting request as a policy sees it. The first block of fields is filled only for
-    policies that read the cache.
+    """One waiting request as a policy sees it. ``ids`` to ``path`` are filled only for policies
+    that read the cache.
 
     It is a tuple because a pass makes thousands of them, and a frozen dataclass of this size takes
     more than twice as long to make.
@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
     ids: Ids = NO_IDS
     namespace: str = ""
     num_matched: int = 0
-    """How many tokens of ``ids`` are cached now."""
+    """Number of tokens of ``ids`` that are cached now."""
     path: tuple[int, ...] = ()
     """The cached stretches that the match runs through, from the root down; equal numbers are the
     same stretch (dfs-weight)."""
@@ -58,7 +58,7 @@ class QueueView:
     num_processed: int = 0
     """Prompt tokens computed since the start: the clock that hrrn ages by."""
     running_keys: Mapping[str, int] = field(default_factory=dict)
-    """How many running requests have each routing key."""
+    """Routing key -> number of running requests that have it."""
     seed: tuple[int, ...] = (0,)
     """Seed of the random policy, different in every pass."""
 
@@ -69,8 +69,8 @@ def fcfs(view: QueueView) -> list[int]:
 
 
 def lpm(view: QueueView) -> list[int]:
-    """Longest matched prefix first; of requests that share a prefix not cached yet, one goes first
-    and the rest last."""
+    """Longest matched prefix first. Of requests that share a prefix which is not cached yet, all
+    but the first go last."""
     last = _duplicates(view)
     return _sorted(view, lambda c: (c.seq_id in last, -c.num_matched))
 
@@ -93,9 +93,9 @@ def dfs_weight(view: QueueView) -> list[int]:
 
 
 def hrrn(view: QueueView) -> list[int]:
-    """Highest response ratio next: prompt tokens computed since the request's arrival, divided by
-    its tokens to compute. Requests whose prompt is cached as a whole come first. No request
-    starves."""
+    """Highest response ratio next. The ratio is the number of prompt tokens computed since the
+    request's arrival, divided by its uncached tokens. Requests whose prompt is cached as a whole
+    come first. No request starves."""
     last = _duplicates(view)
 
     def key(candidate: Candidate) -> tuple[bool, float]:
@@ -141,11 +141,9 @@ def _sorted(view: QueueView, key: Callable[[Candidate], object]) -> list[int]:
 
 
 def _duplicates(view: QueueView) -> set[int]:
-    """Requests with little in the cache that begin like an earlier such request: if they go later,
-    they find the prefix cached.
-
-    Pages can be matched as soon as they are scheduled. Two prompts share n tokens if their first n
-    are equal, so a set of such beginnings suffices and no tree of prompts is needed.
+    """The seq_ids of requests with little in the cache that begin like an earlier such request. If
+    they go later, they find the prefix cached, because pages can be matched as soon as they are
+    scheduled.
     """
     num_shared = max(view.in_batch_deprioritize, 0)
     seen: set[tuple[str, bytes]] = set()
@@ -164,14 +162,14 @@ def _duplicates(view: QueueView) -> set[int]:
 class Policy:
     order: Callable[[QueueView], list[int]]
     reads_cache: bool = False
-    """Whether the policy needs every waiting request matched; without a prefix cache it acts as
-    fcfs."""
+    """Whether every waiting request must be matched for the policy; without a prefix cache it acts
+    as fcfs."""
     reads_paths: bool = False
     queue_limit: int | None = None
     """Queue length above which the policy acts as fcfs."""
     shares_chunks: bool = False
-    """Whether waiting prompts that are shorter than the rest of the one in mid-prefill may run
-    whole in the same step as its next chunk."""
+    """Whether waiting prompts that are shorter than the rest of the prompt in mid-prefill may be
+    computed whole in the same step as its next chunk."""
 
 
 POLICIES: dict[str, Policy] = {

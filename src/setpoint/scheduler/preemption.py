@@ -1,4 +1,4 @@
-"""Which running sequences make room for a more urgent request
+"""Chooses the running sequences that make room for a more urgent request
 (docs/sglang/scheduling.md#priorities): a pure function of a frozen view."""
 
 from __future__ import annotations

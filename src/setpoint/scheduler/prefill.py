@@ -42,15 +42,16 @@ class PrefillPlanner:
                 return
         budget = self._budget(settings)
         shares = chunking is not None and POLICIES[settings.policy].shares_chunks
-        beside = self._order.take(settings) if shares else None
+        waiting = self._order.take(settings) if shares else None
         if chunking is not None:
-            self._continue(chunking, budget, builder, step, beside or [])
-        if beside is not None or state.chunking is None:
-            waiting = self._order.take(settings) if beside is None else beside
+            self._continue(chunking, budget, builder, step, waiting or [])
+        if waiting is not None or state.chunking is None:
+            if waiting is None:
+                waiting = self._order.take(settings)
             self._scan(waiting, budget, builder, step)
         if state.chunking is not None and not step.refusals:
             self.refuse(Refusal.CHUNK_BUDGET, step)
-        self._delay.admitted(step.num_new_seqs)
+        self._delay.record_admissions(step.num_new_seqs)
 
     def refuse(self, reason: Refusal, step: StepDraft) -> None:
         """Count the refusals: the head of the queue waits for ``reason``, and all requests after it
@@ -63,8 +64,8 @@ class PrefillPlanner:
             step.refusals[Refusal.BLOCKED] = num_waiting - 1
 
     def _no_pass(self, settings: Settings) -> Refusal | None:
-        """Why no sequence can be admitted this turn, if that is known without considering each
-        one."""
+        """Why no sequence can be admitted this turn, if that is known without considering any of
+        them."""
         state = self._state
         standing = state.standing_refusal
         if standing is not None and not self._preemption_is_possible(settings.priority):
@@ -87,12 +88,12 @@ class PrefillPlanner:
             refusal = self._admit(seq, budget, builder, step)
             if refusal in (Refusal.NO_MEMORY, Refusal.NO_SLOT) and self._preempt(seq, budget, step):
                 refusal = self._admit(seq, budget, builder, step)
-                assert refusal is None, "the preempted were counted to suffice"
+                assert refusal is None, "preemption frees as much as the request needs"
             if refusal is not None:
                 # NOTE: not if nothing ran before this pass. Newly admitted sequences reserve all
                 # that they may generate until they run; the next pass counts them by the ratio and
-                # may find room for more (SGLang loses its flag in this case with the empty batch
-                # that it was set on).
+                # may find room for more (in this case SGLang sets its flag on an empty batch, which
+                # it drops).
                 if refusal in (Refusal.NO_MEMORY, Refusal.NO_SLOT) and step.num_running:
                     state.standing_refusal = refusal
                 self.refuse(refusal, step)
@@ -130,8 +131,10 @@ class PrefillPlanner:
         budget: PrefillBudget,
         builder: PlanBuilder,
         step: StepDraft,
-        beside: list[Sequence],
+        waiting: list[Sequence],
     ) -> None:
+        """Add the next chunk of the sequence in mid-prefill. waiting: sequences for which to keep a
+        part of the chunk budget if they are shorter."""
         state = self._state
         if seq.inflight_steps and not state.config.replan_inflight:
             return
@@ -140,7 +143,7 @@ class PrefillPlanner:
             state.holdings.num_covered(seq) - seq.num_scheduled,
             len(seq.ids) - seq.num_scheduled,
         )
-        kept = budget.kept_for_shorter(left, map(self._num_uncached, beside))
+        kept = budget.kept_for_shorter(left, map(self._num_uncached, waiting))
         new_rows = state.available_tokens // (state.cache.page_size * state.cache.row.width)
         count = budget.chunk(left, new_rows * state.cache.page_size + spare, kept=kept)
         if count > 0:
@@ -155,8 +158,8 @@ class PrefillPlanner:
     def _admit(
         self, seq: Sequence, budget: PrefillBudget, builder: PlanBuilder, step: StepDraft
     ) -> Refusal | None:
-        """Give a waiting sequence a slot, its cached prefix and its first row; or say why not, with
-        nothing changed."""
+        """Give a waiting sequence a slot, its cached prefix and its first row. Returns the reason,
+        with nothing changed, if that is impossible."""
         state = self._state
         if state.num_free_slots <= 0:
             return Refusal.NO_SLOT
@@ -170,7 +173,7 @@ class PrefillPlanner:
         extend = len(ids) - handle.num_tokens
         verdict = self._judge(seq, len(ids), extend, budget, state.available_tokens)
         if not isinstance(verdict, Refusal) and verdict < extend and state.chunking is not None:
-            verdict = Refusal.CHUNK_BUDGET  # one prompt at a time is in pieces
+            verdict = Refusal.CHUNK_BUDGET  # only one prompt at a time is in mid-prefill
         if isinstance(verdict, Refusal):
             handle.release()
             return verdict
@@ -199,8 +202,9 @@ class PrefillPlanner:
         available: int,
         without: Collection[Sequence] = (),
     ) -> int | Refusal:
-        """The budget's verdict on a sequence of ``num_tokens``, ``extend`` of them uncached, if
-        ``available`` pool tokens can be had and the sequences in ``without`` are gone."""
+        """The budget's verdict on a sequence of ``num_tokens``, ``extend`` of them uncached
+        (``PrefillBudget.judge``), if ``available`` pool tokens can be allocated and the sequences
+        in ``without`` no longer run."""
         state = self._state
         if seq.request.sampling.ignore_eos and not state.cache.enabled:
             others = [
@@ -210,7 +214,7 @@ class PrefillPlanner:
             ]
             living = [(other.remaining, other.num_known) for other in [*others, seq]]
             costs, num_full = state.costs, state.cache.row.num_full
-            # What windows still grow by is taken from all of them at once.
+            # The growth of window pages is subtracted for all of them at once.
             rest = available - costs.growth(extend + seq.remaining, num_tokens - extend, span=1)
             for other in others:
                 rest -= costs.growth(other.remaining, other.num_scheduled, span=1)
@@ -232,11 +236,11 @@ class PrefillPlanner:
         )
 
     def _preempt(self, seq: Sequence, budget: PrefillBudget, step: StepDraft) -> bool:
-        """Send as few less urgent running sequences back to the queue as needed for ``seq`` to fit;
-        none if not even all of them suffice.
+        """Send as few less urgent running sequences back to the queue as ``seq`` needs to fit; none
+        if not even all of them suffice. Returns whether any was sent back.
 
         If one of them is in flight, none is sent back yet: the step is held, so that the next turn
-        has its result and decides anew.
+        has its result and decides again.
         """
         state, rule = self._state, step.settings.priority
         if rule is None or not rule.preempt:
@@ -257,8 +261,8 @@ class PrefillPlanner:
         return bool(victims)
 
     def _victims(self, seq: Sequence, order: list[int], budget: PrefillBudget) -> list[Sequence]:
-        """The shortest prefix of ``order`` that makes enough room for ``seq``; empty if not even
-        all of ``order`` does."""
+        """The shortest prefix of ``order`` that makes enough room for ``seq``; empty if even all of
+        ``order`` is too little."""
         state, ids = self._state, seq.known_ids()
         candidates = [state.running[seq_id] for seq_id in order]
 
@@ -315,9 +319,9 @@ class PrefillPlanner:
 
 
 def _match_limit(seq: Sequence, num_ids: int) -> int:
-    """How many tokens may be matched in the cache. The last token is always computed, for its
-    logits or hidden state; so is every position whose logprob or hidden state is still wanted, and
-    the whole prompt for a mean over it."""
+    """The number of tokens that may be matched in the cache. The last token is always computed, for
+    its logits or hidden state; so is every position whose logprob or hidden state is still wanted,
+    and the whole prompt if its mean is wanted."""
     if seq.request.options.pooling == "mean":
         return 0
     if seq.request.options.hidden_states:
@@ -327,7 +331,7 @@ def _match_limit(seq: Sequence, num_ids: int) -> int:
 
 
 def _first_prompt_logprob(seq: Sequence) -> int:
-    """The first prompt position whose logprob is wanted and was not sent; -1: none is."""
+    """The first prompt position whose logprob is wanted and was not sent; -1: there is none."""
     logprobs = seq.request.options.logprobs
     if logprobs is None or logprobs.start < 0 or seq.num_sent > seq.num_prior:
         return -1

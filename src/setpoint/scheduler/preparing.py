@@ -1,6 +1,6 @@
 """Sequences that wait for something made outside the loop (a grammar) before they join the queue,
-or join it again. They hold no memory and keep no other sequence from running; their place in the
-order of arrival is kept for them.
+or join it again. They hold no memory and keep no other sequence from running; each keeps its place
+in the order of arrival.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Preparing:
         self._by_id[seq.seq_id] = seq
 
     def take(self, message: Prepared) -> Sequence:
-        """Remove and return the sequence, with what was prepared for it."""
+        """Remove and return the sequence, with its prepared grammar."""
         assert self._preparer is not None
         seq = self._by_id[message.seq_id]
         seq.grammar = self._preparer.take(message.seq_id)
         del self._by_id[message.seq_id]
         outcome: Outcome = "cached" if message.is_cached else "compiled"
-        self._ended(seq, "resumed" if seq.is_late else outcome, message.seconds)
+        self._record_end(seq, "resumed" if seq.is_late else outcome, message.seconds)
         seq.is_late = False
         return seq
 
@@ -68,9 +68,9 @@ class Preparing:
         assert self._preparer is not None
         del self._by_id[seq.seq_id]
         self._preparer.cancel(seq.seq_id)
-        self._ended(seq, outcome, seconds)
+        self._record_end(seq, outcome, seconds)
 
-    def _ended(self, seq: Sequence, outcome: Outcome, seconds: float) -> None:
+    def _record_end(self, seq: Sequence, outcome: Outcome, seconds: float) -> None:
         constraint = seq.request.sampling.constraint
         kind = None if constraint is None else constraint.kind
         self._observer.on(PreparationEnded(seq.rid, seq.seq_id, kind, outcome, seconds))

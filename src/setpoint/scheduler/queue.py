@@ -1,4 +1,4 @@
-"""The waiting queue: sequences in order of arrival, with O(1) removal of any of them."""
+"""The waiting queue: sequences in order of arrival; any of them can be removed in O(1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from setpoint.scheduler.sequence import Sequence, Status
 
 
 class WaitingQueue:
-    """Sequences in status WAITING, in queue order. A retracted sequence joins the end again."""
+    """Sequences in status WAITING, in queue order. A retracted sequence goes to the end."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, Sequence] = {}
@@ -28,7 +28,7 @@ class WaitingQueue:
         return self._by_id[seq_id]
 
     def reserve(self, seq: Sequence) -> None:
-        """Give the sequence the place after all that have one."""
+        """Give the sequence the last place in the order of arrival."""
         self._num_places += 1
         seq.place = self._num_places
 
@@ -37,7 +37,7 @@ class WaitingQueue:
         self.insert(seq)
 
     def insert(self, seq: Sequence) -> None:
-        """Put the sequence at its place; O(sequences behind it)."""
+        """Put the sequence in its place. O(sequences behind it)."""
         behind = list(
             takewhile(lambda other: other.place > seq.place, reversed(self._by_id.values()))
         )

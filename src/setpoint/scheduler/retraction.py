@@ -1,4 +1,4 @@
-"""Which sequence gives up its memory when a decode step does not fit
+"""Chooses the sequence that gives up its memory when a decode step does not fit
 (docs/sglang/scheduling.md#retraction): a pure function of a frozen view."""
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ prompt does so, and decode waits unless mixed chunks are on (docs/sglang/schedul
 knows nothing of tensors, text, sockets or the clock; the loop moves plans and results between it
 and an executor.
 
-Contract with the loop: ``schedule`` and ``update`` alternate freely, but every plan is executed and
-its result given to ``update`` exactly once, in order. ``masks`` of a plan is asked for after the
-results it depends on. Events that planning itself causes wait in ``take_events``.
+Contract with the loop: ``schedule`` and ``update`` may be called in any sequence, but every plan is
+executed and its result given to ``update`` exactly once, in order. ``masks`` of a plan is called
+after the results it depends on were given. ``take_events`` returns the events that planning causes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PREPARATION_TIMEOUT = "The grammar of the request was not ready in time."
 
 
 class Scheduler:
-    """The module docstring has the contract. ``state`` is public for invariant checks and tests."""
+    """See the module for the contract. ``state`` is public for invariant checks and tests."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Scheduler:
         """Accept a request: it joins the queue, or is prepared first. Returns an event if the
         request is refused or already complete.
 
-        ``seq_id`` must be larger than all before it, because its order is the order of arrival.
+        ``seq_id`` must be larger than all before it, because the ids are in the order of arrival.
         """
         try:
             seq = self._accept(seq_id, request)
@@ -87,7 +87,7 @@ class Scheduler:
             if not complete:
                 self._join(seq)
         except RequestError as error:
-            return self._refused(seq_id, request, refusal_finish(error))
+            return self._refuse(seq_id, request, refusal_finish(error))
         except Exception as error:
             return self._refused(
                 seq_id, request, failure_finish(log_failure("taking it in", error))
@@ -115,9 +115,9 @@ class Scheduler:
             state.enqueue(seq)
         state.by_id[seq.seq_id] = seq
 
-    def prepared(self, message: Prepared) -> TokenEvent | None:
-        """Put a sequence whose preparation is done in the queue. If the preparation ends it, its
-        event is returned. Does nothing if the sequence has ended before."""
+    def enqueue_prepared(self, message: Prepared) -> TokenEvent | None:
+        """Put a sequence whose preparation is done in the queue. Returns its event if the
+        preparation ends it. Does nothing if the sequence has already ended."""
         state, seq_id, finish = self.state, message.seq_id, message.finish
         if seq_id not in state.preparing:
             return None
@@ -126,7 +126,7 @@ class Scheduler:
                 state.by_id[seq_id], finish, outcome="refused", preparation_s=message.seconds
             )
         try:
-            seq = state.prepared(message)
+            seq = state.enqueue_prepared(message)
         except Exception as error:
             return self._committer.fail(state.by_id[seq_id], log_failure("preparing it", error))
         if seq.grammar is not None and seq.outputs and seq.grammar.terminated:
@@ -136,8 +136,8 @@ class Scheduler:
             return state.end(seq, GRAMMAR_ENDED)
         return None
 
-    def _refused(self, seq_id: int, request: Request, finish: Finish) -> TokenEvent:
-        """Record a request that becomes no sequence; returns its only event."""
+    def _refuse(self, seq_id: int, request: Request, finish: Finish) -> TokenEvent:
+        """Record a request that does not become a sequence. Returns its only event."""
         num_prompt = len(request.prompt_ids) // 4
         self._observer.on(
             RequestDone(
@@ -171,8 +171,8 @@ class Scheduler:
         return seq
 
     def _make_room(self, seq: Sequence) -> None:
-        """Raise RequestError (503) if the queue is full, unless it holds a less urgent request that
-        has not run yet and can be dropped."""
+        """Raise RequestError (503) if the queue is full. If it holds a less urgent request that has
+        not run yet, drop that one instead."""
         state, limit = self.state, self.state.settings.max_queued_requests
         if limit is None or len(state.queue) + len(state.preparing) < limit:
             return
@@ -190,8 +190,8 @@ class Scheduler:
         self._events.append(self.state.end(seq, finish, outcome=outcome))
 
     def _drop_late(self) -> None:
-        """Drop requests whose time is up. All sets are in the order of ``since``, so the first that
-        is not late ends the search."""
+        """Drop requests whose time is up. All sets are in the order of ``since``, so the first
+        request that is not late ends the search."""
         state, config = self.state, self.config
         for limit_s, seqs, why in (
             (config.waiting_timeout_s, state.queue, "Request waiting timeout reached."),
@@ -205,11 +205,11 @@ class Scheduler:
                     self._drop(seq, why, "timed_out")
 
     def abort(self, message: Abort) -> None:
-        """End those of its sequences that have not ended yet; their events are among the next
+        """End the message's sequences that have not ended yet; their events are among the next
         ``take_events``."""
         by_id = self.state.by_id
         for seq in [by_id[seq_id] for seq_id in message.seq_ids if seq_id in by_id]:
-            self._events.append(self.state.end(seq, _aborted(seq, message)))
+            self._events.append(self.state.end(seq, _abort_finish(seq, message)))
 
     def stop(self, seq_id: int) -> None:
         """End a request without an event: the frontend needs no more of it."""
@@ -246,13 +246,13 @@ class Scheduler:
         self._standstill.resume()
 
     def operate(self, message: Operate, operator: Operator) -> str:
-        """Have ``operator`` carry an operation out; no step may be in flight. Raises
-        SetpointError."""
+        """Have ``operator`` carry out an operation; no step may be in flight. Returns the path of
+        the file that it writes, or "". Raises SetpointError."""
         return self._standstill.operate(message, operator)
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None if nothing can run before a result comes back or a message
-        arrives."""
+        """Plan the next step. Returns None if nothing can run before a result comes back or a
+        message arrives."""
         state, settings = self.state, self.state.settings
         if state.stands_still:
             return None
@@ -274,10 +274,9 @@ class Scheduler:
         state.releases = []
         state.inflight.append(step)
         self._next_step_id += 1
-        piece = step.num_prefill_rows == 1 and step.seqs[0] is state.chunking
-        self._cadence.planned(
+        self._cadence.record_step(
             prefill=step.num_prefill_rows > 0,
-            piece=piece,
+            chunk_only=step.num_prefill_rows == 1 and step.seqs[0] is state.chunking,
             num_decoding=state.num_decoding,
             settings=settings.cadence,
         )
@@ -286,8 +285,8 @@ class Scheduler:
         return plan
 
     def _when_nothing_runs(self, step: StepDraft) -> None:
-        """Reset what an idle engine resets, and drop a request that nothing will ever make room
-        for."""
+        """Reset the new-token ratio of an idle engine, and drop a request for which there will
+        never be room."""
         state = self.state
         if state.is_idle:
             state.ratio.reset(step.settings.conservativeness)
@@ -308,13 +307,14 @@ class Scheduler:
             )
 
     def masks(self, plan: StepPlan) -> TokenMasks | None:
-        """Allowed tokens of the plan's constrained rows, from the tokens committed so far; None if
-        no row is constrained."""
+        """The masks of the plan's constrained rows after the tokens committed so far; None if no
+        row is constrained."""
         step = next(step for step in reversed(self.state.inflight) if step.plan is plan)
         return token_masks(step, plan, self.config, self._observer)
 
     def take_events(self) -> list[TokenEvent]:
-        """Events that planning, aborts and pauses caused since the last call."""
+        """Remove and return the events that planning, aborts and pauses caused since the last
+        call."""
         events, self._events = self._events, []
         return events
 
@@ -323,7 +323,7 @@ class Scheduler:
         return self._committer.commit(result, finished_at)
 
     def give_up(self, seq_id: int, why: str) -> TokenEvent:
-        """End a sequence whose events cannot be sent, if it has not ended; returns its last
+        """End a sequence whose events cannot be sent, if it has not ended. Returns its last
         event."""
         seq = self.state.by_id.get(seq_id)
         return (
@@ -333,7 +333,7 @@ class Scheduler:
         )
 
 
-def _aborted(seq: Sequence, abort: Abort) -> Finish:
+def _abort_finish(seq: Sequence, abort: Abort) -> Finish:
     if abort.message:
         return Finish("abort", message=abort.message, err_type=abort.err_type)
     waiting = seq.status in (Status.WAITING, Status.PREPARING)

@@ -1,9 +1,9 @@
-"""A request's mutable life in the scheduler: (PREPARING ->) WAITING -> RUNNING -> (RETRACTED =
-WAITING again, or PREPARING again ->) FINISHED.
+"""A request's mutable state in the scheduler: (PREPARING ->) WAITING -> RUNNING -> FINISHED. A
+retracted sequence goes from RUNNING back to WAITING or PREPARING.
 
-Counts three lengths that only coincide in a synchronous engine: *scheduled* (a KV write is
-planned), *committed* (the sampled token is known) and *in flight* (planned, result not back). Once
-the prompt is planned, ``num_scheduled`` is ``num_known`` + ``inflight_samples`` - 1.
+Counts three kinds of tokens: *scheduled* (a KV write is planned or done), *committed* (the token is
+known) and *in flight* (planned, result not back). Once the prompt is planned, ``num_scheduled`` is
+``num_known`` + ``inflight_samples`` - 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Status(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request's life in the scheduler (SGLang: Req). Written by the scheduler only."""
+    """One request's state in the scheduler (SGLang: Req). Written by the scheduler only."""
 
     seq_id: int
     request: Request
@@ -47,13 +47,13 @@ class Sequence:
     outputs: array[int] = field(default_factory=lambda: array("i"))
     """Committed output tokens, including those that came with the request."""
     num_prior: int = 0
-    """Outputs that came with the request."""
+    """Number of outputs that came with the request."""
     grammar: Grammar | None = None
     forced: list[int] = field(default_factory=list)
     """Tokens that the grammar forces after the outputs. Written at the commit."""
     is_late: bool = False
-    """Whether the grammar keeps the loop waiting: what rows in flight bring is discarded, and the
-    sequence leaves the batch with the last of them."""
+    """Whether the grammar takes longer than the loop waits: the results of rows in flight are
+    discarded, and the sequence leaves the batch with the last of them."""
     status: Status = Status.WAITING
     since: float = 0.0
     """Clock seconds when the sequence joined the queue or was admitted, whichever came last."""
@@ -69,8 +69,8 @@ class Sequence:
     """``State.num_processed`` when the sequence joined the queue."""
     slot: int = -1
     handle: PrefixHandle | None = None
-    """The locked tree path: covers ``pages[: handle.num_tokens // page_size]``, duplicates
-    aside."""
+    """The locked tree path. It covers the first ``handle.num_tokens // page_size`` rows of
+    ``pages``, except ``duplicates``."""
     pages: array[int] = field(default_factory=lambda: array("i"))
     """The slot's page rows (``core.pagerows``), flat, in order; 0 where a window has passed."""
     first_rows: list[int] = field(default_factory=list)
@@ -81,18 +81,18 @@ class Sequence:
     """Private pages of stretches that the tree holds under other pages; they stay in the page table
     until release."""
     ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Prompt and outputs at the last admission, which prefill has to cover."""
+    """Prompt and outputs at the last admission; prefill computes or matches all of them."""
     prefilled: bool = False
     """Whether every token of the last admission has KV, computed or planned. Written with each of
     its rows."""
     num_scheduled: int = 0
-    """Tokens whose KV is computed or planned (the cached prefix included), as if the rows in flight
-    brought all that they may; tokens that a row did not bring are subtracted at its commit."""
+    """Number of tokens whose KV is computed or planned, including the cached prefix. Rows in flight
+    count as if they brought back the most that they may; the commit subtracts what is missing."""
     inflight_steps: int = 0
     inflight_samples: int = 0
-    """The most tokens that results in flight may bring."""
+    """Most tokens that the results in flight may bring back."""
     num_cached: int = 0
-    """Prefix hit of the first admission, in tokens."""
+    """Tokens that the prefix cache supplied at the first admission."""
     num_retractions: int = 0
     num_sent: int = 0
     """Number of outputs already sent."""
@@ -102,7 +102,8 @@ class Sequence:
     hidden_states: list[bytes] = field(default_factory=list)
     """Hidden states not sent yet, float32."""
     num_hidden_states: int = 0
-    """Positions whose hidden states were brought, if asked for; written at the commit."""
+    """Number of positions whose hidden states were brought back, if asked for; written at the
+    commit."""
     token_facts: dict[str, list[bytes]] = field(default_factory=dict)
     """Facts about outputs that were not sent yet (``TokenEvent.token_facts``)."""
     embedding: bytes = b""
@@ -115,12 +116,12 @@ class Sequence:
 
     @property
     def num_known(self) -> int:
-        """Committed tokens: prompt + outputs."""
+        """Number of committed tokens: prompt + outputs."""
         return len(self.prompt) + len(self.outputs)
 
     @property
     def remaining(self) -> int:
-        """Outputs that may still be committed."""
+        """Number of outputs that may still be committed."""
         return self.max_new_tokens - len(self.outputs)
 
     @property
@@ -136,9 +137,9 @@ class Sequence:
 
     @property
     def forced_next(self) -> list[int]:
-        """The forced tokens that no row in flight brings, as many as may be committed before one
-        that is sampled."""
-        begin = self.inflight_samples  # a row under a grammar brings all that it may
+        """The forced tokens that no row in flight computes. At least one output remains for a
+        sampled token."""
+        begin = self.inflight_samples  # a row with a grammar brings back all that it may
         return self.forced[begin : max(begin, self.remaining - 1)]
 
     def known_ids(self) -> Ids:

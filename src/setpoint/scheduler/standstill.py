@@ -1,4 +1,4 @@
-"""Standing still: what happens to the open requests when the engine is paused or gives memory back,
+"""Standstills: what happens to the open requests when the engine is paused or gives memory back,
 and to their time limits when it continues (docs/controls.md).
 
 Works on the scheduler's state between two steps, with no step in flight.
@@ -31,9 +31,9 @@ class Standstill:
         self._state = state
         self._observer = observer
 
-    def pause(self, mode: PauseMode, tell: Callable[[TokenEvent], object]) -> None:
-        """Stand still from now on; a pause in force gets the new mode. ``tell`` gets the event of
-        each request that ends, as soon as it has: none is lost if the next one raises."""
+    def pause(self, mode: PauseMode, emit: Callable[[TokenEvent], object]) -> None:
+        """Stand still from now on; a pause in force gets the new mode. ``emit`` gets the event of
+        each request as soon as it has ended, so that none is lost if the next one raises."""
         state = self._state
         assert not state.inflight, "the loop takes all results first"
         self._begin()
@@ -42,7 +42,7 @@ class Standstill:
         if mode is PauseMode.ABORT:
             num_aborted = len(state.by_id)
             for seq in list(state.by_id.values()):
-                tell(state.end(seq, PAUSED))
+                emit(state.end(seq, PAUSED))
         elif mode is PauseMode.RETRACT:
             num_retracted = len(state.running)
             for seq in list(state.running.values()):
@@ -66,8 +66,8 @@ class Standstill:
         self._end()
 
     def operate(self, message: Operate, operator: Operator) -> str:
-        """Carry an operation out; returns what ``Operator.operate`` does. Raises SetpointError if
-        it is impossible now. Whatever it raises, the engine stands still as long as the operator
+        """Carry out an operation. Returns the result of ``Operator.operate``. Raises SetpointError
+        if it is impossible now. Even if it raises, the engine stands still as long as the operator
         does not have all the memory that steps need."""
         error = ""
         try:
@@ -83,10 +83,10 @@ class Standstill:
             raise
         finally:
             self._follow(operator.released)
-            self._tell(message, error)
+            self._record(message, error)
         return path
 
-    def _tell(self, message: Operate, error: str) -> None:
+    def _record(self, message: Operate, error: str) -> None:
         name, parts = type(message.operation).__name__, tuple(sorted(self._state.released))
         self._observer.on(Operated(message.id, name, parts, error))
 
@@ -117,8 +117,7 @@ class Standstill:
         if drops_cache and not state.can_flush:
             raise RequestError(
                 f"{num_running} paused requests keep memory in the KV cache. Pause with the mode"
-                " retract"
-                " or abort to release it."
+                " retract or abort to release it."
             )
 
     def _follow(self, released: frozenset[MemoryPart]) -> None:
@@ -134,13 +133,13 @@ class Standstill:
             self._end()
 
     def _begin(self) -> None:
-        """To be called before the engine stops running steps."""
+        """Note the time, before a reason for a standstill is set."""
         if not self._state.stands_still:
             self._state.still_since = self._state.now
 
     def _end(self) -> None:
-        """To be called when one reason for the stop is gone. If it was the last, the time limits
-        of requests are moved by what they could not use."""
+        """Continue, unless another reason for the standstill is left. Time limits of requests are
+        extended by the time that they could not use."""
         state = self._state
         if state.stands_still:
             return

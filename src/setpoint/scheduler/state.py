@@ -54,7 +54,7 @@ class StepDraft:
     step's masks are made."""
 
     def add(self, seq: Sequence, *, samples: int) -> None:
-        """Count a planned row of this sequence, whose result may bring ``samples`` tokens."""
+        """Count a planned row of this sequence, which may bring back ``samples`` tokens."""
         seq.inflight_steps += 1
         seq.inflight_samples += samples
         self.seqs.append(seq)
@@ -90,7 +90,7 @@ class State:
         self.running: dict[int, Sequence] = {}
         """Admitted and not finished, in admission order; the sequence in mid-prefill included."""
         self.draining: dict[int, Sequence] = {}
-        """Finished, but named by a plan in flight: slot and pages stay held until its result."""
+        """Finished, but in a plan in flight: slot and pages stay held until its result is back."""
         self.chunking: Sequence | None = None
         """The one sequence in mid-prefill."""
         self.inflight: deque[StepDraft] = deque()
@@ -125,13 +125,13 @@ class State:
 
     @property
     def num_free_slots(self) -> int:
-        """How many sequences may be admitted; negative if the limit was lowered below the number
-        that run."""
+        """Number of sequences that may be admitted; negative if the limit was lowered below the
+        number that run."""
         return len(self.slots) - self.config.num_slots + self.settings.max_running_requests
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens of the waiting sequences, plus what the sequence in mid-prefill has left."""
+        """Tokens of the waiting sequences, plus the remainder of the prompt in mid-prefill."""
         left = (
             len(self.chunking.ids) - self.chunking.num_scheduled if self.chunking is not None else 0
         )
@@ -139,8 +139,7 @@ class State:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing can be planned and no result is due until a message arrives. Sequences
-        may be in preparation."""
+        """Whether no sequence waits, runs or is in flight. Sequences may be in preparation."""
         return not (self.queue or self.running or self.draining or self.inflight)
 
     @property
@@ -155,7 +154,7 @@ class State:
 
     @property
     def num_paused(self) -> int:
-        """How many requests wait for the end of a standstill."""
+        """Number of requests that wait for the end of a standstill."""
         return len(self.by_id) if self.stands_still else 0
 
     @property
@@ -165,7 +164,7 @@ class State:
 
     @property
     def num_decoding(self) -> int:
-        """Running sequences that are past their prompt."""
+        """Number of running sequences that are past their prompt."""
         return len(self.running) - (self.chunking is not None)
 
     def enqueue(self, seq: Sequence) -> None:
@@ -182,9 +181,9 @@ class State:
 
     def put_off(self, seq: Sequence) -> None:
         """Let a running sequence wait for its grammar: it gives up memory and slot, and gets a
-        place at the end of the queue, as if it was retracted.
+        place at the end of the queue, as if it were retracted.
 
-        Contract: no step in flight names the sequence.
+        Contract: no step in flight contains the sequence.
         """
         self._give_up(seq, publish=True)
         seq.forced = []
@@ -192,11 +191,11 @@ class State:
         seq.since, seq.arrived_at = self.now, self.num_processed
         self.queue.reserve(seq)
 
-    def prepared(self, message: Prepared) -> Sequence:
-        """Put a prepared sequence at its place in the queue."""
+    def enqueue_prepared(self, message: Prepared) -> Sequence:
+        """Put a prepared sequence in its place in the queue."""
         seq = self.preparing.take(message)
         self.queue.insert(seq)
-        self.standing_refusal = None  # it may fit, ahead of the one that did not
+        self.standing_refusal = None  # it may fit, and be ahead of the one that did not
         return seq
 
     def start(self, seq: Sequence) -> None:
@@ -218,9 +217,9 @@ class State:
         preparation_s: float = 0.0,
     ) -> TokenEvent:
         """Finish a sequence that has not ended. Its memory and slot are released once no step in
-        flight names it.
+        flight contains it. Returns its last event.
 
-        outcome, preparation_s: what the record of its preparation says, if it is in preparation.
+        outcome, preparation_s: for the record of its preparation, if it is in preparation.
         """
         seq.finish = finish
         del self.by_id[seq.seq_id]
@@ -237,8 +236,7 @@ class State:
         return self.last_event(seq)
 
     def last_event(self, seq: Sequence) -> TokenEvent:
-        """The client's last event of a sequence whose ``finish`` is set. Also emits the record of
-        the sequence's life."""
+        """The last event of a sequence whose ``finish`` is set. Also emits its RequestDone."""
         event = token_event(seq, self.now)
         self._observer.on(request_done(seq, self.now))
         return event
@@ -254,13 +252,13 @@ class State:
         """Retract a sequence: it gives up memory and slot, and joins the end of the queue with the
         outputs that it has.
 
-        Contract: no step in flight names the sequence.
+        Contract: no step in flight contains the sequence.
         """
         self._give_up(seq, publish=False)
         self.enqueue(seq)
 
     def _give_up(self, seq: Sequence, *, publish: bool) -> None:
-        """Take memory and slot from a sequence; ``publish`` leaves what it has computed in the
+        """Take memory and slot from a sequence. publish: leave what it has computed in the
         cache."""
         self._leave_running(seq)
         self.holdings.release(seq, publish=publish)
@@ -282,7 +280,7 @@ class State:
 
 
 def _span(config: SchedulerConfig, chunk: int | None) -> int:
-    """The most tokens from the first that may still be computed to the last that is planned: a
-    chunk, or what the steps in flight may bring."""
+    """The most tokens between the first one that is still to be computed and the last one that is
+    planned: a chunk, or what the steps in flight may bring back."""
     in_flight = (config.depth + 1) * max(config.max_tokens_per_row, 1 + MAX_FORCED)
     return max(config.max_req_len if chunk is None else chunk, in_flight)

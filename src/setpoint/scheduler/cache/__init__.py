@@ -1,2 +1,2 @@
-"""Which KV pages hold what: free list, radix tree of cached prefixes, eviction. Works on page
-numbers, never touches KV data."""
+"""Keeps track of what the KV pages hold: free list, radix tree of cached prefixes, eviction. Works
+on page numbers, never touches KV data."""

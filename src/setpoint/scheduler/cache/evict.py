@@ -1,7 +1,7 @@
 """The order in which cached stretches are evicted: one policy object per name, and a lazy heap over
 the unlocked leaves.
 
-Works on the fields of a node. It does not know the tree, the pages or who asks for memory.
+Works on the fields of a node. It knows neither the tree, nor the pages, nor who asks for memory.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from setpoint.scheduler.cache.node import EvictionKey, Node, Rank
 
 class Lru:
     """Least recently used first; the base of the other policies. A rank is what a node keeps for
-    its policy: here, the tick of its last use. Contract: the smallest key goes first; use never
-    decreases a key, only a split may (``EvictionQueue.push``). A key ends with the last use, which
-    no two leaves share, so keys never tie and the order is deterministic.
+    its policy: here, the tick of its last use. Contract: the node with the smallest key goes first;
+    use never decreases a key, only a split may (``EvictionQueue.push``). A key ends with the last
+    use, which no two leaves share, so keys never tie and the order is deterministic.
     """
 
     def fresh(self, tick: int) -> Rank:
@@ -70,8 +70,8 @@ class Lfu(Scored):
 
 
 class Slru(Lfu):
-    """Stretches with fewer than ``protected_threshold`` hits first, so a flood of prompts that are
-    sent only once does not evict what is in use."""
+    """Stretches with fewer than ``protected_threshold`` hits first, so that a flood of prompts that
+    are sent only once does not evict what is in use."""
 
     def __init__(self, *, protected_threshold: int = 2) -> None:
         self._threshold = protected_threshold
@@ -85,8 +85,8 @@ class Priority(Scored):
     stretch."""
 
     fresh_score = -(1 << 64)
-    """Not above any priority (``core.settings.LEAST_URGENT``): a new stretch grows to that of its
-    request."""
+    """Not above any priority (``core.settings.LEAST_URGENT``): a new stretch takes the priority of
+    its request."""
 
     def hit(self, rank: Rank, priority: int) -> Rank:
         return max(rank[0], priority), rank[1]
@@ -96,10 +96,10 @@ class Priority(Scored):
 
 
 class Tlru(Scored):
-    """Tail-optimised LRU: evicts first what the next prefill can recompute within its budget (arXiv
+    """Tail-optimised LRU: first evicts what the next prefill can recompute within its budget (arXiv
     2510.15152, decision 0006).
 
-    Of a conversation of L tokens whose next prompt adds ``next_prompt_estimate``, only the first
+    If a conversation has L tokens and its next prompt adds ``next_prompt_estimate``, only the first
     max(0, L + next_prompt_estimate - threshold) must stay cached for a prefill of at most
     ``threshold`` tokens. Score: L, the longest sequence that was cached through the stretch.
     """
@@ -133,13 +133,13 @@ def eviction_policy(name: str, **parameters: Any) -> Lru:
 
 
 class EvictionQueue:
-    """The unlocked leaves, the one to evict first on top.
+    """The unlocked leaves, with the one to evict first on top.
 
-    Contract: at most one valid entry per node, the one whose key is ``node.queued``. A node that is
-    locked, grows children or is touched leaves its entry behind; ``pop`` drops or renews such
-    entries when they reach the top, so each costs O(log n) once. A key that fell makes a new entry
-    and the old one void; the heap is rebuilt when more than half of it is void, so it is never
-    larger than twice the tree.
+    Contract: at most one valid entry per node, the one whose key is ``node.queued``. The entry of a
+    node that is locked, gets children or is touched stays; ``pop`` drops or renews such entries
+    when they reach the top, so each costs O(log n) once. If a key has fallen, the node gets a new
+    entry and the old one is void; the heap is rebuilt when more than half of it is void, so it is
+    never larger than twice the tree.
     """
 
     __slots__ = ("_heap", "_key", "_num_void")

@@ -51,13 +51,13 @@ class PrefixHandle:
         return self._node
 
     def move(self, node: Node, num_tokens: int) -> None:
-        """Follow the lock; called by the tree, which has moved it."""
+        """Record that the tree has moved the lock to ``node``."""
         self._node, self.num_tokens = node, num_tokens
 
     def pages(self) -> Ids:
         """The page rows of the path in order, num_tokens // page_size of them, flat and read-only.
-        Of window groups they hold only the pages that a sequence continuing the path reaches back
-        to. Must not be read after release."""
+        In the columns of window groups they hold only the pages that a sequence continuing the path
+        reaches back to. Must not be called after release."""
         return self._tree.pages_above(self.node)
 
     def release(self) -> None:

@@ -64,8 +64,8 @@ class KVCache:
         """``enabled=False`` caches nothing: match finds nothing and extend hands every page back to
         the caller.
 
-        row: the model's groups; one that keeps every position if not given. eviction_parameters:
-        keyword arguments of the policy. Raises ValueError for a pool without
+        row: the model's groups; by default one group that keeps every position.
+        eviction_parameters: keyword arguments of the policy. Raises ValueError for a pool without
         pages, a page size below 1 or an unknown policy.
         """
         self.page_size = page_size
@@ -101,9 +101,9 @@ class KVCache:
         return self._tree.match_len(ids, namespace)
 
     def trace(self, ids: Ids, namespace: str = "") -> tuple[int, tuple[int, ...]]:
-        """Like :meth:`peek`, and the cached stretches that the prefix runs through, in order. Equal
-        numbers mean the same stretch; the last may be matched in part. The numbers are void once
-        the tree has changed.
+        """(result of :meth:`peek`, numbers of the cached stretches that the prefix runs through, in
+        order). Equal numbers mean the same stretch; the last one may be matched in part. The
+        numbers are void once the tree has changed.
         """
         return self._tree.trace(ids, namespace)
 
@@ -164,7 +164,7 @@ class KVCache:
         self._pool.free(self._tree.unneed(handle, pages, first_row))
 
     def num_private(self, pages: Ids) -> int:
-        """How many of these window pages are private, that is, not the tree's."""
+        """Number of these window pages that are private, that is, not the tree's."""
         return 0 if self._windows is None else self._windows.num_outside(pages)
 
     def extend(self, handle: PrefixHandle, ids: Ids, pages: Ids, *, priority: int = 0) -> Ids:
@@ -180,8 +180,8 @@ class KVCache:
 
         * Beyond ``handle.num_tokens`` the tree adopts the pages of every stretch that it does not
           have. Where another sequence was faster, the tree keeps its own pages and returns the
-          caller's: the caller goes on holding those private copies (its page table stays valid, and
-          steps in flight may be writing them) and frees them when it is done.
+          caller's: the caller keeps those private copies (its page table stays valid, and steps in
+          flight may be writing them) and frees them when it is done.
         * Afterwards ``handle.num_tokens == len(ids)``, so no page is ever returned twice: of a page
           table that was extended chunk by chunk, the caller must free what extend returned and what
           lies beyond ``handle.num_tokens``, and nothing else.

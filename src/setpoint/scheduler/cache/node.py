@@ -20,8 +20,8 @@ the namespace."""
 
 Rank = Any
 EvictionKey = Any
-"""Both ints or tuples of ints; those of one policy are all of a kind, so that they compare
-(``evict``)."""
+"""Both are ints or tuples of ints, of the same form for all nodes of a policy, so that they can be
+compared (``evict``)."""
 
 _NO_CHILDREN: Mapping[Label, Node] = MappingProxyType({})
 

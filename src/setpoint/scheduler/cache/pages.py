@@ -35,7 +35,7 @@ class PagePool:
         return self._available
 
     def alloc(self, n: int) -> Ids | None:
-        """``n`` pages in a new array, or None if fewer are free (then nothing is taken)."""
+        """Take ``n`` pages, in a new array. Returns None and takes nothing if fewer are free."""
         assert n >= 0, n
         rest = self._available - n
         if rest < 0:
@@ -46,7 +46,7 @@ class PagePool:
         return pages
 
     def free(self, pages: Ids) -> None:
-        """Take pages back. The array remains the caller's."""
+        """Take pages back. The array stays the caller's."""
         assert not self.any_free(pages), f"pages freed twice: {pages[self._is_free[pages]]}"
         end = self._available + len(pages)
         self._free[self._available : end] = pages[::-1]

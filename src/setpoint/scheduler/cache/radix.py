@@ -34,7 +34,7 @@ class RadixTree:
         num_full: int = 1,
         windows: WindowPages | None = None,
     ) -> None:
-        """policy: the eviction policy, lru if not given. num_full: number of groups that keep every
+        """policy: the eviction policy, by default lru. num_full: number of groups that keep every
         position. windows: the pages of the other groups, if there are any. Raises ValueError for a
         page size below 1."""
         if page_size < 1:
@@ -67,14 +67,14 @@ class RadixTree:
         return self.locked_tokens * self.num_full + self.windows.num_locked * self.page_size
 
     def match_len(self, ids: Ids, namespace: str) -> int:
-        """Tokens of ``ids`` that are cached, floored to whole pages. Changes nothing."""
+        """Number of tokens of ``ids`` that are cached, floored to whole pages. Changes nothing."""
         if not self._knows_first_page(ids, namespace):
             return 0
         return self._find(self._whole_pages(ids), namespace)[1] // TOKEN_BYTES
 
     def trace(self, ids: Ids, namespace: str) -> tuple[int, tuple[int, ...]]:
-        """Like :meth:`match_len`, and the nodes that the match runs through, as numbers, from below
-        the root. The last may be matched in part."""
+        """(result of :meth:`match_len`, numbers of the nodes that the match runs through, from
+        below the root). The last one may be matched in part."""
         if not self._knows_first_page(ids, namespace):
             return 0, ()
         end, matched, _ = self._find(self._whole_pages(ids), namespace)
@@ -102,8 +102,8 @@ class RadixTree:
 
     def unneed(self, handle: PrefixHandle, pages: Ids, first_row: int) -> Ids:
         """Record that one sequence fewer needs these window pages, which belong to rows from
-        ``first_row`` on, on the handle's path or beyond it. Returns those among them that are not
-        the tree's."""
+        ``first_row`` on, on the handle's path or beyond it. Returns the pages among them that are
+        not the tree's."""
         assert self.windows is not None
         path, start = [], handle.num_tokens
         for node in self._path(handle.node):
@@ -226,7 +226,7 @@ class RadixTree:
         return node
 
     def _knows_first_page(self, ids: Ids, namespace: str) -> bool:
-        """Whether the first page of ``ids`` is cached: for most of a long queue it is not, and
+        """Whether the first page of ``ids`` is cached. For most of a long queue it is not, so that
         whole prompts need not be packed."""
         page = pack_ids(ids[: self.page_size])
         return (
@@ -248,7 +248,7 @@ class RadixTree:
         return b"".join(reversed(parts))
 
     def _find(self, data: bytes, namespace: str) -> tuple[Node, int, int]:
-        """Find the longest cached prefix that a sequence can continue; returns like
+        """Find the longest cached prefix that a sequence can continue. Returns the same as
         ``_descend``."""
         node, matched, rest = self._descend(self.root, data, namespace)
         if self.windows is None or not matched:
@@ -352,7 +352,7 @@ class RadixTree:
             node = node.parent
 
     def all_pages(self) -> Ids:
-        """The pages of every node, in no order. O(tree)."""
+        """The pages of all nodes, in no particular order. O(tree)."""
         pages = unpack_ids(b"".join(node.pages for node in self.nodes()))
         return pages if self.windows is None else pages[pages != 0]
 
@@ -366,8 +366,8 @@ class RadixTree:
 
 
 def _agreement(edge: bytes, data: bytes, start: int) -> int:
-    """How many bytes of ``edge``, a multiple of TOKEN_BYTES, agree with ``data`` from ``start``
-    on."""
+    """Number of bytes, a multiple of TOKEN_BYTES, at the beginning of ``edge`` that agree with
+    ``data`` from ``start`` on."""
     if data.startswith(edge, start):
         return len(edge)
     num = min(len(edge), len(data) - start) // TOKEN_BYTES

@@ -30,11 +30,11 @@ def _faults(tree: RadixTree, node: Node) -> list[str]:
         return ["is not its parent's child"]
     page_label = node.label[1] if isinstance(node.label, tuple) else node.label
     faults = {
-        "has a namespace in its label or not, against its place": (
+        "has a namespace in its label below the first level, or none there": (
             isinstance(node.label, tuple) != (parent is tree.root)
         ),
         "is not whole pages": not node.key or len(node.key) % tree.stride != 0,
-        "has another number of pages than its tokens fill": (
+        "does not have as many pages as its tokens fill": (
             len(node.pages) != len(node.key) // tree.stride * tree.row_bytes
         ),
         "has a label that is not its first page": (
@@ -48,7 +48,7 @@ def _faults(tree: RadixTree, node: Node) -> list[str]:
             tree.policy.last_use(node.rank) > tree.policy.last_use(parent.rank)
         ),
         "can be evicted but is not queued": node.is_evictable and node.queued is None,
-        "is queued behind its place": (
+        "is queued later than its key says": (
             node.is_evictable and node.queued is not None and node.queued > tree.policy.key(node)
         ),
     }

@@ -1,5 +1,5 @@
-"""The pages of window groups in the radix tree: which of them running sequences need, where a
-prefix is usable, and which are evicted first.
+"""The pages of window groups in the radix tree: which pages running sequences need, which prefixes
+are usable, and which pages are evicted first.
 
 Works on page rows (``core.pagerows.PageRow``) and the fields of nodes. It does not know ids, the
 free list or sequences: a caller calls ``need`` once for the pages that it needs, and ``unneed``
@@ -34,9 +34,9 @@ class WindowPages:
         """For each page, how many sequences need it; OUTSIDE if it is not one of the tree's."""
         self.num_evictable = 0
         self.num_locked = 0
-        """Pages."""
+        """Number of pages, as is ``num_evictable``."""
         self._loose: OrderedDict[Node, None] = OrderedDict()
-        """Nodes that may have evictable pages, the longest out of use first."""
+        """Nodes that may have evictable pages, the least recently used first."""
         self._kept: OrderedDict[Node, None] = OrderedDict()
         """Nodes whose evictable pages all lie just before a place where a match is likely to
         end."""
@@ -44,13 +44,14 @@ class WindowPages:
     # ------------------------------------------------------------------ matching
 
     def rows_of(self, pages: bytes | Ids) -> Rows:
-        """The page rows of a node or a path, read-only where the pages are."""
+        """The page rows of a node or a path as [rows, columns]: a view, read-only if ``pages``
+        is."""
         flat = np.frombuffer(pages, np.int32) if isinstance(pages, bytes) else pages
         return flat.reshape(-1, self.row.width)
 
     def num_usable(self, rows: Rows) -> int:
-        """Length, in rows, of the longest beginning of a path that a sequence can continue: there,
-        every window group still has the pages that its window reaches back to."""
+        """Length, in rows, of the longest prefix of a path that a sequence can continue: at its
+        end, every window group still has the pages that its window reaches back to."""
         ends = np.arange(1, len(rows) + 1)
         usable = np.ones(len(rows), np.bool_)
         for columns in self.row.windows:
@@ -81,8 +82,8 @@ class WindowPages:
         self.num_locked += newly
 
     def unneed(self, pages: Ids, path: Iterable[Node]) -> Ids:
-        """Record that a sequence no longer needs these pages. Returns those among them that are not
-        the tree's.
+        """Record that a sequence no longer needs these pages. Returns the pages among them that are
+        not the tree's.
 
         path: the nodes that hold the others.
         """
@@ -101,20 +102,20 @@ class WindowPages:
         return outside
 
     def num_outside(self, pages: Ids) -> int:
-        """How many of these pages are not the tree's."""
+        """Number of these pages that are not the tree's."""
         return int(np.count_nonzero(self._needed[pages] == OUTSIDE))
 
     def num_freed_by(self, pages: Ids) -> int:
-        """How many pages of the tree no sequence would need if each of ``pages`` were needed by one
-        fewer for every time that it is listed."""
+        """Number of the tree's pages that no sequence would need any more if each entry of
+        ``pages`` (which may repeat) took away one sequence that needs the page."""
         distinct, counts = np.unique(pages, return_counts=True)
         return int(np.count_nonzero(self._needed[distinct] == counts))
 
     # ------------------------------------------------------------------ growing
 
     def adopt(self, rows: Rows) -> None:
-        """Take over these rows for the tree; the one sequence that held them needs them."""
-        pages = _listed(rows[:, self.row.num_full :])
+        """Make the pages of these rows the tree's; the sequence that held them still needs them."""
+        pages = _page_numbers(rows[:, self.row.num_full :])
         self._needed[pages] = 1
         self.num_locked += len(pages)
 
@@ -128,12 +129,12 @@ class WindowPages:
         rows, num_full = self.rows_of(node.pages).copy(), self.row.num_full
         theirs, given = rows[:, num_full:], own[:, num_full:]
         if node.lock_ref:
-            private, freed = _listed(own[:, :num_full]), np.zeros(0, np.int32)
+            private, freed = _page_numbers(own[:, :num_full]), np.zeros(0, np.int32)
             taken = (theirs == 0) & (given != 0)
         else:
             taken = given != 0
             freed = self._forget(theirs[taken & (theirs != 0)])
-            freed = np.concatenate((_listed(rows[:, :num_full]), freed))
+            freed = np.concatenate((_page_numbers(rows[:, :num_full]), freed))
             private = np.zeros(0, np.int32)
             rows[:, :num_full] = own[:, :num_full]
         theirs[taken] = given[taken]
@@ -151,8 +152,8 @@ class WindowPages:
     # ------------------------------------------------------------------ eviction
 
     def look_again(self, node: Node) -> None:
-        """Reconsider a node whose number of children has changed: the pages just before its end may
-        no longer be worth sparing."""
+        """Let eviction reconsider a node whose number of children has changed: the pages just
+        before its end may no longer be worth sparing."""
         if node in self._kept:
             del self._kept[node]
             self._loose[node] = None
@@ -160,14 +161,14 @@ class WindowPages:
     def remove(self, node: Node) -> Ids:
         """Forget an unlocked node, which leaves the tree. Returns its pages, of all groups."""
         rows = self.rows_of(node.pages)
-        self._forget(_listed(rows[:, self.row.num_full :]))
+        self._forget(_page_numbers(rows[:, self.row.num_full :]))
         self._loose.pop(node, None)
         self._kept.pop(node, None)
-        return _listed(rows)
+        return _page_numbers(rows)
 
     def give_up_loose(self) -> Ids | None:
-        """Take evictable pages of the least recently used node, except those just before its end if
-        the node is a leaf or a fork. Returns None if no node is left to look at."""
+        """Take the evictable pages of the least recently used node, except those just before its
+        end if the node is a leaf or a fork. Returns None if no node is left."""
         if not self._loose:
             return None
         node, _ = self._loose.popitem(last=False)
@@ -187,7 +188,9 @@ class WindowPages:
         return self._give_up(node, spare_end=False)[0]
 
     def _give_up(self, node: Node, *, spare_end: bool) -> tuple[Ids, bool]:
-        """Returns the pages taken, and whether evictable ones are left."""
+        """Take evictable pages of a node. Returns (the pages, whether evictable ones are left).
+
+        spare_end: leave those that a match at the node's end reaches back to."""
         rows = self.rows_of(node.pages)
         window_pages = rows[:, self.row.num_full :]
         evictable = (window_pages != 0) & (self._needed[window_pages] == 0)
@@ -206,7 +209,7 @@ class WindowPages:
         return given, bool((evictable & ~going).any())
 
     def _forget(self, pages: Ids) -> Ids:
-        """Mark evictable pages as no longer the tree's."""
+        """Take evictable pages from the tree. Returns them."""
         assert not self._needed[pages].any(), "a page that is needed, or not the tree's"
         self._needed[pages] = OUTSIDE
         self.num_evictable -= len(pages)
@@ -218,7 +221,7 @@ class WindowPages:
         """Every violated invariant, as a sentence; empty = sound. O(tree)."""
         problems, found = [], []
         for node in nodes:
-            pages = _listed(self.rows_of(node.pages)[:, self.row.num_full :])
+            pages = _page_numbers(self.rows_of(node.pages)[:, self.row.num_full :])
             found.append(pages)
             if not (self._needed[pages] >= 0).all():
                 problems.append("A node holds a window page that is not counted as the tree's.")
@@ -242,7 +245,7 @@ class WindowPages:
         return problems
 
 
-def _listed(pages: Rows) -> Ids:
-    """The page numbers of some columns of rows, without the gaps."""
-    listed: Ids = pages[pages != 0]
-    return listed
+def _page_numbers(pages: Rows) -> Ids:
+    """The page numbers in these columns, flat, without the zeros."""
+    numbers: Ids = pages[pages != 0]
+    return numbers
