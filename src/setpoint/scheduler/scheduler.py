@@ -89,7 +89,7 @@ class Scheduler:
         except RequestError as error:
             return self._refuse(seq_id, request, refusal_finish(error))
         except Exception as error:
-            return self._refused(
+            return self._refuse(
                 seq_id, request, failure_finish(log_failure("taking it in", error))
             )
         wanted = request.sampling.max_new_tokens
