@@ -89,9 +89,7 @@ class Scheduler:
         except RequestError as error:
             return self._refuse(seq_id, request, refusal_finish(error))
         except Exception as error:
-            return self._refuse(
-                seq_id, request, failure_finish(log_failure("taking it in", error))
-            )
+            return self._refuse(seq_id, request, failure_finish(log_failure("taking it in", error)))
         wanted = request.sampling.max_new_tokens
         if wanted is not None and seq.max_new_tokens < wanted:
             self._observer.on(RequestClipped(request.rid, wanted, seq.max_new_tokens))
