@@ -10,7 +10,7 @@ import pytest
 
 from setpoint import cli
 from setpoint.bench.divergence import NUM_PROMPTS, PROMPT, Predictions, Windows, compare, table
-from setpoint.bench.quality import ANSWER, TEXTS, cut, is_exceeded
+from setpoint.bench.quality import ANSWER, TEXTS, cut_windows, is_exceeded
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.byte_tokenizer import BOS_ID, write_byte_tokenizer
@@ -104,7 +104,7 @@ def test_windows_hold_every_token_once_behind_the_special_ones(tmp_path: Path) -
     write_byte_tokenizer(tmp_path)
     tokenizer = Tokenizer.from_folder(tmp_path)
     text = "".join(chr(97 + index % 26) for index in range(1000))
-    windows, prefix = cut({"letters": text, "one": "x", "few": "abc"}, tokenizer, 101)
+    windows, prefix = cut_windows({"letters": text, "one": "x", "few": "abc"}, tokenizer, 101)
     specials = [BOS_ID] if prefix else []
     assert len(specials) == prefix
     assert all(ids[:prefix] == specials and len(ids) <= 101 for ids in windows.ids)
@@ -126,7 +126,7 @@ def test_windows_hold_every_token_once_behind_the_special_ones(tmp_path: Path) -
 def test_text_without_anything_to_predict_is_refused(text: str, tmp_path: Path) -> None:
     write_byte_tokenizer(tmp_path)
     with pytest.raises(ConfigError, match="fewer than two tokens"):
-        cut({"mine": text}, Tokenizer.from_folder(tmp_path), 512)
+        cut_windows({"mine": text}, Tokenizer.from_folder(tmp_path), 512)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_our_texts_are_enough_for_every_prompt(tmp_path: Path) -> None:
     texts = {file.stem: file.read_text(encoding="utf-8") for file in TEXTS.glob("*.txt")}
     assert len(texts) == 6
     assert 20_000 < sum(map(len, texts.values())) < 40_000
-    windows, prefix = cut(texts, Tokenizer.from_folder(tmp_path), 512)
+    windows, prefix = cut_windows(texts, Tokenizer.from_folder(tmp_path), 512)
     prompts = windows.prompts(prefix)
     assert len({tuple(prompt) for prompt in prompts}) == NUM_PROMPTS
     assert {len(prompt) - prefix for prompt in prompts} == {PROMPT}

@@ -19,7 +19,7 @@ DONE = b"[DONE]"
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Wish:
+class RequestOptions:
     """What all requests of a run have in common."""
 
     model: str
@@ -31,7 +31,7 @@ class Wish:
 @dataclass(slots=True, frozen=True)
 class Backend:
     path: str
-    body: Callable[[Prompt, Wish], dict[str, Any]]
+    body: Callable[[Prompt, RequestOptions], dict[str, Any]]
     read: Callable[[Record, bytes, float], None]
     """Reads one event of a stream, or a whole answer, into the record. Raises msgspec.MsgspecError
     for bytes that are not in this API's format."""
@@ -40,7 +40,8 @@ class Backend:
 
 
 def on_event(backend: Backend, record: Record, data: bytes, now: float) -> None:
-    """Never raises: an event that cannot be read makes the record fail."""
+    """Read an event's data into the record. Never raises: if it cannot be read, the record
+    fails."""
     if data == DONE:
         record.is_finished = True
         return
@@ -70,14 +71,19 @@ class _Generated(msgspec.Struct):
 _generated = msgspec.json.Decoder(_Generated)
 
 
-def _generate_body(prompt: Prompt, wish: Wish) -> dict[str, Any]:
+def _generate_body(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     sampling = {
         "temperature": 0.0,
         "max_new_tokens": prompt.output_len,
-        "ignore_eos": wish.ignore_eos,
+        "ignore_eos": options.ignore_eos,
     }
     key = "text" if isinstance(prompt.content, str) else "input_ids"
-    return {key: prompt.content, "sampling_params": sampling, "stream": wish.stream, **wish.extra}
+    return {
+        key: prompt.content,
+        "sampling_params": sampling,
+        "stream": options.stream,
+        **options.extra,
+    }
 
 
 def _read_generated(record: Record, data: bytes, now: float) -> None:
@@ -94,7 +100,7 @@ def _read_generated(record: Record, data: bytes, now: float) -> None:
         else meta.completion_tokens - before
     )
     if new > 0:
-        record.came(now, new)
+        record.add_tokens(now, new)
     record.num_outputs, record.num_prompt = meta.completion_tokens, meta.prompt_tokens
     record.cached = _cached(meta)
     if len(record.pieces) == 1 and chunk.text.startswith(record.pieces[0]):
@@ -157,39 +163,39 @@ _completion = msgspec.json.Decoder(_Completion)
 _embeddings = msgspec.json.Decoder(_Embeddings)
 
 
-def _common(prompt: Prompt, wish: Wish) -> dict[str, Any]:
+def _common_fields(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     body: dict[str, Any] = {
-        "model": wish.model,
+        "model": options.model,
         "temperature": 0.0,
-        "stream": wish.stream,
-        "ignore_eos": wish.ignore_eos,
+        "stream": options.stream,
+        "ignore_eos": options.ignore_eos,
     }
-    if wish.stream:
+    if options.stream:
         body["stream_options"] = {"include_usage": True}
     return body
 
 
-def _completion_body(prompt: Prompt, wish: Wish) -> dict[str, Any]:
+def _completion_body(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     return {
-        **_common(prompt, wish),
+        **_common_fields(prompt, options),
         "prompt": prompt.content,
         "max_tokens": prompt.output_len,
-        **wish.extra,
+        **options.extra,
     }
 
 
-def _chat_body(prompt: Prompt, wish: Wish) -> dict[str, Any]:
+def _chat_body(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     messages = [{"role": "user", "content": prompt.content}]
     return {
-        **_common(prompt, wish),
+        **_common_fields(prompt, options),
         "messages": messages,
         "max_completion_tokens": prompt.output_len,
-        **wish.extra,
+        **options.extra,
     }
 
 
-def _embedding_body(prompt: Prompt, wish: Wish) -> dict[str, Any]:
-    return {"model": wish.model, "input": prompt.content, **wish.extra}
+def _embedding_body(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
+    return {"model": options.model, "input": prompt.content, **options.extra}
 
 
 def _read_completion(record: Record, data: bytes, now: float) -> None:
@@ -198,7 +204,7 @@ def _read_completion(record: Record, data: bytes, now: float) -> None:
         record.fail(_message(chunk.error))
     for choice in chunk.choices:
         if text := _text(choice):
-            record.came(now, 1)
+            record.add_tokens(now, 1)
             record.pieces.append(text)
         if choice.finish_reason is not None:
             record.is_finished = True

@@ -43,12 +43,12 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
     waiting = Waiting(f"Loading {options.model.model_path or DEFAULT_MODEL}", on_stderr())
     try:
         with reported_to(waiting.doing):
-            return _loaded(line, env, num_slots=num_slots, length=length)
+            return _load(line, env, num_slots=num_slots, length=length)
     finally:
         waiting.end()
 
 
-def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -> Subject:
+def _load(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -> Subject:
     options = line.options
     source, asked, config = configured(options, env, line.given)
     announce(config, source, os.environ)

@@ -39,11 +39,11 @@ class Limits(Protocol):
     """The highest rates that this machine reaches with the engine's threads."""
 
     def read_bytes_per_s(self, num_bytes: int) -> float:
-        """Bandwidth of reading that many bytes again and again."""
+        """The bandwidth of reading that many bytes again and again."""
         ...
 
     def flops(self, product: str) -> float:
-        """Rate of operations on numbers of that type (``Work.product``) in registers."""
+        """The rate of operations in registers on numbers of that type (``Work.product``)."""
         ...
 
     def measured(self) -> dict[str, Any]:
@@ -128,8 +128,10 @@ def _bound(work: Work, again: int, limits: Limits) -> float:
     return max(reading, multiplying)
 
 
-def table(title: str, parts: Mapping[str, Part], plain_s: float, turns: Turns | None) -> list[str]:
-    """The table in Markdown. ``plain_s``: times of the same steps without timers."""
+def table(
+    title: str, parts: Mapping[str, Part], untimed_s: float, turns: Turns | None
+) -> list[str]:
+    """The table in Markdown. ``untimed_s``: times of the same steps without timers."""
     whole = parts["step"].seconds
     unit, per_s = next((unit, per_s) for unit, per_s, most_s in UNITS if whole < most_s)
     lines = [
@@ -154,13 +156,13 @@ def table(title: str, parts: Mapping[str, Part], plain_s: float, turns: Turns | 
         if turns is None
         else f", and {turns.seconds * per_s:,.2f} {unit} as part of a whole engine"
     )
-    lines += ["", f"Without timers and scheduling it took {plain_s * per_s:,.2f} {unit}{engine}."]
+    lines += ["", f"Without timers and scheduling it took {untimed_s * per_s:,.2f} {unit}{engine}."]
     timed = whole - sum(parts[name].seconds for name in FROM_ENGINE if name in parts)
-    if not 1 / UNLIKE < plain_s / timed < UNLIKE:
+    if not 1 / UNLIKE < untimed_s / timed < UNLIKE:
         words = (
-            f"{plain_s / timed:.1f} times as long as"
-            if plain_s > timed
-            else f"only {plain_s / timed:.0%} of the time that it took"
+            f"{untimed_s / timed:.1f} times as long as"
+            if untimed_s > timed
+            else f"only {untimed_s / timed:.0%} of the time that it took"
         )
         lines.append(
             f"WARNING: Without timers it took {words} with them, so this table may not describe a"
@@ -176,11 +178,11 @@ def as_json(parts: Mapping[str, Part], turns: Turns | None) -> dict[str, Any]:
     }
 
 
-def described(shape: Shape) -> str:
+def shape_text(shape: Shape) -> str:
     return f"a batch of {shape[0]} ({shape[1]} tokens in, {shape[2]} out)"
 
 
-def described_limits(measured: Mapping[str, Any]) -> str:
+def limits_text(measured: Mapping[str, Any]) -> str:
     """The limits in one line."""
     reads = (
         f"{rate / 1e9:.1f} GB/s over {int(size) / 1e6:,.0f} MB"

@@ -67,7 +67,7 @@ class Comparison:
                     f"| {name} | {_range(mine)} | {_range(theirs)} |"
                     f" {verdict(mine, theirs, more_is_better)} |"
                 )
-        return "\n".join([*lines, *_unlike(result, self._others[-1])])
+        return "\n".join([*lines, *_traffic_note(result, self._others[-1])])
 
 
 STEP_RATIOS = f"   {'speed-up: prefill':>19} {'decode':>7}"
@@ -107,7 +107,7 @@ def step_ratios(result: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) 
     return f"   {prefill:>17.2f} × {decode:>5.2f} ×"
 
 
-def _unlike(result: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def _traffic_note(result: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """A line that names the options in which the two sides differ; "" if there are none."""
     ours, theirs = result["options"], other.get("options", {})
     names = [

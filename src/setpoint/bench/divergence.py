@@ -100,8 +100,8 @@ def table(result: Mapping[str, Any]) -> str:
     """The table in Markdown."""
     lines = [
         f"{result['reference']['model']}",
-        f"reference: {_described(result['reference'])}",
-        f"candidate: {_described(result['candidate'])}",
+        f"reference: {_engine_text(result['reference'])}",
+        f"candidate: {_engine_text(result['candidate'])}",
         "",
         (
             "| text | tokens | reference perplexity | candidate | change | mean abs Δ ln p | top-1"
@@ -129,7 +129,7 @@ def table(result: Mapping[str, Any]) -> str:
     )
 
 
-def _described(about: Mapping[str, Any]) -> str:
+def _engine_text(about: Mapping[str, Any]) -> str:
     quantization = about["quantization"] or "as in the checkpoint"
     types = (
         f"dtype {about['dtype']}, quantization {quantization}, KV cache {about['kv_cache_dtype']}"

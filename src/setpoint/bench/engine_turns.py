@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from setpoint.bench.breakdown import PHASES, Shape, Turns, described
+from setpoint.bench.breakdown import PHASES, Shape, Turns, shape_text
 from setpoint.bench.progress import waiting
 from setpoint.bench.prompts import make_prompts
 from setpoint.config.bench import OfflineOptions
@@ -19,8 +19,8 @@ from setpoint.offline import Engine
 def engine_turns(
     line: CommandLine, env: EnvSettings, shapes: Sequence[Shape]
 ) -> dict[Shape, dict[str, Turns]]:
-    """Run the batches on a whole engine with the same options, and ask its loop for its times.
-    Raises ConfigError for a batch that it cannot hold."""
+    """The times of the engine's loop for each batch and phase, measured on a whole engine with the
+    same options. Raises ConfigError for a batch that the engine cannot hold."""
     with Engine.from_options(line.options, env, given=line.given) as engine:
         info = engine.get_server_info()
         tokenizer = Tokenizer.from_folder(info["tokenizer_path"])
@@ -53,7 +53,7 @@ def _turns(engine: Engine, tokenizer: Tokenizer, shape: Shape) -> dict[str, Turn
         ]
         before = _sums(engine)
         with waiting(
-            f"{'Measuring' if found else 'Warming up'} the engine with {described(shape)}"
+            f"{'Measuring' if found else 'Warming up'} the engine with {shape_text(shape)}"
         ):
             engine.generate(
                 input_ids=prompts,

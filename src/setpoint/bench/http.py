@@ -37,7 +37,7 @@ class Response:
 
 
 class Server:
-    """The server that requests go to. Contract: ``on_event`` never raises."""
+    """The server that requests go to. Contract: the caller's ``on_event`` never raises."""
 
     def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
         """Raises ConfigError if ``base_url`` is not an HTTP address."""

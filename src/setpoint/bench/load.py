@@ -38,8 +38,8 @@ async def drive(
     limit: int | None,
     on_done: Callable[[Record], None],
 ) -> Run:
-    """Send all prompts. ``on_done`` gets every record as it ends; the Run has them in the order of
-    the prompts."""
+    """Send all prompts; returns the Run, with the records in the order of the prompts. ``on_done``
+    gets every record as it ends."""
     gate = nullcontext() if limit is None else asyncio.Semaphore(limit)
 
     async def one(prompt: Prompt) -> Record:

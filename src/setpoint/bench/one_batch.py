@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from setpoint.bench import breakdown, comparison, report
-from setpoint.bench.breakdown import PHASES, Limits, Shape, Turns, described
+from setpoint.bench.breakdown import PHASES, Limits, Shape, Turns, shape_text
 from setpoint.bench.progress import waiting
 from setpoint.config.bench import OneBatchOptions
 from setpoint.core.executor import Executor
@@ -36,7 +36,7 @@ WARMUP_STEPS = 2
 
 
 class MeasuringExecutor(Executor, Protocol):
-    """An executor that records what each kind of operation does."""
+    """An executor that counts the work of each kind of operation."""
 
     def take(self) -> dict[str, Work]:
         """The work of the steps since the last call."""
@@ -70,7 +70,7 @@ class Subject:
 
 @dataclass(slots=True, frozen=True)
 class Times:
-    """MeasuringExecutor seconds for one combination of batch size and lengths."""
+    """The times of one combination of batch size and lengths."""
 
     prefills: list[float]
     """Seconds of whole prefills, one per repetition."""
@@ -101,7 +101,7 @@ def bench_one_batch(
     print(HEAD + (comparison.STEP_RATIOS if others is not None else ""))
     for shape in shapes:
         batch_size, input_len, output_len = shape
-        with waiting(f"Measuring {described(shape)}"):
+        with waiting(f"Measuring {shape_text(shape)}"):
             steps.run(batch_size, input_len, WARMUP_STEPS, repeats=1)
             result = _result(own, subject, shape, steps.run(*shape))
         ratios = comparison.step_ratios(result, others.get(shape, [])) if others is not None else ""
@@ -113,7 +113,7 @@ def bench_one_batch(
             flush=True,
         )
         if own.breakdown:
-            with waiting(f"Measuring the parts of {described(shape)}"):
+            with waiting(f"Measuring the parts of {shape_text(shape)}"):
                 counted = steps.run(*shape, repeats=1, measured=subject.measure(eager=True))
                 timed = steps.run(*shape, measured=subject.measure(eager=False))
             result |= _breakdown(subject, result, counted, timed, turns[shape])
@@ -130,10 +130,10 @@ def _breakdown(
     timed: Times,
     turns: Mapping[str, Turns],
 ) -> dict[str, Any]:
-    """Print the tables. Returns the entries for the result."""
+    """Print the tables; returns the entries for the result."""
     found: dict[str, Any] = {}
     totals = {"prefill": timed.prefills, "decode": timed.decodes}
-    plain = {"prefill": result["prefill_latency"], "decode": result["median_decode_latency"]}
+    untimed_s = {"prefill": result["prefill_latency"], "decode": result["median_decode_latency"]}
     titles = {
         "prefill": f"Prefill of {result['batch_size']} x {result['input_len']} tokens",
         "decode": f"Decode step of {result['batch_size']}, median of {len(timed.decodes)}",
@@ -148,12 +148,12 @@ def _breakdown(
                 turns[phase],
             )
         found[phase] = breakdown.as_json(parts, turns[phase])
-        print("\n".join(breakdown.table(titles[phase], parts, plain[phase], turns[phase])))
+        print("\n".join(breakdown.table(titles[phase], parts, untimed_s[phase], turns[phase])))
     limits = None if subject.limits is None else subject.limits.measured()
     words = (
         "No bounds: the limits of this machine cannot be measured."
         if limits is None
-        else breakdown.described_limits(limits)
+        else breakdown.limits_text(limits)
     )
     print(f"\n{words}\n", flush=True)
     return {"breakdown": found, "limits": limits}
@@ -184,8 +184,8 @@ def _result(own: OneBatchOptions, subject: Subject, shape: Shape, times: Times) 
 
 
 class _Steps:
-    """Builds plans and times them. Slot s owns the pages from 1 + s · (pages of a sequence) on,
-    anew in every run."""
+    """Builds plans and times them. In every run, slot s owns the pages from 1 + s · (pages of a
+    sequence) on."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -201,7 +201,8 @@ class _Steps:
         repeats: int = REPEATS,
         measured: MeasuringExecutor | None = None,
     ) -> Times:
-        """``measured``: an executor that runs the steps instead of the subject's."""
+        """The times of a prefill, repeated, and of its decode steps. ``measured``: an executor that
+        runs the steps instead of the subject's."""
         slots, times = range(batch_size), Times([], [])
         executor = self._subject.executor if measured is None else measured
         for _ in range(repeats):
@@ -219,7 +220,7 @@ class _Steps:
         return times
 
     def _prefill(self, executor: Executor, slots: range, input_len: int, length: int) -> float:
-        """Admit all sequences again. Returns the seconds of the steps that compute their prompts
+        """Admit all sequences again; returns the seconds of the steps that compute their prompts
         and sample a first token for each."""
         plan, num_rows = self._plan(), -(-length // self._subject.page_size)
         sampling = SamplingParams(
@@ -247,7 +248,7 @@ class _Steps:
 
 
 def _time(executor: Executor, plan: StepPlan) -> float:
-    """Run one step and return its seconds."""
+    """Run one step; returns its seconds."""
     began = time.perf_counter()
     step = executor.submit(plan)
     step.finish(None)

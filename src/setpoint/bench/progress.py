@@ -22,11 +22,11 @@ LINE_EVERY_S = 10.0
 def waiting(what: str) -> Iterator[None]:
     """While the block runs, show ``what`` it does, e.g. "Making 64 prompts", with the seconds so
     far, if it takes long."""
-    shown = Waiting(what, on_stderr())
+    line = Waiting(what, on_stderr())
     try:
         yield
     finally:
-        shown.end()
+        line.end()
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def bench_quality(line: CommandLine, env: EnvSettings) -> int:
     with Engine.from_options(plain, env, given=line.given | REFERENCE.keys()) as engine:
         info = engine.get_server_info()
         tokenizer = Tokenizer.from_folder(info["tokenizer_path"])
-        windows, prefix = cut(texts, tokenizer, min(WINDOW, info["max_req_input_len"]))
+        windows, prefix = cut_windows(texts, tokenizer, min(WINDOW, info["max_req_input_len"]))
         prompts = windows.prompts(prefix)
         reference = measure(engine, windows, prompts, name="The reference")
     with Engine.from_options(options, env, given=line.given) as engine:
@@ -83,11 +83,11 @@ def bench_quality(line: CommandLine, env: EnvSettings) -> int:
 
 
 def is_exceeded(result: Mapping[str, Any], limit: float | None) -> bool:
-    """True if the change is above the limit, or is not a number."""
+    """Whether the change is above the limit, or is not a number."""
     return limit is not None and not result["perplexity_change"] <= limit
 
 
-def cut(texts: Mapping[str, str], tokenizer: Tokenizer, length: int) -> tuple[Windows, int]:
+def cut_windows(texts: Mapping[str, str], tokenizer: Tokenizer, length: int) -> tuple[Windows, int]:
     """Windows of at most ``length`` ids, and the number of ids that the tokenizer puts before any
     text, with which each window begins."""
     with_specials = tokenizer.encode("a").tolist()
@@ -131,7 +131,7 @@ def measure(
             predicted = engine.generate(
                 input_ids=asked, sampling_params={"temperature": 0.0, "max_new_tokens": 0}, **wanted
             )
-        for meta in _answered(predicted):
+        for meta in _meta_infos(predicted):
             logprobs.append(np.array([value for value, _, _ in meta["input_token_logprobs"][1:]]))
             likeliest.append(np.array([top[0][1] for top in meta["input_top_logprobs"][1:]]))
     with waiting(f"{name} continues {len(prompts)} passages"):
@@ -139,7 +139,7 @@ def measure(
             input_ids=list(prompts),
             sampling_params={"temperature": 0.0, "max_new_tokens": ANSWER, "ignore_eos": True},
         )
-    _answered(answers)
+    _meta_infos(answers)
     info = engine.get_server_info()
     names = (
         "dtype",
@@ -155,7 +155,8 @@ def measure(
     return Predictions(logprobs, likeliest, [answer["output_ids"] for answer in answers], about)
 
 
-def _answered(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _meta_infos(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The ``meta_info`` of each answer. Raises SetpointError if a request failed."""
     metas = [answer["meta_info"] for answer in answers]
     failed = [
         meta["finish_reason"]["message"]

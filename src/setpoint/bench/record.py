@@ -46,10 +46,10 @@ class Record:
     def text(self) -> str:
         return "".join(self.pieces)
 
-    def came(self, now: float, count: int) -> None:
+    def add_tokens(self, now: float, count: int) -> None:
         self.times.append(now)
         self.counts.append(count)
 
     def fail(self, reason: str) -> None:
-        """Record a failure; the first reason is kept."""
+        """Note a failure; the first reason is kept."""
         self.error = self.error or " ".join(reason.split())[:300]

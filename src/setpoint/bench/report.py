@@ -74,8 +74,8 @@ def print_serving(result: Mapping[str, Any], own: ServingOptions) -> None:
     lines += [f"failed, {count} x: {reason}" for reason, count in result["failures"].items()]
     if result["client_is_bottleneck"]:
         lines.append(
-            "WARNING: this client was busy most of the time; the server may be faster than these"
-            " figures."
+            "WARNING: This client was busy most of the time; the server may be faster than these"
+            " figures say."
         )
     print("\n".join(lines))
 
@@ -120,7 +120,8 @@ def _line(label: str, value: Any) -> str:
 
 
 def plot(title: str, values: Sequence[float]) -> list[str]:
-    """A line of bars; neighbouring values are averaged if there are more values than columns."""
+    """A heading and a line of bars. If there are more values than columns, neighbouring values are
+    averaged."""
     per_column = -(-len(values) // PLOT_COLUMNS) or 1
     columns = [
         statistics.fmean(values[at : at + per_column]) for at in range(0, len(values), per_column)

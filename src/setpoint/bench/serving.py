@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from setpoint.bench import comparison, metrics, report
-from setpoint.bench.backends import BACKENDS, Wish, on_event
+from setpoint.bench.backends import BACKENDS, RequestOptions, on_event
 from setpoint.bench.chart import serving_chart
 from setpoint.bench.emulation import refuse_emulation
 from setpoint.bench.http import ExchangeError, Server
@@ -110,13 +110,13 @@ class _Bench:
         tokenizer, folder = await self._tokenizer(model)
         with waiting(f"Making {own.num_prompts} prompts"):
             prompts = [
-                self._adapted(prompt)
+                self._for_backend(prompt)
                 for prompt in make_prompts(own, tokenizer, as_ids=own.tokenize_prompt)
             ]
             if own.apply_chat_template:
-                prompts = _in_template(prompts, tokenizer, folder)
+                prompts = _apply_template(prompts, tokenizer, folder)
         await self._check_lengths(prompts, model)
-        self._wish = Wish(
+        self._request_options = RequestOptions(
             model=model,
             stream=self._streams,
             ignore_eos=not own.disable_ignore_eos,
@@ -140,7 +140,7 @@ class _Bench:
     def _streams(self) -> bool:
         return self._backend.generates and not self._own.disable_stream
 
-    def _adapted(self, prompt: Prompt) -> Prompt:
+    def _for_backend(self, prompt: Prompt) -> Prompt:
         return prompt if self._backend.generates else Prompt(prompt.content, prompt.num_tokens, 0)
 
     # -- requests
@@ -148,7 +148,7 @@ class _Bench:
     async def _send(self, prompt: Prompt) -> Record:
         """Send one request. Never raises: a failure is in the record."""
         record, backend = Record(prompt), self._backend
-        body = msgspec.json.encode(backend.body(prompt, self._wish))
+        body = msgspec.json.encode(backend.body(prompt, self._request_options))
         record.started_at = time.perf_counter()
         try:
             answer = await self._server.post(
@@ -161,7 +161,7 @@ class _Bench:
             record.fail(str(error))
         else:
             if answer.status != 200:
-                record.fail(f"status {answer.status}: {_words(answer.body)}")
+                record.fail(f"status {answer.status}: {_error_text(answer.body)}")
             elif answer.body:
                 on_event(backend, record, answer.body, time.perf_counter())
         record.ended_at = time.perf_counter()
@@ -169,7 +169,7 @@ class _Bench:
             record.fail("the answer ended early")
         elif backend.generates and not record.times:
             if record.num_outputs:
-                record.came(record.ended_at, record.num_outputs)  # tokens that have no text
+                record.add_tokens(record.ended_at, record.num_outputs)  # tokens that have no text
             else:
                 record.fail("the answer has no tokens")
         return record
@@ -193,7 +193,7 @@ class _Bench:
         if answer.status != 200:
             raise BenchError(
                 f"{self._server.url} did not flush its cache: status {answer.status}:"
-                f" {_words(answer.body)}"
+                f" {_error_text(answer.body)}"
             )
 
     # -- facts about the server
@@ -264,7 +264,7 @@ class _Bench:
         if answer.status != 200:
             raise BenchError(
                 f"{self._server.url}{path} answers with status {answer.status}:"
-                f" {_words(answer.body)}"
+                f" {_error_text(answer.body)}"
             )
         try:
             return msgspec.json.decode(answer.body)
@@ -335,7 +335,7 @@ def _details(run: Run) -> dict[str, Any]:
     }
 
 
-def _in_template(prompts: list[Prompt], tokenizer: Tokenizer, folder: Path) -> list[Prompt]:
+def _apply_template(prompts: list[Prompt], tokenizer: Tokenizer, folder: Path) -> list[Prompt]:
     source = find_chat_template(folder)
     if source is None:
         raise ConfigError(f"--apply-chat-template: {folder} has no chat template.")
@@ -364,7 +364,7 @@ def _json_object(text: str) -> Mapping[str, Any]:
     return found
 
 
-def _words(body: bytes) -> str:
+def _error_text(body: bytes) -> str:
     """The message of an error, in each of the shapes that servers use."""
     with suppress(msgspec.DecodeError):
         found = msgspec.json.decode(body)
