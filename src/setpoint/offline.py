@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
+from setpoint.config.check import check_has_text
 from setpoint.config.commandline import parse_keywords
 from setpoint.config.commands import ENGINE
 from setpoint.config.environment import EnvSettings, read_environment
@@ -122,7 +123,9 @@ class Engine:
     @classmethod
     def from_options(cls, options: Options, env: EnvSettings, *, given: frozenset[str]) -> Engine:
         """Make an Engine for a command that has parsed its command line; ``given`` names the
-        options that the user wrote."""
+        options that the user wrote. Raises ConfigError also for --skip-tokenizer-init: such
+        commands read and write text."""
+        check_has_text(options, "this command")
         engine = cls.__new__(cls)
         engine._words = nullcontext
         engine._start(options, env, given)

@@ -177,6 +177,14 @@ def test_aliases_and_known_values_point_at_something() -> None:
         ({"default_chat_template_kwargs": "[1]"}, "must be a JSON object"),
         ({"preferred_sampling_params": "{"}, "not valid JSON"),
         ({"preferred_sampling_params": '{"top_p": 5}'}, "--preferred-sampling-params: top_p must"),
+        (
+            {"skip_tokenizer_init": True, "reasoning_parser": "qwen3"},
+            "--reasoning-parser is about text, which --skip-tokenizer-init leaves out",
+        ),
+        (
+            {"skip_tokenizer_init": True, "preferred_sampling_params": '{"stop": "x"}'},
+            "stop needs a tokenizer, which --skip-tokenizer-init leaves out",
+        ),
         ({"preferred_sampling_params": '{"topp": 1}'}, "Unknown sampling parameter 'topp'"),
     ],
 )

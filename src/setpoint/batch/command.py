@@ -26,6 +26,7 @@ from setpoint.batch.progress import EVERY_S, Display, display
 from setpoint.batch.reading import read_at_once
 from setpoint.batch.run import BatchRun
 from setpoint.batch.tally import Tally
+from setpoint.config.check import check_has_text
 from setpoint.config.commands import BatchOptions
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
@@ -59,6 +60,7 @@ def run_batch(
             "A batch cannot use '-' for stdin or stdout, because it reads its input twice and reads"
             " its output again. Name files."
         )
+    check_has_text(options, "'setpoint batch'")
     setup_logging(options.logs.log_level, milliseconds=env.log_ms)
     source_path, output_path = Path(own.input), Path(own.output)
     is_parquet = parquet.is_parquet(output_path)

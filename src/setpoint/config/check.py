@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from setpoint.config.chat_formats import NONE
 from setpoint.config.declare import Field, Option
 from setpoint.config.groups.answers import preferred_sampling
 from setpoint.config.groups.memory import eviction_parameters
@@ -18,6 +19,7 @@ from setpoint.config.groups.model import chat_template_kwargs, model_overrides
 from setpoint.config.groups.scheduling import SchedulingOptions
 from setpoint.config.options import GROUPS, Options
 from setpoint.config.sglang import instead, is_known_value
+from setpoint.core.constraint import KINDS
 from setpoint.core.errors import ConfigError
 
 LEAST_POOL_TOKENS = 8
@@ -26,6 +28,13 @@ free after it."""
 MAX_INT = (1 << 53) - 1
 """Largest value of a whole number without a bound of its own: the largest that every reader of JSON
 represents exactly."""
+
+
+TEXT_OPTIONS = (
+    *("chat_template", "default_chat_template_kwargs"),
+    *("tool_call_parser", "reasoning_parser"),
+)
+"""Options that have no meaning on a server without a tokenizer."""
 
 
 def check_options(options: Options) -> None:
@@ -76,6 +85,7 @@ def check_options(options: Options) -> None:
             "--schedule-policy shortest-prefill-first needs the prefix cache; drop"
             " --disable-radix-cache or use another policy."
         )
+    _check_ids_only(options)
     model_overrides(options.model)
     chat_template_kwargs(options.model)
     preferred_sampling(options.answers)
@@ -89,6 +99,35 @@ def check_values(values: msgspec.Struct, fields: Iterable[Field[Option]]) -> Non
         if value is not None:
             for each in value if field.is_list else (value,):
                 _check_value(field, each)
+
+
+def _check_ids_only(options: Options) -> None:
+    """Raise ConfigError for options about text together with --skip-tokenizer-init."""
+    if not options.model.skip_tokenizer_init:
+        return
+    unset = Options()
+    for name in TEXT_OPTIONS:
+        if options.get(name) not in (unset.get(name), NONE):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{flag} is about text, which --skip-tokenizer-init leaves out; drop one of the"
+                " two."
+            )
+    preferred = preferred_sampling(options.answers)
+    if text := preferred.keys() & {"stop", "stop_regex", *KINDS}:
+        raise ConfigError(
+            f"--preferred-sampling-params: {min(text)} needs a tokenizer, which"
+            " --skip-tokenizer-init leaves out; drop one of the two."
+        )
+
+
+def check_has_text(options: Options, command: str) -> None:
+    """Raise ConfigError if a command that reads and writes text was given --skip-tokenizer-init."""
+    if options.model.skip_tokenizer_init:
+        raise ConfigError(
+            f"--skip-tokenizer-init leaves text out, and {command} reads and writes text; drop the"
+            " flag. It is for 'setpoint serve' and the offline Engine."
+        )
 
 
 def _check_priorities(scheduling: SchedulingOptions) -> None:

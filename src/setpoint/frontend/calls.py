@@ -199,6 +199,7 @@ class Calls:
     async def _conversation_ids(self, messages: Any, variables: Mapping[str, Any]) -> list[int]:
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise RequestError(f"messages must be a list of dicts, not {type(messages).__name__}.")
+        _ = self.service.text.tokenizer
         if not self.service.text.has_chat_template:
             raise RequestError(
                 'This model has no chat template. Build the Engine with chat_template="FILE", or'

@@ -277,6 +277,7 @@ class Intake:
 
     def _check_options(self, options: RequestOptions, sampling: SamplingParams) -> None:
         sampling.check_vocabulary(self._config.vocab_size)
+        self._text.check_sampling(sampling)
         stop_regex.check(sampling.stop_regex)
         _check_numbers(options)
         picked = options.picked_ids

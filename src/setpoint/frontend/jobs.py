@@ -15,6 +15,7 @@ from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.failures import log_failure
 from setpoint.core.messages import Finish, LogprobBlock, Timing, TokenEvent
 from setpoint.core.request import Request
+from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.arrival import Arrival, arrival
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.mailbox import Mailbox
@@ -36,11 +37,12 @@ class SequenceOutput:
         self,
         request: Request,
         index: int,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         *,
         came: Arrival | None = None,
     ) -> None:
-        """came: the arrival of the client's request; None: now."""
+        """tokenizer: None: the sequence has no text, and no stop strings. came: the arrival of the
+        client's request; None: now."""
         came = came or Arrival()
         sampling = request.sampling
         self.request = request
@@ -82,16 +84,11 @@ class SequenceOutput:
         self.latencies: Latencies | None = None
         """Takes the times of its tokens."""
         self._last_token_at = 0.0
-        self._tokenizer = tokenizer
         self._detokenizer = make_detokenizer(
             tokenizer, skip_special_tokens=sampling.skip_special_tokens
         )
-        self._skipped = tokenizer.special_ids if sampling.skip_special_tokens else frozenset()
-        self._finder = (
-            StopFinder(sampling.stop, regexes=sampling.stop_regex, keep=sampling.no_stop_trim)
-            if sampling.has_text_stops
-            else None
-        )
+        self._tokenizer = tokenizer
+        self._finder = _stop_finder(sampling, tokenizer)
 
     @property
     def rid(self) -> str:
@@ -193,8 +190,10 @@ class SequenceOutput:
     def _search(self, finder: StopFinder, token_id: int, *, shown: bool) -> str:
         """Look for stop strings in the text with one more token, special or not; returns the shown
         text that becomes final."""
-        if token_id in self._skipped:
-            return finder.feed(self._tokenizer.token_text(token_id), hidden=True)
+        tokenizer = self._tokenizer
+        assert tokenizer is not None, "stop strings are refused without one"
+        if self.request.sampling.skip_special_tokens and token_id in tokenizer.special_ids:
+            return finder.feed(tokenizer.token_text(token_id), hidden=True)
         if shown:
             return finder.feed(self._detokenizer.feed((token_id,)))
         before = finder.feed(
@@ -235,7 +234,7 @@ class Job:
     def __init__(
         self,
         client: EngineClient,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         requests: Sequence[Request],
         *,
         on_finish: Callable[[SequenceOutput], None],
@@ -376,6 +375,13 @@ class Job:
 
 
 async def _nothing() -> None: ...
+
+
+def _stop_finder(sampling: SamplingParams, tokenizer: Tokenizer | None) -> StopFinder | None:
+    """What finds the stop strings of a sequence; None if it has none."""
+    if tokenizer is None or not sampling.has_text_stops:
+        return None
+    return StopFinder(sampling.stop, regexes=sampling.stop_regex, keep=sampling.no_stop_trim)
 
 
 def _fed(output: SequenceOutput, event: TokenEvent) -> Piece:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from setpoint.core.awake import timeout_awake
 from setpoint.core.control import EngineFacts, InternalState
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+WARM_UP_IDS = 6
+"""Tokens of the warm-up request on a server without a tokenizer."""
 RECENT_S = 1.0
 """Tokens that arrived within this time prove that the engine is healthy."""
 
@@ -111,7 +114,7 @@ class Service:
         make = partial(
             Job,
             self.engine,
-            self.text.tokenizer,
+            self.text.known_tokenizer,
             requests,
             metrics=metrics,
             latencies=self._latencies,
@@ -235,15 +238,18 @@ class Service:
     async def warm_up(self, *, timeout_s: float = 600.0) -> None:
         """Serve one real request before the server is announced as ready. Raises EngineDeadError or
         RequestError."""
-        prompt = (await self.intake.encode("The capital city of France is"))[
-            : self.config.max_req_input_len - 1
-        ]
+        if self.text.known_tokenizer is None:
+            prompt = np.arange(min(WARM_UP_IDS, self.config.vocab_size), dtype=np.int32)
+        else:
+            prompt = await self.intake.encode("The capital city of France is")
+        prompt = prompt[: self.config.max_req_input_len - 1]
         rid, sampling = f"WARM_UP_{new_rid()}", SamplingParams(max_new_tokens=8, temperature=0.0)
         if self.config.pooling is None:
             requests = self.intake.requests(prompt, sampling, RequestOptions(), rid=rid)
         else:
             requests = [self.intake.embedding_request(prompt, rid=rid)]
-        with Job(self.engine, self.text.tokenizer, requests, on_finish=lambda output: None) as job:
+        tokenizer = self.text.known_tokenizer
+        with Job(self.engine, tokenizer, requests, on_finish=lambda output: None) as job:
             try:
                 async with timeout_awake(timeout_s):
                     await job.wait()

@@ -41,12 +41,18 @@ def configured(
         log=logger.info,
     )
     spec = read_spec(source.folder, overrides=model_overrides(options.model))
-    text_folder = (
-        source.folder
-        if options.model.tokenizer_path is None
-        else tokenizer_folder(options.model.tokenizer_path, log=logger.info)
-    )
-    ends = dict.fromkeys((*spec.eos_token_ids, *tokenizer_end_ids(text_folder)))
+    ends = dict.fromkeys(spec.eos_token_ids)
+    if options.model.skip_tokenizer_init:
+        why = "--skip-tokenizer-init leaves text out"
+        formats = dict.fromkeys(("tool_call_parser", "reasoning_parser"), (NONE, why))
+    else:
+        text_folder = (
+            source.folder
+            if options.model.tokenizer_path is None
+            else tokenizer_folder(options.model.tokenizer_path, log=logger.info)
+        )
+        ends |= dict.fromkeys(tokenizer_end_ids(text_folder))
+        formats = chat_formats(options, text_folder)
     # A tokenizer may know more ids than the model, which never generates those.
     spec = replace(
         spec, eos_token_ids=tuple(token_id for token_id in ends if token_id < spec.vocab_size)
@@ -58,7 +64,7 @@ def configured(
     found = {
         "model_path": (source.name, "the default model"),
         "tokenizer_path": (str(source.folder), "the model's own"),
-        **chat_formats(options, text_folder),
+        **formats,
     }
     asked = Asked(
         options=options,

@@ -101,7 +101,7 @@ def launched(
 
 
 def _tokenizer_folder(options: Options, source: ModelSource) -> Path:
-    if options.model.tokenizer_path is None:
+    if options.model.tokenizer_path is None or options.model.skip_tokenizer_init:
         return source.folder
     return tokenizer_folder(options.model.tokenizer_path, log=logger.info)
 
@@ -111,6 +111,8 @@ def _text(options: Options, folder: Path) -> TextProcessor:
     it are reported before weights are loaded."""
     from setpoint.frontend.text.processor import TextProcessor
 
+    if options.model.skip_tokenizer_init:
+        return TextProcessor(None)
     text = TextProcessor.from_folder(folder, chat_template=options.model.chat_template)
     # A file of --chat-template has been tried before (preflight).
     if options.model.chat_template is None and (limit := text.template_exceeds()) is not None:

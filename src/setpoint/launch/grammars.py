@@ -31,8 +31,8 @@ class NoGrammars:
 
 def engine_grammars(job: EngineJob) -> GrammarFactory:
     """The factory of an engine."""
-    backend = job.config.options.execution.grammar_backend
-    if backend == "none" or job.config.options.model.is_embedding:
+    model, backend = job.config.options.model, job.config.options.execution.grammar_backend
+    if backend == "none" or model.is_embedding or model.skip_tokenizer_init:
         return NoGrammars()
     return grammar_factory(
         backend,

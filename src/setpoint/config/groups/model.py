@@ -29,6 +29,15 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(GROUP, "Folder or id of the tokenizer, if it is not the model's.", metavar="PATH"),
     ] = None
+    skip_tokenizer_init: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Serve token ids only: /generate takes input_ids and answers output_ids, what needs"
+            " text is refused, and no tokenizer file is read. For the server and the offline"
+            " Engine.",
+        ),
+    ] = False
     served_model_name: Annotated[
         str | None,
         Option(

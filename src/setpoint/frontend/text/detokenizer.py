@@ -32,10 +32,23 @@ class Detokenizer(Protocol):
     def flush(self) -> str: ...
 
 
-def make_detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> Detokenizer:
+def make_detokenizer(tokenizer: Tokenizer | None, *, skip_special_tokens: bool) -> Detokenizer:
+    """tokenizer: None: no id has a text."""
+    if tokenizer is None:
+        return NoText()
     if tokenizer.is_byte_level:
         return ByteDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
     return WindowDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+
+
+class NoText:
+    """For a server without a tokenizer, whose answers are token ids only."""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
 
 
 class ByteDetokenizer:

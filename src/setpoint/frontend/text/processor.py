@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Ids
+from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.text.shapes import TemplateShapes
 from setpoint.frontend.text.template_process import TemplateProcess
 from setpoint.frontend.text.template_source import find_chat_template
@@ -27,6 +28,12 @@ T = TypeVar("T")
 _INLINE = 4096
 """Longest text (characters) or id list that is processed on the event loop itself; takes about a
 millisecond."""
+
+IDS_ONLY = (
+    "this server was started with --skip-tokenizer-init and works with token ids only: send"
+    " input_ids to /generate, and read output_ids."
+)
+"""Why what needs a tokenizer is refused; the end of a sentence."""
 
 
 class Template(Protocol):
@@ -46,8 +53,9 @@ class Template(Protocol):
 
 
 class TextProcessor:
-    def __init__(self, tokenizer: Tokenizer, template: Template | None = None) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer | None, template: Template | None = None) -> None:
+        """tokenizer: None: there is no text (--skip-tokenizer-init); what needs text is refused."""
+        self.known_tokenizer = tokenizer
         self._template = template
         self._found: dict[str, bool] = {}
         """Expression -> whether the chat template's source has it; a few fixed ones are asked for
@@ -71,6 +79,26 @@ class TextProcessor:
             else TemplateProcess(source, special_tokens=tokenizer.special_tokens)
         )
         return cls(tokenizer, template)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises RequestError (400) if there is none."""
+        if self.known_tokenizer is None:
+            raise RequestError(f"Text cannot be read or written: {IDS_ONLY}")
+        return self.known_tokenizer
+
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        """Raise RequestError (400) for a parameter that needs a tokenizer if there is none."""
+        if self.known_tokenizer is not None:
+            return
+        constraint = sampling.constraint
+        for name, is_asked in (
+            ("stop", bool(sampling.stop)),
+            ("stop_regex", bool(sampling.stop_regex)),
+            ("" if constraint is None else constraint.kind, constraint is not None),
+        ):
+            if is_asked:
+                raise RequestError(f"{name} needs a tokenizer: {IDS_ONLY}")
 
     def close(self) -> None:
         """End the template's process; nothing can be rendered after that."""
@@ -135,7 +163,8 @@ class TextProcessor:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text of a chat. Raises RequestError (400) if the model has no chat template or
-        the template refuses the messages."""
+        tokenizer, or the template refuses the messages."""
+        _ = self.tokenizer
         template = self._template
         if template is None:
             raise RequestError(

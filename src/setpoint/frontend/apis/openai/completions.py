@@ -90,11 +90,11 @@ class CompletionApi:
         )
         warnings += self._service.intake.without_effect(sampling)
         requests = await self._requests(body, sampling, rid)
+        names = Names(self._service.text.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         job = self._service.job(requests, received=raw, api="OpenAI")
         reply = Reply(
             rid, body, kind="text_completion", config=self._service.config, warnings=warnings
         )
-        names = Names(self._service.text.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         maker = CompletionChoices(
             names,
             echo=bool(body.echo),

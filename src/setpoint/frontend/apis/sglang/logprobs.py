@@ -14,9 +14,9 @@ class NativeLogprobs:
     """Makes ``[logprob, token_id, text | null]`` per position, and lists of those for top and
     picked tokens (docs/sglang/api.md#generate-answer)."""
 
-    def __init__(self, tokenizer: Tokenizer, *, with_text: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        """tokenizer: what gives the texts; None: they are null."""
         self._tokenizer = tokenizer
-        self._with_text = with_text
 
     def of_outputs(self, asked: LogprobOptions, blocks: Sequence[LogprobBlock]) -> dict[str, Any]:
         values = [
@@ -65,7 +65,8 @@ class NativeLogprobs:
         return fields
 
     def _entry(self, value: float | None, token_id: int) -> list[Any]:
-        return [value, token_id, self._tokenizer.token_text(token_id) if self._with_text else None]
+        text = None if self._tokenizer is None else self._tokenizer.token_text(token_id)
+        return [value, token_id, text]
 
     def _top(self, block: LogprobBlock) -> list[list[list[Any]]]:
         return [

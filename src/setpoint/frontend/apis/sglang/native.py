@@ -30,6 +30,7 @@ from setpoint.frontend.intake import MAX_SEQUENCES, check_key, namespace
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.service import Service
 from setpoint.frontend.sessions import SessionParams, Turn
+from setpoint.frontend.text.processor import IDS_ONLY
 from setpoint.frontend.timings import timings_of
 
 
@@ -74,6 +75,8 @@ class NativeApi:
         preferred = self._service.config.preferred_sampling
         samplings = samplings_of(body.sampling_params, count, preferred=preferred)
         told = [each for one in samplings for each in self._service.intake.without_effect(one)]
+        if body.return_text_in_logprobs and self._service.text.known_tokenizer is None:
+            told.append(f"return_text_in_logprobs has no effect: {IDS_ONLY}")
         warnings = [*warnings, *dict.fromkeys(told)]
         num_sequences = sum(sampling.n for sampling in samplings)
         if max_sequences is not None and num_sequences > max_sequences:
@@ -142,7 +145,7 @@ class NativeApi:
         asked = output.request.options.logprobs
         if asked is not None:
             logprobs = NativeLogprobs(
-                self._service.text.tokenizer, with_text=prepared.text_in_logprobs
+                self._service.text.known_tokenizer if prepared.text_in_logprobs else None
             )
             blocks = (
                 output.logprobs
@@ -163,9 +166,13 @@ class NativeApi:
         told: dict[str, Any] = {"meta_info": meta}
         if prepared.with_prompt_ids:
             told["prompt_token_ids"] = output.request.prompt().tolist()
-        if piece is not None:
-            return {"text": piece.text, "output_ids": piece.ids, **told}
-        return {"text": output.text, "output_ids": output.output_ids, **told}
+        if piece is None:
+            told = {"output_ids": output.output_ids, **told}
+        else:
+            told = {"output_ids": piece.ids, **told}
+        if self._service.text.known_tokenizer is None:
+            return told
+        return {"text": output.text if piece is None else piece.text, **told}
 
     def embedding(
         self, output: SequenceOutput, prepared: Prepared, dimensions: int | None
@@ -199,7 +206,9 @@ class NativeApi:
             ids = await service.intake.encode(prompt, add_special_tokens=not goes_on)
         else:
             ids = service.intake.prompt_ids(prompt, name="input_ids")
-            if goes_on and len(ids) and ids[0] == service.text.tokenizer.bos_id:
+            tokenizer = service.text.known_tokenizer
+            bos_id = None if tokenizer is None else tokenizer.bos_id
+            if goes_on and len(ids) and ids[0] == bos_id:
                 ids = ids[1:]
         return service.sessions.turn(params, ids, rid=rid)
 
