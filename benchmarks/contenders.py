@@ -29,7 +29,7 @@ from workloads import Workload
 from setpoint.config.commandline import parse
 from setpoint.config.commands import ENGINE
 from setpoint.config.environment import read_environment
-from setpoint.offline import Engine
+from setpoint.offline.offline_engine import Engine
 
 START_TIMEOUT_S = 120.0
 REQUEST_TIMEOUT_S = 900.0

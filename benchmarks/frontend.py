@@ -50,12 +50,12 @@ from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.port import bind_socket
 from setpoint.frontend.http.serve import make_server
-from setpoint.frontend.ipc.client import EngineClient
-from setpoint.frontend.ipc.line import EngineLine
-from setpoint.frontend.ipc.link import SocketLink
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
-from setpoint.ipc import EngineSocket
+from setpoint.ipc.client import EngineClient
+from setpoint.ipc.line import EngineLine
+from setpoint.ipc.link import SocketLink
+from setpoint.ipc.sockets import EngineSocket
 from setpoint.testing.fake_engine import SOME_FACTS, FixedOptions
 
 CONTEXT = 100_000

@@ -25,8 +25,8 @@ from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.result import StepResult, one_each
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.settings import Settings
-from setpoint.frontend.latencies import Latencies
-from setpoint.frontend.metrics.requests import RequestMetrics
+from setpoint.frontend.telemetry.latencies import Latencies
+from setpoint.frontend.telemetry.metrics.requests import RequestMetrics
 from setpoint.observe.moment_keeper import MomentKeeper
 from setpoint.observe.readers import EngineReaders
 from setpoint.scheduler.cache.manager import KVCache

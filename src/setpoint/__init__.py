@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from setpoint.core.sampling import SamplingParams
-    from setpoint.offline import Engine
+    from setpoint.offline.offline_engine import Engine
 
 __version__ = "0.1.0"
 
 __all__ = ["Engine", "SamplingParams", "__version__"]
 
-_HOMES = {"Engine": "setpoint.offline", "SamplingParams": "setpoint.core.sampling"}
+_HOMES = {
+    "Engine": "setpoint.offline.offline_engine",
+    "SamplingParams": "setpoint.core.sampling",
+}
 
 
 def __getattr__(name: str) -> Any:

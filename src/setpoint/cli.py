@@ -125,7 +125,7 @@ def _serve(arguments: list[str]) -> int:
 
 def _batch(arguments: list[str]) -> int:
     line, env = _read("batch", arguments)
-    from setpoint.batch.command import run_batch
+    from setpoint.commands.batch_command import run_batch
 
     return run_batch(line.own, line.options, env, given=line.given)
 
@@ -139,35 +139,35 @@ def _chat(arguments: list[str]) -> int:
 
 def _replay(arguments: list[str]) -> int:
     line, _ = _read("replay", arguments)
-    from setpoint.recording.command import replay
+    from setpoint.commands.replay_command import replay
 
     return replay(line.own)
 
 
 def _doctor(arguments: list[str]) -> int:
     line, _ = _read("doctor", arguments)
-    from setpoint.doctor.command import doctor
+    from setpoint.commands.doctor_command import doctor
 
     return doctor(line.own)
 
 
 def _set(arguments: list[str]) -> int:
     line, _ = _read("set", arguments)
-    from setpoint.set_options import set_options
+    from setpoint.commands.set_command import set_options
 
     return set_options(line.own, api_key=os.environ.get("OPENAI_API_KEY"))
 
 
 def _top(arguments: list[str]) -> int:
     line, _ = _read("top", arguments)
-    from setpoint.top.command import top
+    from setpoint.commands.top_command import top
 
     return top(line.own, api_key=os.environ.get("OPENAI_API_KEY"))
 
 
 def _console(arguments: list[str]) -> int:
     line, _ = _read("console", arguments)
-    from setpoint.playback.command import console
+    from setpoint.commands.console_command import console
 
     return console(line.own)
 
@@ -204,15 +204,15 @@ def _bench_serving(arguments: list[str]) -> int:
 
 def _bench_offline(arguments: list[str]) -> int:
     line, env = _read("bench offline", arguments)
-    from setpoint.bench.offline import bench_offline
+    from setpoint.bench.engines.offline_throughput import bench_offline
 
     return bench_offline(line, env)
 
 
 def _bench_one_batch(arguments: list[str]) -> int:
     line, env = _read("bench one-batch", arguments)
-    from setpoint.bench.bare import bare_engine
-    from setpoint.bench.engine_turns import engine_turns
+    from setpoint.bench.engines.bare import bare_engine
+    from setpoint.bench.engines.engine_turns import engine_turns
     from setpoint.bench.one_batch import bench_one_batch
 
     return bench_one_batch(
@@ -224,7 +224,7 @@ def _bench_one_batch(arguments: list[str]) -> int:
 
 def _bench_quality(arguments: list[str]) -> int:
     line, env = _read("bench quality", arguments)
-    from setpoint.bench.quality import bench_quality
+    from setpoint.bench.engines.quality import bench_quality
 
     return bench_quality(line, env)
 

@@ -29,12 +29,11 @@ CONTROL_PLANE = (
     "launch.server",
     "launch.engine_session",
     "launch.assembly",
-    "launch.background",
     "launch.live",
     "launch.settings",
     "offline",
     "chat",
-    "set_options",
+    "commands",
     "top",
     "playback",
     "bench",
@@ -120,6 +119,29 @@ def test_rooms_form_no_circles() -> None:
         raise AssertionError(f"a circle of rooms: {' <- '.join(error.args[1])}") from None
 
 
+def folder_of(module: str) -> str:
+    return module if (ROOT / module.replace(".", "/")).is_dir() else module.rpartition(".")[0]
+
+
+def test_folders_form_no_circles() -> None:
+    """A room of one file would hide a circle of folders; this test does not know the rooms."""
+    graph: dict[str, set[str]] = {}
+    for module, tree in MODULES.items():
+        names = {found.removeprefix("setpoint.") for found in imports(tree)}
+        folders = {folder_of(name) for name in names if name in MODULES}
+        graph.setdefault(folder_of(module), set()).update(folders - {folder_of(module)})
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        raise AssertionError(f"a circle of folders: {' <- '.join(error.args[1])}") from None
+
+
+def test_a_room_is_a_folder() -> None:
+    """But for the command, which picks the others."""
+    files = [room for room in ALLOWED if not (ROOT / room.replace(".", "/")).is_dir()]
+    assert files == ["cli"]
+
+
 def test_no_import_cycles() -> None:
     graph = {
         module: {
@@ -187,15 +209,36 @@ def test_the_package_loads_its_names_when_they_are_used() -> None:
     assert done.stdout == "set()\n", done.stderr
 
 
-def test_pickle_is_never_imported_and_transformers_in_one_place_on_use() -> None:
+def test_pickle_is_never_imported() -> None:
     for module, tree in MODULES.items():
         if not is_below(module, "testing"):
             found = {name.partition(".")[0] for name in imports(tree)}
             assert not {"pickle", "dill", "cloudpickle"} & found, module
-            assert "transformers" not in found or module == "engine.models.transformers_model", (
-                module
-            )
-    tree = MODULES["engine.models.transformers_model"]
-    assert not any(name.startswith("transformers") for name in top_level_imports(tree)), (
-        "importing it takes seconds"
-    )
+
+
+@pytest.mark.parametrize(
+    ("library", "home"),
+    [
+        ("transformers", "engine.models.transformers_model"),
+        ("opentelemetry", "frontend.telemetry.tracing"),
+        ("prometheus_client", "frontend.telemetry.metrics.exposition"),
+    ],
+)
+def test_a_slow_or_optional_library_has_one_home_and_is_loaded_on_use(
+    library: str, home: str
+) -> None:
+    """The home may import it at its top if nobody imports the home at theirs."""
+    importers = {
+        module
+        for module, tree in MODULES.items()
+        if any(is_below(name, library) for name in imports(tree))
+        and not any(is_below(module, room) for room in ("testing", "doctor"))
+    }
+    assert importers == {home}
+    at_once = any(is_below(name, library) for name in top_level_imports(MODULES[home]))
+    eager = {
+        module
+        for module, tree in MODULES.items()
+        if f"setpoint.{home}" in set(top_level_imports(tree))
+    }
+    assert not (at_once and eager)

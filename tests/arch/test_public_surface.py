@@ -20,9 +20,9 @@ from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.routes import each_route
-from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
+from setpoint.ipc.client import EngineClient
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
 from setpoint.testing.fake_engine import FixedOptions
 

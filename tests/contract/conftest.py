@@ -22,15 +22,15 @@ from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import MakeDialect, create_app
 from setpoint.frontend.http.port import bind_socket
 from setpoint.frontend.http.serve import make_server
-from setpoint.frontend.ipc.client import EngineClient
-from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.live import FrontendSettings, LiveOptions
 from setpoint.frontend.service import Service
 from setpoint.frontend.storage.storage import Storage
+from setpoint.frontend.telemetry.watching import Doctor
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.frontend.watching import Doctor
+from setpoint.ipc.client import EngineClient
+from setpoint.ipc.line import EngineLine
 from setpoint.testing.byte_tokenizer import CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, make_byte_tokenizer
 from setpoint.testing.fake_engine import FakeEngine, FixedOptions
 

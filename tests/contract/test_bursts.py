@@ -16,8 +16,8 @@ import pytest
 
 from setpoint.core.request import Ids
 from setpoint.frontend.http.pace import PER_TURN, Pace, Rank
-from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.ipc.client import EngineClient
 from setpoint.testing.fake_engine import FakeEngine
 
 Url = Callable[..., str]

@@ -24,8 +24,8 @@ from setpoint.frontend.console.broadcast import MAX_BEHIND_BYTES, Broadcast
 from setpoint.frontend.console.facts import facts_of
 from setpoint.frontend.console.feed import MAX_VIEWERS, ConsoleFeed
 from setpoint.frontend.console.pages import STATIC
-from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.live import LiveOption
+from setpoint.ipc.line import EngineLine
 from setpoint.testing.fake_engine import FakeEngine
 from setpoint.testing.server import wait_until
 

@@ -11,9 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from setpoint.core.moments import Moment
-from setpoint.frontend import limit_news, watching
-from setpoint.frontend.config import MetricsConfig
-from setpoint.frontend.ipc.line import EngineLine
+from setpoint.frontend.telemetry import limit_news, watching
+from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
+from setpoint.ipc.line import EngineLine
 from setpoint.launch.doctor import ServerDoctor
 from setpoint.testing.fake_engine import FakeEngine
 
@@ -232,7 +232,7 @@ def test_the_log_and_the_metric_tell_of_a_limit_and_of_its_end(
         await page(server, {"seq-cap": 0.0})
         watching_task.cancel()
 
-    with caplog.at_level(logging.INFO, "setpoint.frontend.limit_news"):
+    with caplog.at_level(logging.INFO, "setpoint.frontend.telemetry.limit_news"):
         serve(
             scenario,
             FakeEngine(max_running=2),

@@ -17,7 +17,7 @@ from setpoint.core.errors import SourceError
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers import pages
 from setpoint.doctor.readers.sources import observe_sources
-from setpoint.doctor.watching import Watched
+from setpoint.doctor.readers.watched import Watched
 from setpoint.launch.doctor import ServerDoctor
 from setpoint.testing.fake_engine import FakeEngine
 

@@ -20,12 +20,12 @@ import pytest
 from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
-from setpoint.frontend.ipc.client import EngineClient
-from setpoint.frontend.ipc.line import EngineLine
-from setpoint.frontend.ipc.link import SocketLink
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.ipc.client import EngineClient
+from setpoint.ipc.line import EngineLine
+from setpoint.ipc.link import SocketLink
 from setpoint.launch.process import kill_with_children, watch
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
 from setpoint.testing.fake_engine import FixedOptions

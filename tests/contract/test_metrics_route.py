@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from scraping import OPEN_METRICS, Found, Serve, engine, scrape, value
 
 from setpoint.core.messages import Finish
-from setpoint.frontend.config import MetricsConfig
-from setpoint.frontend.ipc.line import EngineLine
+from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
+from setpoint.ipc.line import EngineLine
 from setpoint.observe.catalogue import BY_NAME, SERIES
 from setpoint.observe.engine_metrics import EngineMetrics
 from setpoint.observe.figures import Figures
@@ -115,7 +115,7 @@ def test_every_series_is_shown_with_its_labels(serve: Serve) -> None:
 def test_custom_labels_come_from_the_header_and_are_bounded(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("setpoint.frontend.metrics.requests.MAX_LABEL_SETS", 3)
+    monkeypatch.setattr("setpoint.frontend.telemetry.metrics.requests.MAX_LABEL_SETS", 3)
 
     async def scenario(server: Any) -> None:
         async def generate(labels: str) -> None:
@@ -230,7 +230,7 @@ def test_a_histogram_keeps_labels_that_only_an_earlier_engine_had(serve: Serve) 
 def test_an_engine_that_does_not_answer_does_not_hold_up_the_page(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("setpoint.frontend.metrics.exposition.ANSWER_S", 0.02)
+    monkeypatch.setattr("setpoint.frontend.telemetry.metrics.exposition.ANSWER_S", 0.02)
 
     async def scenario(server: Any) -> None:
         await scrape(server)

@@ -13,9 +13,9 @@ import pytest
 
 from setpoint.core.control import OptionChange
 from setpoint.core.settings import Settings
-from setpoint.frontend.book import RequestBook
 from setpoint.frontend.live import FrontendSettings, Proposal
-from setpoint.frontend.request_export import RequestExport
+from setpoint.frontend.telemetry.book import RequestBook
+from setpoint.frontend.telemetry.request_export import RequestExport
 from setpoint.observe.logline import LineFormatter
 from setpoint.testing.fake_engine import FakeEngine
 from setpoint.testing.server import wait_until

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from conftest import Server
-from setpoint.frontend.roster import MAX_ENDED, MAX_OPEN, Table
+from setpoint.frontend.telemetry.roster import MAX_ENDED, MAX_OPEN, Table
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]

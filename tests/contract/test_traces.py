@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from setpoint.core.messages import Finish
-from setpoint.frontend.tracing import RequestTracer, sending_to
+from setpoint.frontend.telemetry.tracing import RequestTracer, sending_to
 from setpoint.testing.fake_engine import FakeEngine
 from setpoint.testing.otlp import Collector, collecting
 

@@ -14,14 +14,14 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.calls import Calls
-from setpoint.frontend.ipc.line import EngineLine
-from setpoint.frontend.ipc.link import SocketLink
 from setpoint.frontend.service import Service
+from setpoint.ipc.line import EngineLine
+from setpoint.ipc.link import SocketLink
 from setpoint.launch.engine import launched
 from setpoint.launch.engine_session import EngineSession
 from setpoint.launch.phases import Phases
 from setpoint.launch.process import watch
+from setpoint.offline.calls import Calls
 
 PROMPTS = ["Once upon a time", "a"]
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "n": 2, "max_new_tokens": 12, "ignore_eos": True}

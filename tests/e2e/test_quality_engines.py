@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from setpoint import Engine
 from setpoint.bench.divergence import compare
-from setpoint.bench.quality import cut, measure
+from setpoint.bench.engines.quality import cut, measure
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.server import ServerProcess
 

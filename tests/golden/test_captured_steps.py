@@ -18,8 +18,8 @@ from setpoint.engine.kernels.cpu.build import LEVEL_VARIABLE
 from setpoint.engine.kernels.program import KINDS, NotCapturable
 from setpoint.engine.models.decoder import CausalLM
 from setpoint.engine.models.registry import MODELS
+from setpoint.engine.runner import replay_way as replay
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.engine.runner.ways import replay
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.plans import Driver, allocate_rows

@@ -20,8 +20,8 @@ from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.compiling import CompileReport, Duration, compile_steps
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.layers.opaque import TracedOps
+from setpoint.engine.runner.compiled_way import CompiledWay
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.engine.runner.ways.compiled import CompiledWay
 from setpoint.testing.plans import Driver, allocate_rows
 from setpoint.testing.tiny_models import write_tiny_llama
 

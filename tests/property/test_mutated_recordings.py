@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from setpoint.commands.replay_command import replay
 from setpoint.config.commands import ReplayOptions
 from setpoint.core.errors import SourceError
 from setpoint.doctor.readers.recording import opened, read_recording
 from setpoint.playback.film import Film
-from setpoint.recording.command import replay
 from setpoint.recording.format import OFF, ON, RecordingError
 from setpoint.recording.frames import FrameReader, frame
 from setpoint.testing.harness import Harness

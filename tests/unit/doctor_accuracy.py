@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from setpoint.core.errors import SourceError
-from setpoint.doctor.diagnose import diagnose
+from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.findings import Report
 from setpoint.doctor.lives import main_one
 from setpoint.doctor.readers.sources import observe_sources

@@ -11,20 +11,20 @@ from typing import Any
 
 import msgspec
 
+from setpoint.commands.replay_command import replay
 from setpoint.config.commands import ReplayOptions
 from setpoint.core.control import EngineFacts, GetState, InternalState, MemoryUsage
 from setpoint.core.moments import Moment
 from setpoint.core.records import Record
 from setpoint.core.settings import Settings
-from setpoint.frontend.ipc.client import EngineClient
-from setpoint.frontend.metrics.engines import EngineFigures
-from setpoint.frontend.metrics.exposition import Metrics
-from setpoint.frontend.metrics.http import HttpMetrics
-from setpoint.frontend.metrics.requests import RequestMetrics
+from setpoint.frontend.telemetry.metrics.engines import EngineFigures
+from setpoint.frontend.telemetry.metrics.exposition import Metrics
+from setpoint.frontend.telemetry.metrics.http import HttpMetrics
+from setpoint.frontend.telemetry.metrics.requests import RequestMetrics
+from setpoint.ipc.client import EngineClient
 from setpoint.observe.logline import ready_line
 from setpoint.observe.readers import EngineReaders
 from setpoint.observe.tee import Tee
-from setpoint.recording.command import replay
 from setpoint.recording.writer import RecordingConfig, start_recording
 from setpoint.scheduler.cache.manager import CacheConfig
 from setpoint.testing.simulated import CostModel, Engine, Simulation

@@ -13,7 +13,7 @@ import pytest
 from setpoint.batch.progress import display, status
 from setpoint.batch.tally import Tally
 from setpoint.frontend.feed import EngineView
-from setpoint.frontend.ipc.client import EngineClient
+from setpoint.ipc.client import EngineClient
 
 
 def running() -> tuple[Tally, EngineView]:

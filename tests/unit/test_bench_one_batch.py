@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from setpoint.bench.breakdown import Part, Turns, parts_of, table
-from setpoint.bench.engine_turns import engine_turns
+from setpoint.bench.engines.engine_turns import engine_turns
 from setpoint.bench.one_batch import REPEATS, Subject, bench_one_batch
 from setpoint.config.bench import OneBatchOptions
 from setpoint.config.commandline import parse
@@ -23,7 +23,7 @@ from setpoint.core.errors import ConfigError
 from setpoint.core.plan import OWN_LENGTH, StepPlan, TokenMasks
 from setpoint.core.result import StepResult, one_each
 from setpoint.core.work import Work
-from setpoint.offline import Engine
+from setpoint.offline.offline_engine import Engine
 from setpoint.testing.byte_tokenizer import write_byte_tokenizer
 
 DECODE_S, TOKEN_S = 0.002, 0.0005

@@ -10,7 +10,7 @@ import pytest
 
 from setpoint import cli
 from setpoint.bench.divergence import NUM_PROMPTS, PROMPT, Predictions, Windows, compare, table
-from setpoint.bench.quality import ANSWER, TEXTS, cut_windows, is_exceeded
+from setpoint.bench.engines.quality import ANSWER, TEXTS, cut_windows, is_exceeded
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.byte_tokenizer import BOS_ID, write_byte_tokenizer

@@ -17,15 +17,15 @@ from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.chat.deltas import gathered
 from setpoint.frontend.chat.parser import joining_reasoning, parsed
-from setpoint.frontend.chat.prepare import Chat, PreparedChat
 from setpoint.frontend.chat.request import ChatRequest, Tool
+from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
 from setpoint.frontend.config import FrontendConfig
-from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.ipc.client import EngineClient
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
 from setpoint.testing.chat_templates import CHATML, QWEN2, QWEN3
 from setpoint.testing.fake_engine import FixedOptions

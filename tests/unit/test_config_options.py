@@ -6,8 +6,8 @@ import pytest
 
 from setpoint.config import docs, sglang
 from setpoint.config.check import check_options
-from setpoint.config.declare import Range
 from setpoint.config.environment import ENV_FIELDS, EnvSettings, read_environment, unread_variables
+from setpoint.config.groups.declare import Range
 from setpoint.config.options import OPTION_FIELDS, Options, server_args
 from setpoint.config.sglang import KNOWN
 from setpoint.core.errors import ConfigError

@@ -11,8 +11,8 @@ import pytest
 
 from setpoint.config.commandline import parse
 from setpoint.config.commands import SERVE
-from setpoint.config.declare import MASK
 from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.declare import MASK
 from setpoint.config.options import OPTION_FIELDS, Options, launch_command
 from setpoint.core.errors import ConfigError
 from setpoint.launch.announce import announce

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from format_cases import TOOLS, streamed
 
-from setpoint.frontend.chat.calling import Calling
 from setpoint.frontend.chat.deltas import gathered
 from setpoint.frontend.chat.formats.json_array import JSON_ARRAY
 from setpoint.frontend.chat.formats.registry import TOOL_FORMATS
 from setpoint.frontend.chat.parser import parsed
+from setpoint.frontend.chat.turn.calling import Calling
 
 FORMATS = {form.name: form for form in (*TOOL_FORMATS.values(), JSON_ARRAY)}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from setpoint.core.moments import Moment
 from setpoint.core.records import Refusal
 from setpoint.doctor.checks import BY_CAUSE, CHECKS
-from setpoint.doctor.diagnose import diagnose, opposed, ranked, without_contradictions
+from setpoint.doctor.checks.diagnose import diagnose, opposed, ranked, without_contradictions
 from setpoint.doctor.equations import conservativeness_against_retractions
 from setpoint.doctor.findings import Action, Finding
 from setpoint.doctor.observations import Event, Facts, Observations, Rank, Source

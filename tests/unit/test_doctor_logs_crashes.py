@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from setpoint.doctor.diagnose import diagnose
+from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.findings import Report
 from setpoint.doctor.readers.log.reader import read_chunks
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from setpoint.core.errors import SourceError
-from setpoint.doctor.diagnose import diagnose
+from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.folder import read_folder
 from setpoint.doctor.readers.log.reader import read_chunks

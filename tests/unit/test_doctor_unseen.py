@@ -11,7 +11,7 @@ from doctor_cases import decode, prefill, rank, seen
 
 from setpoint.core.errors import SourceError
 from setpoint.core.moments import Moment
-from setpoint.doctor.diagnose import diagnose
+from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.findings import Report
 from setpoint.doctor.readers.log import reader
 from setpoint.doctor.readers.log.reader import read_chunks

@@ -10,10 +10,10 @@ import pytest
 from doctor_runs import SHORT, run_for
 
 from setpoint.core.moments import Moment
-from setpoint.doctor import watching
 from setpoint.doctor.observations import Event, Facts, Observations, Rank, Source
+from setpoint.doctor.readers import watched as watching
 from setpoint.doctor.readers.sources import observe_sources
-from setpoint.doctor.watching import Watched, joined, recent
+from setpoint.doctor.readers.watched import Watched, joined, recent
 
 CASES = Path(__file__).parents[1] / "doctor_corpus" / "cases"
 

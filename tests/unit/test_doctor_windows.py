@@ -10,7 +10,7 @@ import pytest
 from doctor_runs import LONG, POOL, SHORT, Run, run_for
 
 from setpoint.core.moments import Moment, merge
-from setpoint.doctor.diagnose import diagnose
+from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.kept import live_observations
 from setpoint.doctor.readers.log.reader import read_chunks

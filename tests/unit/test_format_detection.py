@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.config.chat_formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.chat_formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from setpoint.config.options import Options
 from setpoint.frontend.chat.formats.detect import detect
 from setpoint.frontend.chat.formats.registry import reasoning_format, tool_format

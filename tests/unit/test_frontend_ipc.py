@@ -26,11 +26,11 @@ from setpoint.core.messages import (
 )
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.ipc.client import EngineClient
-from setpoint.frontend.ipc.line import EngineLine, EngineState
-from setpoint.frontend.ipc.link import SocketLink
-from setpoint.frontend.ipc.mailbox import Mailbox
-from setpoint.ipc import EngineSocket, MessageSocket
+from setpoint.ipc.client import EngineClient
+from setpoint.ipc.line import EngineLine, EngineState
+from setpoint.ipc.link import SocketLink
+from setpoint.ipc.mailbox import Mailbox
+from setpoint.ipc.sockets import EngineSocket, MessageSocket
 from setpoint.testing.fake_engine import SOME_FACTS
 
 Ends = tuple[SocketLink, EngineSocket]

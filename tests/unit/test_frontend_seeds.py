@@ -7,9 +7,9 @@ import pytest
 from setpoint.core.bounds import INT64_MAX, INT64_MIN
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.book import RequestBook
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import Intake
+from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer

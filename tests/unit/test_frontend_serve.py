@@ -15,11 +15,11 @@ from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.port import bind_socket
 from setpoint.frontend.http.serve import make_server
-from setpoint.frontend.ipc.client import EngineClient
-from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.ipc.client import EngineClient
+from setpoint.ipc.line import EngineLine
 from setpoint.testing.byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from setpoint.testing.fake_engine import FakeEngine, FixedOptions
 

@@ -10,10 +10,10 @@ from setpoint.core.messages import Finish, Ready, TokenEvent, Tokens
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.http.sse import EventStream
-from setpoint.frontend.ipc.client import EngineClient
-from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.jobs import Job
 from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.ipc.client import EngineClient
+from setpoint.ipc.line import EngineLine
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
 from setpoint.testing.fake_engine import SOME_FACTS, FakeEngine
 

@@ -17,7 +17,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.messages import Prepared, Shutdown, Submit, decode_to_frontend, encode
 from setpoint.core.request import Ids, Request, pack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.ipc import EngineSocket, MessageSocket
+from setpoint.ipc.sockets import EngineSocket, MessageSocket
 from setpoint.launch.grammar_threads import MAX_GIVEN_UP, NUM_THREADS, GrammarThreads
 from setpoint.scheduler import loop as loop_module
 from setpoint.testing.harness import Harness

@@ -10,7 +10,7 @@ import pytest
 from setpoint.config.commandline import parse
 from setpoint.config.commands import SERVE
 from setpoint.config.decisions import Decision
-from setpoint.config.declare import Field, Option
+from setpoint.config.groups.declare import Field, Option
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.config.resolve import resolve

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from setpoint.core.moments import quantile
-from setpoint.frontend import latencies
-from setpoint.frontend.latencies import STEP, Latencies
+from setpoint.frontend.telemetry import latencies
+from setpoint.frontend.telemetry.latencies import STEP, Latencies
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from setpoint.config.check import MAX_INT
-from setpoint.config.declare import Field, Option
 from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.declare import Field, Option
 from setpoint.config.groups.scheduling import MAX_DECODE_STEPS
 from setpoint.config.hardware import Hardware
 from setpoint.config.live import LIVE, Asked, Running

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from setpoint.commands.replay_command import replay
 from setpoint.config.commandline import parse
 from setpoint.config.commands import COMMANDS
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
 from setpoint.launch.mapping import recording_config
 from setpoint.launch.preflight import preflight
-from setpoint.recording.command import replay
 from setpoint.recording.format import OFF, ON, RecordingError
 from setpoint.recording.writer import RecordingConfig
 

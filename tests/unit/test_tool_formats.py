@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_format_cases import until
 
-from setpoint.config.chat_formats import REASONING_PARSERS, TOOL_CALL_PARSERS
+from setpoint.config.groups.chat_formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.chat.deltas import gathered
 from setpoint.frontend.chat.formats.json_array import JSON_ARRAY, array_schema, required_calls

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from setpoint.commands import top_command as command
 from setpoint.config.commands import TopOptions
 from setpoint.core.errors import RequestError
 from setpoint.observe.waiting import Waiting
-from setpoint.top import command, events
+from setpoint.top import events
 from setpoint.top.events import Lost, parse_events, split_lines
 from setpoint.top.screen import WINDOW_S, Server, _recent_charts, screen
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from setpoint.config.bench import RESULTS, TARGET, ServingOptions
-from setpoint.config.declare import Option, declared
+from setpoint.config.groups.declare import Option, declared
 from setpoint.core.errors import ConfigError
 
 COMPARED = {

@@ -15,7 +15,7 @@ import msgspec
 
 from setpoint.chat.conversation import Conversation, native_params
 from setpoint.core.errors import ContextLengthError, RequestError, reason_of
-from setpoint.offline import Engine
+from setpoint.offline.offline_engine import Engine
 
 _CONNECT_S = 10.0
 

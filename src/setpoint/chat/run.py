@@ -18,7 +18,7 @@ from setpoint.config.environment import EnvSettings
 from setpoint.core.errors import ConfigError, RequestError
 from setpoint.core.sampling import SamplingParams
 from setpoint.observe.logline import setup_logging
-from setpoint.offline import Engine
+from setpoint.offline.offline_engine import Engine
 
 _INVITATION = "Type a message, or /help for the commands."
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from setpoint.config.declare import Option
+from setpoint.config.groups.declare import Option
 
 DATASET = "Dataset"
 RESULTS = "Results"

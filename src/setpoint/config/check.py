@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from setpoint.config.chat_formats import NONE
-from setpoint.config.declare import Field, Option
 from setpoint.config.groups.answers import preferred_sampling
+from setpoint.config.groups.chat_formats import NONE
+from setpoint.config.groups.declare import Field, Option
 from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.groups.metrics import check_metrics
 from setpoint.config.groups.model import chat_template_kwargs, model_overrides

@@ -20,7 +20,7 @@ from setpoint.config.bench import (
     QualityOptions,
     ServingOptions,
 )
-from setpoint.config.declare import Field, Option, Scalar, declared
+from setpoint.config.groups.declare import Field, Option, Scalar, declared
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.config.sglang import KNOWN
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from setpoint.config.declare import Scalar, shown
+from setpoint.config.groups.declare import Scalar, shown
 from setpoint.config.options import OPTION_FIELDS, Options
 
 _DEFAULTS = Options()

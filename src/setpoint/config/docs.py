@@ -11,8 +11,8 @@ from pathlib import Path
 from setpoint.config import sglang
 from setpoint.config.commandline import default_text, metavar
 from setpoint.config.commands import COMMANDS, Command
-from setpoint.config.declare import Field, Option, Range, Scalar
 from setpoint.config.environment import ENV_FIELDS
+from setpoint.config.groups.declare import Field, Option, Range, Scalar
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.config.sglang import KNOWN
 from setpoint.config.workload import PROFILES, Advice

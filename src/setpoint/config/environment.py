@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from setpoint.config.declare import EnvVar, Scalar, declared
+from setpoint.config.groups.declare import EnvVar, Scalar, declared
 from setpoint.core.errors import ConfigError
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from setpoint.config import sglang
 from setpoint.config.commandline import converter
 from setpoint.config.decisions import Decision
-from setpoint.config.declare import Field, Option, Scalar
 from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.declare import Field, Option, Scalar
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.config.pool import PoolConfig, resolve_pool

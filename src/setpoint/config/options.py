@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from setpoint.config.declare import Option, declared, shown
 from setpoint.config.groups.answers import AnswerOptions
 from setpoint.config.groups.compatibility import CompatibilityOptions
+from setpoint.config.groups.declare import Option, declared, shown
 from setpoint.config.groups.execution import ExecutionOptions
 from setpoint.config.groups.logs import LogOptions
 from setpoint.config.groups.memory import MemoryOptions

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from setpoint.config import sglang
-from setpoint.config.chat_formats import NONE, OPEN
 from setpoint.config.check import check_options
 from setpoint.config.decisions import Book, Decision
 from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.chat_formats import NONE, OPEN
 from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import GROUP_OF, OPTION_FIELDS, Options

@@ -13,7 +13,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from setpoint.config.check import check_options
-from setpoint.config.declare import Scalar
+from setpoint.config.groups.declare import Scalar
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError

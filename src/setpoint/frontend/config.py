@@ -3,28 +3,12 @@ resolved options."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from setpoint.core.model import ModelSpec, Pooling
-
-
-@dataclass(slots=True, frozen=True)
-class MetricsConfig:
-    """What ``/metrics`` shows."""
-
-    extra_labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels for every series of the scheduler and of requests."""
-    custom_labels: Sequence[str] = ()
-    """Names of the labels that a client may give the series of its request."""
-    labels_header: str = "x-custom-labels"
-    """The header in which it does."""
-    buckets: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Name of a histogram -> its upper bounds, where they are not the usual ones."""
-    page_size: int = 1
-    startup_s: Mapping[str, float] = field(default_factory=dict)
-    """Phase of the start -> its seconds."""
+from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
 
 
 @dataclass(slots=True, frozen=True)

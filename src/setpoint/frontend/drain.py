@@ -4,7 +4,7 @@ others, while its port stays open for probes, and for answers that tell clients 
 from __future__ import annotations
 
 from setpoint.core.errors import RequestError
-from setpoint.frontend.ipc.client import EngineClient
+from setpoint.ipc.client import EngineClient
 
 RETRY_AFTER_S = 5
 """When a refused client should try again: by then a load balancer has noticed that this server is

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from setpoint.core.control import InternalState
 from setpoint.core.errors import EngineDeadError, RequestError
-from setpoint.frontend.ipc.client import EngineClient
+from setpoint.ipc.client import EngineClient
 
 QUEUE_TARGET = 500
 MAX_OPEN_BYTES = 64 << 20

@@ -30,8 +30,8 @@ from setpoint.core.request import (
     pack_ids,
 )
 from setpoint.core.sampling import MAX_N, SamplingParams, out_of_vocabulary
-from setpoint.frontend.book import RequestBook
 from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.frontend.text import stop_regex
 from setpoint.frontend.text.processor import TextProcessor
 

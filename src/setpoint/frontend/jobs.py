@@ -13,24 +13,25 @@ from types import TracebackType
 from setpoint.core.constraint import compile_refusal
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.failures import log_failure
-from setpoint.core.messages import Finish, LogprobBlock, Timing, TokenEvent
+from setpoint.core.messages import Finish, LogprobBlock, TokenEvent
 from setpoint.core.request import Request
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.arrival import Arrival, arrival
-from setpoint.frontend.ipc.client import EngineClient
-from setpoint.frontend.ipc.mailbox import Mailbox
-from setpoint.frontend.latencies import Latencies
-from setpoint.frontend.metrics.requests import RequestMetrics, SequenceFacts, SequenceMeter
+from setpoint.frontend.telemetry.latencies import Latencies
+from setpoint.frontend.telemetry.measured_sequence import MeasuredSequence
+from setpoint.frontend.telemetry.metrics.requests import RequestMetrics, SequenceMeter
 from setpoint.frontend.text.detokenizer import make_detokenizer
 from setpoint.frontend.text.stops import StopFinder
 from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.ipc.client import EngineClient
+from setpoint.ipc.mailbox import Mailbox
 
 
 class ClientGoneError(SetpointError):
     """The client has closed its connection, so the answer would not be read."""
 
 
-class SequenceOutput:
+class SequenceOutput(MeasuredSequence):
     """The output of one sequence so far, as its client may see it; fed by the Job."""
 
     def __init__(
@@ -44,18 +45,9 @@ class SequenceOutput:
         """tokenizer: None: the sequence has no text, and no stop strings. came: the arrival of the
         client's request; None: now."""
         came = came or Arrival()
+        super().__init__(request, arrived_at=came.at, headers=came.headers, path=came.path)
         sampling = request.sampling
-        self.request = request
         self.index = index
-        self.text = ""
-        """Text that is final: no half characters, and nothing that may still turn out to be a stop
-        string."""
-        self.output_ids: list[int] = []
-        self.finish: Finish | None = None
-        self.num_prompt = len(request.prompt_ids) // 4
-        self.num_outputs = 0
-        self.num_cached = 0
-        self.num_retractions = 0
         self.logprobs: list[LogprobBlock] = []
         """Logprob blocks that cover ``output_ids`` in order, if asked for."""
         self.prompt_logprobs: LogprobBlock | None = None
@@ -66,19 +58,6 @@ class SequenceOutput:
         """Name -> the numbers about each of ``output_ids``, in the form of TokenEvent."""
         self.embedding = b""
         """The vector of a pooled request, in the form of TokenEvent."""
-        self.headers = came.headers
-        """The headers of the client's request."""
-        self.path = came.path
-        self.arrived_at = came.at
-        """Seconds of time.perf_counter(), like the times below; None for what has not happened."""
-        self.submitted_at: float | None = None
-        """Written by the Job."""
-        self.seq_id: int | None = None
-        """The number of the submission; written by the Job."""
-        self.first_token_at: float | None = None
-        self.finished_at: float | None = None
-        self.timing: Timing | None = None
-        """The engine's part of the time to the first token."""
         self.meter: SequenceMeter | None = None
         """Counts the sequence, if anything does; written by the Job, like the next one."""
         self.latencies: Latencies | None = None
@@ -91,10 +70,6 @@ class SequenceOutput:
         self._finder = _stop_finder(sampling, tokenizer)
 
     @property
-    def rid(self) -> str:
-        return self.request.rid
-
-    @property
     def num_numbers(self) -> int:
         """How many logprobs and numbers of hidden states were received."""
         return (
@@ -102,15 +77,6 @@ class SequenceOutput:
             + (0 if self.prompt_logprobs is None else _size(self.prompt_logprobs))
             + sum(map(len, self.hidden_states)) // 4
         )
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether it has ended by itself: it was not aborted, and its client stayed."""
-        return self.finish is not None and self.finish.type != "abort"
-
-    @property
-    def e2e_s(self) -> float:
-        return (self.finished_at or time.perf_counter()) - self.arrived_at
 
     def feed(self, event: TokenEvent) -> Piece:
         """Add an event. A stop string in its text ends the sequence at the token that completed
@@ -362,15 +328,7 @@ class Job:
     def _end(self, output: SequenceOutput) -> None:
         self._client.stop(self._open.pop(output.index))
         if output.meter is not None:
-            output.meter.ended(
-                SequenceFacts(
-                    output.num_prompt,
-                    output.num_cached,
-                    output.num_outputs,
-                    output.finished_at or time.perf_counter(),
-                    output.is_complete,
-                )
-            )
+            output.meter.ended(output)
         self._on_finish(output)
 
 

@@ -20,27 +20,27 @@ from setpoint.core.excerpt import excerpt
 from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.bodies import parse
-from setpoint.frontend.book import RequestBook
 from setpoint.frontend.checkpoints import Checkpoints, NoCheckpoints
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.drain import Drain
 from setpoint.frontend.hidden_states import check_hidden_states
 from setpoint.frontend.intake import Intake, new_rid
-from setpoint.frontend.ipc.client import EngineClient
-from setpoint.frontend.ipc.line import EngineLine
-from setpoint.frontend.ipc.mailbox import Mailbox
 from setpoint.frontend.jobs import Job, SequenceOutput
-from setpoint.frontend.latencies import Latencies
 from setpoint.frontend.live import LiveOptions, Proposal
-from setpoint.frontend.metering import make_metrics
-from setpoint.frontend.request_log import RequestLog
-from setpoint.frontend.roster import Roster
 from setpoint.frontend.sessions import Sessions, Turn
 from setpoint.frontend.storage.responses import ResponseStore
 from setpoint.frontend.storage.storage import Storage
+from setpoint.frontend.telemetry.book import RequestBook
+from setpoint.frontend.telemetry.latencies import Latencies
+from setpoint.frontend.telemetry.metrics.metering import make_metrics
+from setpoint.frontend.telemetry.request_log import RequestLog
+from setpoint.frontend.telemetry.roster import Roster
+from setpoint.frontend.telemetry.watching import Watch
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.unknown_keys import unknown_keys
-from setpoint.frontend.watching import Watch
+from setpoint.ipc.client import EngineClient
+from setpoint.ipc.line import EngineLine
+from setpoint.ipc.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Service:
         self.text = text
         self.book = RequestBook()
         self.intake = Intake(config, text, self.book)
-        self._log = RequestLog(live)
+        self._log = RequestLog(lambda: live.frontend)
         self.readers: list[Callable[[SequenceOutput], None]] = []
         """Called with every sequence of a client that has ended; filled at the start."""
         self.drain = Drain()
@@ -89,7 +89,14 @@ class Service:
         self.metrics = (
             None
             if config.metrics is None
-            else make_metrics(config, config.metrics, engine, self.book, self.watch.news)
+            else make_metrics(
+                config.metrics,
+                engine,
+                self.book,
+                self.watch.news,
+                model_name=config.served_model_name,
+                context_len=config.context_len,
+            )
         )
 
     def job(

@@ -15,11 +15,12 @@ from setpoint.config.live import Running
 from setpoint.config.options import Options, launch_command, server_args
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.control import EngineFacts
-from setpoint.frontend.config import FrontendConfig, MetricsConfig
-from setpoint.frontend.ipc.client import EngineClient
-from setpoint.frontend.request_export import RequestExport
+from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.service import Service
 from setpoint.frontend.storage.storage import Storage
+from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
+from setpoint.frontend.telemetry.request_export import RequestExport
+from setpoint.ipc.client import EngineClient
 from setpoint.launch.checkpoints import LaunchedCheckpoints
 from setpoint.launch.doctor import ServerDoctor
 from setpoint.launch.engine import Launched
@@ -97,7 +98,7 @@ def _add_readers(service: Service, options: Options) -> None:
         service.readers.append(export.finished)
     if options.traces.enable_trace:
         # Here, because a server without traces may lack the library.
-        from setpoint.frontend.tracing import RequestTracer, sending_to
+        from setpoint.frontend.telemetry.tracing import RequestTracer, sending_to
 
         url = otlp_url(options.traces.otlp_traces_endpoint)
         provider = sending_to(url, options.traces.otlp_service_name)

@@ -14,8 +14,8 @@ from setpoint.checkpoint.end_tokens import tokenizer_end_ids
 from setpoint.checkpoint.pooling import MODULES_NAME, read_pooling
 from setpoint.checkpoint.source import DEFAULT_SAMPLING, ModelSource, locate, tokenizer_folder
 from setpoint.checkpoint.spec import GENERATION_NAME, read_spec
-from setpoint.config.chat_formats import NONE
 from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.chat_formats import NONE
 from setpoint.config.groups.model import model_overrides
 from setpoint.config.hardware import probe_hardware
 from setpoint.config.live import Asked

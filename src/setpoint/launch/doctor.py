@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from setpoint.core.moments import Moment
+from setpoint.doctor.checks.diagnose import ADVICE, STATES, diagnose
 from setpoint.doctor.contract import contract
-from setpoint.doctor.diagnose import ADVICE, STATES, diagnose
 from setpoint.doctor.limits import Limits, binding_limit
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.info import facts_of
 from setpoint.doctor.readers.kept import live_observations
-from setpoint.frontend.limit_news import Diagnosis
 from setpoint.frontend.service import Service
-from setpoint.frontend.watching import Life
+from setpoint.frontend.telemetry.limit_news import Diagnosis
+from setpoint.frontend.telemetry.watching import Life
 
 WANTS_MORE = "client-bound"
 """The server waits for requests: no limit of its own binds."""

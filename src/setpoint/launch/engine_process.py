@@ -29,7 +29,7 @@ from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.executor.operations import EngineOperator
 from setpoint.engine.kernels.device import name_of
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.ipc import EngineSocket
+from setpoint.ipc.sockets import EngineSocket
 from setpoint.launch.grammar_threads import GrammarThreads
 from setpoint.launch.grammars import engine_grammars
 from setpoint.launch.heartbeat import heartbeat

@@ -12,10 +12,10 @@ from setpoint.launch.phases import Phases
 from setpoint.launch.process import StartupError, kill_with_children, watch
 
 if TYPE_CHECKING:
-    from setpoint.frontend.ipc.client import EngineClient
-    from setpoint.frontend.ipc.line import EngineLine
     from setpoint.frontend.service import Service
     from setpoint.frontend.storage.storage import Storage
+    from setpoint.ipc.client import EngineClient
+    from setpoint.ipc.line import EngineLine
 
 READY_TIMEOUT_S = 600.0
 EXIT_S = 10.0
@@ -28,9 +28,9 @@ class EngineSession:
 
     def __init__(self, engine: Launched, phases: Phases, *, storage: Storage | None = None) -> None:
         """storage: where the service keeps clients' files, if anywhere."""
-        from setpoint.frontend.ipc.client import EngineClient
-        from setpoint.frontend.ipc.line import EngineLine
-        from setpoint.frontend.ipc.link import SocketLink
+        from setpoint.ipc.client import EngineClient
+        from setpoint.ipc.line import EngineLine
+        from setpoint.ipc.link import SocketLink
 
         self.engine = engine
         self.line: EngineLine = EngineLine(

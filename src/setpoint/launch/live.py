@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from setpoint.config.declare import Field, Option
+from setpoint.config.groups.declare import Field, Option
 from setpoint.config.keywords import as_keywords, naming_keywords
 from setpoint.config.live import LIVE, Running, read_values
 from setpoint.frontend.live import FrontendSettings, LiveOption, Proposal

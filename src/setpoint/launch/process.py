@@ -22,7 +22,7 @@ from setpoint.launch.signals import SIGNALS
 from setpoint.launch.watchdog import until_silent
 
 if TYPE_CHECKING:
-    from setpoint.frontend.ipc.line import EngineLine
+    from setpoint.ipc.line import EngineLine
 
 OPENMP_SPINS = "1000"
 """How many rounds (some hundredths of a millisecond) an OpenMP thread of the engine spins for its

@@ -15,7 +15,7 @@ import psutil
 from setpoint.core.awake import CLOCK
 
 if TYPE_CHECKING:
-    from setpoint.frontend.ipc.line import EngineLine
+    from setpoint.ipc.line import EngineLine
 
 LOOK_S = 0.5
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)

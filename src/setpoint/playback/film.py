@@ -15,8 +15,8 @@ import msgspec
 from setpoint.core.errors import SourceError
 from setpoint.core.moments import Moment
 from setpoint.doctor.case import examine
+from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.contract import contract
-from setpoint.doctor.diagnose import diagnose
 from setpoint.doctor.limits import binding_limit
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.kept import observed

@@ -12,7 +12,7 @@ import msgspec
 from setpoint.core.messages import Submit, decode_to_loop
 from setpoint.core.moments import Moment
 from setpoint.core.records import Record, RequestAdmitted, RequestDone
-from setpoint.frontend.roster import MAX_ENDED, MAX_OPEN, Row, State, Table
+from setpoint.frontend.telemetry.roster import MAX_ENDED, MAX_OPEN, Row, State, Table
 from setpoint.recording.format import Kept, KeptArrival, KeptMessage, KeptTurn
 
 MAX_LIVES = 200_000

@@ -20,7 +20,7 @@ from setpoint.core.messages import Finish, Ready, TokenEvent, Tokens
 from setpoint.core.plan import StepPlan
 from setpoint.core.request import Ids
 from setpoint.core.settings import Settings
-from setpoint.ipc import EngineSocket
+from setpoint.ipc.sockets import EngineSocket
 from setpoint.launch.heartbeat import heartbeat
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import SchedulerConfig

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from setpoint.config.declare import Option, Range
+from setpoint.config.groups.declare import Option, Range
 from setpoint.config.groups.values import json_object
 from setpoint.core.errors import ConfigError, RequestError
 from setpoint.core.sampling import SamplingParams

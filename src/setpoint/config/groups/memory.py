@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from setpoint.config.declare import Option, Range
+from setpoint.config.groups.declare import Option, Range
 from setpoint.config.groups.values import json_object
 from setpoint.core.errors import ConfigError
 

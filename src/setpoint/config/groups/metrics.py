@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from setpoint.config.declare import Option
+from setpoint.config.groups.declare import Option
 from setpoint.core.errors import ConfigError
 from setpoint.core.jsonfile import parse_json
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from setpoint.config.chat_formats import NONE, OPEN, REASONING_PARSERS, TOOL_CALL_PARSERS
-from setpoint.config.declare import Option
+from setpoint.config.groups.chat_formats import NONE, OPEN, REASONING_PARSERS, TOOL_CALL_PARSERS
+from setpoint.config.groups.declare import Option
 from setpoint.config.groups.values import json_object
 
 GROUP = "Model and numerics"

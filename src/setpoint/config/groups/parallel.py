@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from setpoint.config.declare import Option
+from setpoint.config.groups.declare import Option
 
 GROUP = "Parallelism"
 

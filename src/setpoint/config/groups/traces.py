@@ -7,7 +7,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from setpoint.config.declare import Option
+from setpoint.config.groups.declare import Option
 from setpoint.core.errors import ConfigError
 
 GROUP = "Traces"

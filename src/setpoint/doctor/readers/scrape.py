@@ -11,7 +11,7 @@ from typing import Literal
 from prometheus_client.parser import text_string_to_metric_families
 
 from setpoint.core.errors import SourceError
-from setpoint.doctor.readers.plausible import can_be
+from setpoint.doctor.plausible import can_be
 
 Labels = Mapping[str, str]
 Engine = Literal["setpoint", "sglang"]

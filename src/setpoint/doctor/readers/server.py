@@ -13,11 +13,11 @@ from setpoint.core.conversion import convert
 from setpoint.core.errors import SourceError
 from setpoint.core.moments import Moment
 from setpoint.doctor.observations import Facts, Observations, Rank, Source
+from setpoint.doctor.plausible import can_be
 from setpoint.doctor.readers.info import facts_of
 from setpoint.doctor.readers.kept import live_observations, sentence
 from setpoint.doctor.readers.metrics import watched_metrics
 from setpoint.doctor.readers.pages import NotThereError, Pages
-from setpoint.doctor.readers.plausible import can_be
 
 EVERY_S = 1.0
 Loads = dict[str, Moment]

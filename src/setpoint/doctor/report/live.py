@@ -11,15 +11,15 @@ from rich.text import Text
 
 from setpoint.core.errors import SourceError
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.diagnose import diagnose
+from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.findings import Report
 from setpoint.doctor.lives import main_one
 from setpoint.doctor.observations import Observations
+from setpoint.doctor.readers.watched import WINDOW_S, Watched
 from setpoint.doctor.report import plots
 from setpoint.doctor.report.figures import duration
 from setpoint.doctor.report.terminal import print_report, report_lines
 from setpoint.doctor.report.wording import printable
-from setpoint.doctor.watching import WINDOW_S, Watched
 
 EVERY_S = 3.0
 """Time between two looks at a log, and how long a server is watched for one."""

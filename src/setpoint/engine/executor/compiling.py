@@ -22,9 +22,9 @@ from setpoint.engine.executor.trial import TOLERANCE
 from setpoint.engine.kernels.cpu.build import cache_dir
 from setpoint.engine.kernels.device import marker, seconds_between, wait
 from setpoint.engine.kernels.ref import RefOps
+from setpoint.engine.runner.compiled_way import CompiledWay
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.engine.runner.ways.base import Way
-from setpoint.engine.runner.ways.compiled import CompiledWay
+from setpoint.engine.runner.way import Way
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """Torch's environment variable for the folder that holds compiled graphs."""

@@ -17,7 +17,7 @@ from setpoint.core.result import EAGER, HiddenStates, PositionLogprobs, StepResu
 from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.kernels.device import Mark, marker, seconds_between, to_host, wait
 from setpoint.engine.runner.model_runner import Forward, ModelRunner
-from setpoint.engine.runner.ways.base import Way
+from setpoint.engine.runner.way import Way
 from setpoint.engine.sampling.facts import UNUSED
 from setpoint.engine.sampling.logprobs import Logprobs
 

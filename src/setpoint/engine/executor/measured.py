@@ -23,9 +23,9 @@ from setpoint.engine.attention.base import AttentionBatch, AttentionVariant
 from setpoint.engine.executor.inproc import InprocExecutor, InprocStep
 from setpoint.engine.layers.context import Backends
 from setpoint.engine.quant.base import PackedWeight
+from setpoint.engine.runner.eager_way import EagerWay
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.engine.runner.ways.eager import EagerWay
-from setpoint.engine.runner.ways.replay import ReplayWay
+from setpoint.engine.runner.replay_way import ReplayWay
 
 PROGRAM_KINDS = {
     "norm": "elementwise",

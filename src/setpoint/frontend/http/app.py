@@ -30,7 +30,8 @@ def create_app(
     app = FastAPI(title="Setpoint")
     bodies = BodyReader(service.config.max_body_bytes)
     dialects = Dialects(
-        [make(service, bodies) for make in makers], on_refusal=service.book.count_refusal
+        [make(service, bodies) for make in makers],
+        on_refusal=lambda refusal: service.book.count_refusal(refusal.status_code),
     )
     app.state.dialects = dialects
     app.state.drain = service.drain

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from setpoint.doctor.plausible import MAX_FIGURE, MAX_USAGE
 from setpoint.doctor.readers.log.batch_lines import field_of
 from setpoint.doctor.readers.log.scan import Found
 from setpoint.doctor.readers.log.wrapping import seconds_of
-from setpoint.doctor.readers.plausible import MAX_FIGURE, MAX_USAGE
 
 Column = NDArray[np.float64]
 MAX_RANKS = 256

@@ -17,7 +17,7 @@ from setpoint.frontend.apis.anthropic.protocol import (
 from setpoint.frontend.bodies import other_model_warning
 from setpoint.frontend.chat.limits import limited
 from setpoint.frontend.chat.parser import parsed
-from setpoint.frontend.chat.prepare import Chat, PreparedChat
+from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput

@@ -14,7 +14,7 @@ from msgspec import Meta
 from setpoint.core.errors import RequestError
 from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.frontend.apis.ollama.options import OptionsBody
-from setpoint.frontend.apis.openai.tools import FunctionTool, tools_of
+from setpoint.frontend.apis.openai.bodies.tools import FunctionTool, tools_of
 from setpoint.frontend.bodies import other_model_warning
 from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.config import FrontendConfig

@@ -17,7 +17,7 @@ from setpoint.frontend.apis.openai.logprobs import Names, chat_logprobs
 from setpoint.frontend.chat.deltas import Answer, arguments_of
 from setpoint.frontend.chat.limits import limited
 from setpoint.frontend.chat.parser import MakeParser, PlainParser
-from setpoint.frontend.chat.prepare import Chat, PreparedChat
+from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.refusal import error_of_abort

@@ -13,11 +13,11 @@ from setpoint.core import request as core
 from setpoint.core.errors import RequestError
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.apis.openai.prompts import read_prompts
-from setpoint.frontend.apis.openai.protocol import AnyBody, Side, cut_of
+from setpoint.frontend.apis.openai.bodies.prompts import read_prompts
+from setpoint.frontend.apis.openai.bodies.protocol import AnyBody, Side, cut_of
 from setpoint.frontend.apis.openai.vector_bytes import Dtype, packed_vector
-from setpoint.frontend.chat.prepare import Chat
 from setpoint.frontend.chat.request import ChatRequest
+from setpoint.frontend.chat.turn.prepare import Chat
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.intake import MAX_SEQUENCES, namespace, new_rid

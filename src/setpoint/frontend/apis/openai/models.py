@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from setpoint.frontend.apis.openai.bodies.protocol import DEFAULT_MODEL
 from setpoint.frontend.apis.openai.errors import error_body
-from setpoint.frontend.apis.openai.protocol import DEFAULT_MODEL
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.openapi import add_route

@@ -11,7 +11,7 @@ from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.service import Service
-from setpoint.frontend.watching import WINDOW_S
+from setpoint.frontend.telemetry.watching import WINDOW_S
 
 
 class DoctorRoutes:

@@ -23,15 +23,15 @@ from setpoint.frontend.apis.sglang.protocol import (
     rids_of,
     samplings_of,
 )
-from setpoint.frontend.chat.thinking import Reasoning
+from setpoint.frontend.chat.turn.thinking import Reasoning
 from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.hidden_states import hidden_states
 from setpoint.frontend.intake import MAX_SEQUENCES, check_key, namespace
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.service import Service
 from setpoint.frontend.sessions import SessionParams, Turn
+from setpoint.frontend.telemetry.timings import timings_of
 from setpoint.frontend.text.processor import IDS_ONLY
-from setpoint.frontend.timings import timings_of
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from setpoint.core.errors import ConfigError, RequestError
-from setpoint.frontend.apis.openai.tools import FunctionTool, tools_of
+from setpoint.frontend.apis.openai.bodies.tools import FunctionTool, tools_of
 from setpoint.frontend.apis.sglang.controls import ControlBodies
 from setpoint.frontend.chat.deltas import Answer, Delta, gathered
 from setpoint.frontend.chat.formats.registry import reasoning_format, tool_format

@@ -20,7 +20,7 @@ from setpoint.frontend.apis.openai.responses.items import items_of, messages_of
 from setpoint.frontend.apis.openai.responses.reply import ResponseHead
 from setpoint.frontend.apis.openai.responses.tools import Toolbox
 from setpoint.frontend.chat.parser import MakeParser, parsed
-from setpoint.frontend.chat.prepare import Chat
+from setpoint.frontend.chat.turn.prepare import Chat
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.refusal import Refusal

@@ -18,7 +18,7 @@ from setpoint.core.bounds import convert_field
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.wording import kind_of
-from setpoint.frontend.apis.openai.tools import Choice
+from setpoint.frontend.apis.openai.bodies.tools import Choice
 from setpoint.frontend.chat.request import Tool
 from setpoint.frontend.chat.tools import check_name
 

@@ -1,0 +1,1 @@
+"""Benchmarks that start an engine of their own instead of asking a server."""

@@ -1,0 +1,126 @@
+"""``setpoint doctor``: reads the sources, diagnoses, and shows the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from setpoint.config.commands import DoctorOptions
+from setpoint.core.errors import ConfigError, SourceError
+from setpoint.doctor.checks import BY_CAUSE, CHECKS
+from setpoint.doctor.checks.diagnose import diagnose
+from setpoint.doctor.contract import contract
+from setpoint.doctor.findings import Report
+from setpoint.doctor.lives import main_one
+from setpoint.doctor.readers.sources import observe_sources
+from setpoint.doctor.readers.watched import Watched
+from setpoint.doctor.report.explain import print_check, print_list
+from setpoint.doctor.report.html import page
+from setpoint.doctor.report.live import watch
+from setpoint.doctor.report.terminal import MAX_WIDTH, print_report
+
+HEALTHY, FOUND, UNREADABLE = 0, 1, 2
+"""Exit codes. "Not enough evidence" is FOUND, too: whoever asks whether a server is healthy has not
+been told that it is."""
+
+
+def doctor(options: DoctorOptions) -> int:
+    """Returns the exit code; raises ConfigError or SourceError, which are UNREADABLE."""
+    console = make_console(no_color=options.no_color)
+    try:
+        code = _run(options, console)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FOUND
+    return code
+
+
+def make_console(*, no_color: bool) -> Console:
+    is_sized = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(
+        no_color=no_color or None, highlight=False, width=None if is_sized else MAX_WIDTH
+    )
+
+
+def _run(options: DoctorOptions, console: Console) -> int:
+    if options.explain is not None:
+        return _explain(console, options.explain)
+    if not options.source:
+        raise ConfigError(
+            "say what to read: setpoint doctor SOURCE, which is a log, - or a server's URL."
+        )
+    if not all(options.source):
+        raise ConfigError("a SOURCE is empty: the name of a log or a URL was expected.")
+    if options.watch:
+        _check_watch(options)
+        return code_of(watch(console, Watched(options.source, api_key=options.api_key), BY_CAUSE))
+    with _waiting(options):
+        try:
+            lives = observe_sources(
+                options.source, seconds=options.seconds, api_key=options.api_key
+            )
+        except OSError as error:  # whatever else a path may be
+            names = ", ".join(options.source)
+            raise SourceError(f"{names} cannot be read: {error.strerror or error}.") from None
+    reports = [(diagnose(seen), seen) for seen in lives]
+    report, seen = main_one(reports)
+    others = [other for other, _ in reports if other is not report]
+    if options.html is not None:
+        _write(Path(options.html), page(report, seen, BY_CAUSE, others))
+    if options.json:
+        print(json.dumps(contract(report, others), indent=2))
+    else:
+        print_report(console, report, seen, BY_CAUSE, others, everything=options.all)
+    return code_of(report)
+
+
+def _check_watch(options: DoctorOptions) -> None:
+    for name in ("json", "html", "all"):
+        if getattr(options, name):
+            raise ConfigError(f"--watch renews one screen; --{name} needs a run without it.")
+    if "-" in options.source:
+        raise ConfigError(
+            "--watch reads a log again and again, which standard input does not allow."
+        )
+
+
+def code_of(report: Report) -> int:
+    return HEALTHY if report.verdict == "healthy" else FOUND
+
+
+def _explain(console: Console, cause: str) -> int:
+    if cause == "list":
+        print_list(console, CHECKS)
+        return 0
+    if cause not in BY_CAUSE:
+        raise ConfigError(
+            f"the doctor knows no cause {cause!r}; 'setpoint doctor --explain list' names them all."
+        )
+    print_check(console, BY_CAUSE[cause])
+    return 0
+
+
+@contextmanager
+def _waiting(options: DoctorOptions) -> Iterator[None]:
+    """Says on a terminal what is being waited for."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    watched = [name for name in options.source if "://" in name]
+    text = f"watching {watched[0]} for {options.seconds:g} s" if watched else "reading"
+    with Console(stderr=True).status(text):
+        yield
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {path} cannot be written: {error.strerror}.") from None

@@ -1,0 +1,103 @@
+"""``setpoint set``: changes options of a running server, and prints what they were and are; without
+a change, lists what can be set."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import httpx2
+import msgspec
+
+from setpoint.config.commands import SetOptions
+from setpoint.config.groups.declare import allowed
+from setpoint.config.live import LIVE
+from setpoint.core.errors import ConfigError, RequestError, reason_of
+
+_ROUTE = "set_internal_state"
+_INFO_ROUTE = "server_info"
+_WIDTH = 96
+_TIMEOUT_S = 30.0
+
+
+def set_options(wanted: SetOptions, *, api_key: str | None) -> int:
+    """``api_key``: for a command line without one. Returns the exit code; raises ConfigError or
+    RequestError."""
+    if wanted.url is None:
+        raise ConfigError("say which server, and what to change: setpoint set URL NAME=VALUE.")
+    key, base = wanted.api_key or api_key, wanted.url.rstrip("/")
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    if not wanted.change:
+        print(_listed(_ask("GET", f"{base}/{_INFO_ROUTE}", headers), base), end="")
+        return 0
+    body = {"server_args": _values(wanted.change), "why": wanted.why}
+    answer = _ask("POST", f"{base}/{_ROUTE}", headers, body)[0]
+    for change in answer["changes"]:
+        print(f"{change['option']}: {_shown(change['old'])} -> {_shown(change['new'])}")
+    if not answer["changes"]:
+        print("Nothing changes: these are the present values.")
+    for warning in answer.get("warnings", ()):
+        print(f"warning: {warning}")
+    return 0
+
+
+def _values(changes: tuple[str, ...]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise ConfigError(f"{change!r} is not of the form NAME=VALUE.")
+        if name in values:
+            raise ConfigError(f"{name} is given twice.")
+        values[name] = value
+    return values
+
+
+def _listed(info: Any, url: str) -> str:
+    """Every live option: its present value, its meaning, and the values that it takes. Raises
+    RequestError for the information of another server."""
+    if not isinstance(info, dict) or "decisions" not in info:  # SGLang's has no reasons
+        raise RequestError(_no_answer(url), status_code=502)
+    known = [field for field in LIVE if field.name in info]
+    paragraphs = [
+        f"{field.name} = {_shown(info[field.name])}\n"
+        + textwrap.fill(
+            f"{field.about.meaning} {allowed(field)}",
+            _WIDTH,
+            initial_indent="    ",
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+        )
+        for field in known
+    ]
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _ask(method: str, url: str, headers: dict[str, str], body: Any = None) -> Any:
+    """The answer. Raises RequestError with the server's reason, or for one that does not answer."""
+    try:
+        response = httpx2.request(method, url, json=body, headers=headers, timeout=_TIMEOUT_S)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        reason = reason_of(error)
+        raise RequestError(f"{url} cannot be reached: {reason}.", status_code=503) from None
+    if response.status_code == 401:
+        raise RequestError(f"{url} refused the API key; pass the right one with --api-key.")
+    try:
+        content = msgspec.json.decode(response.content)
+        if response.is_success:
+            return content
+        message = str(content["message"])
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError):
+        message = f"status {response.status_code}: {_no_answer(url)}"
+    raise RequestError(message, status_code=response.status_code)
+
+
+def _no_answer(url: str) -> str:
+    return f"{url} did not answer as expected; is it a Setpoint server?"
+
+
+def _shown(value: Any) -> str:
+    """As it is typed."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

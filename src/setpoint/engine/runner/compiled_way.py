@@ -1,0 +1,133 @@
+"""Runs small steps through torch.compile: the model's code is traced whole, products and attention
+stay the engine's own.
+
+``executor.compiling`` makes it compile and tries out the result; this module knows nothing of the
+cache on disk, or whether compiling pays. Intermediate results may be rounded less often than in the
+eager way: a row may differ in its last bits between a small and a large step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from setpoint.core.model import ModelSpec
+from setpoint.engine.kernels.device import to_device
+from setpoint.engine.layers.context import Backends
+from setpoint.engine.layers.opaque import (
+    Pass,
+    TracedAttention,
+    TracedOps,
+    TracedProducts,
+    current,
+)
+from setpoint.engine.runner.batch import ForwardBatch
+from setpoint.engine.runner.forward_pass import ForwardPass
+from setpoint.engine.runner.way import Ran, Way
+
+logger = logging.getLogger(__name__)
+
+
+class CompiledWay:
+    """Implements ``ways.base.Way`` for steps of up to ``max_tokens`` tokens.
+
+    Nothing is ever compiled outside ``compiling``: if the compiled code does not fit a step, it is
+    not used again, and ``otherwise`` runs the step.
+    """
+
+    name = "compiled"
+    num_bytes = 0
+
+    def __init__(
+        self, forward_pass: ForwardPass, backends: Backends, spec: ModelSpec, otherwise: Way
+    ) -> None:
+        model = forward_pass.model
+        self._pass = forward_pass
+        self._backends = backends
+        self._otherwise = otherwise
+        self._run = torch.compile(
+            lambda input_ids, ctx: model(input_ids, ctx),
+            fullgraph=True,
+            isolate_recompiles=True,
+            options={"guard_filter_fn": _of_shapes},
+        )
+        self.max_tokens = 0
+        """Written by ``compiling``, then by ``executor.compiling``."""
+        self._compiling = False
+        self._variants = model.variants
+        self._products = TracedProducts(
+            (module.packed, module.out_features)
+            for module in model.decoder.modules()
+            if hasattr(module, "packed") and hasattr(module, "out_features")
+        )
+        self._ops = TracedOps()
+        self._attention = TracedAttention(spec.num_heads, spec.num_kv_heads)
+        self._layers = tuple((layer, layer) for layer in range(spec.num_layers))
+
+    def takes(self, batch: ForwardBatch) -> bool:
+        return batch.num_tokens <= self.max_tokens
+
+    def run(self, batch: ForwardBatch, *, with_logits: bool) -> Ran:
+        try:
+            hidden = self._hidden(batch)
+        except RuntimeError as error:
+            if self._compiling or "recompile" not in str(error):
+                raise
+            self.max_tokens = 0
+            logger.warning(
+                "torch.compile is off from now on, because the compiled code could not run a"
+                " step: %s",
+                error,
+            )
+            return self._otherwise.run(batch, with_logits=with_logits)
+        index = to_device(batch.sample_index, self._pass.device) if with_logits else None
+        answer = None if index is None else self._pass.answer(hidden, index, self._backends)
+        return Ran(self, hidden, answer)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._pass.logits(hidden, self._backends)
+
+    @contextmanager
+    def compiling(self, max_tokens: int) -> Iterator[None]:
+        """Inside this context, a step of one token and a step of ``max_tokens`` tokens compile the
+        code that all later steps use."""
+        self.max_tokens, self._compiling = max_tokens, True
+        try:
+            yield
+        finally:
+            self._compiling = False
+
+    @torch.inference_mode()
+    def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
+        input_ids, ctx = self._pass.begin(self._pass.inputs(batch), self._backends)
+        if self._compiling and len(input_ids) > 1:
+            for tensor in (input_ids, ctx.batches[0].positions):
+                torch._dynamo.mark_dynamic(tensor, 0, min=2, max=self.max_tokens)
+        traced = replace(
+            ctx,
+            ops=self._ops,
+            attention=self._attention,
+            multiply=self._products.multiply,
+            kv=self._layers,
+        )
+        with current(Pass(ctx, self._products.weights, self._variants)):
+            if self._compiling:
+                return self._run(input_ids, traced)
+            with torch.compiler.set_stance("fail_on_recompile"):
+                return self._run(input_ids, traced)
+
+
+def _of_shapes(guards: Sequence[Any]) -> list[bool]:
+    """The conditions to test at every call: shapes of a step's tensors. Everything else is constant
+    for this model."""
+    return [
+        guard.guard_type == "SHAPE_ENV"
+        or (guard.guard_type == "TENSOR_MATCH" and not isinstance(guard.value, nn.Parameter))
+        for guard in guards
+    ]

@@ -1,0 +1,1 @@
+"""What the bodies of OpenAI's API may hold, for all who read such bodies."""

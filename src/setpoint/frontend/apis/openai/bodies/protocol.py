@@ -1,0 +1,266 @@
+"""The fields that the bodies of all OpenAI routes share (docs/sglang/api.md#openai-routes), and
+their conversion to sampling parameters and options. Pure data and conversions; knows nothing of the
+engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from setpoint.core.constraint import KINDS
+from setpoint.core.errors import RequestError
+from setpoint.core.request import LogprobOptions, RequestOptions
+from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.apis.openai.bodies.response_format import constraint_of
+from setpoint.frontend.apis.openai.bodies.vllm_constraints import StructuredOutputs, asked_for
+from setpoint.frontend.bodies import naming_as_sent, other_model_warning
+from setpoint.frontend.intake import Cut, check_key, check_rid, namespace
+
+UNSUPPORTED = (
+    "logits_processors",
+    "custom_logit_processor",
+    "lora_path",
+    "session_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "routed_dp_rank",
+    "data_parallel_rank",
+)
+
+DEFAULT_MODEL = "default"
+"""The name that always means the served model."""
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class AnyBody(msgspec.Struct, kw_only=True):
+    """The fields that the body of every OpenAI route may have."""
+
+    model: str | None = DEFAULT_MODEL
+    rid: str | None = None
+    priority: int | None = None
+    routing_key: str | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    """An end user's name, for a provider's abuse detection; has no effect here, as in SGLang."""
+
+    def other_model(self, served: str) -> list[str]:
+        """A warning for a client that has named another model than the served one; any name is
+        served."""
+        if self.model is None or self.model in (served, DEFAULT_MODEL, ""):
+            return []
+        return [other_model_warning(self.model, served)]
+
+    def check(self) -> None:
+        """Raise RequestError (400) for values that no engine could honour, or that this one cannot
+        honour yet."""
+        check_key(self.model, "model")
+        if ":" in (self.model or ""):
+            raise RequestError(
+                f"model {self.model!r} names a LoRA adapter, which is not supported by this server"
+                " yet."
+            )
+        check_key(self.routing_key, "routing_key")
+        if self.rid is not None:
+            check_rid(self.rid)
+
+
+class SamplingBody(AnyBody, kw_only=True):
+    """The fields that the bodies of all routes that generate may have."""
+
+    stream: bool | None = False
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def sent_as(self) -> dict[str, str]:
+        """Sampling parameters that have another name in this body."""
+        return {"min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+
+    def sampling_with(
+        self,
+        defaults: Mapping[str, float],
+        *,
+        max_new_tokens: int | None,
+        n: int | None,
+        asked: Mapping[str, Any],
+        asked_by: str,
+    ) -> SamplingParams:
+        """The sampling parameters: the request's values, then the model's defaults, then the
+        engine's. asked: the constraint of the body's field ``asked_by``, which excludes all
+        others. Raises RequestError (400)."""
+        raw: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+        }
+        raw = {key: defaults.get(key) if value is None else value for key, value in raw.items()}
+        own = {name: getattr(self, name) for name in KINDS if getattr(self, name)}
+        vllms = list(asked_for(self))
+        keys = [*([asked_by] if asked else []), *own, *(each.key for each in vllms)]
+        if len(keys) > max(1, len(own)):  # SamplingParams refuses two of its own
+            raise RequestError(f"{keys[0]} and {keys[1]} cannot be combined.")
+        raw.update(
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            min_new_tokens=self.min_tokens,
+            stop=self.stop,
+            stop_regex=self.stop_regex,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            no_stop_trim=self.no_stop_trim,
+            skip_special_tokens=self.skip_special_tokens,
+            n=n,
+            sampling_seed=self.seed,
+            logit_bias=self.logit_bias,
+            max_new_tokens=max_new_tokens,
+            **own,
+            **asked,
+            **{each.kind: each.value for each in vllms},
+        )
+        with naming_as_sent(self.sent_as | {each.kind: each.key for each in vllms}):
+            return SamplingParams.parse(raw)
+
+    def options(
+        self, *, top_logprobs_num: int | None, logprob_start_len: int = -1
+    ) -> RequestOptions:
+        """The options of a request. top_logprobs_num: None for no logprobs at all."""
+        return RequestOptions(
+            stream=bool(self.stream),
+            logprobs=(
+                None
+                if top_logprobs_num is None
+                else LogprobOptions(logprob_start_len, top_logprobs_num)
+            ),
+            namespace=namespace(self.extra_key, self.cache_salt),
+            priority=self.priority,
+            routing_key=self.routing_key or "",
+        )
+
+
+Side = Literal["left", "right"]
+
+
+class Shortening(Protocol):
+    """A body whose prompts may be shortened."""
+
+    truncate_prompt_tokens: int | None
+    """How many tokens of a prompt stay, as in vLLM; -1: as many as fit."""
+    truncation_side: Side | None
+    """Where they are taken away; None: at the start of a prompt to generate from, at the end of one
+    to embed."""
+
+
+def cut_of(body: Shortening, *, keeps_end: bool) -> Cut | None:
+    """keeps_end: whether the end stays if the client does not say."""
+    if body.truncate_prompt_tokens is None:
+        return None
+    side = body.truncation_side
+    return Cut(body.truncate_prompt_tokens, keeps_end if side is None else side == "left")
+
+
+class CommonBody(SamplingBody, kw_only=True):
+    """The fields that the bodies of both kinds of completions may have."""
+
+    timings_per_token: bool | None = False
+    """Whether every chunk of a stream has ``timings``, and not only the last, as in llama.cpp."""
+    return_token_ids: bool | None = False
+    """Whether the choices have the ids of the output and of the prompt, as in SGLang and vLLM."""
+    return_prompt_token_ids: bool | None = False
+    """Whether they have those of the prompt."""
+    return_tokens_as_token_ids: bool | None = False
+    """Whether logprobs name a token "token_id:5" instead of by its text, as in vLLM."""
+    logprob_token_ids: list[int] | None = None
+    """Tokens whose logprobs stand where the likeliest tokens would, as in vLLM."""
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Side | None = None
+    stream_options: StreamOptions | None = None
+    return_hidden_states: bool | None = False
+    n: int | None = 1
+    max_tokens: int | None = None
+    response_format: dict[str, Any] | None = None
+
+    @property
+    def sent_as(self) -> dict[str, str]:
+        return {**super().sent_as, "max_new_tokens": "max_tokens"}
+
+    @property
+    def num_samples(self) -> int | None:
+        """How many sequences each prompt generates."""
+        return self.n
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    def options(
+        self, *, top_logprobs_num: int | None, logprob_start_len: int = -1
+    ) -> RequestOptions:
+        picked = tuple(self.logprob_token_ids or ())
+        if picked and top_logprobs_num is not None:
+            top_logprobs_num = 0
+        options = super().options(
+            top_logprobs_num=top_logprobs_num, logprob_start_len=logprob_start_len
+        )
+        logprobs = options.logprobs
+        if logprobs is not None:
+            logprobs = msgspec.structs.replace(logprobs, ids=picked)
+        return msgspec.structs.replace(
+            options, logprobs=logprobs, output_hidden_states=bool(self.return_hidden_states)
+        )
+
+    def check(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream to be true.")
+        if self.logprob_token_ids and not self.shows_logprobs:
+            raise RequestError("logprob_token_ids needs logprobs.")
+        super().check()
+
+    @property
+    def shows_logprobs(self) -> bool:
+        raise NotImplementedError
+
+    def sampling(
+        self, defaults: Mapping[str, float], *, max_new_tokens: int | None
+    ) -> SamplingParams:
+        """See ``sampling_with``."""
+        return self.sampling_with(
+            defaults,
+            max_new_tokens=max_new_tokens,
+            n=self.num_samples,
+            asked=constraint_of(self.response_format),
+            asked_by="response_format",
+        )

@@ -1,0 +1,115 @@
+"""Makes the engine's requests of one turn of a conversation, and says how the answer's text is
+parsed. Every chat API works through this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from setpoint.core import request as core
+from setpoint.frontend.chat.formats.format import ToolFormat
+from setpoint.frontend.chat.formats.hermes import HERMES
+from setpoint.frontend.chat.formats.registry import tool_format
+from setpoint.frontend.chat.parser import DeltaParser, MakeParser
+from setpoint.frontend.chat.prompt import chat_prompt
+from setpoint.frontend.chat.request import ChatRequest
+from setpoint.frontend.chat.turn.calling import Calling, calling_of, constrained
+from setpoint.frontend.chat.turn.thinking import Reasoning, Thinking
+from setpoint.frontend.intake import Cut
+from setpoint.frontend.jobs import SequenceOutput
+from setpoint.frontend.service import Service
+
+
+@dataclass(slots=True, frozen=True)
+class PreparedChat:
+    requests: list[core.Request]
+    """The ``n`` requests of the turn."""
+    make_parser: MakeParser
+    """Makes the parser of one sequence's text."""
+    thinking: Thinking | None = None
+    """None without a reasoning format."""
+    warnings: Sequence[str] = ()
+    """For the client."""
+    constrains_calls: bool = False
+    """Whether the constraint of the requests is made of the schemas of tools alone."""
+
+    def reasoning_tokens(self, output: SequenceOutput) -> int:
+        """How many tokens of a sequence of this turn are reasoning."""
+        return 0 if self.thinking is None else self.thinking.num_tokens(output)
+
+
+class Chat:
+    """Prepares the chats of a service; it keeps nothing of them."""
+
+    def __init__(self, service: Service) -> None:
+        """Raises ConfigError for a format that does not exist."""
+        config = service.config
+        self._text = service.text
+        self._intake = service.intake
+        self._variables = config.chat_template_kwargs
+        self._tools: ToolFormat | None = None
+        self._reasoning = Reasoning.of(service)
+        if config.tool_call_parser != "none":
+            self._tools = tool_format(config.tool_call_parser)
+        if not self._text.template_reads("tools"):
+            self._tools = HERMES  # the format in which ``tools.told_in_messages`` asks for calls
+
+    async def prompt_ids(self, request: ChatRequest) -> core.Ids:
+        """The token ids of the conversation, for callers that count them or generate in another
+        way. Raises RequestError (400)."""
+        return await self._encode(await self.prompt_text(request), request.cut)
+
+    async def prompt_text(self, request: ChatRequest) -> str:
+        """The conversation as the model reads it. Raises RequestError (400)."""
+        prompt = await chat_prompt(request, self._text, self._variables)
+        return prompt.rendered + prompt.started
+
+    async def prepare(self, request: ChatRequest, *, rid: str) -> PreparedChat:
+        """Check, render and tokenize a turn; nothing runs yet. Raises RequestError (400) for one
+        that cannot be honoured."""
+        prompt = await chat_prompt(request, self._text, self._variables)
+        calling = calling_of(request, self._tools)
+        sampling = constrained(request.sampling, request, calling)
+        options, written = request.options, prompt.rendered + prompt.started
+        thinking = None
+        if self._reasoning is not None:
+            thinking = self._reasoning.behind(prompt)
+            if thinking.is_expected and sampling.constraint is not None:
+                ends = self._reasoning.end_ids()
+                options = msgspec.structs.replace(options, constrain_after=ends)
+                if thinking.may_be_skipped:
+                    # Without it the model could answer at once, and no constraint would ever begin.
+                    written += thinking.opening
+                    thinking = thinking.opened()
+        forms = (calling.form, None if thinking is None else thinking.reasoning.form)
+        if any(form is not None and form.needs_special_tokens for form in forms):
+            sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
+        ids = await self._encode(written, request.cut)
+        requests = self._intake.requests(ids, sampling, options, rid=rid)
+        make_parser = _parser_maker(request, calling, thinking)
+        warnings = [*calling.warnings, *self._intake.without_effect(sampling)]
+        if request.thinking is False and thinking is not None and thinking.is_expected:
+            warnings.append("This model's reasoning cannot be turned off.")
+        is_own = request.sampling.constraint is not None and not calling.is_required
+        constrains_calls = calling.structure is not None and not is_own
+        return PreparedChat(requests, make_parser, thinking, warnings, constrains_calls)
+
+    async def _encode(self, prompt: str, cut: Cut | None) -> core.Ids:
+        # The template writes the special tokens itself.
+        return await self._intake.encode(prompt, add_special_tokens=False, cut=cut)
+
+
+def _parser_maker(request: ChatRequest, calling: Calling, thinking: Thinking | None) -> MakeParser:
+    def make() -> DeltaParser:
+        parser = calling.parser(request.tools)
+        if thinking is None:
+            return parser
+        return thinking.reasoning.form.parser(
+            parser,
+            starts_inside=thinking.starts_inside,
+            separate=request.separate_reasoning,
+        )
+
+    return make

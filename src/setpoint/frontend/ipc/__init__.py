@@ -1,1 +1,0 @@
-"""The frontend's end of the link to the engine process."""

@@ -1,0 +1,2 @@
+"""What the frontend measures and reports: times, counts, logs, spans, the requests that are
+open."""

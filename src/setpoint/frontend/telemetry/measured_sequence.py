@@ -1,0 +1,54 @@
+"""What is measured of one sequence of a client's request: counts, times, its end. Logs, spans,
+tables and metrics are made from this."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from setpoint.core.messages import Finish, Timing
+from setpoint.core.request import Request
+
+
+class MeasuredSequence:
+    """Written by the Job that runs the sequence; everybody else reads."""
+
+    def __init__(
+        self, request: Request, *, arrived_at: float, headers: Mapping[str, str], path: str
+    ) -> None:
+        self.request = request
+        self.headers = headers
+        """The headers of the client's request."""
+        self.path = path
+        """Of its URL; "" for a request that came without HTTP."""
+        self.text = ""
+        """Text that is final: no half characters, and nothing that may still turn out to be a stop
+        string."""
+        self.output_ids: list[int] = []
+        self.finish: Finish | None = None
+        self.num_prompt = len(request.prompt_ids) // 4
+        self.num_outputs = 0
+        self.num_cached = 0
+        self.num_retractions = 0
+        self.arrived_at = arrived_at
+        """Seconds of time.perf_counter(), like the times below; None for what has not happened."""
+        self.submitted_at: float | None = None
+        self.seq_id: int | None = None
+        """The number of the submission."""
+        self.first_token_at: float | None = None
+        self.finished_at: float | None = None
+        self.timing: Timing | None = None
+        """The engine's part of the time to the first token."""
+
+    @property
+    def rid(self) -> str:
+        return self.request.rid
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has ended by itself: it was not aborted, and its client stayed."""
+        return self.finish is not None and self.finish.type != "abort"
+
+    @property
+    def e2e_s(self) -> float:
+        return (self.finished_at or time.perf_counter()) - self.arrived_at

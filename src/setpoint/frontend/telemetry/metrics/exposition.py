@@ -1,0 +1,170 @@
+"""``/metrics`` in Prometheus' text format, or in OpenMetrics if the client prefers it. Everything
+is counted elsewhere; ``prometheus_client`` writes it down. Imported only by a server with
+--enable-metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+
+from setpoint.core.errors import EngineDeadError, RequestError
+from setpoint.frontend.telemetry.metrics.engines import EngineFigures
+from setpoint.frontend.telemetry.metrics.http import HttpMetrics
+from setpoint.frontend.telemetry.metrics.requests import RequestMetrics
+from setpoint.ipc.client import EngineClient
+from setpoint.observe.catalogue import SERIES
+from setpoint.observe.series import Histogram, Kind, Scope, Series
+
+ANSWER_S = 2.0
+"""How long a scrape waits for the engine, which answers between two steps. After that it shows what
+the engine said before."""
+
+OPEN_METRICS = "application/openmetrics-text"
+
+Samples = Mapping[tuple[str, ...], Any]
+"""Values of a series' labels besides the common ones -> a number or a Histogram."""
+
+
+class Metrics:
+    """All series of one server."""
+
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        extra_labels: Mapping[str, str],
+        client: EngineClient,
+        engines: EngineFigures,
+        requests: RequestMetrics,
+        http: HttpMetrics,
+        server: Callable[[], Mapping[str, Samples]],
+    ) -> None:
+        """extra_labels: added to every series of the scheduler and of requests. server: the
+        frontend's other samples, by the name of their series."""
+        common = {"model_name": model_name, "engine_type": "unified"}
+        ranks = dict.fromkeys(("tp_rank", "pp_rank", "moe_ep_rank"), "0")
+        self._labels: dict[Scope, dict[str, str]] = {
+            Scope.SCHEDULER: common | ranks | dict(extra_labels),
+            Scope.REQUEST: common | dict(extra_labels),
+            Scope.SERVER: {},
+        }
+        self._client = client
+        self._engines = engines
+        self.requests = requests
+        self.http = http
+        self._server = server
+        self._taken_at: float | None = None
+        """time.monotonic() when the engine last answered."""
+        self._registry = CollectorRegistry()
+        self._registry.register(_Once(self._families))
+
+    async def scrape(self, accept: str) -> tuple[bytes, str]:
+        """The page and its content type. accept: the client's header. Never fails because of the
+        engine: one that is dead, stopped or silent leaves its last figures."""
+        await self._ask()
+        # In a thread, because custom labels can make it tens of milliseconds of work.
+        return await asyncio.to_thread(self._written, accept)
+
+    def _written(self, accept: str) -> tuple[bytes, str]:
+        """Runs while requests go on counting: it copies each dictionary before it walks over it."""
+        if OPEN_METRICS in accept:
+            # The library would write "sglang_" for "sglang:" in this format, although a colon is
+            # allowed in both.
+            page = _open_metrics(self._registry, openmetrics.ALLOWUTF8, "1.0.0")
+            return page, f"{OPEN_METRICS}; version=1.0.0; charset=utf-8"
+        return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    async def _ask(self) -> None:
+        if not self._client.is_ready:
+            return
+        try:
+            line = self._client.choose()
+            state = await line.get_state(timeout_s=ANSWER_S)
+        except (EngineDeadError, RequestError):
+            return
+        self._engines.take(line, line.facts, state)
+        self._taken_at = time.monotonic()
+
+    def _families(self) -> Iterator[Metric]:
+        found = {**self._server(), **self.http.samples(), **self._of_engines()}
+        engines = self._engines
+        for name, by_label in (engines.gauges | engines.counters() | engines.histograms()).items():
+            found[name] = {(label,) if label else (): value for label, value in by_label.items()}
+        for series in SERIES:
+            if series.scope is Scope.REQUEST:
+                names = self.requests.label_names
+                samples: Samples = {
+                    (*own, *custom): value
+                    for custom, counts in list(self.requests.by_labels.items())
+                    for own, value in counts[series.name].items()
+                }
+            else:
+                names, samples = (), found.get(series.name, {})
+            if samples:
+                yield self._family(series, names, samples)
+
+    def _of_engines(self) -> dict[str, Samples]:
+        keys = self.requests.open_keys
+        values: dict[str, float] = {
+            "sglang:routing_keys_active": len(keys) - ("" in keys),
+            "setpoint:engine_up": self._client.is_ready,
+            "setpoint:engine_starts": self._client.num_lines,
+        }
+        if self._taken_at is not None:
+            values["setpoint:engine_figures_age_seconds"] = time.monotonic() - self._taken_at
+        return {name: {(): value} for name, value in values.items()}
+
+    def _family(self, series: Series, custom: Iterable[str], samples: Samples) -> Metric:
+        common = self._labels[series.scope]
+        names = (*common, *series.labels, *custom)
+        family: Any = _FAMILIES[series.kind](series.name, series.help, labels=names)
+        for values, value in samples.items():
+            labels = (*common.values(), *values)
+            if isinstance(value, Histogram):
+                family.add_metric(labels, _cumulative(value), value.sum)
+            else:
+                family.add_metric(labels, value)
+        found: Metric = family
+        return found
+
+
+class _Once(Collector):
+    """A collector that makes its families anew for each scrape."""
+
+    def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families()
+
+
+_open_metrics: Callable[[CollectorRegistry, str, str], bytes] = openmetrics.generate_latest
+
+_FAMILIES: dict[Kind, Any] = {
+    Kind.COUNTER: CounterMetricFamily,
+    Kind.GAUGE: GaugeMetricFamily,
+    Kind.HISTOGRAM: HistogramMetricFamily,
+}
+
+
+def _cumulative(histogram: Histogram) -> list[tuple[str, int]]:
+    """Upper bound -> number of values up to it."""
+    found, total = [], 0
+    bounds = (*map(str, map(float, histogram.bounds)), "+Inf")
+    for bound, count in zip(bounds, histogram.counts, strict=True):
+        total += count
+        found.append((bound, total))
+    return found
