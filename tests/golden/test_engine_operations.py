@@ -166,7 +166,7 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones(
         assert words in refusal(h)
         assert outputs(h) == old
     engine.free = 1000
-    with pytest.raises(OutOfMemoryError, match="do not fit beside the old ones"):
+    with pytest.raises(OutOfMemoryError, match="do not fit next to the old ones"):
         engine.operator.operate(1, LoadWeights(str(folders[1]), "auto", flush_cache=True))
     assert outputs(h) == old
 

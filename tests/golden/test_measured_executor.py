@@ -13,7 +13,7 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.core.work import Work
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.engine.executor.measured import MeasuredExecutor, visible
+from setpoint.engine.executor.measured import MeasuredExecutor, num_visible
 from setpoint.engine.kernels.cpu import build, limits
 from setpoint.engine.kernels.cpu.library import Kernels, load
 from setpoint.engine.layers.linear import Linear, TiedHead
@@ -115,7 +115,7 @@ def test_visible_pairs(window: int | None) -> None:
         for at in range(kv_len - count, kv_len)
     ]
     rows = np.split(np.array(seen, dtype=object), np.cumsum(counts)[:-1])
-    assert visible(counts, kv_lens, window) == (
+    assert num_visible(counts, kv_lens, window) == (
         sum(map(len, seen)),
         sum(len(set().union(*row)) for row in rows),
     )

@@ -20,7 +20,7 @@ from setpoint.engine.kernels.registry import Choice, choose
 
 @dataclass(slots=True, frozen=True)
 class AttentionShape:
-    """What stays the same for every call of a backend; its factory gets it once."""
+    """The properties that are the same for every call of a backend; its factory gets them once."""
 
     num_heads: int
     num_kv_heads: int
@@ -36,8 +36,8 @@ class AttentionShape:
 
 @dataclass(slots=True, frozen=True)
 class AttentionVariant:
-    """How one layer's attention may differ from another's; constant for the layer and passed with
-    every call.
+    """The properties in which one layer's attention may differ from another's; constant for the
+    layer and passed with every call.
 
     The weights of a query are softmax(cap(scale · q·k)) over the positions it sees, with cap(s) =
     softcap · tanh(s / softcap).

@@ -27,8 +27,8 @@ MAX_GROUP = 64
 
 
 class Plan:
-    """How the work of a step is divided (plan.h), and the call to the kernel that carries the
-    division."""
+    """The division of a step's work among threads (plan.h), and the arguments of the kernel's
+    call, which contain it."""
 
     def __init__(self, shape: AttentionShape, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -45,12 +45,12 @@ class Plan:
         )
         self.address = ctypes.addressof(self.call)
         self._planned: Callable[[], AttentionBatch | None] = lambda: None
-        """The batch that the plan is for. A weak reference: the batch lives as long as its step,
-        and its tensors may lie in memory that is to be given back after that."""
+        """The batch that the plan is for, through a weak reference: its tensors may lie in memory
+        that is given back after the step."""
 
     def cover(self, batch: AttentionBatch) -> None:
-        """Make the plan for this batch. This happens once per step, because every layer of a group
-        sees the same rows."""
+        """Make the plan for this batch, unless it is made already: every layer of a group has the
+        same rows, so once per step suffices."""
         if batch is self._planned():
             return
         call = self.call
@@ -73,7 +73,8 @@ class CpuAttention:
         self._kernels = kernels
         self.level = kernels.level
         self._plans: dict[int, Plan] = {}
-        """Cache group -> its plan; the group's page table tells which rows share keys."""
+        """Cache group -> its plan. Each group needs its own, because the page table says which rows
+        share keys."""
 
     def forward(
         self,

@@ -58,7 +58,8 @@ class TorchRefAttention:
         start: int,
         variant: AttentionVariant,
     ) -> torch.Tensor:
-        """q [c, H, D] at positions start..start+c-1 over keys, values [kv, Hkv, D] -> [c, H, D]."""
+        """Attention of one row: q [c, H, D] at positions start..start+c-1 over keys and values [kv,
+        Hkv, D] -> [c, H, D]."""
         num_queries, num_heads, head_dim = q.shape
         num_kv_heads = keys.shape[1]
         end = start + num_queries

@@ -1,2 +1,1 @@
-"""The border of the data plane: executors that the scheduler drives, and how a runner is put
-together."""
+"""The data plane's border: executors, which the scheduler drives, and the building of runners."""

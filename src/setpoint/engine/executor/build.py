@@ -1,4 +1,4 @@
-"""Puts a runner together: chooses implementations, builds the model and loads its weights.
+"""Builds a runner: chooses implementations, builds the model and loads its weights.
 
 It writes nothing to the log; its report says what was done.
 """
@@ -19,7 +19,7 @@ from setpoint.core.errors import ConfigError
 from setpoint.core.model import ModelSpec
 from setpoint.core.records import Fallback
 from setpoint.engine.attention.base import AttentionBackend, AttentionShape, choose_attention
-from setpoint.engine.executor.trial import try_out
+from setpoint.engine.executor.trial import check_logits
 from setpoint.engine.kernels.cpu.build import is_emulated, why_no_better
 from setpoint.engine.kernels.cpu.choices import described
 from setpoint.engine.kernels.cpu.library import load
@@ -45,8 +45,8 @@ KV_DTYPES = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8
 
 @dataclass(slots=True, frozen=True)
 class EngineConfig:
-    """The data plane's whole configuration. Values are already resolved: "auto" remains only for
-    what depends on the engine's tables of implementations."""
+    """The data plane's whole configuration. Values are already resolved: "auto" remains only where
+    the engine's tables of implementations decide."""
 
     model_folder: str
     """Folder with safetensors files; not read for load_format "dummy"."""
@@ -55,21 +55,21 @@ class EngineConfig:
     dtype: str = "bfloat16"
     """Dtype of weights and activations: one of DTYPES."""
     quantization: str | None = None
-    """Quantization method; None keeps the weights as the checkpoint has them."""
+    """Quantization method; None keeps the weights as they are in the checkpoint."""
     kv_dtype: str = "bfloat16"
     """Dtype of the KV cache: one of KV_DTYPES."""
     device: str = "cpu"
     page_size: int = 1
     attention_backend: str = "auto"
     model_impl: str = "auto"
-    """"setpoint", "transformers", or "auto": transformers where Setpoint does not know the
+    """"setpoint", "transformers", or "auto": transformers only if Setpoint does not know the
     architecture."""
     num_threads: int = 0
     """Torch's CPU threads; 0 leaves the number to torch."""
     seed: int = 0
     """Seed of dummy weights."""
     capture: bool = True
-    """Whether small steps are captured and replayed where that is possible (runner.ways.replay)."""
+    """Whether small steps are captured and replayed if possible (runner.ways.replay)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,7 +80,7 @@ class _Chosen:
     linear: Choice[LinearMethod]
     attention: Choice[AttentionBackend]
 
-    def named(self) -> dict[str, Choice[Any]]:
+    def by_part(self) -> dict[str, Choice[Any]]:
         return {"kernels": self.ops, "linear layers": self.linear, "attention": self.attention}
 
 
@@ -119,14 +119,13 @@ def build_runner(config: EngineConfig) -> ModelRunner:
         capture=config.capture,
     )
     if not native:
-        try_out(runner)
+        check_logits(runner)
     return runner
 
 
 def load_model(config: EngineConfig, runner: ModelRunner) -> nn.Module:
-    """The model of ``config`` with weights loaded, for a runner that was built from a configuration
-    that differs at most in where the weights are. Raises CheckpointError, ConfigError or
-    OutOfMemoryError."""
+    """The model of ``config`` with weights loaded, for a runner whose configuration differs at most
+    in the place of the weights. Raises CheckpointError, ConfigError or OutOfMemoryError."""
     linear = _choose(config, runner.device).linear.impl
     model, _ = _load(config, runner.report.model_impl == "setpoint", runner.device, linear)
     return model
@@ -153,12 +152,12 @@ def _choose(config: EngineConfig, device: torch.device) -> _Chosen:
 def _load(
     config: EngineConfig, native: bool, device: torch.device, method: LinearMethod
 ) -> tuple[nn.Module, int]:
-    """Returns the model and the bytes that its weights take."""
+    """Returns (model, size of its weights in bytes)."""
     if not native and config.quantization == "w8a8_int8":
         raise ConfigError(
             "--quantization w8a8_int8 needs a model of Setpoint's own;"
-            f" {config.spec.architecture} runs on transformers' model, where wrong answers could"
-            " not be told from rounding errors."
+            f" {config.spec.architecture} runs on transformers' model, where wrong answers cannot"
+            " be distinguished from rounding errors."
         )
     load = (
         partial(_load_native, quantization=config.quantization)
@@ -204,10 +203,10 @@ def _weights(model: nn.Module, config: EngineConfig) -> str:
 
 
 def _fallbacks(config: EngineConfig, native: bool, chosen: _Chosen) -> tuple[Fallback, ...]:
-    """A line for every part that does not run in its best implementation."""
+    """A Fallback for every part that does not run in its best implementation."""
     found = [
         Fallback(f"{what} uses {choice.name}", choice.fallback)
-        for what, choice in chosen.named().items()
+        for what, choice in chosen.by_part().items()
         if choice.fallback
     ]
     if not native and config.model_impl == "auto":
@@ -224,9 +223,9 @@ def _fallbacks(config: EngineConfig, native: bool, chosen: _Chosen) -> tuple[Fal
 
 
 def _level(chosen: _Chosen) -> str:
-    """The instruction set of the C++ kernels, which are all in one library; empty if none was
+    """The instruction set of the C++ kernels, which all come from one library; empty if none was
     chosen."""
-    impls = (choice.impl for choice in chosen.named().values())
+    impls = (choice.impl for choice in chosen.by_part().values())
     return next((impl.level for impl in impls if hasattr(impl, "level")), "")
 
 

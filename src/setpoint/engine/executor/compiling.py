@@ -1,8 +1,8 @@
-"""Compiles a runner's small steps at start and tries out the result: compiled code is used only if
-it gives the same answers as before, and faster.
+"""Compiles a runner's small steps at start and tests the result: compiled code is used only if it
+gives the same answers as before, and faster.
 
-Works on a runner whose memory is allocated and holds no sequences, through plans like any step. It
-writes nothing to the log; its report says what was done.
+Works on a runner whose memory is allocated and holds no sequences, with plans like those of any
+step. It writes nothing to the log; its report says what was done.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from setpoint.engine.runner.way import Way
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """Torch's environment variable for the folder that holds compiled graphs."""
 GROWTH = 4
-"""Factor between one tried-out step size and the next."""
+"""Factor between one tested step size and the next."""
 HISTORY = 15
-"""Tokens that precede a tried-out row: a sequence's first token alone proves little, because its
-hidden state is unlike all others'."""
+"""Number of tokens that precede a tested row. A sequence's first token alone would prove little,
+because its hidden state is unlike all others."""
 REPEATS = 7
-"""Runs per step size, alternately compiled and uncompiled; their medians are compared."""
+"""Runs per step size of compiled and of uncompiled code, alternately; the medians are compared."""
 
 
 @dataclass(slots=True, frozen=True)
 class Duration:
-    """Time of a step with ``num_tokens`` tokens, without sampling."""
+    """Times of a step with ``num_tokens`` tokens, without sampling."""
 
     num_tokens: int
     compiled_s: float
-    plain_s: float
+    uncompiled_s: float
 
     def __str__(self) -> str:
         return (
             f"{self.num_tokens}: {self.compiled_s * 1e3:.2f} ms, uncompiled"
-            f" {self.plain_s * 1e3:.2f}"
+            f" {self.uncompiled_s * 1e3:.2f}"
         )
 
 
@@ -59,14 +59,14 @@ class CompileReport:
     max_tokens: int = 0
     """Most tokens of a step that runs compiled; 0 if none does."""
     why_not_more: str = ""
-    """Why ``max_tokens`` is smaller than requested; empty if it is not."""
+    """Why ``max_tokens`` is smaller than was asked for; empty if it is not."""
     folder: str = ""
     """Folder of the compiled graphs."""
     seconds: float = 0.0
     """Seconds spent on compiling, or on reading graphs that were compiled earlier."""
     num_graphs: int = 0
     num_reused: int = 0
-    """How many of the graphs were read from the folder."""
+    """Number of graphs that were read from the folder."""
     durations: tuple[Duration, ...] = ()
 
 
@@ -75,7 +75,7 @@ class NotUsable(Exception):
 
 
 def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
-    """Compile steps of up to ``max_tokens`` tokens. If anything fails, the runner runs as before
+    """Compile steps of up to ``max_tokens`` tokens. If anything fails, the runner stays as it was
     and the report says why."""
     ops = runner.backends.ops
     if runner.report.model_impl == "setpoint" and not isinstance(ops, RefOps):
@@ -93,7 +93,7 @@ def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
             runner.forward_pass, runner.backends, runner.spec, otherwise=runner.ways[-1]
         )
         most = min(max_tokens, runner.longest_row - HISTORY)
-        expected = _first_answer(runner, HISTORY + most)
+        expected = _first_logits(runner, HISTORY + most)
         plans = [_last_tokens(HISTORY + most, size) for size in _sizes(most)]
         before = _graphs()
         with compiled.compiling(most):
@@ -104,7 +104,7 @@ def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
         durations = [_duration(runner, plan, compiled, expected) for plan in plans]
     except Exception as error:  # tracing, the compiler and its cache can raise anything
         return CompileReport(
-            why_not_more=_in_one_line(error), folder=folder, seconds=time.perf_counter() - begin
+            why_not_more=_one_line(error), folder=folder, seconds=time.perf_counter() - begin
         )
     runner.forward(PlanBuilder(0).build(releases=(0,)))
     compiled.max_tokens, why = _worth_it(durations)
@@ -118,15 +118,15 @@ def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
 
 
 def _sizes(largest: int) -> list[int]:
-    """The step sizes to try: 1, GROWTH, GROWTH², …, and the largest."""
+    """The step sizes to test: 1, GROWTH, GROWTH², …, and the largest."""
     sizes = [1]
     while sizes[-1] * GROWTH < largest:
         sizes.append(sizes[-1] * GROWTH)
     return sizes if largest == 1 else [*sizes, largest]
 
 
-def _first_answer(runner: ModelRunner, length: int) -> torch.Tensor:
-    """Put a sequence of ``num_tokens`` tokens into slot 0. Returns the logits after its last token,
+def _first_logits(runner: ModelRunner, length: int) -> torch.Tensor:
+    """Put a sequence of ``length`` tokens into slot 0. Returns the logits after its last token,
     [1, V]."""
     if length <= HISTORY:
         raise NotUsable(f"no sequence can have more than {runner.longest_row} tokens here")
@@ -141,8 +141,8 @@ def _first_answer(runner: ModelRunner, length: int) -> torch.Tensor:
 
 
 def _last_tokens(length: int, size: int) -> StepPlan:
-    """A plan that computes the last tokens of that sequence again: except for attention, the work
-    of a decode step with as many rows."""
+    """A plan that computes the last ``size`` tokens of that sequence again. Except for attention,
+    this is the work of a decode step with ``size`` rows."""
     plan = PlanBuilder(0)
     plan.add_row(0, 0, length - size, size, 1)
     return plan.build()
@@ -172,7 +172,7 @@ def _duration(
             error = float((logits - expected).double().norm() / expected.double().norm())
             if way is compiled and not error <= TOLERANCE[runner.dtype]:
                 raise NotUsable(
-                    f"its logits differ by {error:.2g} of their length (allowed:"
+                    f"its logits differ by {error:.2g} of their norm (allowed:"
                     f" {TOLERANCE[runner.dtype]:g})"
                 )
     return Duration(
@@ -183,22 +183,22 @@ def _duration(
 
 
 def _worth_it(durations: Sequence[Duration]) -> tuple[int, str]:
-    """Returns the size up to which compiled code is faster, and why it is not the largest one."""
+    """(number of tokens up to which compiled code is faster, why it is not the largest one)."""
     most = 0
     for duration in durations:
-        if duration.compiled_s >= duration.plain_s:
+        if duration.compiled_s >= duration.uncompiled_s:
             return most, f"compiled code is not faster at {duration.num_tokens} tokens"
         most = duration.num_tokens
     return most, ""
 
 
 def _graphs() -> tuple[int, int]:
-    """Returns how many graphs this process has obtained so far, and how many of them came from the
-    cache."""
+    """(number of graphs that this process has obtained so far, number of those that came from the
+    cache)."""
     counters = torch._dynamo.utils.counters
     return counters["stats"]["unique_graphs"], counters["inductor"]["fxgraph_cache_hit"]
 
 
-def _in_one_line(error: Exception) -> str:
-    words = (str(error).strip() or "no words").splitlines()[0].rstrip(".:")
+def _one_line(error: Exception) -> str:
+    words = (str(error).strip() or "no message").splitlines()[0].rstrip(".:")
     return words if isinstance(error, NotUsable) else f"{type(error).__name__}: {words}"

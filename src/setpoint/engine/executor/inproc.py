@@ -24,7 +24,7 @@ from setpoint.engine.sampling.logprobs import Logprobs
 
 class InprocExecutor:
     def __init__(self, runner: ModelRunner, ways: Sequence[Way] | None = None) -> None:
-        """``ways``: the ways to choose from instead of the runner's own."""
+        """ways: the ways to choose from instead of the runner's own."""
         self.runner = runner
         self._ways = ways
         self._mark = marker(runner.device)
@@ -94,7 +94,7 @@ class InprocStep:
             offsets=offsets,
             output_logprobs=self._output_logprobs(plan),
             prompt_logprobs={
-                int(plan.rows.seq_ids[row]): self._cut(row, logprobs, slice(None))
+                int(plan.rows.seq_ids[row]): self._position_logprobs(row, logprobs, slice(None))
                 for row, logprobs in self.prompt.items()
             },
             embeddings=(
@@ -119,7 +119,9 @@ class InprocStep:
         wanted = plan.rows.sampling & self.runner.slots.columns["logprobs"][plan.rows.slots]
         found = enumerate(np.flatnonzero(wanted).tolist())
         return {
-            int(plan.rows.seq_ids[row]): self._cut(row, self.output, slice(at, at + 1))
+            int(plan.rows.seq_ids[row]): self._position_logprobs(
+                row, self.output, slice(at, at + 1)
+            )
             for at, row in found
         }
 
@@ -132,8 +134,10 @@ class InprocStep:
                 about[fact.name] = pack_ids(values[values != UNUSED])
         return found
 
-    def _cut(self, row: int, logprobs: Logprobs, positions: slice) -> PositionLogprobs:
-        """Some positions of ``logprobs``, in the widths that the plan's row asked for.
+    def _position_logprobs(
+        self, row: int, logprobs: Logprobs, positions: slice
+    ) -> PositionLogprobs:
+        """These positions of ``logprobs``, in the widths that the plan's row asked for.
 
         The slot still belongs to the row's sequence: a plan's slots are not given to other
         sequences before its result is taken.

@@ -1,9 +1,9 @@
 """An executor that reports how much work the parts of its steps do and how long they take: linear
 layers, attention, the other operations, the head, sampling.
 
-Its eager steps run through timed stand-ins for the operations (``layers.context.Backends``); the
+Its eager steps run through timed wrappers of the operations (``layers.context.Backends``); the
 times of replayed steps come from their program. No timer counts what lies between the parts
-(Python, views). Timing adds about a µs to each eager call.
+(Python, views). Timing adds about 1 µs to each eager call.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROGRAM_KINDS = {
     "activation": "elementwise",
     "embedding": "elementwise",
 }
-"""Kind of a program's kernels -> this module's kind, where the two differ."""
+"""Kind of a program's kernels -> kind in this module, where the two differ."""
 
 Works = defaultdict[str, Work]
 """Work and time by kind."""
@@ -44,8 +44,8 @@ class MeasuredExecutor:
     steps."""
 
     def __init__(self, runner: ModelRunner, *, eager: bool) -> None:
-        """``eager``: no step is replayed, so that all work is counted; otherwise replayed steps
-        report only times."""
+        """eager: replay no step, so that all work is counted; otherwise replayed steps report only
+        times."""
         self._works: Works = defaultdict(Work)
         self._replay = None if eager else _replay_of(runner)
         layers, head = (_timed(runner, self._works, kind) for kind in ("linear", "head"))
@@ -59,7 +59,7 @@ class MeasuredExecutor:
         return MeasuredStep(self._inner.submit(plan), self._works)
 
     def take(self) -> dict[str, Work]:
-        """Work and time by kind, over the steps since the last call."""
+        """Kind -> work and time, over the steps since the last call."""
         times = {} if self._replay is None else self._replay.take_times()
         for kind, seconds in times.items():
             if seconds:
@@ -99,7 +99,7 @@ def _replay_of(runner: ModelRunner) -> ReplayWay | None:
 
 
 def _timed(runner: ModelRunner, works: Works, kind: str) -> Backends:
-    """The runner's backends, each one timed; products count as ``kind``."""
+    """The runner's backends in timing wrappers; products count as ``kind``."""
     backends = runner.backends
     # Gate and up are two products, but only their combined result is returned.
     gated = {
@@ -155,8 +155,8 @@ class _TimedOps:
 
 
 def _bytes_of_rows(tensor: torch.Tensor, rows: int) -> int:
-    """Bytes of at most one row of the tensor per row of the step: no step touches more of a cache
-    or a table."""
+    """Size in bytes of the first ``rows`` rows of the tensor, or of all if it has fewer: no step
+    touches more of a cache or a table."""
     return tensor.nbytes // max(len(tensor), 1) * min(len(tensor), rows)
 
 
@@ -180,7 +180,7 @@ class _TimedAttention:
         work = self._works["attention"]
         work.seconds += time.perf_counter() - began
         work.num_calls += 1
-        pairs, keys = visible(
+        pairs, keys = num_visible(
             np.diff(batch.cu_q_host).astype(np.int64),
             batch.kv_lens_host.astype(np.int64),
             variant.window,
@@ -195,9 +195,9 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def visible(counts: np.ndarray, kv_lens: np.ndarray, window: int | None) -> tuple[int, int]:
-    """For rows that compute their last ``counts`` tokens of ``kv_lens`` positions: the number of
-    (token, key) pairs, and the number of keys, each row's counted once."""
+def num_visible(counts: np.ndarray, kv_lens: np.ndarray, window: int | None) -> tuple[int, int]:
+    """(number of pairs of a token and a key that it sees, number of keys, counted once per row) for
+    rows that compute the last ``counts`` [n] of their ``kv_lens`` [n] positions."""
     starts = kv_lens - counts
     if window is None:
         return int((counts * starts + counts * (counts + 1) // 2).sum()), int(kv_lens.sum())

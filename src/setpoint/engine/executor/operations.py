@@ -1,7 +1,8 @@
-"""Operations on a running engine (``core.operations``): gives its memory back and takes it again,
-loads other weights, traces steps.
+"""Carries out operations on a running engine (``core.operations``): gives its memory back and
+allocates it again, loads other weights, traces steps.
 
-Called between two steps by the loop, which has checked that the operation fits the requests.
+The loop calls it between two steps, after checking that the operation fits the state of the
+requests.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ class EngineOperator:
         available_bytes: Callable[[], int],
         heartbeat: Callable[[], None],
     ) -> None:
-        """config: what the executor's runner was built from. available_bytes: memory of the device
-        that could be taken now. heartbeat: called now and then while weights are loaded."""
+        """config: the configuration of the executor's runner. available_bytes: returns the memory
+        of the device that is free now. heartbeat: called at intervals while weights are loaded."""
         self._executor = executor
         self._runner = executor.runner
         self._config = config
         self._available_bytes = available_bytes
         self._heartbeat = heartbeat
         self._released: set[MemoryPart] = set()
-        """What clients have released, and what an operation that raised has taken apart."""
+        """The parts that clients have released, and those that a failed operation has lost."""
 
     @property
     def released(self) -> frozenset[MemoryPart]:
         if not self._released and not self._runner.is_assembled:
-            return frozenset({MemoryPart.CUDA_GRAPH})  # restoring it puts the steps together again
+            return frozenset({MemoryPart.CUDA_GRAPH})  # restoring it builds the steps again
         return frozenset(self._released)
 
     def operate(self, call_id: int, operation: Operation) -> str:
@@ -78,12 +79,11 @@ class EngineOperator:
         if not self._runner.can_be_taken_apart:
             raise RequestError(
                 "Memory and weights cannot be changed if the server runs with"
-                " --enable-torch-compile: the compiled"
-                " code would be lost."
+                " --enable-torch-compile: the compiled code would be lost."
             )
         match operation:
             case ReleaseMemory(parts):
-                self._released |= set(parts)  # before: a release that raises has begun
+                self._released |= set(parts)  # first, because a release that raises has begun
                 self._runner.release(parts)
             case RestoreMemory(parts):
                 self._restore(parts)
@@ -96,15 +96,16 @@ class EngineOperator:
         self._put_back(parts, model)
 
     def _load(self, config: EngineConfig) -> None:
-        """Load the new weights beside the old ones, which serve on if that fails."""
+        """Load the new weights while the old ones are kept, so that these stay in use if that
+        fails."""
         if MemoryPart.WEIGHTS in self._released:
             self._put_back([MemoryPart.WEIGHTS], self._model(config))
         else:
             needed, free = self._runner.report.weight_bytes, self._available_bytes()
             if needed > free:
                 raise OutOfMemoryError(
-                    f"The new weights do not fit beside the old ones: they need {needed >> 20} MiB,"
-                    f" and {free >> 20} MiB are free. Release the weights first"
+                    f"The new weights do not fit next to the old ones: they need {needed >> 20}"
+                    f" MiB, and {free >> 20} MiB are free. Release the weights first"
                     " (/release_memory_occupation)."
                 )
             model = self._model(config)

@@ -1,7 +1,7 @@
-"""Traces of steps by torch's profiler, as Chrome trace files (chrome://tracing, ui.perfetto.dev).
+"""Traces steps with torch's profiler into Chrome trace files (chrome://tracing, ui.perfetto.dev).
 
-The executor tells it of every step. A replayed step is one call into captured code and appears as
-such; ``--disable-cuda-graph`` shows the operations.
+The executor calls ``after_step`` for every step. A replayed step appears as one call into captured
+code; with ``--disable-cuda-graph`` the trace shows the operations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from setpoint.engine.kernels.device import traced_activities
 logger = logging.getLogger(__name__)
 
 MAX_STEPS = 1000
-"""A trace without a limit of its own ends after this many steps: each may take a megabyte of
+"""Number of steps after which a trace without a limit of its own ends: each may take a megabyte of
 memory."""
 
 
@@ -37,12 +37,13 @@ class Profiler:
         """Steps since ``start``."""
 
     def start(self, wanted: StartProfile) -> None:
-        """Begin with the step after ``start_step`` others. Raises RequestError if a trace is under
-        way, if the file exists or its folder cannot be made."""
+        """Begin to trace after ``wanted.start_step`` steps. Raises RequestError if a trace is
+        running, if nothing of what is wanted can be traced or if the file exists, and ConfigError
+        if its folder cannot be made."""
         if self._wanted is not None:
             raise RequestError("A profile is already running; stop it first (/stop_profile).")
         if not traced_activities(self._device, host=wanted.cpu, device_too=wanted.gpu):
-            raise RequestError("activities: nothing of these can be traced here; CPU always can.")
+            raise RequestError("activities: none of these can be traced here; CPU always can be.")
         path = Path(wanted.path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,8 +57,8 @@ class Profiler:
         self._wanted, self._num_steps = wanted, 0
 
     def stop(self) -> str:
-        """End the trace and write it; returns its path. Raises RequestError if there is none, or if
-        it cannot be written."""
+        """End the trace and write it. Returns its path. Raises RequestError if no step was traced,
+        and ConfigError if the file cannot be written."""
         if self._wanted is None:
             raise RequestError("No profile is running; start one first (/start_profile).")
         if self._trace is None:
@@ -76,8 +77,8 @@ class Profiler:
         return str(path)
 
     def after_step(self) -> None:
-        """To be called when the result of a step is there. A trace that fails is dropped, and the
-        log says so: steps go on."""
+        """Call this when the result of a step is there. A trace that fails is dropped and logged;
+        steps continue."""
         if self._wanted is None:
             return
         try:
@@ -109,13 +110,13 @@ class Profiler:
 
 
 def _unexpected(error: Exception) -> Exception | None:
-    """The error, if its message alone does not say what is wrong."""
+    """The error, for the log's traceback, if its message alone does not say what is wrong."""
     return None if isinstance(error, SetpointError) else error
 
 
 def _write(trace: Any, path: Path) -> None:
-    """Write the trace under a name that nobody else has made meanwhile: it may lie in a folder that
-    others may write to."""
+    """Write the trace to ``path``, which must not exist. ``os.link`` does not replace a file that
+    someone else has made there meanwhile: others may write to the folder."""
     with tempfile.TemporaryDirectory(dir=path.parent) as private:
         inside = Path(private) / path.name
         trace.export_chrome_trace(str(inside))

@@ -1,7 +1,7 @@
-"""A first run of a model whose code comes from another library, compared with the answer that it
-gave by itself, so that an error is found at start and not later.
+"""Compares a model whose code comes from another library, run on this engine, with the library's
+own result, so that an error is found at start and not later.
 
-Works on a runner as any step does: admissions, pages, chunks, two rows side by side.
+Runs steps like any other: admissions, pages, chunks, two rows in a step.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ TOLERANCE = {
 wrong mask, position or order gives nearly 1."""
 
 
-def try_out(runner: ModelRunner) -> None:
-    """Compute ``trial_ids`` twice: in a row of two chunks, and in a row of its own in the same step
-    as the second chunk. Raises CheckpointError unless both give the logits that the model expects.
-    The runner's pool holds the trial's tokens afterwards: ``allocate`` it again."""
+def check_logits(runner: ModelRunner) -> None:
+    """Compute the model's ``trial_ids`` twice: in two chunks, and as a whole in the same step as
+    the second chunk. Raises CheckpointError unless both give the logits that the model expects. The
+    runner's pool holds the trial's tokens afterwards: ``allocate`` it again."""
     ids, page = np.array(runner.model.trial_ids, np.int32), runner.page_size
     num_rows, num_groups = -(-len(ids) // page), len(cache_layout(runner.spec, len(ids)).groups)
     runner.allocate(num_pages=2 * num_rows * num_groups, max_slots=2, context_len=len(ids))
@@ -62,7 +62,7 @@ def try_out(runner: ModelRunner) -> None:
 
 
 def _compare(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
-    """Compare logits [2, V] with those expected, [V]."""
+    """Raise Undrivable if a row of ``logits`` [2, V] differs too much from ``expected`` [V]."""
     if logits.shape[1:] != expected.shape:
         raise Undrivable(f"its logits are {logits.shape[1]} wide, not {expected.shape[0]}")
     errors = ((logits - expected).norm(dim=1) / expected.norm()).tolist()
@@ -70,5 +70,6 @@ def _compare(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> 
         chunked, whole = errors
         raise Undrivable(
             f"with this engine's attention its logits differ from the library's by {whole:.2g} of"
-            f" their length, and by {chunked:.2g} when a prompt is cut (allowed: {tolerance:g})"
+            f" their norm, and by {chunked:.2g} when a prompt is computed in chunks (allowed:"
+            f" {tolerance:g})"
         )

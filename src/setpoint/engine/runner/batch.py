@@ -1,7 +1,7 @@
 """Turns the rows of a plan into the input of a forward pass; vectorised, no loop over rows.
 
-T tokens, n rows, S sampling rows. Row i owns tokens [cu_q[i], cu_q[i+1]) at positions starts[i] ..
-starts[i] + counts[i] - 1.
+Shapes: T tokens, n rows, S sampling rows. Row i owns tokens [cu_q[i], cu_q[i+1]) at positions
+starts[i] .. kv_lens[i] - 1.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class ForwardBatch:
     cu_q: Ids
     """[n + 1]."""
     kv_lens: Ids
-    """[n]: starts + counts."""
+    """[n]: each row's number of positions once this step has computed its tokens."""
     starts: Ids
-    """[n]: starts + counts."""
+    """[n]: position of each row's first token."""
     sample_slots: Ids
     """[S]."""
     sample_index: Ids
@@ -36,6 +36,7 @@ class ForwardBatch:
 
 
 def build_batch(rows: Rows, table: SlotTable) -> ForwardBatch:
+    """The input for these rows, whose lengths the table knows."""
     slots = rows.slots
     lengths = table.columns["length"][slots]
     starts = np.where(rows.starts == OWN_LENGTH, lengths - rows.counts, rows.starts).astype(

@@ -1,9 +1,9 @@
-"""Finds memory for future tokens in the engine's idle moments, so that a later request does not
+"""Claims memory for future tokens in the engine's idle moments, so that a later request does not
 wait for it.
 
-A pool on a CPU is only mapped at the start, and the first write to each place waits until the
-system has found a page: 2 % of a prefill, and a tenth where a hypervisor has to find the page too
-(docs/notebook.md). Finding all of it at once would take seconds of the start, and gigabytes that
+A pool on a CPU is only mapped at the start, and the first write to each memory page waits until the
+system has found it: 2 % of a prefill, and 10 % where a hypervisor has to find the page too
+(docs/notebook.md). Claiming all of it at once would take seconds of the start, and gigabytes that
 may never be used. Under a load without pauses there is no idle moment, and tokens wait as they
 would without this.
 
@@ -22,10 +22,10 @@ from setpoint.engine.kernels.memory import populate
 from setpoint.engine.runner.kv_pool import KVPool
 
 AHEAD_BYTES = 1 << 30
-"""Bytes of K and V to find beyond the pages in use."""
+"""Bytes of K and V to claim beyond the pages in use."""
 TURN_BYTES = 1 << 18
-"""Bytes to find at a time, or one page if that is larger: 0.1 ms, or 0.7 ms where a hypervisor has
-to find them."""
+"""Bytes to claim at a time, or one page if that is larger: takes 0.1 ms, or 0.7 ms where a
+hypervisor has to find the memory."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,25 +38,24 @@ class ClaimAhead:
         self._turn_pages = max(1, TURN_BYTES // pages[0].nbytes)
         self._ahead_pages = AHEAD_BYTES * self._num_pages // pool.num_bytes
         self._unused = 1
-        """The first page of those never handed out: all pages above it are unused too. Written by
+        """The first page that was never handed out: all pages above it are unused too. Written by
         ``hand_out``."""
         self._begin = self._end = 0
-        """The range of pages whose memory is being found."""
+        """The range of pages whose memory is being claimed."""
         self._stripe = 0
-        """The first stripe (the K or the V of a slab) in which those pages still have to be found;
-        the stripes before it are done."""
+        """The first stripe (the K or the V of a slab) in which those pages are not claimed yet."""
         self._works = claims_later(pool.device)
 
     def hand_out(self, pages: npt.NDArray[np.int32]) -> None:
-        """Note that these pages are in use from now on."""
+        """Record that these pages are in use from now on."""
         if len(pages):
             self._unused = max(self._unused, int(pages.max()) + 1)
 
     def advance(self) -> bool:
-        """Find memory for a few more of the pages that were never handed out.
+        """Claim memory for a few more of the pages that were never handed out.
 
-        Returns False if nothing is left to do until more are handed out, or ever, where memory
-        cannot be claimed ahead; the log then says why.
+        Returns False if nothing is left to do until more are handed out. If memory cannot be
+        claimed ahead at all, the log says why, and the result is always False.
         """
         # The pages in use have overtaken the work, or all pages wanted so far are done.
         if self._begin < self._unused or self._begin == self._end:
@@ -67,7 +66,7 @@ class ClaimAhead:
             populate(self._stripes[self._stripe][self._begin : self._end])
         except OSError as error:
             logger.info(
-                "The KV pool's memory is from now on claimed when tokens are written, not ahead of"
+                "From now on the KV pool's memory is claimed when tokens are written, not ahead of"
                 " them: %s",
                 error,
             )
@@ -78,7 +77,7 @@ class ClaimAhead:
         return self._works
 
     def _take(self, begin: int) -> None:
-        """Go on from ``begin`` with as many of the unused pages as are wanted ahead."""
+        """Continue at page ``begin``, with at most as many pages as are wanted ahead."""
         self._begin = begin
         self._end = max(
             begin, min(begin + self._turn_pages, self._unused + self._ahead_pages, self._num_pages)

@@ -1,9 +1,9 @@
-"""Runs small steps through torch.compile: the model's code is traced whole, products and attention
-stay the engine's own.
+"""Runs small steps through torch.compile: the model's code is traced as a whole; products and
+attention stay the engine's own.
 
-``executor.compiling`` makes it compile and tries out the result; this module knows nothing of the
-cache on disk, or whether compiling pays. Intermediate results may be rounded less often than in the
-eager way: a row may differ in its last bits between a small and a large step.
+``executor.compiling`` makes it compile and tests the result; this module does not know the cache on
+disk, nor whether compiling is worthwhile. Intermediate results may be rounded less often than in
+the eager way, so a row may differ in its last bits between a small and a large step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CompiledWay:
             lambda input_ids, ctx: model(input_ids, ctx),
             fullgraph=True,
             isolate_recompiles=True,
-            options={"guard_filter_fn": _of_shapes},
+            options={"guard_filter_fn": _keep_shape_guards},
         )
         self.max_tokens = 0
         """Written by ``compiling``, then by ``executor.compiling``."""
@@ -95,7 +95,7 @@ class CompiledWay:
 
     @contextmanager
     def compiling(self, max_tokens: int) -> Iterator[None]:
-        """Inside this context, a step of one token and a step of ``max_tokens`` tokens compile the
+        """Within the block, a step of one token and a step of ``max_tokens`` tokens compile the
         code that all later steps use."""
         self.max_tokens, self._compiling = max_tokens, True
         try:
@@ -123,9 +123,9 @@ class CompiledWay:
                 return self._run(input_ids, traced)
 
 
-def _of_shapes(guards: Sequence[Any]) -> list[bool]:
-    """The conditions to test at every call: shapes of a step's tensors. Everything else is constant
-    for this model."""
+def _keep_shape_guards(guards: Sequence[Any]) -> list[bool]:
+    """Whether to test each guard at every call: only those on the shapes of a step's tensors.
+    Everything else is constant for this model."""
     return [
         guard.guard_type == "SHAPE_ENV"
         or (guard.guard_type == "TENSOR_MATCH" and not isinstance(guard.value, nn.Parameter))

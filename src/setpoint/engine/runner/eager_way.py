@@ -21,7 +21,7 @@ class EagerWay:
     def __init__(
         self, forward_pass: ForwardPass, backends: Backends, head: Backends | None = None
     ) -> None:
-        """``head``: the backends that compute the logits, where the head is measured separately."""
+        """head: the backends that compute the logits, if the head is measured separately."""
         self._pass = forward_pass
         self._backends = backends
         self._head = backends if head is None else head

@@ -14,8 +14,8 @@ from setpoint.engine.runner.forward_pass import ForwardPass, Inputs
 
 
 def activation_bytes(forward_pass: ForwardPass, backends: Backends, num_tokens: int) -> int | None:
-    """The peak bytes of temporaries in a step of ``num_tokens`` tokens, without logits; None on a
-    device that cannot record a step."""
+    """The peak size in bytes of the temporaries of a step of ``num_tokens`` tokens, without logits;
+    None on a device that cannot record a step."""
     host = np.zeros(num_tokens + 1, np.int32)
     slots, cu_q = (
         torch.zeros(length, dtype=torch.int32, device=forward_pass.device)

@@ -1,4 +1,4 @@
-"""The forward pass of a step, operation by operation: the model, with the tensors that it reads and
+"""The forward pass of a step, operation by operation: the model and the tensors that it reads and
 writes in every step.
 
 Every way to run a step is built on it (``runner.ways``). Knows nothing of plans or sampling.
@@ -35,7 +35,7 @@ class Inputs:
 
 @dataclass(slots=True, frozen=True)
 class Answer:
-    """Results for the S sampling rows. Rows after the first S mean nothing."""
+    """Results for the S sampling rows. The content of rows after the first S is undefined."""
 
     logits: torch.Tensor
     """[>= S, V]."""
@@ -64,7 +64,7 @@ class ForwardPass:
 
     @torch.inference_mode()
     def begin(self, inputs: Inputs, backends: Backends) -> tuple[torch.Tensor, ForwardContext]:
-        """Returns the ids [T] and the context that the model is called with."""
+        """The arguments of the model's call: the ids [T] and the context."""
         ids, positions, kv_index = self._place(inputs, self.slots.tables()[0], backends)
         first = AttentionBatch(
             positions=positions,

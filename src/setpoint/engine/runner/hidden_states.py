@@ -1,5 +1,5 @@
-"""Hidden states of the slots that ask for them: each step's, copied before the next step overwrites
-them."""
+"""Collects the hidden states of the slots that ask for them: each step's states are copied before
+the next step overwrites them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from setpoint.core.plan import Admit, Rows
 from setpoint.engine.runner.batch import ForwardBatch
 
 
-class HiddenStateTaker:
-    """Knows which slots ask. Costs other steps one look at an empty set."""
+class HiddenStateCollector:
+    """Knows which slots ask. Costs other steps only the test of an empty set."""
 
     def __init__(self) -> None:
         self._slots: set[int] = set()
@@ -30,8 +30,8 @@ class HiddenStateTaker:
     def take(
         self, rows: Rows, batch: ForwardBatch, hidden: torch.Tensor
     ) -> dict[int, tuple[int, torch.Tensor]]:
-        """seq_id -> the first position of its row and the row's hidden states, [count, H] float32.
-        hidden: [>= T, H] of the step."""
+        """seq_id -> (first position of its row, the row's hidden states [count, H] float32), for
+        the slots that ask. hidden: [>= T, H] of the step."""
         if not self._slots:
             return {}
         found = {}

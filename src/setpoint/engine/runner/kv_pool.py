@@ -1,7 +1,7 @@
 """The paged KV pool: one block of device memory, and for each layer a view of its K and V pages.
 
-Layers of different cache groups share a slab of it, in which each has pages of its own
-(``core.cachegroups``).
+A slab has room for the K and V of one layer per page. Layers of different cache groups share a
+slab, in which each has pages of its own (``core.cachegroups``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from setpoint.engine.kernels.device import claim
 
 
 class KVPool:
-    """Page 0 is the dummy page that nobody owns; pages 1..num_pages are the scheduler's to hand
-    out."""
+    """Page 0 is the dummy page, which nobody owns; the scheduler hands out pages 1..num_pages."""
 
     def __init__(
         self,
@@ -32,7 +31,7 @@ class KVPool:
         self.device = device
         self.layout = layout
         self.num_tokens = num_pages * page_size
-        """Tokens that the pool's pages hold."""
+        """Number of pool tokens (``core.pagerows``) that the pages hold."""
         places = layout.places()
         self._slab_of = tuple(places[layer][1] for layer in range(len(places)))
         """The slab of each layer."""
@@ -41,7 +40,7 @@ class KVPool:
         self.take()
 
     def take(self) -> None:
-        """Take the pool's memory, whose content means nothing. Raises OutOfMemoryError."""
+        """Allocate the pool's memory, whose content is undefined. Raises OutOfMemoryError."""
         try:
             self.memory = claim(self._shape, self._dtype, self.device)
         except RuntimeError as error:
@@ -52,10 +51,10 @@ class KVPool:
         self.slabs = tuple((slab[0], slab[1]) for slab in self.memory)
         """K and V of each slab, each [num_pages + 1, page_size, Hkv, D], contiguous."""
         self.layers = tuple(self.slabs[slab] for slab in self._slab_of)
-        """The slab of each layer."""
+        """K and V of each layer's slab."""
 
     def release(self) -> None:
-        """Drop the memory, until ``take``."""
+        """Give the memory back, until ``take``."""
         self.memory, self.slabs, self.layers = self.memory.new_empty(0), (), ()
 
     @property

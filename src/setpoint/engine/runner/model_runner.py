@@ -33,7 +33,7 @@ from setpoint.engine.runner.claim_ahead import ClaimAhead
 from setpoint.engine.runner.eager_way import EagerWay
 from setpoint.engine.runner.footprint import activation_bytes
 from setpoint.engine.runner.forward_pass import Answer, ForwardPass
-from setpoint.engine.runner.hidden_states import HiddenStateTaker
+from setpoint.engine.runner.hidden_states import HiddenStateCollector
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.pooling import Pooled, Pooler
 from setpoint.engine.runner.replay_way import ReplayWay
@@ -50,7 +50,8 @@ class LoadReport:
     load_seconds: float
     weight_bytes: int
     weights: str
-    """Dtype of the weights; where a GGUF's blocks are kept, how many matrices of each kind."""
+    """Dtype of the weights; if a GGUF file's blocks are kept, also the number of matrices of each
+    kind."""
     model_impl: str
     """Whose model code runs: "setpoint" or "transformers"."""
     ops: str
@@ -59,12 +60,12 @@ class LoadReport:
     level: str
     """The instruction set that the C++ kernels were compiled for; empty if none of them runs."""
     choices: str
-    """Which of the implementations with the same bits the products take, as measured here; empty
-    if the level has one of each."""
+    """Which of several bit-identical implementations the products use, as measured on this
+    machine; empty if the level has one of each."""
     emulated: bool
-    """Whether that is a level for tests, whose speed says nothing about any machine."""
+    """Whether ``level`` is for tests only, so that its speed says nothing about any machine."""
     fallbacks: tuple[Fallback, ...]
-    """The better implementations that cannot run here, with reasons."""
+    """The better implementations that cannot run here, with the reasons."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,14 +77,14 @@ class Forward:
     batch: ForwardBatch | None
     """None for a plan without rows."""
     answer: Answer | None = None
-    """None if no row samples, or if so many do that ``sample`` computes logits block by block."""
+    """None if no row samples, or if so many do that ``sample`` computes the logits in blocks."""
     hidden: torch.Tensor | None = None
     """[S, H]: hidden states of the sampling rows, if ``sample`` computes the logits."""
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """Keyed by row index."""
     pooled: Pooled | None = None
     hidden_states: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)
-    """As ``HiddenStateTaker.take`` returns them."""
+    """See ``HiddenStateCollector.take``."""
     way: Way | None = None
     """The way that ran; None for a plan without rows."""
     failures: dict[int, str] = field(default_factory=dict)
@@ -122,8 +123,8 @@ class ModelRunner:
         self.report = report
         self.capture = capture
         self.why_eager = "" if capture else "it is switched off"
-        """Why steps, or only their logits, are not replayed; empty if both are. Written by
-        ``allocate``."""
+        """Why steps, or only their logits, are not replayed; empty if both are replayed. Written
+        by ``allocate``."""
 
     def allocate(self, *, num_pages: int, max_slots: int, context_len: int) -> None:
         """Allocate the KV pool and the slot table. Raises OutOfMemoryError if there is no room.
@@ -148,11 +149,11 @@ class ModelRunner:
             num_groups=len(layout.groups),
         )
         self.pooler = Pooler()
-        self.hidden_states = HiddenStateTaker()
+        self.hidden_states = HiddenStateCollector()
         self._assemble()
 
     def _assemble(self) -> None:
-        """Put model, slots and pool together into the forward pass and the ways to run it."""
+        """Build the forward pass and the ways to run it from model, slots and pool."""
         wide = torch.promote_types(self.dtype, torch.float32)
         cos_sin = tuple(
             rotary.table(self.slots.context_len, wide, self.device)
@@ -165,8 +166,8 @@ class ModelRunner:
 
     @property
     def can_be_taken_apart(self) -> bool:
-        """Whether ``release`` and ``replace`` work: a way that was added later (compiled code)
-        would be lost."""
+        """Whether ``release`` and ``replace`` may be called. They would lose a way that was added
+        later (compiled code)."""
         return not self._has_preferred
 
     @property
@@ -186,8 +187,8 @@ class ModelRunner:
         self._give_back()
 
     def restore(self, *, pool: bool, model: nn.Module | None, complete: bool) -> None:
-        """Take the pool's memory again, or use this model; with ``complete`` everything is there
-        again and steps can run. Raises OutOfMemoryError with nothing restored."""
+        """Allocate the pool's memory again, or use this model. complete: nothing is missing any
+        more, so that steps can run again. Raises OutOfMemoryError with nothing restored."""
         if pool:
             self.pool.take()
             self.claim_ahead = ClaimAhead(self.pool)
@@ -197,9 +198,9 @@ class ModelRunner:
             self._assemble()
 
     def replace(self, model: nn.Module) -> None:
-        """Use this model, of the same shapes, from the next step on; the old one's memory is given
-        back. What the slots and the pool hold stays. If steps cannot be made for it, the old one
-        stays in use."""
+        """Use this model, of the same shapes, from the next step on, and give the old one's memory
+        back. The slots and the pool keep their content. If the new model cannot be put to use, the
+        old one stays and the exception is raised."""
         before = self.model
         try:
             self._use(model)
@@ -215,17 +216,17 @@ class ModelRunner:
         self._assemble()
 
     def _give_back(self) -> None:
-        # A start freezes what it has made, so that collections are short; some of that is in
-        # cycles and has to be found now.
+        # The start freezes its objects, so that garbage collections are short. Some of them are in
+        # reference cycles, which have to be collected now.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
         give_back(self.device)
 
     def footprint(self, *, step_tokens: int, context_len: int) -> Footprint:
-        """Measure the engine's memory on a pool of one page, so that the pool can be sized by it;
-        call ``allocate`` again afterwards. ``step_tokens``: size of the step whose temporaries are
-        counted."""
+        """Measure the engine's memory with a pool of one page, so that the pool's size can be
+        computed from it; call ``allocate`` again afterwards. step_tokens: size of the step whose
+        temporaries are counted."""
         self.allocate(num_pages=1, max_slots=1, context_len=context_len)
         return Footprint(
             weights=self.report.weight_bytes,
@@ -237,7 +238,7 @@ class ModelRunner:
 
     @property
     def longest_row(self) -> int:
-        """Most tokens that a sequence can have when it has the pool to itself."""
+        """Most tokens of a sequence that has the pool to itself."""
         return min(self.slots.context_len, self.pool.num_tokens // self.num_groups)
 
     @property
@@ -246,13 +247,13 @@ class ModelRunner:
         return len(self.pool.layout.groups)
 
     def forward(self, plan: StepPlan, ways: Sequence[Way] | None = None) -> Forward:
-        """Apply the plan to the slots and start its forward pass. ``ways``: the ways to choose from
+        """Apply the plan to the slots and start its forward pass. ways: the ways to choose from
         instead of the runner's own; one of them must take the batch."""
         self.slots.release(plan.releases)
         failures = self.slots.admit(plan.admits)
-        for taker in (self.pooler, self.hidden_states):
-            taker.release(plan.releases)
-            taker.admit(plan.admits)
+        for collector in (self.pooler, self.hidden_states):
+            collector.release(plan.releases)
+            collector.admit(plan.admits)
         self.slots.map_pages(plan.pages)
         self.claim_ahead.hand_out(plan.pages.pages)
         if not len(plan.rows):
@@ -279,7 +280,7 @@ class ModelRunner:
         return Forward(plan, batch, answer, sampling, prompt, pooled, taken, ran.way, failures)
 
     def prefer(self, way: Way) -> None:
-        """Ask this way first from now on, until ``allocate`` is called again."""
+        """Try this way first from now on, until ``allocate`` is called again."""
         self.ways.insert(0, way)
         self._has_preferred = True
 
@@ -314,8 +315,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _choose(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> Sampled:
-        """Sample all rows. If that raises, try each row alone: the rows that raise fail, and the
-        others are sampled without them."""
+        """Sample all rows. If that raises, try each row alone. The rows that raise fail; then all
+        rows are sampled, the failed ones with default parameters."""
         try:
             return self._sample(forward, slots, masks)
         except Exception:
@@ -347,8 +348,8 @@ class ModelRunner:
         )
 
     def _fail_culprits(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> bool:
-        """Find the rows that cannot be sampled alone, note their failures and make them plain.
-        Returns whether there are any."""
+        """Find the rows that cannot be sampled even alone, record their failures and reset their
+        sampling parameters. Returns whether there are any."""
         seq_ids = forward.plan.rows.seq_ids[forward.plan.rows.sampling].tolist()
         found = False
         for row, (slot, seq_id) in enumerate(zip(slots.tolist(), seq_ids, strict=True)):
@@ -356,7 +357,7 @@ class ModelRunner:
                 self._sample_rows(forward, slots, slice(row, row + 1), masks)
             except Exception as error:
                 forward.failures[seq_id] = log_failure("sampling", error)
-                self.slots.make_plain(slot)
+                self.slots.reset_sampling(slot)
                 found = True
         return found
 
@@ -364,7 +365,7 @@ class ModelRunner:
     def _prompt_logprobs(
         self, plan: StepPlan, batch: ForwardBatch, ran: Ran, failures: dict[int, str]
     ) -> dict[int, Logprobs]:
-        """Logprobs of the wanted prompt positions that this step makes known, by row: position p
+        """Row -> logprobs of the wanted prompt positions that this step makes known: position p
         needs the hidden state of p - 1."""
         found = {}
         columns = self.slots.columns[plan.rows.slots]

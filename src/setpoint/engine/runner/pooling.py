@@ -1,5 +1,5 @@
-"""Embeddings of pooled slots: the hidden state of a prompt's last token, or the mean over all its
-tokens.
+"""Embeddings of pooled slots: the hidden state of a prompt's last token, or the mean over the
+hidden states of all its tokens.
 
 Works on the hidden states of each step. A mean is summed chunk by chunk, on the device, in float64,
 so that the division of the prompt into chunks does not change the float32 result. Knows nothing of
@@ -30,8 +30,8 @@ class Pooled:
 
 
 class Pooler:
-    """Keeps the sums of pooled slots. A slot's state starts at its admission, whatever an earlier
-    sequence left there, and ends with its embedding."""
+    """Keeps the sums of pooled slots. A slot's state begins with its admission, which overwrites
+    that of an earlier sequence, and ends with its embedding."""
 
     def __init__(self) -> None:
         self._kinds: dict[int, PoolingKind] = {}
@@ -53,8 +53,8 @@ class Pooler:
     def pool(
         self, rows: Rows, batch: ForwardBatch, hidden: torch.Tensor, columns: Columns
     ) -> Pooled | None:
-        """Embeddings that this step completes; None if no row of the step is pooled. hidden: [T, H]
-        of the step's rows; columns: [slots] of SLOT_DTYPE."""
+        """The embeddings that this step completes; None if there are none. hidden: [T, H] of the
+        step's rows; columns: [slots] of SLOT_DTYPE."""
         if not self._kinds:
             return None
         seq_ids, vectors = [], []

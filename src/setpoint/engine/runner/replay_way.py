@@ -1,9 +1,9 @@
-"""Records small steps and replays them, on devices that can: the model's own code runs once, later
+"""Records a step and replays it, on devices that can: the model's own code runs once, and later
 steps run only its kernels.
 
 The recorder decides what can be recorded (``kernels.program``). The tensors of the recording are
 permanent: a step copies its inputs into their first rows and finds its results in the first rows of
-the outputs, which the next step overwrites. One recording, at the largest step, serves all smaller
+the outputs, which the next step overwrites. One recording, of the largest step, serves all smaller
 ones.
 """
 
@@ -28,8 +28,8 @@ class ReplayWay:
     name = "replay"
 
     def __init__(self, forward_pass: ForwardPass, backends: Backends, *, with_head: bool) -> None:
-        """``with_head``: whether the model has logits. Raises NotCapturable with the reason, and
-        KernelsUnavailable where nothing can be captured."""
+        """with_head: whether the model has logits. Raises NotCapturable with the reason, and
+        KernelsUnavailable on a device where nothing can be captured."""
         self._pass = forward_pass
         self._backends = backends
         self._with_head = with_head
@@ -86,7 +86,7 @@ class ReplayWay:
             self._hidden = self._pass.hidden(inputs, self._backends)
         self._answer: Answer | None = None
         self.why_eager_head = ""
-        """Why computing logits is not part of the recording; empty if it is, or if the model has no
+        """Why the recording does not include the logits; empty if it does, or if the model has no
         logits."""
         if self._with_head:
             try:

@@ -47,8 +47,8 @@ class SlotTable:
         self.context_len = context_len
         size = min(FIRST_SLOTS, max_slots)
         self.ids = Shared(torch.zeros(size + 1, context_len + 1, dtype=torch.int32, device=device))
-        """[slots + 1, context + 1]: token ids; what lies beyond a slot's length means nothing.
-        Written by admit (host) and append (device)."""
+        """[slots + 1, context + 1]: token ids; undefined beyond a slot's length. Written by admit
+        (host) and append (device)."""
         self.pages = Shared(
             torch.zeros(
                 num_groups * (size + 1),
@@ -57,9 +57,8 @@ class SlotTable:
                 device=device,
             )
         )
-        """[groups * (slots + 1), W]: page numbers, with the tables of all groups one below the
-        other; what lies beyond a slot's pages or before its windows means nothing. Written by
-        map_pages."""
+        """[groups * (slots + 1), W]: page numbers, with the tables of the groups one below the
+        other; undefined beyond a slot's pages and before its windows. Written by map_pages."""
         self.columns = np.zeros(size, SLOT_DTYPE)
         self.lists: dict[int, TokenLists] = {}
         self._special: set[int] = set()
@@ -68,7 +67,7 @@ class SlotTable:
     @property
     def padding_slot(self) -> int:
         """The row after the slots, always zero, for rows that only fill a batch up to a fixed size
-        (``runner.ways``); they write to the dummy page."""
+        (``runner.ways``) and write to the dummy page."""
         return len(self.columns)
 
     def tables(self) -> tuple[torch.Tensor, ...]:
@@ -77,14 +76,14 @@ class SlotTable:
 
     @property
     def num_bytes(self) -> int:
-        """Device bytes that the tables take now."""
+        """Device memory of the tables at present, in bytes."""
         return self.ids.tensor.nbytes + self.pages.tensor.nbytes
 
     def admit(self, admits: Sequence[Admit]) -> dict[int, str]:
         """Overwrite the admitted slots, with one write to the device for all of them.
 
-        Returns seq_id -> reason for those whose parameters cannot be used; they are admitted as
-        plain sequences of the same tokens.
+        Returns seq_id -> reason for those whose parameters cannot be used; they are admitted with
+        the same tokens and default parameters.
         """
         failures: dict[int, str] = {}
         if not admits:
@@ -104,7 +103,7 @@ class SlotTable:
         self.ids.put(slots, indices, ids)
         return failures
 
-    def make_plain(self, slot: int) -> None:
+    def reset_sampling(self, slot: int) -> None:
         """Let the slot's sequence continue greedily, without logprobs, because sampling with its
         own parameters raises."""
         kept = {name: self.columns[name][slot] for name in ("length", "num_prompt")}
@@ -143,11 +142,12 @@ class SlotTable:
         return SamplingRows(self.columns[slots], slots, self.ids.tensor, self.lists)
 
     def any_special(self, slots: Ids) -> bool:
-        """Whether any of these slots ever wants anything but the best token."""
+        """Whether any of these slots ever needs more than the best token (``wants_best``)."""
         return bool(self._special) and not self._special.isdisjoint(slots.tolist())
 
     def logprob_widths(self, slot: int) -> tuple[int, int]:
-        """How many top logprobs and how many named tokens the slot's request wants per position."""
+        """(number of top logprobs, number of named tokens) that the slot's request wants per
+        position."""
         lists = self.lists.get(slot)
         return int(self.columns["num_top"][slot]), 0 if lists is None else len(lists.picked)
 
@@ -162,7 +162,7 @@ class SlotTable:
         """Append the sampled tokens ``ids[offsets[i] : offsets[i + 1]]`` to each of ``slots`` [S];
         ``ids`` [>= offsets[S]] stays on the device.
 
-        A failed row's id (-1) is stored as token 0: the row is aborted anyway, but steps with it
+        A failed row's id (-1) is stored as token 0: the sequence will be aborted, but steps with it
         may already be planned.
         """
         lengths = self.columns["length"]

@@ -15,15 +15,15 @@ from setpoint.engine.runner.forward_pass import Answer
 
 
 class Way(Protocol):
-    """Contract: the same results as the eager way, bit for bit unless the way's module says
+    """Contract: the results are those of the eager way, bit for bit unless the way's module says
     otherwise.
 
     A way may return its own tensors, which have more rows than the step and are overwritten by its
     next run. So a way may capture its programs for a few sizes, with input buffers of its own:
     ``takes`` accepts what fits the largest size; ``run`` copies the batch into the buffers of the
-    next size up, fills their remaining rows with padding that nobody reads, and runs that size's
-    program. A padding row is one token of the slot table's ``padding_slot`` at position 0: its K
-    and V go to the dummy page.
+    next larger size, fills their remaining rows with padding that nobody reads, and runs the
+    program of that size. A padding row is one token of the slot table's ``padding_slot`` at
+    position 0: its K and V go to the dummy page.
 
     Programs that read the tensors of the slot table must be captured again when the table has
     grown, because ``SlotTable.ids`` and ``pages`` are then new tensors.
@@ -39,8 +39,8 @@ class Way(Protocol):
         ...
 
     def run(self, batch: ForwardBatch, *, with_logits: bool) -> Ran:
-        """Run the forward pass. ``with_logits``: the batch has 1 to LOGITS_ROWS sampling rows, and
-        the caller wants their logits."""
+        """Run the forward pass. with_logits: the caller wants the logits of the sampling rows, of
+        which there are 1 to LOGITS_ROWS."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
