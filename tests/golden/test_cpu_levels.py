@@ -14,7 +14,7 @@ from setpoint.core.records import Fallback
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build, library
-from setpoint.engine.kernels.cpu.choices import described
+from setpoint.engine.kernels.cpu.choices import summary
 from setpoint.engine.runner.model_runner import LoadReport
 from setpoint.testing.plans import Driver
 from setpoint.testing.tiny_models import write_tiny_llama
@@ -60,7 +60,7 @@ def test_a_forced_level_runs_and_the_report_says_what_would(
     kernels = library.load()
     measured = not report.emulated and any(len(n) > 1 for n in kernels.implementations.values())
     assert bool(report.choices) == measured
-    assert report.choices == described(kernels.choices)
+    assert report.choices == summary(kernels.choices)
 
 
 @pytest.mark.skipif("avx2" not in LEVELS, reason="this machine has no AVX2")

@@ -16,7 +16,7 @@ from test_gguf_blocks import quantised, row_of
 
 from setpoint.engine.kernels.cpu import build, choices, library
 from setpoint.engine.kernels.cpu.calls import LinearCall
-from setpoint.engine.kernels.cpu.choices import CLASS_ROWS, Choice, described
+from setpoint.engine.kernels.cpu.choices import CLASS_ROWS, Choice, summary
 from setpoint.engine.kernels.cpu.probe import PROBED_ROWS, measure
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import cpu as panel_linear
@@ -180,7 +180,7 @@ def test_the_fastest_is_chosen_for_each_class_and_the_first_if_it_is_hardly_slow
         (32, "first"),
         (None, "second"),
     ]
-    assert described(made) == (
+    assert summary(made) == (
         "bf16 products on first with 1 row (on second they take 1.20 times as long), on second up to"
         " 8 rows (on first they take 2.00 times as long), on first up to 32 rows (on second they take"
         " 0.97 times as long), on second above (on first they take 2.00 times as long)"
@@ -191,7 +191,7 @@ def test_an_implementation_that_gives_other_bits_here_is_not_taken(monkeypatch, 
     kernels = Scripted((50e-6,) * 4, (10e-6,) * 4, (20e-6,) * 4, wrong=1)
     made = chosen(monkeypatch, kernels, tmp_path)
     assert list(kernels.chosen.values()) == [2] * 4
-    assert described(made) == (
+    assert summary(made) == (
         "bf16 products on third (on first they take 2.50 times as long, on second they have other"
         " bits on this processor)"
     )
@@ -207,7 +207,7 @@ def test_other_bits_for_some_rows_bar_an_implementation_for_all(monkeypatch, tmp
 
 def test_a_clock_that_sees_no_time_pass_measures_nothing(monkeypatch, tmp_path):
     made = chosen(monkeypatch, Scripted((0.0,) * 4, (0.0,) * 4), tmp_path)
-    assert described(made) == "bf16 products on first (not measured)"
+    assert summary(made) == "bf16 products on first (not measured)"
 
 
 def test_a_measurement_is_kept_for_this_library_on_this_processor(monkeypatch, tmp_path):
@@ -237,7 +237,7 @@ def test_a_measurement_is_kept_for_this_library_on_this_processor(monkeypatch, t
     other = Scripted(slow, fast)
     assert {each.name for each in chosen(monkeypatch, other, tmp_path)} == {"second"}
     assert len(list(tmp_path.iterdir())) == 2
-    assert described(first) == "bf16 products on second (on first they take 5.00 times as long)"
+    assert summary(first) == "bf16 products on second (on first they take 5.00 times as long)"
 
 
 def test_what_takes_too_long_to_measure_keeps_its_first_implementation(monkeypatch, tmp_path):
@@ -245,7 +245,7 @@ def test_what_takes_too_long_to_measure_keeps_its_first_implementation(monkeypat
     made = chosen(monkeypatch, kernels, tmp_path)
     assert [each.name for each in made] == ["second", "first", "first", "first"]
     assert [bool(each.others) for each in made] == [True, False, False, False]
-    assert described(made).endswith(", on first above (not measured)")
+    assert summary(made).endswith(", on first above (not measured)")
     assert not list(tmp_path.iterdir()), "the next start measures again"
 
 
@@ -256,7 +256,7 @@ def test_a_cache_that_cannot_be_written_is_no_hindrance(monkeypatch, tmp_path):
 
 def test_one_implementation_is_no_choice_and_no_measurement(monkeypatch, tmp_path):
     assert chosen(monkeypatch, Scripted((1e-6,) * 4), tmp_path) == ()
-    assert described(()) == ""
+    assert summary(()) == ""
     assert not list(tmp_path.iterdir())
 
 

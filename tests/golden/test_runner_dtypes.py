@@ -97,9 +97,9 @@ def test_plan_without_rows_delivers_its_admissions(tmp_path: Path) -> None:
     assert driver.outputs[0] == wanted
 
 
-@pytest.mark.parametrize("rows_per_piece", [1, 7])
-def test_prompt_logprobs_in_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_per_piece: int
+@pytest.mark.parametrize("rows_per_block", [1, 7])
+def test_prompt_logprobs_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_per_block: int
 ) -> None:
     folder = write_tiny_llama(tmp_path)
 
@@ -112,7 +112,7 @@ def test_prompt_logprobs_in_pieces(
         return driver.run(plan).prompt_logprobs[0]
 
     whole = run()
-    monkeypatch.setattr(logprobs, "PIECE_BYTES", 4 * 131 * rows_per_piece)
+    monkeypatch.setattr(logprobs, "BLOCK_BYTES", 4 * 131 * rows_per_block)
     pieces = run()
     assert whole.ids.tolist() == pieces.ids.tolist() == PROMPT[4:]
     np.testing.assert_allclose(pieces.values, whole.values, rtol=1e-6)

@@ -18,7 +18,7 @@ from setpoint.engine.kernels.cpu import build as kernels
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.quant import w8a8_int8, w8a8_int8_cpu
 from setpoint.engine.quant.base import PackedWeight
-from setpoint.engine.quant.w8a8_int8 import block_of, quantize_rows, rotate
+from setpoint.engine.quant.w8a8_int8 import block_size, quantize_rows, rotate
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.planning.memory import weight_bytes
 from setpoint.testing.plans import Driver
@@ -178,7 +178,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
 
 
 def test_rotation_by_hand() -> None:
-    assert [block_of(k) for k in (1, 3, 6, 36, 96, 576, 1024)] == [1, 1, 2, 4, 32, 64, 64]
+    assert [block_size(k) for k in (1, 3, 6, 36, 96, 576, 1024)] == [1, 1, 2, 4, 32, 64, 64]
     x = torch.tensor([[1.0, 2.0, 3.0, 4.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]])
     assert rotate(x).tolist() == [
         [10.0, -2.0, -4.0, 0.0, 10.0, 10.0, 10.0, 10.0, 1.0, -1.0, -1.0, 1.0]

@@ -15,7 +15,7 @@ from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.runner.rows import SlotTable
 from setpoint.engine.sampling import distribution
 from setpoint.engine.sampling.random import uniform
-from setpoint.engine.sampling.sampler import Sampled, joined, sample
+from setpoint.engine.sampling.sampler import Sampled, concatenate, sample
 
 VOCAB = 97
 GREEDY = SamplingParams(temperature=0.0)
@@ -374,4 +374,4 @@ def test_facts_of_several_blocks_keep_their_rows() -> None:
     table = table_of([GREEDY] * 2, HISTORY[:2], options=wants)
     logits = torch.tensor(RNG.normal(0, 3, (2, VOCAB)))
     blocks = [run(logits[[row]].clone(), table, [row]) for row in (0, 1)]
-    assert [fact.rows.tolist() for fact in joined(blocks).facts] == [[0], [1]]
+    assert [fact.rows.tolist() for fact in concatenate(blocks).facts] == [[0], [1]]

@@ -27,7 +27,7 @@ from setpoint.core.messages import Failed, Ready, Starting
 from setpoint.core.progress import reported_to
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.executor.operations import EngineOperator
-from setpoint.engine.kernels.device import name_of
+from setpoint.engine.kernels.device import accelerator_name
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc.sockets import EngineSocket
 from setpoint.launch.grammar_threads import GrammarThreads
@@ -170,7 +170,7 @@ def _facts(
 ) -> EngineFacts:
     report = runner.report
     return EngineFacts(
-        accelerator=name_of(runner.device),
+        accelerator=accelerator_name(runner.device),
         max_total_num_tokens=pool.max_total_num_tokens,
         max_running_requests=pool.max_running_requests,
         max_req_len=pool.max_req_len,

@@ -21,7 +21,7 @@ from setpoint.core.records import Fallback
 from setpoint.engine.attention.base import AttentionBackend, AttentionShape, choose_attention
 from setpoint.engine.executor.trial import check_logits
 from setpoint.engine.kernels.cpu.build import is_emulated, why_no_better
-from setpoint.engine.kernels.cpu.choices import described
+from setpoint.engine.kernels.cpu.choices import summary
 from setpoint.engine.kernels.cpu.library import load
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.kernels.memory import why_small_pages
@@ -112,7 +112,7 @@ def build_runner(config: EngineConfig) -> ModelRunner:
             linear=chosen.linear.name,
             attention=chosen.attention.name,
             level=_level(chosen),
-            choices=described(load().choices) if _level(chosen) else "",
+            choices=summary(load().choices) if _level(chosen) else "",
             emulated=is_emulated(_level(chosen)),
             fallbacks=_fallbacks(config, native, chosen),
         ),

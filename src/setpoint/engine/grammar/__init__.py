@@ -1,1 +1,1 @@
-"""Grammars of libraries that import torch, behind ``core.grammar``."""
+"""Adapters (``core.grammar``) of grammar libraries that import torch."""

@@ -1,5 +1,5 @@
-"""Compiles constraints with the xgrammar library, and follows them. Runs in the processes of
-``grammar.processes``, because no call of the library has a limit.
+"""Compiles constraints with the xgrammar library and matches outputs against them. Runs in the
+processes of ``grammar.processes``, because the library's calls have no time limit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from setpoint.grammar.tags import parsed
 from setpoint.grammar.vocabulary import Vocabulary
 
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
-"""What xgrammar writes before an error: the time, and the place in its own code."""
+"""What xgrammar writes before an error message: the time, and the place in its own code."""
 
 _CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
-"""Control characters but the line breaks, which are possible between the parts of a JSON text."""
+"""Control characters except line breaks, which may occur between the parts of a JSON text."""
 
 
 class XgrammarMatcher:
@@ -33,14 +33,14 @@ class XgrammarMatcher:
     def __init__(
         self, grammar: xgrammar.CompiledGrammar, possible: Ids, ends: tuple[int, ...]
     ) -> None:
-        """possible: [ceil(vocab / 32)] bits of the tokens that a mask may have. ends: the tokens
+        """possible: [ceil(vocab / 32)] bits of the tokens that a mask may allow. ends: the tokens
         that end an output."""
         self._matcher = xgrammar.GrammarMatcher(grammar)
         self._possible = possible
         self._ends = ends
         self._mask = np.zeros((1, len(possible)), np.int32)
         self._is_current = False
-        """Whether ``_mask`` has the tokens that may come next."""
+        """Whether ``_mask`` is the mask of the next token."""
         self.terminated = False
 
     def accept(self, token: int) -> None:
@@ -49,18 +49,18 @@ class XgrammarMatcher:
         self._is_current = False
         self.terminated = self._matcher.is_terminated()
         if not self.terminated and self._matcher.is_completed():
-            # xgrammar waits for an end token even where nothing else may follow.
-            self._look()
+            # xgrammar waits for an end token even if nothing else may follow.
+            self._update_mask()
             others = self._mask[0].copy()
             forbid(others, self._ends)
             self.terminated = not others.any()
 
     def fill_mask(self, words: Ids) -> None:
         if not self._is_current:
-            self._look()
+            self._update_mask()
         words[:] = self._mask[0]
 
-    def _look(self) -> None:
+    def _update_mask(self) -> None:
         self._matcher.fill_next_token_bitmask(self._mask)
         self._mask[0] &= self._possible
         self._is_current = True
@@ -121,21 +121,21 @@ class XgrammarCompiler:
         )
 
     def _possible(self, kind: ConstraintKind, definition: str) -> Ids:
-        """The bits of the tokens that a mask may have: not special ones, except those that end an
-        output, and those that a structural tag spells; in JSON no control characters, which
-        xgrammar lets through where a string has a length."""
+        """The bits of the tokens that a mask may allow. Special tokens are excluded, except those
+        that end an output and those that a structural tag contains. In JSON, so are control
+        characters, which xgrammar allows in a string with a length limit."""
         vocabulary = self._vocabulary
         bits = np.zeros(-(-vocabulary.size // 32) * 32, np.uint8)
         bits[: vocabulary.size] = self._in_json if kind == "json_schema" else 1
         for name, token in vocabulary.special_tokens.items():
             if token < vocabulary.size:
-                is_spelt = kind == "structural_tag" and json.dumps(name)[1:-1] in definition
-                bits[token] = is_spelt or token in vocabulary.eos_token_ids
+                is_in_tag = kind == "structural_tag" and json.dumps(name)[1:-1] in definition
+                bits[token] = is_in_tag or token in vocabulary.eos_token_ids
         return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _definition(constraint: Constraint) -> str:
-    """What xgrammar compiles. Raises RequestError (400) for what it would ignore."""
+    """The text that xgrammar compiles. Raises RequestError (400) for what it would ignore."""
     match constraint.kind:
         case "json_schema":
             return json.dumps(enforced_schema(read_schema(constraint.text)))
@@ -149,14 +149,15 @@ def _definition(constraint: Constraint) -> str:
 
 
 def _structural_tag(text: str) -> str:
-    """Either form of a structural tag in xgrammar's own. Raises RequestError (400)."""
+    """A structural tag of either form, in xgrammar's own form. Raises RequestError (400)."""
     tag = msgspec.to_builtins(parsed(text))
     _check_schemas(tag)
     return json.dumps({"type": "structural_tag", "format": tag})
 
 
 def _check_schemas(node: object) -> None:
-    """Raise RequestError (400) if a schema of a structural tag has what would be ignored."""
+    """Raise RequestError (400) if a schema or an expression of a structural tag contains what
+    xgrammar would ignore."""
     if isinstance(node, list):
         for each in node:
             _check_schemas(each)

@@ -1,5 +1,5 @@
-"""Grammars of the xgrammar library, behind ``core.grammar``. Imports neither it nor torch: they are
-in the processes that run it."""
+"""Implements ``core.grammar`` with the xgrammar library. Imports neither the library nor torch:
+only the processes that run it do."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from setpoint.grammar.processes import MAX_PROCESSES, GrammarProcess, Nursery
 from setpoint.grammar.remote import RemoteAutomaton
 
 MAX_CACHED_BYTES = 512 << 20
-"""Most memory of all cached grammars together. That of a usual schema takes 8 MB for 49,000
-tokens."""
+"""Most bytes of all cached grammars together. The grammar of a usual schema takes 8 MB for a
+vocabulary of 49,000 tokens."""
 MAX_CACHED = MAX_PROCESSES // 2
 """Most cached grammars: each has a process."""
 
 
 class XgrammarFactory(CachingFactory[GrammarProcess]):
-    """What a constraint is compiled to is the process that has compiled it."""
+    """A compiled constraint is the process that compiled it."""
 
     def __init__(
         self, folder: str | Path, *, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
-        """As for ``grammar.vocabulary.Vocabulary``, which the processes make."""
+        """The arguments are those of ``grammar.vocabulary.Vocabulary``, which the processes
+        make."""
         cache: CompiledCache[GrammarProcess] = CompiledCache(
             lambda _, process: process.num_bytes,
             max_size=MAX_CACHED_BYTES,

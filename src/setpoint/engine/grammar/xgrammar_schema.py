@@ -1,5 +1,5 @@
-"""Which JSON schemas xgrammar (0.2.8) enforces. It ignores the keywords that it does not know, and
-those next to one that it takes instead of them; such schemas are refused here."""
+"""Refuses JSON schemas that xgrammar (0.2.8) would not enforce: it ignores the keywords that it
+does not know, and those next to a keyword that it evaluates alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _ENFORCED = frozenset(
     )
 )
 _FORMATS = FORMATS - {"ipv4", "unknown"}
-"""The formats that are passed on. xgrammar lets through leading zeros in ipv4, which is refused."""
+"""The formats that are passed on. xgrammar allows leading zeros in ipv4, so that format is
+refused."""
 
 _ALONE = ("$ref", "const", "enum", "anyOf", "allOf")
 """Keywords next to which xgrammar ignores all others."""
@@ -51,12 +52,12 @@ _UNESCAPED = re.compile(r'["]|\\\\|\\x|\\u00|\\c')
 
 _REPEATED = re.compile(r"\{(\d+),?(\d+)?\}")
 MAX_REPEATED = 100
-"""Most repetitions that the numbers of a pattern make together. With more, xgrammar (between 100
-and 300) lets quotes through that end the string too early."""
+"""Largest product of a pattern's repetition counts. With more (somewhere between 100 and 300),
+xgrammar allows quotes that end the string too early."""
 
 
 def check_expression(regex: str) -> None:
-    """Raise RequestError (400) for what xgrammar ignores or takes as letters in an expression."""
+    """Raise RequestError (400) for syntax that xgrammar ignores or takes literally."""
     if found := _NO_ANCHOR.search(regex) or _LOOK_AROUND.search(regex):
         raise RequestError(
             f"xgrammar does not support '{found[found.lastindex or 0]}' in regular expressions"
@@ -64,9 +65,9 @@ def check_expression(regex: str) -> None:
 
 
 def enforced_schema(schema: Any) -> dict[str, Any]:
-    """The schema as an object, changed in place: without formats that have no effect, and with
-    objects that have only the listed properties, as for llguidance. Raises RequestError (400) that
-    names what would be ignored."""
+    """The schema as an object, changed in place: formats that have no effect are removed, and
+    objects get only the listed properties, as for llguidance. Raises RequestError (400) that names
+    what xgrammar would ignore."""
     schema = checked_schema(schema)
     for each in schemas_in(schema):
         _prepare(each)
@@ -118,7 +119,7 @@ def _check_string(schema: dict[str, Any]) -> None:
 
 
 def _repetitions(pattern: str) -> Iterator[int]:
-    """The larger number of each ``{m,n}`` in an expression."""
+    """The largest number of each ``{m}`` or ``{m,n}`` in an expression, at least 1."""
     for found in _REPEATED.finditer(pattern):
         yield max(1, *(int(each) for each in found.groups("0")))
 

@@ -1,5 +1,5 @@
-"""``python -m setpoint.engine.grammar.xgrammar_worker FOLDER VOCAB_SIZE [END_ID ...]``: the nursery
-of the processes that run xgrammar. FOLDER has the tokenizer; standard input is a socket.
+"""``python -m setpoint.engine.grammar.xgrammar_worker FOLDER VOCAB_SIZE [END_ID ...]``: the process
+that forks the processes which run xgrammar. FOLDER has the tokenizer; standard input is a socket.
 """
 
 from __future__ import annotations

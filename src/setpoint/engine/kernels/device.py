@@ -1,5 +1,5 @@
-"""What depends on the kind of device and is not a kernel: copies to and from it, time marks, the
-memory of the KV pool, whether reading a value is free.
+"""Everything that depends on the kind of device and is not a kernel: copies to and from it, time
+marks, the memory of the KV pool, whether reading a value is free.
 
 Apart from the registries this is the only file of the data plane that compares device kinds. Works
 on tensors and host arrays; knows nothing of models, slots or plans.
@@ -31,21 +31,21 @@ def check_device(device: torch.device) -> None:
 
 
 def reading_is_free(device: torch.device) -> bool:
-    """Whether the host may read a value of the device without waiting: only if the device is the
-    host."""
+    """Whether the host can read a value of the device without waiting, that is, whether the device
+    is the host."""
     return device.type == "cpu"
 
 
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """A copy of a host array on the device, without waiting for it. On the CPU it is a view, so the
-    array must not change afterwards."""
+    """A copy of a host array on the device, made without waiting for the device. On the CPU it is a
+    view, so the array must not change afterwards."""
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the tensor on the CPU, complete once the device has come this far (``wait`` for a
-    later mark). On the CPU the tensor itself."""
+    """A copy of the tensor on the CPU, complete once the device has reached this point (``wait``
+    for a later mark). On the CPU it is the tensor itself."""
     if tensor.device.type == "cpu":
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
@@ -56,9 +56,9 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 class Shared:
     """A tensor that the host writes and reads in every step, without waiting for the device.
 
-    On the CPU this goes through numpy, which sees the same memory: a step without torch operations
-    avoids the hundreds of cache misses of the first one, whose code the weights have evicted from
-    the caches.
+    On the CPU this goes through numpy, which uses the same memory. A step without any torch
+    operation avoids the hundreds of cache misses of its first one, whose code the weights have
+    evicted from the caches.
     """
 
     __slots__ = ("_array", "tensor")
@@ -84,40 +84,41 @@ class Shared:
         if self._array is not None:
             self._array[rows, columns] = values
         else:
-            self.tensor[_on(self.tensor.device, rows, columns)] = to_device(
+            self.tensor[_on_device(self.tensor.device, rows, columns)] = to_device(
                 values, self.tensor.device
             )
 
     def put_tokens(
         self, rows: npt.NDArray[np.integer], columns: npt.NDArray[np.integer], tokens: Shared
     ) -> None:
-        """Write the first of ``tokens`` to ``[rows[i], columns[i]]``, negative ones as 0."""
+        """Write ``tokens[i]`` to ``[rows[i], columns[i]]``, negative ones as 0."""
         if self._array is not None:
             assert tokens._array is not None
             self._array[rows, columns] = np.maximum(tokens._array[: len(rows)], 0)
         else:
             values = tokens.tensor[: len(rows)].clamp(min=0).to(self.tensor.dtype)
-            self.tensor[_on(self.tensor.device, rows, columns)] = values
+            self.tensor[_on_device(self.tensor.device, rows, columns)] = values
 
     def fetch(self, num: int) -> npt.NDArray[np.generic]:
-        """A copy of the first elements on the host, complete once the device has come this far."""
+        """A copy of the first ``num`` elements on the host, complete once the device has reached
+        this point."""
         if self._array is not None:
             return self._array[:num].copy()
         return to_host(self.tensor[:num]).numpy()
 
 
-def _on(device: torch.device, *arrays: npt.NDArray[np.generic]) -> tuple[torch.Tensor, ...]:
+def _on_device(device: torch.device, *arrays: npt.NDArray[np.generic]) -> tuple[torch.Tensor, ...]:
     return tuple(to_device(array, device) for array in arrays)
 
 
-def name_of(device: torch.device) -> str | None:
+def accelerator_name(device: torch.device) -> str | None:
     """The product name of an accelerator; None for the processor itself."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def marker(device: torch.device) -> Callable[[], Mark]:
-    """A function that marks the present point of the device's work: the time on the CPU, an event
-    on a GPU."""
+    """A function that marks the present point of the device's work: with the time on the CPU, with
+    an event on a GPU."""
     return _event if device.type == "cuda" else time.perf_counter
 
 
@@ -139,7 +140,7 @@ def seconds_between(begin: Mark, end: Mark) -> float:
 
 
 def traced_activities(device: torch.device, *, host: bool, device_too: bool) -> list[Any]:
-    """What torch's profiler can trace of the activities that are wanted."""
+    """The wanted activities that torch's profiler can trace on this device."""
     from torch.profiler import ProfilerActivity  # takes long to import, and is rarely needed
 
     found = [ProfilerActivity.CPU] if host else []
@@ -147,7 +148,7 @@ def traced_activities(device: torch.device, *, host: bool, device_too: bool) -> 
 
 
 def give_back(device: torch.device) -> None:
-    """Give memory that torch or the C library keeps for later use back to the system."""
+    """Give the memory back to the system that torch or the C library keeps for later use."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     else:
@@ -155,16 +156,16 @@ def give_back(device: torch.device) -> None:
 
 
 def claims_later(device: torch.device) -> bool:
-    """Whether ``claim`` only maps memory, to be claimed later."""
+    """Whether ``claim`` only maps the memory, which is then claimed as it is written."""
     return device.type == "cpu"
 
 
 def claim(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Memory for the KV pool. Raises RuntimeError if there is not enough.
 
-    On a CPU it is only mapped here and claimed as tokens arrive: touching gigabytes first would
-    take most of the start-up time, and the memory plan has counted them. On a GPU an allocation
-    claims at once.
+    On a CPU it is only mapped here and claimed as tokens arrive: writing gigabytes first would take
+    most of the start-up time, and the memory plan has already counted them. On a GPU an allocation
+    claims the memory at once.
     """
     return (
         torch.empty(shape, dtype=dtype)

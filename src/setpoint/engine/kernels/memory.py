@@ -1,11 +1,11 @@
-"""Host memory: huge pages for what is written once and read in every step, and pages claimed before
-they are written.
+"""Host memory: huge pages for what is written once and read in every step, and pages that are
+claimed before they are written.
 
-A step reads nearly all of the weights, in order. In pages of 4 KiB a processor spends a good part
-of that time on looking addresses up (docs/notebook.md), so the memory of weights and of captured
-steps asks for huge pages, which Linux gives to whole, aligned pieces only. The KV pool's does not:
-it is first written while requests wait, and where a hypervisor has to find the memory, a first
-write costs more the larger the page is. Knows nothing of what is kept in the memory.
+A step reads nearly all of the weights, in order. With pages of 4 KiB a processor spends a good part
+of that time on looking up addresses (docs/notebook.md). So the memory of weights and of captured
+steps asks for huge pages, which Linux gives only to whole, aligned ranges. The KV pool's memory
+does not: it is first written while requests wait, and where a hypervisor has to find the memory, a
+first write costs more the larger the page is. Knows nothing of what is kept in the memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 HUGE_PAGE = 1 << 21
 """Bytes of a huge page on x86-64, and on aarch64 with its usual pages."""
 PIECE = 1 << 26
-"""Bytes that are mapped at once; they hold several tensors, one after another."""
+"""Least bytes of a mapping, which may hold several tensors, one after another."""
 ALIGNMENT = 64
 MADV_POPULATE_WRITE = 23
 """From linux/mman.h; Python's mmap does not have it."""
@@ -32,21 +32,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-"""Linux's setting of huge pages: always, madvise or never; the one in brackets is in force."""
+"""Linux's setting for huge pages: always, madvise or never; the one in brackets is in force."""
 
 _newest: tuple[weakref.ref[mmap.mmap], int, int] | None = None
-"""The newest mapping, which is freed with the last tensor on it, and its free range of offsets.
+"""(newest mapping, begin and end of its free range). A mapping is freed with the last tensor in it.
 Written by ``in_huge_pages``."""
 
 
 def in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor in memory that is mapped here and claimed as it is written. Raises
-    RuntimeError if there is not enough."""
+    """An uninitialised tensor in memory that asks for huge pages and is claimed as it is written.
+    Raises RuntimeError if there is not enough."""
     global _newest
     num_bytes = math.prod(shape) * dtype.itemsize
     memory, begin, end = (None, 0, 0) if _newest is None else (_newest[0](), *_newest[1:])
     if memory is None or end - begin < num_bytes:
-        memory, begin, end = _mapped(max(PIECE, num_bytes))
+        memory, begin, end = _map(max(PIECE, num_bytes))
     _newest = weakref.ref(memory), begin + -(-num_bytes // ALIGNMENT) * ALIGNMENT, end
     return (
         torch.frombuffer(memory, dtype=torch.uint8)[begin : begin + num_bytes]
@@ -62,38 +62,37 @@ def why_small_pages() -> str:
     except OSError as error:
         return f"this system has no transparent huge pages: {error}"
     return (
-        f"transparent huge pages are switched off, {SWITCH} says {switch}"
+        f"transparent huge pages are switched off: {SWITCH} says {switch}"
         if "[never]" in switch
         else ""
     )
 
 
-def _mapped(num_bytes: int) -> tuple[mmap.mmap, int, int]:
-    """Returns a new mapping and the range of whole huge pages in it, at least ``num_bytes``."""
+def _map(num_bytes: int) -> tuple[mmap.mmap, int, int]:
+    """(new mapping, begin and end of the whole huge pages in it, which hold ``num_bytes``)."""
     size = math.ceil(num_bytes / HUGE_PAGE) * HUGE_PAGE
     try:
         memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise RuntimeError(f"cannot get {num_bytes} bytes of memory: {error}") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages: small ones work, slower
+        with contextlib.suppress(OSError):  # without huge pages, small ones are only slower
             memory.madvise(mmap.MADV_HUGEPAGE)
     begin = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % HUGE_PAGE
     return memory, begin, begin + size
 
 
 def give_back_heap() -> None:
-    """Give the free pages of the C library's heap back to the system; a library other than glibc
-    keeps them."""
+    """Give the free pages of the C library's heap back to the system; only glibc can."""
     trim = getattr(_libc, "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def populate(memory: torch.Tensor) -> None:
-    """Have the system find the pages of this memory now, so that nobody waits for them at the first
-    write; the content stays. For host memory. Raises OSError where that is impossible: no memory is
-    left, Linux is older than 5.14, or a sandbox forbids it."""
+    """Claim the pages of this host memory now, so that nobody waits for them at the first write;
+    the content stays. Raises OSError if that is impossible: no memory is left, Linux is older than
+    5.14, or a sandbox forbids it."""
     begin = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     if _libc.madvise(begin, memory.data_ptr() + memory.nbytes - begin, MADV_POPULATE_WRITE):
         number = ctypes.get_errno()

@@ -18,12 +18,12 @@ import torch
 
 
 class KernelsUnavailable(Exception):
-    """Raised by an implementation's factory when it cannot run here; the message is the reason that
-    the log shows."""
+    """Raised by the factory of an implementation that cannot run here; the message is the reason,
+    for the log."""
 
 
 class Ops(Protocol):
-    """Contract: inputs stay unchanged unless stated; outputs may reuse buffers named as
+    """Contract: inputs stay unchanged unless stated; outputs may reuse inputs that are said to be
     overwritten."""
 
     def place_tokens(
@@ -36,8 +36,8 @@ class Ops(Protocol):
         page_size: int,
         num_tokens: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns, for each of the step's T = num_tokens tokens, its id [T] int32, position [T]
-        int64 and kv_index [T] int64.
+        """Returns the ids [T] int32, positions [T] int64 and kv_index [T] int64 of the step's T =
+        num_tokens tokens.
 
         slots, kv_lens [n] and cu_q [n + 1], int32, are those of ``AttentionBatch``: row i owns the
         tokens [cu_q[i], cu_q[i + 1]), the last of them at position kv_lens[i] - 1. known
@@ -52,15 +52,16 @@ class Ops(Protocol):
         ...
 
     def top_tokens(self, logits: torch.Tensor, count: int) -> torch.Tensor:
-        """logits [S, V] -> the ``count`` <= V largest of each row, [S, count] int64: the largest
-        first, equal ones by rising index. So the first is that of ``best_tokens``, and a smaller
-        count gives the beginning of a larger one. A row with a NaN has any distinct indices."""
+        """logits [S, V] -> indices of the ``count`` <= V largest of each row, [S, count] int64: the
+        largest first, equal ones by rising index. So the first is that of ``best_tokens``, and the
+        result for a smaller count is the beginning of that for a larger one. For a row with a NaN,
+        the indices are distinct but arbitrary."""
         ...
 
     def mask_tokens(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
-        """Set logits [S, V] to -inf in place where a bit of words [R, >= V / 32] int32 is 0: bit v
-        of words[i], counted from the lowest of the first word, is token v of row rows[i], [R]
-        int64."""
+        """Set logits [S, V] to -inf in place where a bit of words [R, >= V / 32] int32 is 0. Bit v
+        of words[i], counted from the lowest bit of its first word, stands for token v of row
+        rows[i]; rows [R] int64."""
         ...
 
     def soft_cap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
@@ -68,8 +69,8 @@ class Ops(Protocol):
         ...
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
-        """ids [T] int32, weight [V, C] -> its rows times ``scale``, which is rounded to fp32 and
-        then to weight's dtype first, [T, C]."""
+        """ids [T] int32, weight [V, C] -> weight[ids] · scale, [T, C]. ``scale`` is first rounded
+        to fp32 and then to weight's dtype."""
         ...
 
     def rms_norm(
@@ -90,10 +91,8 @@ class Ops(Protocol):
         eps: float,
         offset: float = 0.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """-> (rms_norm(x + residual), x + residual). The sum is rounded to the dtype before it is
-        normalised.
-
-        x and residual may be overwritten.
+        """x, residual [T, C] -> (rms_norm(x + residual), x + residual). The sum is rounded to the
+        dtype before it is normalised. x and residual may be overwritten.
         """
         ...
 
@@ -114,8 +113,8 @@ class Ops(Protocol):
         (fp32; float64 for a float64 model), R <= D even: first R/2 columns cos, last R/2 sin. The
         rotation pairs dimension i with i + R/2 (Hugging Face's layout); dimensions from R on stay.
         positions [T] int64; kv_index [T] int64 = page · page_size + offset; caches [num_pages + 1,
-        page_size, Hkv, D], whose dtype may differ from q's; fp8 (1 byte) has the largest value of
-        its type for what lies beyond, infinity included.
+        page_size, Hkv, D], whose dtype may differ from q's. In fp8 (1 byte), values beyond the
+        largest one of the type, infinity included, become the largest one.
         """
         ...
 
@@ -124,6 +123,6 @@ class Ops(Protocol):
         ...
 
     def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """As ``silu_mul``, with the tanh approximation of GELU: g / 2 · (1 + tanh(√(2 / π) · (g +
+        """Like ``silu_mul``, with the tanh approximation of GELU: g / 2 · (1 + tanh(√(2 / π) · (g +
         0.044715 g³)))."""
         ...

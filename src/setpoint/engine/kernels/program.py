@@ -1,5 +1,5 @@
-"""The interface of captured steps: a recorder watches one run of a model's forward pass, and a
-program repeats it with a single call.
+"""The interface of captured steps: a recorder records the kernel calls of one forward pass, and a
+program repeats them with a single call.
 
 A device that can do this has an entry in ``registry.RECORDERS``; the others run every step eagerly.
 Knows nothing of models.
@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 KINDS = ("linear", "attention", "norm", "rope", "activation", "embedding", "head", "sampling")
-"""The kinds of kernel by which a program's time is divided."""
+"""The kinds of kernels among which a program's time is divided."""
 
 
 class NotCapturable(Exception):
-    """Something in the forward pass cannot be recorded; the message, for the log, says what."""
+    """Something in the forward pass cannot be recorded; the message says what, for the log."""
 
 
 class Program(Protocol):
@@ -25,8 +25,7 @@ class Program(Protocol):
     def run(self, *, tokens: int, sequences: int, samples: int) -> None:
         """Repeat the recording for a step of this size; no count may exceed that of the recording.
 
-        It reads and writes the tensors of the recording: of each tensor as many leading rows as the
-        step has.
+        The step's data are in the leading rows of the recording's tensors.
         """
         ...
 
@@ -41,21 +40,21 @@ class Program(Protocol):
 
 class Recorder(Protocol):
     peak_bytes: int
-    """The most bytes that tensors made in recordings took at once."""
+    """Most bytes that the recordings' tensors took at the same time."""
 
     def recording(
         self, rows: str = "tokens", *, products: str = "linear"
     ) -> AbstractContextManager[None]:
-        """Calls inside this context are recorded and not executed: their tensors have no values. If
-        something cannot be recorded, the context raises NotCapturable, and nothing of it is
-        recorded.
+        """Record the calls within the block instead of executing them; their tensors have no
+        values. If something cannot be recorded, the block raises NotCapturable and leaves no
+        trace.
 
-        ``rows``: which of the counts the rows of kernels are a multiple of; ``products``: the kind
-        that linear layers count as.
+        rows: the count of which the kernels' rows are a multiple. products: the kind under which
+        linear layers are counted.
         """
         ...
 
     def program(self, *, tokens: int, sequences: int, samples: int) -> Program:
-        """A program of everything recorded so far, in order, recorded at these counts. The recorder
-        cannot be used again."""
+        """A program of everything recorded so far, in order. The counts are those of the recorded
+        step. The recorder cannot be used again."""
         ...

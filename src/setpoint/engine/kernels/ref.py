@@ -1,4 +1,4 @@
-"""Reference operations in plain torch, for every device and dtype: the definition the faster
+"""Reference operations in torch, for every device and dtype: they define the results that faster
 kernels are tested against."""
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class RefOps:
         return known[slot, positions], positions, page * page_size + positions % page_size
 
     def best_tokens(self, logits: torch.Tensor) -> torch.Tensor:
-        # The maximum is NaN, inf or -inf exactly when no token can be chosen: the guard costs no
-        # pass of its own.
+        # The maximum is NaN, inf or -inf exactly when no token can be chosen, so the check needs no
+        # pass of its own over the logits.
         best, ids = logits.max(dim=-1)
         return ids.where(best.isfinite(), -1)
 
     def top_tokens(self, logits: torch.Tensor, count: int) -> torch.Tensor:
         if logits.dtype == torch.float64:
             return logits.sort(dim=-1, descending=True, stable=True).indices[:, :count]
-        # topk leaves the order of equal values open, so every token gets a key of its own: the
-        # logit's bits as an integer of the same order, then the index, counted from the end. Adding
+        # topk does not define the order of equal values, so every token gets a key of its own: the
+        # logit's bits as an integer in the same order, then the index, counted from the end. Adding
         # zero turns -0 into 0.
         bits = (logits.float() + 0.0).view(torch.int32)
         ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
@@ -57,7 +57,7 @@ class RefOps:
         return logits.copy_((logits.to(_wide(logits.dtype)) / cap).tanh_().mul_(cap))
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
-        return scaled(weight[ids], scale)
+        return scale_rows(weight[ids], scale)
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
@@ -88,15 +88,15 @@ class RefOps:
         v_cache: torch.Tensor,
         kv_index: torch.Tensor,
     ) -> torch.Tensor:
-        q, k = self.rotated(q, k, cos_sin, positions)
+        q, k = self.rotate(q, k, cos_sin, positions)
         store(k, k_cache, kv_index)
         store(v, v_cache, kv_index)
         return q
 
-    def rotated(
+    def rotate(
         self, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotated q and k, as ``rope_and_store`` computes them."""
+        """Rotated q and k, as in ``rope_and_store``."""
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
@@ -109,14 +109,14 @@ class RefOps:
         return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
 
 
-def scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
+def scale_rows(x: torch.Tensor, scale: float) -> torch.Tensor:
     """Multiply x in place by ``scale``, rounded as in ``Ops.embedding``."""
     return x if scale == 1.0 else x.mul_(torch.tensor(scale, dtype=torch.float32).to(x.dtype))
 
 
 def store(new: torch.Tensor, cache: torch.Tensor, kv_index: torch.Tensor) -> None:
-    """Write a step's K or V, [T, Hkv, D], to its places in the cache, as ``Ops.rope_and_store``
-    does."""
+    """Write a step's K or V [T, Hkv, D] to their places in the cache, as in
+    ``Ops.rope_and_store``."""
     if cache.dtype.itemsize == 1:
         largest = torch.finfo(cache.dtype).max
         new = new.clamp(-largest, largest)
@@ -124,8 +124,8 @@ def store(new: torch.Tensor, cache: torch.Tensor, kv_index: torch.Tensor) -> Non
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, D]; cos, sin [T, 1, R/2]: (a, b) -> (a cos - b sin, b cos + a sin), a and b the
-    halves of the first R of D."""
+    """x [T, heads, D], cos and sin [T, 1, R/2] -> [T, heads, D]: (a, b) becomes (a cos - b sin, b
+    cos + a sin), where a and b are the halves of the first R of the D dimensions."""
     half = cos.shape[-1]
     first, second, rest = x.to(cos.dtype).split((half, half, x.shape[-1] - 2 * half), dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(

@@ -1,5 +1,4 @@
-"""Tables of implementations, and the choice of the best one that runs here: the only places that
-look at the device kind.
+"""Tables of implementations, and the choice of the best one that runs here.
 
 Every interface of the engine with several implementations (operations here, attention, linear
 methods) keeps a table "name" -> "module:attr" of factories and a preference per device kind. A
@@ -39,7 +38,7 @@ class Choice(Generic[T]):
     name: str
     impl: T
     fallback: str = ""
-    """Why the better ones cannot run, for the log; empty when the first choice runs."""
+    """Why the better implementations cannot run, for the log; empty if the first choice runs."""
 
 
 def choose(table: Mapping[str, str], names: Iterable[str], *args: Any) -> Choice[Any]:
@@ -57,7 +56,7 @@ def choose(table: Mapping[str, str], names: Iterable[str], *args: Any) -> Choice
 
 
 def resolve(target: str) -> Any:
-    """The object that a ``"module:attr"`` entry names."""
+    """The object that the entry ``"module:attr"`` names."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 

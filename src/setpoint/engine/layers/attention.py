@@ -1,4 +1,4 @@
-"""Self-attention between the projections: rotate q and k, store K and V in the pool, and attend
+"""Self-attention between the projections: rotates q and k, stores K and V in the pool, and attends
 over it."""
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from setpoint.engine.layers.context import ForwardContext
 
 
 class PagedAttention(Layer):
-    """q [T, H, D], k and v [T, Hkv, D] (token rows may be strided) -> [T, H D]. ``layer`` selects
-    the layer's cache.
+    """q [T, H, D], k and v [T, Hkv, D] (token rows may be strided) -> [T, H D].
 
-    scale: 1 / sqrt(head_dim) unless given; softcap, window: see ``AttentionVariant``; rotary: index
-    into the model's ``rotaries``.
+    layer: selects the layer's cache. scale: by default 1 / sqrt(head_dim). softcap, window: see
+    ``AttentionVariant``. rotary: index into the model's ``rotaries``.
     """
 
     def __init__(
@@ -53,8 +52,8 @@ def store_and_attend(
     layer: int,
     variant: AttentionVariant,
 ) -> torch.Tensor:
-    """q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]. q and k are already rotated, or have no
-    positions."""
+    """q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]. q and k are already rotated, or are not to be
+    rotated."""
     (k_cache, v_cache), batch = ctx.kv[layer], ctx.batches[layer]
     store(k, k_cache, batch.kv_index)
     store(v, v_cache, batch.kv_index)

@@ -1,5 +1,5 @@
-"""The base class of every module here: ``nn.Module`` as a tree of names and parameters, without the
-parts that only training needs."""
+"""The base class of all layers: ``nn.Module`` as a tree of names and parameters, without the parts
+that only training needs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Layer(nn.Module):
     """Calling a layer calls its ``forward`` directly (there are no hooks), and its children and
     parameters are plain attributes.
 
-    A step with one token makes 300 module calls and as many attribute look-ups for 30 layers; this
-    class saves a good third of their time. NOTE: assign parameters by name. ``nn.Module.to`` and
+    For 30 layers, a step with one token makes 300 module calls and as many attribute look-ups; this
+    class saves over a third of their time. NOTE: assign parameters by name. ``nn.Module.to`` and
     similar methods bypass ``__setattr__`` and must not be used.
     """
 

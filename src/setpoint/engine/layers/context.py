@@ -1,5 +1,6 @@
-"""What the layers of one forward pass need besides activations: the operations that compute, and
-the tables and caches that are read and written. The runner passes it explicitly to each layer."""
+"""The context that the layers of a forward pass need besides activations: the operations that
+compute, and the tables and caches that are read and written. It is passed explicitly to each
+layer."""
 
 from __future__ import annotations
 
@@ -15,17 +16,17 @@ from setpoint.engine.quant.base import PackedWeight
 
 @dataclass(slots=True, frozen=True)
 class Backends:
-    """The operations that compute a forward pass. Layers compute through nothing else, so another
-    way to run them (timed, traced) only needs another ``Backends``; the model stays the same."""
+    """The operations that compute a forward pass. Layers compute with nothing else, so another way
+    to run them (timed, traced) only needs another ``Backends``; the model stays the same."""
 
     ops: Ops
     attention: AttentionBackend
     multiply: Callable[[PackedWeight, torch.Tensor], torch.Tensor]
-    """Multiplies by a weight, as calling the weight does: x [T, K], contiguous -> [T, N]."""
+    """(weight, x [T, K], contiguous) -> [T, N], the same as calling the weight."""
 
 
 def multiply(weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
-    """``Backends.multiply`` that simply calls the weight."""
+    """The ``Backends.multiply`` that simply calls the weight."""
     return weight(x)
 
 
@@ -37,7 +38,7 @@ class ForwardContext(Backends):
     """For each layer, the rows with the pages of its cache group. Layers of a group share one
     object, and all layers share the positions."""
     cos_sin: tuple[torch.Tensor, ...]
-    """For each of the model's rotary embeddings its table, [context_len, R], with R <= D rotated
+    """The table of each of the model's rotary embeddings, [context_len, R], with R <= D rotated
     dimensions (layers.rotary)."""
     kv: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-    """For each layer its K cache and its V cache, [num_pages + 1, page_size, Hkv, D]."""
+    """For each layer, its K cache and its V cache, [num_pages + 1, page_size, Hkv, D]."""

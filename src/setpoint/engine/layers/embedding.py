@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from setpoint.engine.kernels.ops import Ops
-from setpoint.engine.kernels.ref import scaled
+from setpoint.engine.kernels.ref import scale_rows
 from setpoint.engine.layers.base import Layer
 from setpoint.engine.quant.base import BlockMethod, Blocks, PackedRows
 
 
 class Embedding(Layer):
-    """ids [T] -> [T, C], multiplied by ``scale`` and rounded as ``Ops.embedding`` describes, which
-    is transformers' rounding."""
+    """ids [T] -> [T, C], multiplied by ``scale`` and rounded as in transformers (see
+    ``Ops.embedding``)."""
 
     def __init__(self, vocab_size: int, hidden_size: int, *, scale: float = 1.0) -> None:
         super().__init__()
@@ -27,11 +27,11 @@ class Embedding(Layer):
         """The kind of the blocks that are kept, "" if none are; written by ``keep_blocks``."""
 
     def keep_blocks(self, method: BlockMethod, blocks: Blocks) -> int:
-        """Look ids up in ``blocks`` instead of a weight. Returns the bytes held from now on."""
+        """Look ids up in ``blocks`` instead of a weight. Returns the bytes held afterwards."""
         self.packed, self.weight, self.blocks = method.pack(blocks, None), None, blocks.kind
         return self.packed.num_bytes
 
     def forward(self, ids: torch.Tensor, ops: Ops) -> torch.Tensor:
         if self.packed is None:
             return ops.embedding(ids, self.weight, self.scale)
-        return scaled(self.packed.rows(ids), self.scale)
+        return scale_rows(self.packed.rows(ids), self.scale)

@@ -1,5 +1,5 @@
-"""Linear layers. A weight may be stacked from several checkpoint tensors (q, k, v; gate, up); a
-LinearMethod holds it."""
+"""Linear layers. A weight may be stacked from several checkpoint tensors (q, k, v; gate, up). A
+LinearMethod decides how it is held."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Linear(Layer):
     """
 
     packed: PackedWeight
-    """Written by ``finish_loading`` or ``keep_blocks``. Until then the layer holds plain parameters
-    and cannot run."""
+    """Written by ``finish_loading`` or ``keep_blocks``. Until then the layer holds the loaded
+    parameters and cannot run."""
 
     def __init__(
         self, in_features: int, out_features: int | dict[str, int], *, bias: bool = False
@@ -41,7 +41,7 @@ class Linear(Layer):
         """The kind of the blocks that are kept, "" if none are; written by ``keep_blocks``."""
 
     def finish_loading(self, method: LinearMethod) -> int:
-        """Pass the loaded weight to the method. Returns the bytes held from now on."""
+        """Pass the loaded weight to the method. Returns the bytes held afterwards."""
         assert self.weight is not None, "loaded twice"
         return self._keep(
             self._pack(method, self.weight.data, None if self.bias is None else self.bias.data)
@@ -98,8 +98,8 @@ class GatedLinear(Linear):
 
 
 class TiedHead(Layer):
-    """hidden [S, C] -> logits [S, V] by the embedding's weight; it has no checkpoint tensor of its
-    own.
+    """hidden [S, C] -> logits [S, V] with the embedding's weight; it has no checkpoint tensor of
+    its own.
 
     Contract: it comes after its embedding in the model's tree, because weights are loaded in that
     order.

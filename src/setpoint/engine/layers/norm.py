@@ -13,8 +13,8 @@ class RMSNorm(Layer):
     """x [T, C] (or heads [T, H, C], without a residual) and the residual stream (None at the first
     layer) -> (normalised, new residual).
 
-    ``offset`` is added to the weight: it is 1 where a checkpoint stores weight - 1. It is not added
-    at loading, because that would round the sum.
+    ``offset`` is added to the weight; it is 1 if the checkpoint stores weight - 1. It is not added
+    when the weight is loaded, because that would round the sum.
     """
 
     def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:

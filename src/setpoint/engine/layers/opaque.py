@@ -1,9 +1,9 @@
-"""Matrix products and attention as operations that a compiler does not look into, so that the
-engine's chosen kernels compute them.
+"""Matrix products and attention as operations that are opaque to a compiler, so that the engine's
+own kernels compute them.
 
 A traced forward pass (``runner.ways.compiled``) consists of these two operations and of torch
 operations between them, which the compiler fuses. A traced operation takes only tensors and
-numbers; it finds everything else in the ``Pass`` that is set while the traced code runs.
+numbers; everything else is in the ``Pass`` that is set while the traced code runs.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ class Pass:
 
     ctx: ForwardContext
     weights: Sequence[PackedWeight]
-    """The weights, in the order of the index that ``linear`` takes."""
+    """The weights, in the order of ``linear``'s index."""
     variants: Mapping[int, AttentionVariant]
-    """Layer number that ``attend`` takes -> the layer's variant."""
+    """Layer -> its variant."""
 
 
 _current: list[Pass] = []
-"""The pass that is running, as a list of one: operations have no other access to objects. An engine
-process runs one forward pass at a time."""
+"""The pass that is running, as a list of at most one: operations have no other access to objects.
+An engine process runs one forward pass at a time."""
 
 
 @contextmanager
-def current(under_way: Pass) -> Iterator[None]:
-    _current.append(under_way)
+def running(forward_pass: Pass) -> Iterator[None]:
+    """Let the traced operations within the block use the objects of ``forward_pass``."""
+    _current.append(forward_pass)
     try:
         yield
     finally:
@@ -51,10 +52,10 @@ class TracedProducts:
     """``Backends.multiply`` for traced code."""
 
     def __init__(self, products: Iterable[tuple[PackedWeight, int]]) -> None:
-        """weights: every weight that the code multiplies by, with its number of columns."""
+        """products: every weight that the code multiplies by, with its number of columns."""
         self.weights: list[PackedWeight] = []
         self._places: dict[int, tuple[int, int]] = {}
-        """Identity of a weight -> (its index among the weights, its number of columns)."""
+        """id() of a weight -> (its index in ``weights``, its number of columns)."""
         for index, (weight, num_columns) in enumerate(products):
             self.weights.append(weight)
             self._places[id(weight)] = index, num_columns
@@ -70,8 +71,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> tor
 
 
 def _linear(x: torch.Tensor, index: int, num_columns: int) -> torch.Tensor:
-    under_way = _current[-1]
-    return under_way.ctx.multiply(under_way.weights[index], x)
+    forward_pass = _current[-1]
+    return forward_pass.ctx.multiply(forward_pass.weights[index], x)
 
 
 def _linear_shape(x: torch.Tensor, index: int, num_columns: int) -> torch.Tensor:
@@ -79,8 +80,8 @@ def _linear_shape(x: torch.Tensor, index: int, num_columns: int) -> torch.Tensor
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
-    under_way = _current[-1]
-    return store_and_attend(q, k, v, under_way.ctx, layer, under_way.variants[layer])
+    forward_pass = _current[-1]
+    return store_and_attend(q, k, v, forward_pass.ctx, layer, forward_pass.variants[layer])
 
 
 def _attend_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
@@ -98,8 +99,8 @@ for _signature, _run, _shape in (
 
 
 class TracedOps(RefOps):
-    """The reference operations, for traced code. Rotated tensors go on to ``TracedAttention``,
-    which stores them."""
+    """The reference operations, for traced code. The rotated tensors are passed on to
+    ``TracedAttention``, which stores them."""
 
     def rope_and_store(
         self,
@@ -112,13 +113,13 @@ class TracedOps(RefOps):
         v_cache: Any,
         kv_index: torch.Tensor,
     ) -> torch.Tensor:
-        """Returns [T, H + 2 Hkv, D]: rotated q, rotated k, v."""
-        return torch.cat((*self.rotated(q, k, cos_sin, positions), v), dim=1)
+        """Returns [T, H + 2 Hkv, D]: rotated q, rotated k, v. Stores nothing."""
+        return torch.cat((*self.rotate(q, k, cos_sin, positions), v), dim=1)
 
 
 class TracedAttention:
-    """Takes the place of an ``AttentionBackend`` in traced code, together with ``TracedOps``;
-    instead of caches it gets the layer's number."""
+    """Replaces an ``AttentionBackend`` in traced code, together with ``TracedOps``. Its ``q`` is
+    the output of ``TracedOps.rope_and_store``, and its ``k_cache`` the layer's number."""
 
     def __init__(self, num_heads: int, num_kv_heads: int) -> None:
         self.heads = [num_heads, num_kv_heads, num_kv_heads]

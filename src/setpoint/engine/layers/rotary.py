@@ -4,9 +4,9 @@ kernels read.
 Frequencies and angles are computed in fp32 as in the reference implementation (transformers), so
 that long positions agree.
 
-A cached key keeps the rotation it was stored with, whichever sequence reads it later. So one table
-serves every position of every sequence while the engine runs: a variant whose frequencies depend on
-the sequence's length uses the configured context length instead (docs/decisions/0008).
+A cached key keeps the rotation with which it was stored, whichever sequence reads it later. So one
+table serves every position of every sequence while the engine runs: a variant whose frequencies
+depend on the sequence's length uses the configured context length instead (docs/decisions/0008).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALIASES = {"su": "longrope"}
 
 @dataclass(slots=True, frozen=True)
 class RotaryEmbedding:
-    """What a config says about rotations, after validation."""
+    """The rotations that a config declares, validated."""
 
     kind: str
     """The rope type, a key of SCALINGS."""
@@ -40,7 +40,7 @@ class RotaryEmbedding:
     original: int
     """Number of positions before the context was stretched."""
     section: Mapping[str, Any]
-    """The config's section rope_parameters or rope_scaling."""
+    """The config's rope_parameters or rope_scaling, with the other keys about rotations."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RotaryEmbedding:
@@ -93,12 +93,12 @@ class RotaryEmbedding:
         return rotary
 
     def frequencies(self, context_len: int) -> tuple[torch.Tensor, float]:
-        """Returns radians per position for each pair of dimensions, [dim / 2] fp32, and the factor
-        on every cosine and sine."""
+        """(radians per position for each pair of dimensions [dim / 2] fp32, factor on every cosine
+        and sine)."""
         return SCALINGS[self.kind](self, context_len)
 
     def table(self, context_len: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Returns [context_len, dim]: cosines in the first dim / 2 columns, sines in the rest."""
+        """[context_len, dim]: cosines in the first dim / 2 columns, sines in the others."""
         inv_freq, factor = self.frequencies(context_len)
         angles = torch.outer(torch.arange(context_len, dtype=torch.float32, device="cpu"), inv_freq)
         return torch.cat((angles.cos() * factor, angles.sin() * factor), dim=-1).to(device, dtype)
@@ -137,8 +137,8 @@ def _linear(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, floa
 
 
 def _dynamic(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
-    """NTK-aware scaling: a larger base, chosen so that over ``context_len`` positions the slowest
-    pair turns no further than it did in training."""
+    """NTK-aware scaling: theta is raised so that over ``context_len`` positions the slowest pair
+    turns no further than it did in training."""
     if rope.dim < 4:
         rope.fail("it needs at least 4 rotated dimensions")
     factor, exponent = rope.number("factor"), rope.dim / (rope.dim - 2)
@@ -148,8 +148,8 @@ def _dynamic(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, flo
 
 def _banded(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
     """Llama 3.1's scaling: wavelengths longer than the original context / low_freq_factor are
-    stretched by ``factor``, those shorter than the original context / high_freq_factor stay, and
-    those between are blended linearly in 1 / wavelength."""
+    stretched by ``factor``, those shorter than the original context / high_freq_factor stay as they
+    are, and between the two the frequencies are interpolated linearly in 1 / wavelength."""
     factor, low, high = (
         rope.number("factor"),
         rope.number("low_freq_factor"),
@@ -165,8 +165,8 @@ def _banded(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, floa
 
 def _yarn(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
     """YaRN (arXiv 2309.00071): pairs that turn more than beta_fast times over the original context
-    stay, those that turn fewer than beta_slow times are stretched by ``factor``, and a linear ramp
-    over the pairs joins the two; the returned factor sharpens attention."""
+    stay as they are, those that turn fewer than beta_slow times are stretched by ``factor``, and a
+    linear ramp over the pairs lies between; the returned factor sharpens attention."""
     factor = rope.number("factor")
 
     def pair_that_turns(times: float) -> float:
@@ -190,17 +190,19 @@ def _yarn(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]
     if rope.section.get("attention_factor") is not None:
         return inv_freq, rope.number("attention_factor")
 
-    def sharpened(weight: float) -> float:
+    def attention_factor(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     if rope.section.get("mscale") and rope.section.get("mscale_all_dim"):
-        return inv_freq, sharpened(rope.number("mscale")) / sharpened(rope.number("mscale_all_dim"))
-    return inv_freq, sharpened(1.0)
+        return inv_freq, attention_factor(rope.number("mscale")) / attention_factor(
+            rope.number("mscale_all_dim")
+        )
+    return inv_freq, attention_factor(1.0)
 
 
 def _longrope(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
     """LongRoPE (arXiv 2402.13753): a stretch factor for every pair, from one list for contexts up
-    to the original length and from another for longer ones."""
+    to the original length, and from another for longer ones."""
     key = "short_factor" if context_len <= rope.original else "long_factor"
     factors = rope.section.get(key)
     if factors is None:

@@ -1,5 +1,5 @@
-"""A model's config.json as its declaration reads it: with types, and with a check that no key that
-changes the computation is left unread.
+"""Reads a model's config.json for its declaration: with types, and with a check that every key that
+changes the computation is read.
 
 Knows keys and their values; knows no architecture.
 """
@@ -14,7 +14,7 @@ from setpoint.core.errors import CheckpointError
 from setpoint.core.model import ModelSpec
 
 GATED = {"silu": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_mul"}
-"""config.json's name of an activation -> the operation of ``kernels.ops.Ops`` that a gated MLP
+"""Name of an activation in config.json -> the operation of ``kernels.ops.Ops`` that a gated MLP
 calls."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -47,13 +47,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n_routed_experts": (0,),
     "quantization_config": (),
 }
-"""Keys that can change what is computed, each with the values that change nothing; null and an
-absent key never change anything. A declaration that reads a key is responsible for it. For a key
-that the declaration does not read, every other value is refused."""
+"""Keys that can change the computation -> the values that do not; null and an absent key never
+change anything. A declaration that reads a key is responsible for it. If it does not read the key,
+every other value is refused."""
 
 ELSEWHERE = "--model-impl transformers may serve it"
 UNQUANTISED = (
-    "use the checkpoint that it was made from; --quantization rounds that one when it is loaded"
+    "use the checkpoint that it was made from, which --quantization can quantise when it is loaded"
 )
 SHOWN_CHARS = 60
 """Most characters of a refused value that an error message shows."""
@@ -72,22 +72,23 @@ class ConfigReader:
         self._read: set[str] = set()
 
     def refuse(self, key: str, why: str = "") -> NoReturn:
-        shown = repr(self._config.get(key))
-        shown = shown if len(shown) <= SHOWN_CHARS else shown[:SHOWN_CHARS] + "…"
+        """Raise CheckpointError: the model is not supported with the value of this key."""
+        value = repr(self._config.get(key))
+        value = value if len(value) <= SHOWN_CHARS else value[:SHOWN_CHARS] + "…"
         raise CheckpointError(
-            f"{self._architecture} with {key!r} = {shown} in config.json is not"
+            f"{self._architecture} with {key!r} = {value} in config.json is not"
             f" supported{why and f': {why}'}."
         )
 
     def flag(self, key: str) -> bool:
-        """The value, true or false; False if it is absent."""
+        """The value of a key that must be true or false; False if it is absent."""
         value = self._get(key, False)
         if not isinstance(value, bool):
             self.refuse(key, "it must be true or false")
         return value
 
     def number(self, key: str, default: float) -> float:
-        """The value, a number above zero."""
+        """The value of a key that must be a number above zero."""
         value = self._get(key, default)
         if (
             not isinstance(value, int | float)
@@ -98,11 +99,11 @@ class ConfigReader:
         return float(value)
 
     def number_or_none(self, key: str) -> float | None:
-        """The value, a number above zero; None if it is absent."""
+        """The value of a key that must be a number above zero; None if it is absent."""
         return None if self._get(key, None) is None else self.number(key, 0.0)
 
     def count(self, key: str, default: int, *, low: int = 0) -> int:
-        """The value, an integer of at least ``low``."""
+        """The value of a key that must be an integer of at least ``low``."""
         value = self._get(key, default)
         if type(value) is not int or value < low:
             self.refuse(key, f"it must be an integer of at least {low}")
@@ -111,8 +112,8 @@ class ConfigReader:
         return value
 
     def windows(self, spec: ModelSpec, *keys: str) -> tuple[int | None, ...]:
-        """For each layer, the number of positions that a token sees; None: all. The checkpoint's
-        reader has computed them from ``keys``."""
+        """For each layer, the number of positions that a token sees; None: all. ``spec`` has them,
+        computed from ``keys``, which count as read."""
         self._read.update(keys)
         return spec.windows or (None,) * spec.num_layers
 

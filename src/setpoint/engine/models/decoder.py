@@ -1,9 +1,9 @@
 """The parts that model declarations are made of: attention block, gated MLP, pre-norm layer,
 decoder, causal language model.
 
-A declaration picks parts and options and puts them together; a family whose layer has another shape
-writes its own layer from the same parts. The module tree has the checkpoint's names, so the map of
-weights is the tree itself plus the stacked projections (``Linear.parts``). C: hidden size, T:
+A declaration picks parts and options and combines them; a family whose layer has another structure
+writes its own layer from the same parts. The module tree has the checkpoint's names, so the mapping
+of weights is the tree itself plus the stacked projections (``Linear.parts``). C: hidden size, T:
 tokens of the step, H heads of size D.
 
 Contract: a layer is called as ``layer(x, residual, ctx) -> (x, residual)``, both [T, C]; residual
@@ -30,8 +30,8 @@ from setpoint.engine.layers.rotary import RotaryEmbedding
 
 
 class SelfAttention(Layer):
-    """x [T, C] -> [T, C]. ``head_norm`` takes D and makes the norm over each head of q and of k
-    that runs before the rotation; None: no such norm."""
+    """x [T, C] -> [T, C]. head_norm: takes D and returns the norm that each head of q and of k gets
+    before the rotation; None: no such norm."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class SelfAttention(Layer):
 
 
 class GatedMLP(Layer):
-    """x [T, C] -> down(activation(gate(x)) · up(x)). ``gated`` names the operation of ``Ops``
-    (``ConfigReader.gated``)."""
+    """x [T, C] -> [T, C]: down(activation(gate(x)) · up(x)). gated: name of the operation of
+    ``Ops`` (``ConfigReader.gated``)."""
 
     def __init__(self, spec: ModelSpec, gated: str, *, bias: bool = False) -> None:
         super().__init__()
@@ -116,8 +116,8 @@ class Decoder(Layer):
 
 
 class CausalLM(Layer):
-    """A decoder and its head, which the runner runs. ``softcap`` is applied to the logits
-    (``Ops.soft_cap``) unless it is None."""
+    """The model that the runner runs: a decoder and its head. softcap: cap of the logits
+    (``Ops.soft_cap``); None: they are not capped."""
 
     def __init__(
         self,
@@ -157,8 +157,8 @@ class CausalLM(Layer):
 
 
 def causal_lm(spec: ModelSpec, eps: float, layers: Iterable[Layer]) -> CausalLM:
-    """The usual model around ``layers``: a plain embedding, RMSNorm, and a head of its own or the
-    embedding's weight."""
+    """The usual model around ``layers``: an embedding without a scale, RMSNorm, and a head with a
+    matrix of its own or the embedding's."""
     embed_tokens = Embedding(spec.vocab_size, spec.hidden_size)
     model = Decoder(embed_tokens, layers, RMSNorm(spec.hidden_size, eps))
     return CausalLM(
@@ -167,8 +167,8 @@ def causal_lm(spec: ModelSpec, eps: float, layers: Iterable[Layer]) -> CausalLM:
 
 
 def head(spec: ModelSpec, embed_tokens: Embedding) -> Layer:
-    """A head that uses the embedding's weight if the checkpoint ties them, else one with a matrix
-    of its own."""
+    """A head with the embedding's matrix if the checkpoint ties them, else with a matrix of its
+    own."""
     return (
         TiedHead(embed_tokens) if spec.tie_embeddings else Linear(spec.hidden_size, spec.vocab_size)
     )

@@ -52,8 +52,8 @@ def gemma2(spec: ModelSpec, config: ConfigReader) -> CausalLM:
 
 
 def gemma3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
-    """Gemma 3: all but every sixth layer are local and rotate with a base of their own; q and k are
-    normalised."""
+    """Gemma 3: all layers except every sixth are local and rotate with a theta of their own; q and
+    k are normalised."""
     rotaries = [
         RotaryEmbedding.from_config(rope, spec.head_dim) for rope in _ropes(spec.config, config)
     ]
@@ -68,8 +68,8 @@ def _gemma(
     softcap: float | None = None,
     head_norm: bool = False,
 ) -> CausalLM:
-    """rotaries: of the global layers, then of the local ones. softcap: cap of the attention
-    scores."""
+    """rotaries: that of the global layers, then that of the local ones if it is another. softcap:
+    cap of the attention scores."""
     eps, gated, bias = (
         config.number("rms_norm_eps", 1e-6),
         config.gated("hidden_activation", GELU),
@@ -103,8 +103,8 @@ def _gemma(
 
 
 def _ropes(keys: Mapping[str, Any], config: ConfigReader) -> list[dict[str, Any]]:
-    """Gemma 3's config of the rotations in global and in local layers, each in the form that
-    RotaryEmbedding reads.
+    """The rotations of Gemma 3's global layers and of its local layers, as configs for
+    ``RotaryEmbedding.from_config``.
 
     Newer configs have a section per kind of layer; in older ones rope_scaling concerns the global
     layers only.

@@ -1,7 +1,7 @@
 """A decoder of the transformers library that runs on our attention, paged cache and linear layers.
 
-It relies on the library's attention interface: layers look their attention function up by name and
-pass it q, k and v (rotated) with the layer's scale, window and soft cap; the rest of the layer is
+It relies on the library's attention interface: layers look up their attention function by name and
+pass it q and k (rotated), v, and the layer's scale, window and soft cap; the rest of the layer is
 the library's. T: tokens of the step, C: hidden size, H heads of size D. This module imports nothing
 of the library, and knows nothing of slots or plans.
 """
@@ -28,8 +28,7 @@ SEAT = "setpoint_seat"
 every layer passes keyword arguments through."""
 
 TRIAL_TOKENS = 6
-"""Number of tokens in the run at load whose logits the library itself computes, for
-``executor.trial``."""
+"""Number of tokens whose logits the library itself computes at load, for ``executor.trial``."""
 
 WITHOUT_EFFECT = {
     *(
@@ -48,27 +47,27 @@ library's cache is not used, and rotation is already done."""
 
 
 class Undrivable(Exception):
-    """Raised inside the library's layers if they cannot be run here. The message is the reason,
+    """Raised if the library's layers cannot be run on this engine. The message is the reason,
     without the model's name."""
 
 
 @dataclass(slots=True)
 class Seat:
-    """Gives our attention function and linear layers access to what the runner passed. Every
-    attention layer of a model holds the same Seat, under SEAT."""
+    """Gives our attention function and linear layers access to the context of the call. Every
+    attention layer of a model holds the same Seat, as the attribute SEAT."""
 
     ctx: Backends | None = None
-    """What the current call uses: a ForwardContext in the decoder, only the backends in the
+    """The context of the current call: a ForwardContext in the decoder, only the backends in the
     head."""
     layers: list[int] = field(default_factory=list)
     """The layers that called attention in this pass, in the order of the calls."""
     variants: dict[int, AttentionVariant] = field(default_factory=dict)
-    """Layer -> the variant that it asked for in its first call."""
+    """Layer -> the variant that its first call asked for."""
 
 
 class TransformersModel:
-    """The model that the runner runs: the library's decoder for hidden states and, for logits, its
-    causal-LM class around a stand-in for the decoder."""
+    """The model that the runner runs: for hidden states the library's decoder, and for logits its
+    causal-LM class with a stand-in for the decoder."""
 
     rotaries = ()
     """Empty, because the library rotates by itself."""
@@ -76,9 +75,9 @@ class TransformersModel:
     def __init__(
         self, causal_lm: nn.Module, spec: ModelSpec, expected: torch.Tensor, method: LinearMethod
     ) -> None:
-        """Pass every linear layer of ``causal_lm`` to the method."""
+        """Take ``causal_lm`` apart, and pass its linear layers to the method. expected: its own
+        logits [V] after ``trial_ids``."""
         self.expected = expected
-        """[V]: the library's own logits after ``trial_ids``."""
         self.trial_ids = trial_ids(spec)
         self._layers = list(range(spec.num_layers))
         self._declared = Windows(causal_lm.config, spec)
@@ -94,7 +93,7 @@ class TransformersModel:
         _replace(causal_lm, name, _StandIn())
 
     def modules(self) -> Iterator[nn.Module]:
-        """All modules, the head's after the decoder's, as in every other model."""
+        """All modules, those of the head after those of the decoder, as in every other model."""
         yield from self.decoder.modules()
         yield from self._causal_lm.modules()
 
@@ -104,14 +103,14 @@ class TransformersModel:
         seat.ctx, seat.layers = ctx, []
         hidden = self._decode(input_ids, ctx)
         seat.ctx = None
-        if torch.compiler.is_compiling():  # the trial has checked what the rest of this looks at
+        if torch.compiler.is_compiling():  # the trial has made the checks below
             return hidden
         if sorted(seat.layers) != self._layers:
             raise Undrivable(
                 f"the attention interface was called by layers {seat.layers}, not once by each of"
                 f" its {len(self._layers)}"
             )
-        if why := self._declared.contradicted_by(seat.variants):
+        if why := self._declared.contradiction(seat.variants):
             raise Undrivable(why)
         return hidden
 
@@ -138,15 +137,15 @@ class TransformersModel:
 
 
 class _StandIn(nn.Module):
-    """Takes the decoder's place, so that the library's code after the decoder runs on hidden states
-    that already exist."""
+    """Replaces the decoder, so that the library's code after the decoder runs on hidden states that
+    already exist."""
 
     def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> _Output:
         return _Output(inputs_embeds)
 
 
 class _Output:
-    """A decoder's output that has only hidden states, whatever attribute is read."""
+    """A decoder's output that has only hidden states; every other attribute is None."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.last_hidden_state = hidden
@@ -159,7 +158,7 @@ class _Output:
 
 
 class PackedLinear(nn.Module):
-    """Takes the place of an ``nn.Linear``: x [..., K] -> [..., N]."""
+    """Replaces an ``nn.Linear``: x [..., K] -> [..., N]."""
 
     def __init__(self, packed: PackedWeight, weight: torch.Tensor, seat: Seat) -> None:
         super().__init__()
@@ -167,8 +166,7 @@ class PackedLinear(nn.Module):
         self.seat = seat
         self.out_features = len(weight)
         self.weight = torch.empty_like(weight, device="meta")
-        """For layers that read a weight's dtype or shape. It holds no data, so nothing can be
-        computed with it."""
+        """For layers that read the weight's dtype or shape. It holds no data."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ctx = self.seat.ctx
@@ -178,16 +176,16 @@ class PackedLinear(nn.Module):
 
 
 def _pack_linears(causal_lm: nn.Module, method: LinearMethod, seat: Seat) -> int:
-    """Pass every plain ``nn.Linear`` to the linear method. Returns the bytes of all weights
-    afterwards.
+    """Pass every ``nn.Linear`` (not its subclasses) to the linear method. Returns the bytes of all
+    weights afterwards.
 
-    A method that makes no copy keeps the tensor it is given; a tensor that is also an embedding's
-    counts once.
+    A method that makes no copy keeps the tensor that it is given; if the tensor is also an
+    embedding's, it counts once.
     """
     names = [name for name, module in causal_lm.named_modules() if type(module) is nn.Linear]
     before = sum(parameter.nbytes for parameter in causal_lm.parameters())
     num_bytes = 0
-    for name in names:  # no list: each weight is freed before the next is packed
+    for name in names:  # names, not modules, so that each weight is freed before the next is packed
         linear = causal_lm.get_submodule(name)
         packed = method.pack(linear.weight.data, None if linear.bias is None else linear.bias.data)
         _replace(causal_lm, name, PackedLinear(packed, linear.weight, seat))
@@ -200,12 +198,13 @@ def _pack_linears(causal_lm: nn.Module, method: LinearMethod, seat: Seat) -> int
 
 
 def trial_ids(spec: ModelSpec) -> list[int]:
-    """A few different token ids of the vocabulary."""
+    """TRIAL_TOKENS token ids of the vocabulary."""
     return [(11 + 7919 * index) % spec.vocab_size for index in range(TRIAL_TOKENS)]
 
 
 def _decoder_of(causal_lm: nn.Module) -> nn.Module:
-    """The module whose output the head reads. In some classes it is inside the base model."""
+    """The module whose output the head reads. In some classes the library's own answer is a part of
+    it, without a config."""
     decoder = causal_lm.get_decoder()
     return decoder if hasattr(decoder, "config") else causal_lm.base_model
 
@@ -248,7 +247,7 @@ def library_attention(
     for new, cache in zip((k, v), ctx.kv[layer], strict=True):
         if new.shape[1:] != cache.shape[2:]:
             raise Undrivable(
-                f"its keys or values are {list(new.shape[1:])} per token, the config says"
+                f"its keys or values are {list(new.shape[1:])} per token, but the config says"
                 f" {list(cache.shape[2:])}"
             )
     return store_and_attend(q.contiguous(), k, v, ctx, layer, variant)[None], None

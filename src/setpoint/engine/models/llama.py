@@ -1,4 +1,4 @@
-"""Llama 2 and 3.x, and SmolLM2: the plain pre-norm decoder. Mistral: the same with a window."""
+"""Llama 2 and 3.x, and SmolLM2: the standard pre-norm decoder. Mistral: the same with a window."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from setpoint.engine.models.decoder import (
 
 
 def llama(spec: ModelSpec, config: ConfigReader) -> CausalLM:
+    """Llama and SmolLM2: biases only if the config asks for them."""
     eps, gated = config.number("rms_norm_eps", 1e-6), config.gated()
     bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
 
@@ -28,8 +29,8 @@ def llama(spec: ModelSpec, config: ConfigReader) -> CausalLM:
 
 
 def mistral(spec: ModelSpec, config: ConfigReader) -> CausalLM:
-    """Mistral: all layers have the window, or none if ``sliding_window`` is null (since version
-    0.2)."""
+    """Mistral: all layers have the window; none has one if ``sliding_window`` is null (as since
+    version 0.2)."""
     eps, gated, windows = (
         config.number("rms_norm_eps", 1e-6),
         config.gated(),

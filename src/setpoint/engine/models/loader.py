@@ -1,5 +1,5 @@
-"""Fills a model built on the meta device, from a safetensors folder or with dummy weights drawn
-from a seed.
+"""Fills a model that was built on the meta device, from a safetensors folder or with dummy weights
+drawn from a seed.
 
 Works module by module: memory is allocated, filled and passed to the linear method before the next
 module starts, so that at most one weight exists twice at any time. Every mismatch between
@@ -34,12 +34,12 @@ def load_weights(
     seed: int,
     wrapped: bool = False,
 ) -> int:
-    """Allocate and fill every parameter. Returns the bytes held by the weights.
+    """Allocate and fill every parameter. Returns the size of the weights in bytes.
 
     load_format: "auto" or "safetensors" reads ``folder``; "dummy" draws each tensor from ``seed``
     and its own name, so that the same model and seed give the same weights everywhere. wrapped: the
     folder holds a multimodal model, and ``model`` is its language model. blocks: method for weights
-    that the folder also holds as blocks; None: they are loaded in dtype.
+    that the folder also holds as blocks; None: they are loaded in ``dtype``.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(
@@ -74,7 +74,7 @@ def load_weights(
 
 
 def _heads(model: nn.Module) -> list[str]:
-    """Names of head weights that a checkpoint may hold although the model does not use them."""
+    """Names of the head weights that a checkpoint may hold although the model does not use them."""
     return [
         f"{name}.weight"
         for name, module in model.named_modules()
@@ -85,8 +85,8 @@ def _heads(model: nn.Module) -> list[str]:
 def _parts(
     module: nn.Module, path: str, stored: Container[str]
 ) -> Iterator[tuple[str, list[Part]]]:
-    """For each of the module's own parameters, its name and the checkpoint tensors that are stacked
-    in it. A checkpoint may also store the stack as one tensor."""
+    """(name, checkpoint tensors that are stacked in it) for each of the module's own parameters. A
+    checkpoint may also store the stack as one tensor."""
     stacked: Mapping[str, int] = getattr(module, "parts", {})
     parent = path.rpartition(".")[0]
     for name, parameter in module.named_parameters(recurse=False):

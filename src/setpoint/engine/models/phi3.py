@@ -21,7 +21,7 @@ def phi3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
         config.gated(),
         config.windows(spec, "sliding_window"),
     )
-    config.number("partial_rotary_factor", 1.0)  # the rotation's, which reads it again
+    config.number("partial_rotary_factor", 1.0)  # RotaryEmbedding reads and applies it
 
     def layer(index: int) -> PreNormLayer:
         attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=windows[index]))

@@ -28,8 +28,8 @@ NEARLY = {
     "MoEForCausalLM": "it is a mixture of experts",
     "MixtralForCausalLM": "it is a mixture of experts",
 }
-"""Endings of architecture names that resemble supported ones -> what they do that no declaration
-here supports."""
+"""Endings of names of architectures that resemble supported ones -> why no declaration here
+supports them."""
 
 
 def is_native(spec: ModelSpec) -> bool:
@@ -37,8 +37,8 @@ def is_native(spec: ModelSpec) -> bool:
 
 
 def _name(spec: ModelSpec) -> str:
-    """The key in MODELS. A decoder alone that serves embeddings ("MistralModel") has the key of its
-    language model."""
+    """The model's key in MODELS. A decoder without a head that serves embeddings ("MistralModel")
+    has the key of its language model."""
     bare = spec.pooling is not None and spec.architecture.endswith("Model")
     return f"{spec.architecture.removesuffix('Model')}ForCausalLM" if bare else spec.architecture
 

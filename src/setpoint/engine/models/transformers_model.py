@@ -1,9 +1,9 @@
-"""Loads any decoder of the transformers library whose architecture has no declaration here, to run
-on our attention, cache and linear layers (``library_model``).
+"""Loads a decoder of the transformers library whose architecture has no declaration here, to run on
+our attention, cache and linear layers (``library_model``).
 
-This is the only module that imports transformers, and it does so on use. A model that cannot be run
-this way is refused with the reason: here if its config and class show it, in the first forward pass
-(``executor.trial``) if only running shows it.
+This is the only module that imports transformers, and it does so when it is used. A model that
+cannot be run this way is refused with the reason: here if its config or class shows it, otherwise
+in the first forward pass (``executor.trial``).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ OLDEST = 5
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 ROPES_OF_THE_BATCH = ("dynamic", "longrope")
-"""Rope types whose frequencies the library chooses by the longest sequence of a batch: cached keys
-would depend on the other sequences."""
+"""Rope types whose frequencies the library chooses by the longest sequence of a batch, so that
+cached keys would depend on the other sequences."""
 
 
 def load_transformers_model(
@@ -46,8 +46,8 @@ def load_transformers_model(
     method: LinearMethod,
     seed: int,
 ) -> tuple[TransformersModel, int]:
-    """The model with its weights, and the bytes they hold. Reads safetensors only, runs no code of
-    the checkpoint and uses no network.
+    """(model with its weights, size of the weights in bytes). Reads only safetensors, runs no code
+    of the checkpoint and uses no network.
 
     Raises CheckpointError for a model that cannot be served this way, and OutOfMemoryError.
     """
@@ -68,7 +68,7 @@ def load_transformers_model(
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()
         causal_lm = (
-            _read(_config(spec), spec, folder, load_format=load_format, dtype=dtype, seed=seed)
+            _load(_config(spec), spec, folder, load_format=load_format, dtype=dtype, seed=seed)
             .to(device)
             .eval()
         )
@@ -76,7 +76,7 @@ def load_transformers_model(
         expected = _own_logits(causal_lm, spec)
     except SetpointError:
         raise
-    except Exception as error:  # the library's many loaders and models raise all kinds of errors
+    except Exception as error:  # the library's loaders and models can raise anything
         if isinstance(error, RuntimeError | MemoryError) and "memory" in str(error):
             raise OutOfMemoryError(
                 f"The weights do not fit into the memory of {device}: {error}"
@@ -87,7 +87,7 @@ def load_transformers_model(
 
 
 def refusal(spec: ModelSpec, why: str | Exception) -> CheckpointError:
-    """The message about an architecture that the fallback cannot serve, as one sentence."""
+    """The error for an architecture that cannot be served through transformers: one sentence."""
     words = (str(why).strip() or "no reason was given").splitlines()[0].rstrip(".")
     name = (
         f"{type(why).__name__}: "
@@ -136,7 +136,7 @@ def _config(spec: ModelSpec) -> Any:
     return config
 
 
-def _read(
+def _load(
     config: Any, spec: ModelSpec, folder: str, *, load_format: str, dtype: torch.dtype, seed: int
 ) -> nn.Module:
     import transformers
@@ -188,8 +188,8 @@ def _check_loaded(causal_lm: nn.Module, spec: ModelSpec) -> None:
 
 @torch.inference_mode()
 def _own_logits(causal_lm: nn.Module, spec: ModelSpec) -> torch.Tensor:
-    """The library's logits [V] for ``trial_ids`` with its own attention, computed before any part
-    of it is replaced."""
+    """The library's own logits [V] after ``trial_ids``. Call it before any part of the model is
+    replaced."""
     causal_lm.set_attn_implementation("eager")
     device = next(causal_lm.parameters()).device
     logits = causal_lm(

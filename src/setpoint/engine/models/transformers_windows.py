@@ -1,5 +1,5 @@
-"""Which layers of a library model have a window, according to its config and to what its layers ask
-for. A trial cannot tell, because none is long enough."""
+"""Checks that the layers of a library model ask for the windows that its config declares. The trial
+run cannot show it, because it is shorter than a window."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from setpoint.engine.attention.base import AttentionVariant
 
 class Windows:
     def __init__(self, config: Any, spec: ModelSpec) -> None:
-        """config: the library's own."""
+        """config: the library's config object."""
         self._declared = spec.windows
         self._windowed = list(range(spec.num_layers))
         if types := getattr(config, "layer_types", None):
@@ -24,8 +24,8 @@ class Windows:
         ):
             self._windowed = []
 
-    def contradicted_by(self, variants: Mapping[int, AttentionVariant]) -> str:
-        """Why the attention that the layers asked for contradicts the configs; empty if it does
+    def contradiction(self, variants: Mapping[int, AttentionVariant]) -> str:
+        """How the attention that the layers asked for contradicts the configs; empty if it does
         not."""
         if any(variants[layer].window is None for layer in self._windowed):
             return "its layers with a sliding window do not pass the window to their attention"

@@ -18,8 +18,8 @@ from setpoint.core.weightfiles import INDEX_NAME, SINGLE_NAME, weight_files
 from setpoint.engine.quant.base import Blocks
 
 BODY, HEAD = "model.", "lm_head."
-"""Prefixes of the names of the decoder's and of the head's tensors. A checkpoint of only a decoder
-(as of many embedding models) leaves out the first."""
+"""Prefixes of the names of the decoder's and of the head's tensors. A checkpoint that holds only a
+decoder, as of many embedding models, leaves out the first."""
 IGNORED = ("rotary_emb.inv_freq",)
 """Endings of tensor names that old checkpoints contain and no model here uses."""
 DUMMY_STD = 0.02
@@ -32,11 +32,13 @@ class Part:
 
     name: str
     begin: int
+    """The first of these rows."""
     shape: tuple[int, ...]
+    """Shape of the tensor."""
 
 
 class Dummy:
-    """Weights for tests of speed and plumbing: norms are one, biases zero, and the rest small
+    """Weights for tests without a checkpoint: norms are one, biases zero, and all others small
     random numbers."""
 
     files = ()
@@ -61,8 +63,8 @@ class Dummy:
 
 
 class Checkpoint:
-    """The safetensors files of a folder, memory-mapped. They stay open as long as the given
-    ExitStack."""
+    """The safetensors files of a folder, memory-mapped. They stay open until the given ExitStack is
+    closed."""
 
     def __init__(self, folder: Path, stack: ExitStack, *, wrapped: bool, with_blocks: bool) -> None:
         self.folder = folder
@@ -71,9 +73,9 @@ class Checkpoint:
         self.blocks = _open([blocks] if with_blocks and blocks.is_file() else [], stack)
         if wrapped:
             self.files = {
-                alone: entry
+                inner: entry
                 for name, entry in self.files.items()
-                if (alone := language_tensor(name)) is not None
+                if (inner := language_tensor(name)) is not None
             }
         if not any(name.startswith(BODY) for name in self.files):
             self.files = {
@@ -82,8 +84,8 @@ class Checkpoint:
             }
 
     def check(self, wanted: Mapping[str, tuple[int, ...]], *, optional: list[str]) -> None:
-        """Raise CheckpointError unless the files hold exactly the wanted tensors in their shapes.
-        Those in ``optional`` may be there."""
+        """Raise CheckpointError unless the files hold exactly the wanted tensors, in their shapes.
+        Those in ``optional`` may be there in addition."""
         for name, shape in wanted.items():
             if name not in self.files:
                 raise CheckpointError(
@@ -131,7 +133,8 @@ class Checkpoint:
 
 
 def _open(files: list[Path], stack: ExitStack) -> dict[str, tuple[Path, Any, str]]:
-    """Tensor name -> (its file, open as long as the stack, and its name in that file)."""
+    """Tensor name -> (its file, the file's handle, its name in the file). The stack closes the
+    handles."""
     found = {}
     for file in files:
         try:

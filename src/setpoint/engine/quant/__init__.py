@@ -1,1 +1,1 @@
-"""How linear layers hold and multiply their weights: one protocol, and one file per method."""
+"""Methods by which linear layers hold and multiply their weights: one protocol, one file each."""

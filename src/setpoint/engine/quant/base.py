@@ -1,4 +1,4 @@
-"""The interface of linear methods: after loading, a method owns the weight in the layout that it
+"""The interface of linear methods. After loading, a method owns the weight, in the layout that it
 multiplies fastest.
 
 Works on one weight matrix at a time. Does not know which layer the weight belongs to.
@@ -20,12 +20,12 @@ from setpoint.engine.kernels.registry import Choice, choose, resolve
 class PackedWeight(Protocol):
     """One weight [N, K] and its bias, in the method's own layout.
 
-    A class that multiplies in another type than x's declares it for measurements: ``product =
+    A class that multiplies in a type other than x's declares it for measurements: ``product =
     "int8"``.
     """
 
     num_bytes: int
-    """Memory that it holds, including the bias."""
+    """Bytes that it holds, including the bias."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K], contiguous -> x · weightᵀ + bias, [T, N] in x's dtype."""
@@ -34,8 +34,8 @@ class PackedWeight(Protocol):
 
 class LinearMethod(Protocol):
     copies: bool
-    """True if ``pack`` makes a new layout. A weight that is shared with an embedding then takes its
-    bytes twice."""
+    """True if ``pack`` makes a copy in another layout. A weight that is shared with an embedding
+    then takes memory twice."""
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
         """Take a loaded weight [N, K] and its bias [N]. The caller drops its own references."""
@@ -61,8 +61,8 @@ class PackedRows(PackedWeight, Protocol):
 
 
 class BlockMethod(Protocol):
-    """Multiplies blocks as they are. Contract: the result is bit for bit that of quantization
-    "unquant"'s best LinearMethod on the bfloat16 values in the converted folder."""
+    """Multiplies by blocks as they are. Contract: the result is bit for bit that of the best
+    "unquant" LinearMethod on the bfloat16 values in the converted folder."""
 
     kinds: Set[str]
     """The kinds of blocks that it takes."""
@@ -87,8 +87,8 @@ class GatedMethod(LinearMethod, Protocol):
         """Like ``pack``, for the stacked weights of gate and up, [2F, K]; calling the result gives
         [T, F].
 
-        gate: the operation of ``Ops`` ("silu_mul", "gelu_tanh_mul") that it replaces. The
-        activation is applied to products that were not rounded.
+        gate: the operation of ``Ops`` ("silu_mul", "gelu_tanh_mul") that it replaces. Its
+        activation is applied to products that were not rounded before.
         """
         ...
 
@@ -114,8 +114,8 @@ PREFERENCE = {
 def choose_linear(
     device: torch.device, dtype: torch.dtype, quantization: str | None
 ) -> Choice[LinearMethod]:
-    """The best method for this device and dtype. ``quantization`` is the option of that name; None
-    means "unquant". Raises ConfigError if no method exists."""
+    """The best method for this device and dtype. quantization: the option of that name; None means
+    "unquant". Raises ConfigError if no method exists."""
     key = (device.type, quantization or "unquant")
     if key not in PREFERENCE:
         raise ConfigError(

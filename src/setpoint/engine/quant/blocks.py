@@ -16,13 +16,13 @@ from setpoint.engine.kernels.cpu.library import Kernels, load
 from setpoint.engine.kernels.memory import in_huge_pages
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.quant.base import Blocks
-from setpoint.engine.quant.cpu import PANEL, PanelWeight, alternating
+from setpoint.engine.quant.cpu import PANEL, PanelWeight, interleave
 
 KINDS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
 """Kind of block -> its number in ggml, which the C++ code also uses (blocks.h, Kind)."""
 BLOCK = 32
-"""Values in a block as the C++ code counts them; of K-quants, part of what a file stores
-together."""
+"""Number of values in a block of the C++ code. A block of a K-quant in a file is several of
+them."""
 
 
 class BlockWeight(PanelWeight):
@@ -33,8 +33,8 @@ class BlockWeight(PanelWeight):
     ) -> None:
         raw, kind = blocks.rows.contiguous(), KINDS[blocks.kind]
         if gate is not None:
-            raw = alternating(raw, kernels.vector_columns)
-            bias = None if bias is None else alternating(bias, kernels.vector_columns)
+            raw = interleave(raw, kernels.vector_columns)
+            bias = None if bias is None else interleave(bias, kernels.vector_columns)
         columns, row_bytes = raw.shape
         stored = BLOCK_KINDS[blocks.kind]
         num_blocks = row_bytes // stored.num_bytes * stored.num_values // BLOCK

@@ -1,9 +1,8 @@
-"""Linear layers on the C++ kernel (kernels/cpu/linear.cpp): one panel layout of the weight for one
-row and for thousands.
+"""Linear layers on the C++ kernel (kernels/cpu/linear.cpp): one panel layout of the weight serves
+one row and thousands. bf16 and fp32.
 
 A row's result is bit for bit the same in any batch and on any number of threads, because every
 output is one sum in the order of K; oneDNN would choose another order for another number of rows.
-bf16 and fp32.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ class PanelWeight:
         gate: str | None = None,
         blocks: int = 0,
     ) -> None:
-        """packed: the panels, made of words or, with ``blocks``, of blocks of that kind. gate: as
-        in ``GatedMethod.pack_gated``; ``packed`` and ``bias`` are then interleaved by
-        ``alternating``."""
+        """packed: the panels, made of words or, with ``blocks``, of blocks of that kind. gate: see
+        ``GatedMethod.pack_gated``; ``packed`` and ``bias`` are then interleaved by
+        ``interleave``."""
         self._columns, self._k, self._dtype = columns, k, dtype
         self._panels = packed
         self._bias = bias
@@ -74,8 +73,8 @@ class PanelWeight:
 
 
 def panels(weight: torch.Tensor, k_multiple: int = 1) -> torch.Tensor:
-    """[N, K] with K a multiple of a word -> [ceil(N / PANEL), K words, PANEL] int32 words, padded
-    with zeros past N, and past K to a multiple of words."""
+    """[N, K], with rows of whole 32-bit words -> [ceil(N / PANEL), K words, PANEL] int32 words,
+    padded with zeros past N, and past K to a multiple of ``k_multiple`` words."""
     words = weight.contiguous().view(torch.int32)
     missing, missing_k = -len(words) % PANEL, -words.shape[1] % k_multiple
     if missing or missing_k:
@@ -84,9 +83,9 @@ def panels(weight: torch.Tensor, k_multiple: int = 1) -> torch.Tensor:
     return in_huge_pages(tuple(by_panel.shape), torch.int32).copy_(by_panel)
 
 
-def alternating(stacked: torch.Tensor, width: int) -> torch.Tensor:
-    """[2F, ...], gate above up -> ``width`` rows of each in turn, padded with zeros to whole
-    panels."""
+def interleave(stacked: torch.Tensor, width: int) -> torch.Tensor:
+    """[2F, ...], gate above up -> ``width`` rows of gate, ``width`` rows of up, and so on, padded
+    with zeros to whole panels."""
     halves = stacked.view(2, -1, *stacked.shape[1:])
     missing = -halves.shape[1] % (PANEL // 2)
     if missing:
@@ -113,8 +112,8 @@ class PanelLinear:
         columns, k = weight.shape
         width = self._kernels.vector_columns
         packed, bias = (
-            self._panels(alternating(weight, width)),
-            None if bias is None else alternating(bias, width),
+            self._panels(interleave(weight, width)),
+            None if bias is None else interleave(bias, width),
         )
         return PanelWeight(
             packed, bias, self._kernels, columns=columns // 2, k=k, dtype=weight.dtype, gate=gate

@@ -6,7 +6,7 @@ import torch
 
 
 class PlainWeight:
-    """Implements ``quant.base.PackedWeight``; keeps the tensors it was given."""
+    """Implements ``quant.base.PackedWeight``; keeps the tensors that it is given."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)

@@ -7,9 +7,10 @@ value · (127 / largest) rounded to even. Their product is a sum of integers, he
 order: y = sum · (activation's scale · weight's scale) + bias, in fp32.
 
 Before rounding, both are rotated: each run of BLOCK neighbours in K is multiplied by a Hadamard
-matrix H. As H Hᵀ = BLOCK · 1, the product does not change, but an outlier, whose scale would leave
-few steps for the rest of its row, is spread over its run (QuaRot, arXiv:2404.00456, rotates whole
-rows; a run needs additions within registers only).
+matrix H. Because H Hᵀ = BLOCK · 1, the product does not change except for that factor, which the
+weight's scale removes. An outlier, whose scale would leave few steps for the rest of its row, is
+spread over its run (QuaRot, arXiv:2404.00456, rotates whole rows; a run needs additions within
+registers only).
 """
 
 from __future__ import annotations
@@ -19,24 +20,25 @@ import torch
 LARGEST = 127
 """Largest rounded value; the smallest is -LARGEST."""
 TINY = 1e-30
-"""A row whose largest magnitude is below this counts as zero: 127 / largest would overflow for
-magnitudes not much smaller."""
+"""A row whose largest magnitude is below this counts as zero, because 127 / largest would overflow
+for magnitudes not much smaller."""
 MAX_K = 2**31 // LARGEST**2
-"""Most products that fit in a 32-bit sum."""
+"""Largest number of products whose sum fits in 32 bits."""
 BLOCK = 64
-"""Neighbours that are rotated together. If K is not a multiple of it, the largest power of two
-below it that divides K is used."""
+"""Number of neighbours that are rotated together. If K is not a multiple of it, the largest power
+of two that divides K is used."""
 
 
-def block_of(k: int) -> int:
+def block_size(k: int) -> int:
+    """Number of neighbours that are rotated together in rows of ``k`` numbers."""
     return min(BLOCK, k & -k)
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
-    """fp32 [R, K] -> each run of ``block_of(K)`` in a row multiplied by the unnormalised H. The
-    order of additions is the same on every machine."""
+    """fp32 [R, K] -> [R, K]: each run of ``block_size(K)`` numbers multiplied by the unnormalised
+    H. The order of additions is the same on every machine."""
     h = 1
-    while h < block_of(x.shape[1]):
+    while h < block_size(x.shape[1]):
         low, high = x.view(len(x), -1, 2, h).unbind(2)
         x = torch.stack((low + high, low - high), 2).view(x.shape)
         h *= 2
@@ -44,7 +46,7 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp32 [R, K] -> int8 [R, K] and fp32 scales [R]. A row with a NaN or an infinity becomes zero
+    """fp32 [R, K] -> (int8 [R, K], fp32 scales [R]). A row with a NaN or an infinity becomes zeros
     with the scale NaN."""
     largest = x.abs().amax(1)
     inverse = torch.where(
@@ -59,9 +61,9 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[N, K] -> int8 [N, K] and fp32 scales [N] that compensate for both rotations."""
+    """[N, K] -> (int8 [N, K], fp32 scales [N] that compensate for both rotations)."""
     numbers, scales = quantize_rows(rotate(weight.float()))
-    return numbers, scales / block_of(weight.shape[1])
+    return numbers, scales / block_size(weight.shape[1])
 
 
 class ReferenceWeight:

@@ -10,8 +10,8 @@ import torch
 from setpoint.engine.kernels.cpu.calls import Int8LinearCall
 from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
-from setpoint.engine.quant.cpu import GATES, PANEL, alternating, panels
-from setpoint.engine.quant.w8a8_int8 import MAX_K, block_of
+from setpoint.engine.quant.cpu import GATES, PANEL, interleave, panels
+from setpoint.engine.quant.w8a8_int8 import MAX_K, block_size
 
 UNSIGNED = 128
 """The kernel adds this to an activation's number to make it unsigned."""
@@ -20,7 +20,7 @@ WORD = 4
 
 
 class Int8Weight:
-    """Implements ``quant.base.PackedWeight``; ``gate`` as in ``GatedMethod.pack_gated``."""
+    """Implements ``quant.base.PackedWeight``. gate: see ``GatedMethod.pack_gated``."""
 
     product = "int8"
 
@@ -36,11 +36,11 @@ class Int8Weight:
         self._dtype = weight.dtype
         if gate is not None:
             self._columns //= 2
-            weight = alternating(weight, kernels.vector_columns)
-            bias = None if bias is None else alternating(bias, kernels.vector_columns)
+            weight = interleave(weight, kernels.vector_columns)
+            bias = None if bias is None else interleave(bias, kernels.vector_columns)
         self._bias = bias
         self._kernels = kernels
-        numbers, scales = _quantized(weight, kernels)
+        numbers, scales = _quantize_weight(weight, kernels)
         missing = -len(weight) % PANEL
         self._panels = panels(numbers, kernels.k_multiple)
         self._scales = torch.nn.functional.pad(scales, (0, missing))
@@ -76,9 +76,9 @@ class Int8Weight:
         return out
 
 
-def _quantized(weight: torch.Tensor, kernels: Kernels) -> tuple[torch.Tensor, torch.Tensor]:
-    """``w8a8_int8.quantize_weight`` computed by the kernel, with K padded with zeros to whole
-    words."""
+def _quantize_weight(weight: torch.Tensor, kernels: Kernels) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result of ``w8a8_int8.quantize_weight``, computed by the kernel, with K padded with zeros
+    to whole words."""
     rows, k = weight.shape
     weight = weight.contiguous()
     numbers, scales = (
@@ -97,7 +97,7 @@ def _quantized(weight: torch.Tensor, kernels: Kernels) -> tuple[torch.Tensor, to
         DTYPES[weight.dtype],
         threads,
     )
-    return numbers.bitwise_xor_(UNSIGNED).view(torch.int8), scales.div_(block_of(k))
+    return numbers.bitwise_xor_(UNSIGNED).view(torch.int8), scales.div_(block_size(k))
 
 
 class Int8Linear:

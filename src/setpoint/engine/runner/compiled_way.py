@@ -25,7 +25,7 @@ from setpoint.engine.layers.opaque import (
     TracedAttention,
     TracedOps,
     TracedProducts,
-    current,
+    running,
 )
 from setpoint.engine.runner.batch import ForwardBatch
 from setpoint.engine.runner.forward_pass import ForwardPass
@@ -116,7 +116,7 @@ class CompiledWay:
             multiply=self._products.multiply,
             kv=self._layers,
         )
-        with current(Pass(ctx, self._products.weights, self._variants)):
+        with running(Pass(ctx, self._products.weights, self._variants)):
             if self._compiling:
                 return self._run(input_ids, traced)
             with torch.compiler.set_stance("fail_on_recompile"):

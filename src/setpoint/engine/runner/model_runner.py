@@ -40,7 +40,7 @@ from setpoint.engine.runner.replay_way import ReplayWay
 from setpoint.engine.runner.rows import SlotTable
 from setpoint.engine.runner.way import Ran, Way
 from setpoint.engine.sampling.logprobs import Logprobs, prompt_logprobs
-from setpoint.engine.sampling.sampler import Sampled, joined, masks_of, sample
+from setpoint.engine.sampling.sampler import Sampled, concatenate, masks_of, sample
 
 
 @dataclass(slots=True, frozen=True)
@@ -329,7 +329,7 @@ class ModelRunner:
     def _sample(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> Sampled:
         """Sample all rows, in blocks whose logits fit in memory."""
         ends = range(0, len(slots), LOGITS_ROWS)
-        return joined(
+        return concatenate(
             [
                 self._sample_rows(forward, slots, slice(begin, begin + LOGITS_ROWS), masks)
                 for begin in ends

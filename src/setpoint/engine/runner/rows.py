@@ -22,10 +22,10 @@ from setpoint.engine.sampling.columns import (
     SLOT_DTYPE,
     SamplingRows,
     TokenLists,
-    plain,
     slot_values,
     token_lists,
     wants_best,
+    with_default_sampling,
 )
 
 FIRST_SLOTS = 16
@@ -95,7 +95,7 @@ class SlotTable:
                 self._take(admit)
             except Exception as error:
                 failures[admit.seq_id] = log_failure("reading its sampling parameters", error)
-                self._take(plain(admit))
+                self._take(with_default_sampling(admit))
         counts = [len(admit.ids) for admit in admits]
         slots = np.repeat([admit.slot for admit in admits], counts)
         indices = np.concatenate([np.arange(count) for count in counts])
@@ -107,7 +107,8 @@ class SlotTable:
         """Let the slot's sequence continue greedily, without logprobs, because sampling with its
         own parameters raises."""
         kept = {name: self.columns[name][slot] for name in ("length", "num_prompt")}
-        self._take(plain(Admit(slot, -1, np.zeros(0, np.int32), 0, SamplingParams(), 0)))
+        empty = Admit(slot, -1, np.zeros(0, np.int32), 0, SamplingParams(), 0)
+        self._take(with_default_sampling(empty))
         for name, value in kept.items():
             self.columns[name][slot] = value
 

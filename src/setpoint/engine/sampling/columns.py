@@ -1,8 +1,8 @@
 """The sampling parameters of every slot as one structured array, and the input of a sampling call.
 
-The array is on the host. The host knows these numbers without waiting for the device (a slot's
-length grows by one per sampled token, whichever token it is), and decides from them which parts of
-the sampler run at all. Only token ids are on the device.
+The array is on the host, which knows these numbers without waiting for the device (a slot's length
+grows by one per sampled token, whichever token it is) and decides from them which parts of the
+sampler run at all. Only token ids are on the device.
 """
 
 from __future__ import annotations
@@ -22,13 +22,10 @@ Columns = npt.NDArray[np.void]
 
 SLOT_DTYPE = np.dtype(
     [
-        (
-            "length",
-            np.int32,
-        ),  # known tokens, prompt and outputs; the next token goes to this index
+        ("length", np.int32),  # known tokens, prompt + outputs; also the next token's position
         ("num_prompt", np.int32),
         ("seed", np.int64),
-        ("temperature", np.float32),  # 1 if the temperature makes it greedy
+        ("temperature", np.float32),  # 1 if the row is greedy because of its temperature
         ("top_k", np.int32),  # TOP_K_ALL = no limit
         ("top_p", np.float32),
         ("min_p", np.float32),
@@ -39,10 +36,7 @@ SLOT_DTYPE = np.dtype(
         ("logprob_start", np.int32),  # first prompt position whose logprob is wanted, -1: none
         ("num_top", np.int32),  # top_logprobs_num
         ("greedy", np.bool_),
-        (
-            "truncated",
-            np.bool_,
-        ),  # top-k or top-p applies: the largest probabilities are needed in order
+        ("truncated", np.bool_),  # top-k or top-p applies, so probabilities must be sorted
         ("penalised", np.bool_),
         ("biased", np.bool_),
         ("logprobs", np.bool_),
@@ -54,7 +48,7 @@ SLOT_DTYPE = np.dtype(
 
 @dataclass(slots=True, frozen=True)
 class TokenLists:
-    """The parts of a slot's parameters that are lists; most slots have none."""
+    """A slot's parameters that are lists; most slots have none."""
 
     stop_ids: npt.NDArray[np.int64]
     bias_ids: npt.NDArray[np.int64]
@@ -92,9 +86,9 @@ def slot_values(admit: Admit) -> tuple[float | int | bool, ...]:
     )
 
 
-def plain(admit: Admit) -> Admit:
-    """A plain greedy continuation in the same slot with the same tokens, without logprobs or other
-    extras. It can be computed whatever the request said."""
+def with_default_sampling(admit: Admit) -> Admit:
+    """The same tokens in the same slot, continued greedily, without logprobs or token facts. It can
+    be computed whatever the request's own parameters are."""
     return replace(
         admit,
         sampling=SamplingParams(temperature=0.0),
@@ -106,12 +100,12 @@ def plain(admit: Admit) -> Admit:
 
 
 def wants_best(admit: Admit) -> bool:
-    """True if every token of the admission is the best one of its logits, and nothing else is
-    reported about it."""
+    """Whether every token of the admission is the best one of its unchanged logits, and nothing
+    else is reported about it."""
     s, options = admit.sampling, admit.options
-    held = s.min_new_tokens > 0 and admit.stop_ids
-    reported = options.logprobs is not None or options.token_facts
-    return s.is_greedy and not (s.has_penalties or held or s.logit_bias or reported)
+    has_minimum = s.min_new_tokens > 0 and admit.stop_ids
+    has_reports = options.logprobs is not None or options.token_facts
+    return s.is_greedy and not (s.has_penalties or has_minimum or s.logit_bias or has_reports)
 
 
 def token_lists(admit: Admit) -> TokenLists | None:

@@ -1,5 +1,5 @@
-"""The distribution that a token is drawn from: temperature, then what top-k, top-p and min-p leave
-(docs/sglang/sampling.md#order)."""
+"""The distribution from which a token is drawn: the softmax with temperature, truncated by top-k,
+top-p and min-p (docs/sglang/sampling.md#order)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from setpoint.engine.kernels.device import to_device
 from setpoint.engine.sampling.columns import Columns
 
 HEAD = 1024
-"""Number of largest probabilities that are tried before the whole vocabulary is sorted; a nucleus
-nearly always fits in them."""
+"""Number of largest probabilities that are tried before the whole vocabulary is sorted. They nearly
+always contain the nucleus."""
 
 
 def distribution(logits: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
-    """Probabilities up to a factor for each row: logits [R, V] after edits -> [R, V], 0 for tokens
-    that are excluded. ``peek``: reading a value from the device costs nothing."""
+    """logits [R, V] after edits -> unnormalised probabilities [R, V], 0 for tokens that are
+    excluded. peek: reading a value from the device costs nothing."""
     device = logits.device
     probs = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if (columns["temperature"] != 1).any():
@@ -32,7 +32,7 @@ def distribution(logits: torch.Tensor, columns: Columns, peek: bool) -> torch.Te
 
 
 def _truncate(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
-    """probs [R, V] with the tokens that top-k, top-p and min-p exclude set to 0. Tokens tied at a
+    """probs [R, V], with 0 for the tokens that top-k, top-p and min-p exclude. Tokens tied at a
     limit stay."""
     device = probs.device
     min_p = to_device(columns["min_p"], device).to(probs.dtype).unsqueeze(1)
@@ -43,7 +43,7 @@ def _truncate(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor
     k = to_device(
         np.minimum(columns["top_k"], largest.shape[1]).astype(np.int64), device
     ).unsqueeze(1)
-    # The nucleus is measured on the whole distribution, but in a row with min-p on what top-k left
+    # The nucleus is a share of the whole distribution or, in a row with min-p, of what top-k leaves
     # (docs/sglang/sampling.md#order).
     nucleus = to_device(columns["top_p"], device).to(probs.dtype).unsqueeze(1)
     nucleus = torch.where(min_p > 0, nucleus * cumulative.gather(1, k - 1), nucleus)
@@ -64,8 +64,7 @@ def _largest(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
         return probs.topk(widest, dim=-1).values
     if peek and vocab_size > HEAD:
         head = probs.topk(HEAD, dim=-1).values
-        # With min-p the nucleus is a share of the whole top-k mass, so a longer top-k must be seen
-        # in full.
+        # With min-p the nucleus is a share of the top-k mass, which needs all of the top k.
         inside = (
             (columns["top_p"] < 1)
             & (columns["min_p"] == 0)

@@ -16,9 +16,9 @@ from setpoint.engine.sampling.columns import SamplingRows
 def edit_logits(
     logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | None, ops: Ops
 ) -> torch.Tensor:
-    """logits [S, V] -> edited logits. If masks are the only edit they are applied in place, which
-    may be done again. Otherwise the result is a copy in fp32 or wider, or the same tensor if no row
-    wants an edit."""
+    """logits [S, V] -> edited logits [S, V]. If masks are the only edit, they are applied in place,
+    which is harmless to repeat. If no row wants an edit, the result is the same tensor; otherwise
+    it is a copy in fp32 or wider."""
     columns = rows.columns
     penalised = np.flatnonzero(columns["penalised"])
     # Rows that are below their minimum length; min_new is 0 for rows without stop ids.
@@ -51,7 +51,7 @@ def edit_logits(
 
 
 def _add_penalties(logits: torch.Tensor, rows: SamplingRows, which: np.ndarray) -> None:
-    """logit -= frequency · count + presence · [count > 0], counts over the outputs."""
+    """logit -= frequency · count + presence · [count > 0], with counts over the outputs."""
     counts = _counts(rows, which, logits, outputs_only=True)
     columns = rows.columns[which]
     frequency, presence = (
@@ -62,8 +62,8 @@ def _add_penalties(logits: torch.Tensor, rows: SamplingRows, which: np.ndarray) 
 
 
 def _scale_repeated(logits: torch.Tensor, rows: SamplingRows, which: np.ndarray) -> None:
-    """For tokens that occur in the prompt or the outputs: positive logits are divided by the
-    penalty, the others are multiplied by it."""
+    """Apply the repetition penalty to the tokens that occur in the prompt or the outputs: divide
+    positive logits by it, multiply the others by it."""
     seen = _counts(rows, which, logits, outputs_only=False) > 0
     index = to_device(which, logits.device)
     values = logits[index]
@@ -78,8 +78,8 @@ def _scale_repeated(logits: torch.Tensor, rows: SamplingRows, which: np.ndarray)
 def _counts(
     rows: SamplingRows, which: np.ndarray, logits: torch.Tensor, *, outputs_only: bool
 ) -> torch.Tensor:
-    """[len(which), V]: how often each token occurs in the row's history [num_prompt if outputs_only
-    else 0, length)."""
+    """[len(which), V]: how often each token occurs in the row's prompt and outputs, or in the
+    outputs only."""
     device = logits.device
     columns = rows.columns[which]
     history = rows.history[
@@ -94,7 +94,7 @@ def _counts(
 
 
 def rows_of(masks: TokenMasks, rows: SamplingRows) -> npt.NDArray[np.int64]:
-    """The row that each mask is for."""
+    """[masks]: the row to which each mask belongs."""
     row_of_slot = {slot: row for row, slot in enumerate(rows.slots.tolist())}
     return np.array([row_of_slot[slot] for slot in masks.slots.tolist()], np.int64)
 

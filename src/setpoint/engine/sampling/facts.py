@@ -1,8 +1,8 @@
 """Facts about sampled tokens that a request may ask for by name (``RequestOptions.token_facts``).
 
 A fact is a list of numbers for each token. It is computed for the rows that want it, and passes
-through the scheduler without being looked at: a new one is a function in ``COMPUTE`` and the API
-that asks for it.
+through the scheduler unread, so a new fact needs only a function in ``COMPUTE`` and an API that
+asks for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from setpoint.engine.sampling.columns import Columns, SamplingRows
 from setpoint.engine.sampling.distribution import distribution
 
 UNUSED = -1
-"""Fills a token's list up to the width of the tensor."""
+"""Pads a token's list to the width of the tensor."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,14 +31,14 @@ class TokenFact:
     rows: np.ndarray
     """[R]: which of the sampling rows."""
     numbers: torch.Tensor
-    """[R, width] int32, each row's list filled up with UNUSED."""
+    """[R, width] int32: each row's list, padded with UNUSED."""
 
 
 def sampling_mask(
     logits: torch.Tensor, ids: torch.Tensor, columns: Columns, ops: Ops, *, peek: bool
 ) -> torch.Tensor:
-    """The tokens that each token was drawn from, those that top-k, top-p and min-p left, the
-    likeliest first; at most MAX_SAMPLING_MASK. A greedy token is drawn from itself."""
+    """The tokens from which each token was drawn, that is, those that top-k, top-p and min-p leave:
+    [R, at most MAX_SAMPLING_MASK], the likeliest first. For a greedy token, the token itself."""
     probs = distribution(logits, columns, peek).contiguous()
     tokens = ops.top_tokens(probs, min(MAX_SAMPLING_MASK, probs.shape[1]))
     mask = tokens.where(probs.gather(1, tokens) > 0, UNUSED)
@@ -49,7 +49,8 @@ def sampling_mask(
 
 
 COMPUTE: dict[str, Callable[..., torch.Tensor]] = {SAMPLING_MASK: sampling_mask}
-"""Name -> logits [R, V] after edits, sampled ids [R], parameters [R] -> numbers [R, width]."""
+"""Name -> function: (logits [R, V] after edits, sampled ids [R], parameters [R]) -> numbers [R,
+width]."""
 
 
 def token_facts(
@@ -66,6 +67,6 @@ def token_facts(
     return found
 
 
-def joined_facts(blocks: Sequence[tuple[int, Sequence[TokenFact]]]) -> list[TokenFact]:
-    """The facts of blocks of rows, each with the number of its first row."""
+def concatenate_facts(blocks: Sequence[tuple[int, Sequence[TokenFact]]]) -> list[TokenFact]:
+    """The facts of all rows. blocks: (first row, facts) of each block of rows."""
     return [replace(fact, rows=fact.rows + first) for first, facts in blocks for fact in facts]

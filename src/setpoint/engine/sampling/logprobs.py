@@ -1,4 +1,4 @@
-"""Logprobs of tokens: of the sampled ones, and of prompt tokens in blocks of bounded size.
+"""Logprobs of sampled tokens, and of prompt tokens in blocks of bounded size.
 
 Output logprobs are computed after edits and temperature, before truncation; prompt logprobs are
 computed from the raw logits (docs/sglang/sampling.md#logprobs).
@@ -16,8 +16,8 @@ from setpoint.engine.kernels.device import to_device
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.sampling.columns import SamplingRows
 
-PIECE_BYTES = 64 << 20
-"""Most bytes of fp32 logits that are held at once for prompt logprobs."""
+BLOCK_BYTES = 64 << 20
+"""Most bytes of fp32 logits that exist at the same time for prompt logprobs."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -27,7 +27,7 @@ class Logprobs:
     values: torch.Tensor
     """[R]."""
     ids: torch.Tensor
-    """[R] the tokens they belong to."""
+    """[R]: the tokens to which they belong."""
     top_values: torch.Tensor
     """[R, n]."""
     top_ids: torch.Tensor
@@ -43,10 +43,10 @@ class Logprobs:
         )
 
 
-def joined_logprobs(blocks: Sequence[Logprobs]) -> Logprobs:
-    """The blocks one after the other, each padded to the largest widths."""
+def concatenate_logprobs(blocks: Sequence[Logprobs]) -> Logprobs:
+    """The positions of all blocks, padded to the largest widths."""
 
-    def stacked(tensors: list[torch.Tensor]) -> torch.Tensor:
+    def concatenate(tensors: list[torch.Tensor]) -> torch.Tensor:
         width = max(tensor.shape[1] for tensor in tensors)
         return torch.cat(
             [torch.nn.functional.pad(tensor, (0, width - tensor.shape[1])) for tensor in tensors]
@@ -55,9 +55,9 @@ def joined_logprobs(blocks: Sequence[Logprobs]) -> Logprobs:
     return Logprobs(
         values=torch.cat([block.values for block in blocks]),
         ids=torch.cat([block.ids for block in blocks]),
-        top_values=stacked([block.top_values for block in blocks]),
-        top_ids=stacked([block.top_ids for block in blocks]),
-        picked=stacked([block.picked for block in blocks]),
+        top_values=concatenate([block.top_values for block in blocks]),
+        top_ids=concatenate([block.top_ids for block in blocks]),
+        picked=concatenate([block.picked for block in blocks]),
     )
 
 
@@ -80,7 +80,7 @@ def output_logprobs(
 
 
 def picked_ids(rows: SamplingRows, which: np.ndarray) -> np.ndarray:
-    """[len(which), m] int64: token_ids_logprob of each row, padded with 0."""
+    """[len(which), m] int64: the token_ids_logprob of each row, padded with 0."""
     lists = [
         rows.lists[slot].picked if slot in rows.lists else np.zeros(0, np.int64)
         for slot in rows.slots[which].tolist()
@@ -100,9 +100,9 @@ def gather_logprobs(
     *,
     temperature: torch.Tensor | None = None,
 ) -> Logprobs:
-    """logits [R, V], ids [R], picked [R, m] -> log softmax of logits / temperature [R] at those
-    tokens, and at the first ``num_top`` in the order of ``Ops.top_tokens``: before the division,
-    which may make different logits equal."""
+    """logits [R, V], ids [R], picked [R, m] -> log softmax of logits / temperature [R] at these
+    tokens and at the ``num_top`` first ones of ``Ops.top_tokens``. The latter are found before the
+    division, which may make different logits equal."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature is not None:
         wide = wide / temperature.unsqueeze(1)
@@ -130,18 +130,18 @@ def prompt_logprobs(
     picked: np.ndarray,
     ops: Ops,
 ) -> Logprobs:
-    """hidden [R, C] at the positions before the tokens ``ids`` [R]; ``project`` computes logits
-    from hidden states; picked [m]."""
+    """Logprobs of the prompt tokens ``ids`` [R]. hidden: [R, C] at the positions before them.
+    project: computes logits from hidden states. picked: [m]."""
     wanted = to_device(picked, hidden.device)
     parts: list[Logprobs] = []
-    begin, piece = 0, 1
+    begin, size = 0, 1
     while begin < len(ids):
-        logits = project(hidden[begin : begin + piece])
+        logits = project(hidden[begin : begin + size])
         parts.append(
             gather_logprobs(
-                logits, ids[begin : begin + piece], num_top, wanted.expand(len(logits), -1), ops
+                logits, ids[begin : begin + size], num_top, wanted.expand(len(logits), -1), ops
             )
         )
-        begin, piece = begin + piece, max(1, PIECE_BYTES // (4 * logits.shape[1]))
+        begin, size = begin + size, max(1, BLOCK_BYTES // (4 * logits.shape[1]))
     fields = ("values", "ids", "top_values", "top_ids", "picked")
     return Logprobs(*(torch.cat([getattr(part, name) for part in parts]) for name in fields))

@@ -1,4 +1,4 @@
-"""The counter-based generator: a uniform number from (seed, position) and nothing else.
+"""The counter-based generator: computes a uniform number from nothing but (seed, position).
 
 The same pair gives the same number in every batch, on every device and after a resumption, because
 the generator has no state. The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood
@@ -10,15 +10,15 @@ from __future__ import annotations
 import torch
 
 
-def _signed(value: int) -> int:
-    """The int64 that has the bits of an unsigned 64-bit constant."""
+def _as_int64(value: int) -> int:
+    """The int64 with the bits of an unsigned 64-bit constant."""
     return value - (1 << 64) if value >> 63 else value
 
 
 GOLDEN, MIX_1, MIX_2 = (
-    _signed(0x9E3779B97F4A7C15),
-    _signed(0xBF58476D1CE4E5B9),
-    _signed(0x94D049BB133111EB),
+    _as_int64(0x9E3779B97F4A7C15),
+    _as_int64(0xBF58476D1CE4E5B9),
+    _as_int64(0x94D049BB133111EB),
 )
 
 

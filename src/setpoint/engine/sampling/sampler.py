@@ -1,9 +1,9 @@
-"""Chooses a token for each row, for all rows at once. It never waits for the device unless told
-that reading from it is free.
+"""Chooses a token for each row, for all rows at once. It never waits for the device, except where
+reading from it is free.
 
 Each row's token depends only on its own logits, parameters, seed and position: a draw inverts the
 row's cumulative distribution, in vocabulary order, at one uniform number, so neither the other rows
-nor the path taken (sorting or not) matter.
+nor the method (sorting or not) matter.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.sampling.columns import Columns, SamplingRows
 from setpoint.engine.sampling.distribution import distribution
 from setpoint.engine.sampling.edits import edit_logits, rows_of
-from setpoint.engine.sampling.facts import TokenFact, joined_facts, token_facts
-from setpoint.engine.sampling.logprobs import Logprobs, joined_logprobs, output_logprobs
+from setpoint.engine.sampling.facts import TokenFact, concatenate_facts, token_facts
+from setpoint.engine.sampling.logprobs import Logprobs, concatenate_logprobs, output_logprobs
 from setpoint.engine.sampling.random import uniform
 
 
@@ -47,11 +47,11 @@ def sample(
     peek: bool,
     best: torch.Tensor | None = None,
 ) -> Sampled:
-    """logits [S, V] -> a token per row; masks may overwrite logits. ``peek``: reading a value from
-    the device costs nothing (the device is the CPU). ``best``: the logits' ``ops.best_tokens`` if
-    they are known."""
+    """logits [S, V] -> one token per row; masks may be applied to ``logits`` in place. peek:
+    reading a value from the device costs nothing (the device is the CPU). best: the logits'
+    ``ops.best_tokens``, if already known."""
     if peek and best is not None and masks is not None:
-        masks = _deciding(masks, rows, best)
+        masks = _effective_masks(masks, rows, best)
     edited = edit_logits(logits, rows, masks, ops)
     if best is None or edited is not logits:
         ids = ops.best_tokens(edited)
@@ -77,9 +77,11 @@ def sample(
     return Sampled(Shared(ids), logprobs, facts)
 
 
-def _deciding(masks: TokenMasks, rows: SamplingRows, best: torch.Tensor) -> TokenMasks | None:
-    """The masks that can change a token or a logprob. A greedy row whose best token is allowed
-    keeps it, whatever else is not."""
+def _effective_masks(
+    masks: TokenMasks, rows: SamplingRows, best: torch.Tensor
+) -> TokenMasks | None:
+    """The masks that can change a token, a logprob or a fact. A greedy row whose best token is
+    allowed keeps it, whatever else the mask excludes."""
     of_row = rows_of(masks, rows)
     columns, token = rows.columns[of_row], best.numpy()[of_row]
     words = masks.words.view(np.uint32)[np.arange(len(token)), np.maximum(token, 0) // 32]
@@ -93,23 +95,25 @@ def _deciding(masks: TokenMasks, rows: SamplingRows, best: torch.Tensor) -> Toke
 
 
 def masks_of(masks: TokenMasks | None, slots: Ids) -> TokenMasks | None:
-    """The masks of these slots only; None if there are none."""
+    """The masks of these slots; None if there are none."""
     if masks is None:
         return None
     mine = np.isin(masks.slots, slots)
     return TokenMasks(masks.slots[mine], masks.words[mine]) if mine.any() else None
 
 
-def joined(blocks: Sequence[Sampled]) -> Sampled:
-    """Joins the results of blocks of rows into one."""
+def concatenate(blocks: Sequence[Sampled]) -> Sampled:
+    """The results of all rows, from those of blocks of rows."""
     if len(blocks) == 1:
         return blocks[0]
     logprobs = [block.logprobs for block in blocks if block.logprobs is not None]
     begins = accumulate((len(block.ids.tensor) for block in blocks), initial=0)
     return Sampled(
         Shared(torch.cat([block.ids.tensor for block in blocks])),
-        joined_logprobs(logprobs) if logprobs else None,
-        joined_facts([(begin, block.facts) for begin, block in zip(begins, blocks, strict=False)]),
+        concatenate_logprobs(logprobs) if logprobs else None,
+        concatenate_facts(
+            [(begin, block.facts) for begin, block in zip(begins, blocks, strict=False)]
+        ),
     )
 
 

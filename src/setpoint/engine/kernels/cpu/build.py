@@ -1,11 +1,12 @@
 """Compiles the C++ kernels with this machine's compiler and keeps the library in the user's cache.
 Does not know torch.
 
-There is one library per level of the instruction set, chosen at run time by what the processor
-reports; it is compiled the first time it is used, or at install time by ``python -m
-setpoint.engine.kernels.cpu.build``. A library's name holds its level and a hash of sources, flags
-and compiler version, so that a stale one cannot be loaded. Its modification time is the time of its
-last use, and building one removes the libraries of its level that have not been used for long.
+There is one library per level of the instruction set. The level is chosen at run time by what the
+processor reports; its library is compiled when it is first used, or at install time by ``python -m
+setpoint.engine.kernels.cpu.build``. A library's name contains its level and a hash of sources,
+flags and compiler version, so that a stale one cannot be loaded. Its modification time is the time
+of its last use, and building one removes the libraries of its level that have not been used for
+long.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LEVEL_VARIABLE = "SETPOINT_CPU_ISA"
 UNUSED_S = 30 * 86400
 """Seconds after which a library that no process has loaded is removed."""
 ABANDONED_S = 86400
-"""Age in seconds of a build that cannot still be going on."""
+"""Age in seconds from which a build cannot still be running."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno")
 
 
@@ -51,11 +52,11 @@ class Level:
     tiles: bool = False
     """Whether it uses matrix tiles, which a process must ask the system for."""
     more: tuple[tuple[str, str], ...] = ()
-    """Words of that line, and the compiler flag that each allows: a faster way to the same bits. A
-    compiler that does not know one of them gets none."""
+    """(word of that line, compiler flag that it allows), for faster code with the same results. A
+    compiler that does not know one of the flags gets none of them."""
     emulated: bool = False
-    """Whether it is plain code that gives the same bits as a level that the machine may lack: slow,
-    for tests, chosen by name only."""
+    """Whether it computes the results of a level that the machine may lack, without its
+    instructions: slow, for tests, chosen by name only."""
 
 
 _AVX2 = frozenset({"avx2", "fma"})
@@ -104,11 +105,11 @@ class BuildError(Exception):
 
 
 class CompileError(BuildError):
-    """The compiler failed at one level; another may do."""
+    """The compiler failed at one level; another level may work."""
 
 
 def cache_dir() -> Path:
-    """Where compiled kernels live: $XDG_CACHE_HOME/setpoint/kernels, by default
+    """The folder of compiled kernels: $XDG_CACHE_HOME/setpoint/kernels, by default
     ~/.cache/setpoint/kernels."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "setpoint" / "kernels"
 
@@ -136,7 +137,7 @@ _refused: dict[str, str] = {}
 
 
 def refuse(level: str, why: str) -> None:
-    """Do not use the level on this machine from now on."""
+    """Do not use the level in this process from now on."""
     _refused[level] = why
 
 
@@ -153,11 +154,10 @@ def ask_for_tiles() -> str:
 
 
 def why_no_better(level: str) -> str:
-    """Why no better level than this one runs; empty if this is the best level of the
-    architecture."""
+    """Why no better level than this one runs; empty if none is expected to."""
     levels = LEVELS[platform.machine()]
     flags = _cpu_flags()
-    # Most processors have no matrix tiles, and nobody can do anything about it: that is no news at
+    # Most processors have no matrix tiles. Nobody can change that, so it is not worth a message at
     # each start.
     better = [
         name
@@ -176,7 +176,8 @@ def why_no_better(level: str) -> str:
 
 
 def is_emulated(level: str) -> bool:
-    """Whether the level, of any machine, is emulated: its speed says nothing about a machine."""
+    """Whether the level, of any machine, is emulated, so that its speed says nothing about a
+    machine."""
     return any(levels[level].emulated for levels in LEVELS.values() if level in levels)
 
 
@@ -208,8 +209,8 @@ def find_compiler() -> str:
 
 
 def library_path(compiler: str, level: str, *, more: bool = True) -> Path:
-    """The path in the cache of the library for these sources, flags and compiler, whether it is
-    built or not. ``more``: with the level's further flags that this processor allows."""
+    """The library's path in the cache for these sources, flags and compiler, whether it is built or
+    not. more: with the level's further flags that this processor allows."""
     digest = hashlib.sha256(_run([compiler, "--version"]).encode())
     digest.update(repr((FLAGS, _flags(level, more=more))).encode())
     for source in sorted([*SOURCE_DIR.glob("*.cpp"), *SOURCE_DIR.glob("*.h")]):
@@ -218,8 +219,8 @@ def library_path(compiler: str, level: str, *, more: bool = True) -> Path:
 
 
 def compile_library(compiler: str, level: str, target: Path, *, more: bool = True) -> None:
-    """Compile and link to ``target``, which appears whole or not at all: concurrent builds replace
-    each other's equal files. Raises CompileError.
+    """Compile and link to ``target``, which appears complete or not at all; concurrent builds
+    replace each other's files, which are equal. Raises CompileError.
 
     It is linked without an OpenMP runtime: the process already has torch's, and a second one would
     keep a second pool of threads spinning on the same cores (``library`` binds torch's).
@@ -272,8 +273,8 @@ def compile_to(target: Path, level: str) -> None:
 
 
 def _with_possible_flags(level: str, build: Callable[[bool], T]) -> T:
-    """``build(more)`` with the level's further flags that this processor allows; without them, as
-    the log then says, if the compiler cannot."""
+    """The result of ``build(True)``, with the level's further flags that this processor allows. If
+    the compiler fails with them, the result of ``build(False)``, and the log says so."""
     further = set(_flags(level, more=True)) - set(_flags(level, more=False))
     if further:
         try:
@@ -299,8 +300,8 @@ def _ensure_built(compiler: str, level: str, *, more: bool) -> Path:
 
 
 def _remove_unused(level: str) -> None:
-    """Remove libraries of this level that have not been used for long, with what was measured for
-    them. A process that has one loaded keeps it; one that is about to load it compiles its own
+    """Remove libraries of this level that have not been used for long, with the measurements made
+    for them. A process that has loaded one keeps it; one that is about to load it compiles its own
     (``library.load``)."""
     for library in cache_dir().glob(f"{level}-*.so"):
         with contextlib.suppress(OSError):  # already gone, or another user's
@@ -340,8 +341,8 @@ def _first_error(output: str) -> str:
 
 
 def main() -> int:
-    """Build the library. A machine that cannot build it still works, so this never fails an
-    installation."""
+    """Build the library. Returns 0 even if that is impossible, so that no installation fails: a
+    machine without the library still works."""
     path = None
     try:
         with reported_to(lambda doing: print(doing, flush=True)):

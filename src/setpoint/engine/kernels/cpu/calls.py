@@ -1,7 +1,7 @@
 """The arguments of kernels: the structs of calls.h, field by field.
 
-The library reports how it lays them out (layouts.cpp), and ``difference`` compares: a struct that
-is changed on one side only would otherwise be read wrongly, without an error.
+The library reports their layouts (layouts.cpp), and ``difference`` compares them with these: a
+struct that is changed on one side only would otherwise be misread without an error.
 """
 
 from __future__ import annotations

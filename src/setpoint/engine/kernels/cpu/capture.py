@@ -1,10 +1,10 @@
 """Captured steps on CPUs (``kernels.program``): the list of kernel calls that a forward pass makes,
 run by program.cpp.
 
-Every kernel is one C function over one struct (``library.KERNELS``). While recording, the bindings'
-calls end here instead: the struct is copied, nothing runs. Any other computation must not go
-unnoticed: a dispatch mode sees every torch operation, serves allocations from the program's own
-memory, lets views pass and refuses the rest.
+Every kernel is one C function with one struct (``library.KERNELS``). While a step is recorded, the
+bindings' calls end here: the struct is copied, and nothing runs. No other computation may go
+unnoticed, so a dispatch mode sees every torch operation, serves allocations from the program's own
+memory, lets views pass and refuses everything else.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ ALLOCATIONS = (
 
 
 class Arena:
-    """Memory of a program's tensors. A block is used again once the last tensor on it has been
-    freed: references say what is still needed."""
+    """Memory of a program's tensors. A block is reused once the last reference to the tensor on it
+    is gone."""
 
     def __init__(self) -> None:
         self.memory: list[np.ndarray] = []
         self.peak_bytes = 0
-        """The most bytes that were in use at once."""
+        """Most bytes that were in use at the same time."""
         self._used_bytes = 0
         self._free: dict[int, list[np.ndarray]] = defaultdict(list)
-        """Free blocks by size."""
+        """Size in bytes -> free blocks."""
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         size = max(1, dtype.itemsize * int(np.prod(shape)))
@@ -67,8 +67,9 @@ class Arena:
         return memory
 
 
-class _Watch(TorchDispatchMode):
-    """Sees every torch operation of a recording."""
+class _OperationGuard(TorchDispatchMode):
+    """Handles every torch operation during a recording: allocates, lets views pass, refuses the
+    rest."""
 
     def __init__(self, arena: Arena) -> None:
         super().__init__()
@@ -76,8 +77,8 @@ class _Watch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch asks every mode this question. The usual answer (yes) would import torch's
-        compiler, which takes a second and 60 MB for good."""
+        """Torch asks every mode. The default answer (True) would import torch's compiler, which
+        takes a second and 60 MB that are never freed."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -103,12 +104,14 @@ class _Watch(TorchDispatchMode):
 
 
 @dataclass(slots=True)
-class Recorded:
+class RecordedCall:
     kernel: int
     """Address of the C function."""
     call: ctypes.Structure
     counts: str
+    """The count of which ``call.rows`` is a multiple: one of COUNTS."""
     kind: str
+    """One of ``kernels.program.KINDS``."""
 
 
 class CpuRecorder:
@@ -117,7 +120,7 @@ class CpuRecorder:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._arena = Arena()
-        self._calls: list[Recorded] = []
+        self._calls: list[RecordedCall] = []
 
     @property
     def peak_bytes(self) -> int:
@@ -132,7 +135,7 @@ class CpuRecorder:
             )
             counts = rows if kernel.counts == "tokens" else kernel.counts
             self._calls.append(
-                Recorded(
+                RecordedCall(
                     self._kernels.address(name),
                     call,
                     counts,
@@ -142,7 +145,7 @@ class CpuRecorder:
 
         before = len(self._calls)
         try:
-            with self._kernels.recorded_by(record), _Watch(self._arena):
+            with self._kernels.recorded_by(record), _OperationGuard(self._arena):
                 yield
         except NotCapturable:
             del self._calls[before:]
@@ -156,12 +159,12 @@ class CpuProgram:
     """Implements ``kernels.program.Program``."""
 
     def __init__(
-        self, kernels: Kernels, calls: list[Recorded], counts: Counts, arena: Arena
+        self, kernels: Kernels, calls: list[RecordedCall], counts: Counts, arena: Arena
     ) -> None:
         self.num_bytes = sum(memory.nbytes for memory in arena.memory)
         self._run = kernels.program
         self._held = (calls, arena)
-        """The calls and the memory that the operations point at."""
+        """The calls and the memory that the operations point to."""
         self._ops = (ProgramOp * len(calls))(*(_op(call, counts) for call in calls))
         self._counts = (ctypes.c_int64 * len(COUNTS))()
         self._nanoseconds = (ctypes.c_int64 * len(KINDS))()
@@ -189,7 +192,7 @@ class CpuProgram:
         return times
 
 
-def _op(recorded: Recorded, counts: Counts) -> ProgramOp:
+def _op(recorded: RecordedCall, counts: Counts) -> ProgramOp:
     which = COUNTS.index(recorded.counts)
     per_count, rest = divmod(recorded.call.rows, counts[which])
     assert rest == 0, f"{recorded.call.rows} rows in a step of {counts[which]} {recorded.counts}"

@@ -1,7 +1,7 @@
-"""Which implementation of a product rows take, among those that give the same bits: the fastest one
-on this processor for each class of numbers of rows (choices.h).
+"""Chooses among the implementations of a product that give the same bits: the fastest one on this
+processor for each class of row counts (choices.h).
 
-It is measured once (``probe``) and kept beside the compiled library, under the processor's
+It is measured once (``probe``) and kept next to the compiled library, under the processor's
 identity. Neither the level nor any bit of a result depends on it.
 """
 
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Protocol
 
 CLASS_ROWS = (1, 8, 32, None)
-"""The most rows of each class (choices.h, kClassRows); the last one is open."""
+"""Most rows of each class (choices.h, kClassRows); the last class has no limit."""
 _IDENTITY = ("vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags")
 
 
 class Chooser(Protocol):
-    """What a choice needs of ``library.Kernels``."""
+    """The part of ``library.Kernels`` that a choice needs."""
 
     implementations: dict[str, list[str]]
     linear: Callable[[int], None]
@@ -34,30 +34,30 @@ class Chooser(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class Choice:
-    """What the rows of one class take for one product."""
+    """The implementation of one product for the rows of one class."""
 
     product: str
     """"bf16" or "int8"."""
     most_rows: int | None
-    """The most rows of the class; None: any number."""
+    """Most rows of the class; None: no limit."""
     name: str
     """The implementation."""
     others: dict[str, float | None]
-    """The other implementations and their times, as multiples of this one's; None for one that
-    gives other bits here. Empty if the time did not suffice to measure them."""
+    """The other implementations -> their times as multiples of this one's; None for one that gives
+    other bits here. Empty if there was no time to measure them."""
 
 
-def implementations(listed: str) -> dict[str, list[str]]:
-    """What ``setpoint_implementations`` lists: product -> names."""
-    products = (entry.split("=") for entry in listed.split(";"))
+def implementations(text: str) -> dict[str, list[str]]:
+    """Product -> names, from the text of ``setpoint_implementations``."""
+    products = (entry.split("=") for entry in text.split(";"))
     return {product: names.split(",") for product, names in products}
 
 
 def choose(
     kernels: Chooser, library: Path, measure: Callable[[Chooser], tuple[Choice, ...]]
 ) -> tuple[Choice, ...]:
-    """Choose for every product that has several implementations: as measured before for this
-    library on this processor, else measured now."""
+    """Choose for every product that has several implementations, by earlier measurements for this
+    library on this processor, or else by measuring now."""
     several = {name: found for name, found in kernels.implementations.items() if len(found) > 1}
     if not several:
         return ()
@@ -76,9 +76,10 @@ def choose(
     return choices
 
 
-def described(choices: tuple[Choice, ...]) -> str:
-    """What was chosen and why: "int8 products on vectors up to 8 rows (on matrix tiles they take
-    1.20 to 1.60 times as long), on matrix tiles above (…)". Empty if there was no choice."""
+def summary(choices: tuple[Choice, ...]) -> str:
+    """The choices and their reasons in words: "int8 products on vectors up to 8 rows (on matrix
+    tiles they take 1.20 to 1.60 times as long), on matrix tiles above (…)". Empty if there was no
+    choice."""
     return "; ".join(
         f"{product} products "
         + ", ".join(_runs([choice for choice in choices if choice.product == product]))
@@ -87,7 +88,7 @@ def described(choices: tuple[Choice, ...]) -> str:
 
 
 def _runs(choices: list[Choice]) -> Iterator[str]:
-    """A part of the sentence for each run of classes that take the same implementation."""
+    """A part of the sentence for each run of classes with the same implementation."""
     alike = itertools.groupby(choices, key=lambda choice: (choice.name, bool(choice.others)))
     for (name, _), group in alike:
         run = list(group)
@@ -102,7 +103,7 @@ def _rows(most: int | None) -> str:
 
 
 def _why(run: list[Choice]) -> str:
-    """Of classes that were all measured, or none of them."""
+    """The reason for the choice. Either all of these classes were measured or none."""
     return (
         ", ".join(
             f"on {name} they {_times([choice.others[name] for choice in run])}"
@@ -120,8 +121,8 @@ def _times(times: list[float | None]) -> str:
 
 
 def _identity() -> str:
-    """A name for this processor and the probe: what the system says of the one, and nothing that
-    changes with its load; the source of the other."""
+    """A digest of this processor and of the probe: of the processor's properties that do not change
+    with its load, and of the probe's source."""
     text = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     lines = [line for line in text.splitlines() if line.partition("\t")[0].strip() in _IDENTITY]
     probe = Path(__file__).with_name("probe.py").read_bytes()
@@ -129,7 +130,7 @@ def _identity() -> str:
 
 
 def _read(path: Path, several: dict[str, list[str]]) -> tuple[Choice, ...] | None:
-    """The choices that were kept, or None if there are none for these products."""
+    """The choices in the file; None if it does not have them for these products."""
     try:
         choices = tuple(Choice(**entry) for entry in json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

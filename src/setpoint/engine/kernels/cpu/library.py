@@ -1,7 +1,7 @@
 """Loads the compiled kernels and binds their C entry points: levels, threads, struct layouts.
 
-Works on raw addresses; ``ops`` and ``engine.attention.cpu`` check tensors before they call. Knows
-nothing of what is computed.
+Works on raw addresses; its callers check tensors before they call. Knows nothing of what is
+computed.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 logger = logging.getLogger(__name__)
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""Numbers of the dtypes that the kernels compute in, in C++ (simd.h, DType)."""
+"""Dtype that the kernels compute in -> its number in C++ (simd.h, DType)."""
 
 KV_DTYPES = {**DTYPES, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3}
-"""… of those that a KV cache may have."""
+"""Dtype that a KV cache may have -> its number in C++."""
 
 _pointer, _i64, _i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -59,9 +59,9 @@ class Kernel:
 
     call: type[ctypes.Structure]
     kind: str
-    """The kind that its time is counted under (``kernels.program.KINDS``)."""
+    """The kind under which its time is counted (``kernels.program.KINDS``)."""
     counts: str = "tokens"
-    """The count that ``rows`` is a multiple of: the step's "tokens" or its "sequences"."""
+    """The count of which ``rows`` is a multiple: the step's "tokens" or its "sequences"."""
 
 
 KERNELS = {
@@ -125,13 +125,13 @@ class Kernels:
         self.level = level
         self.path = path
         self.usable: bool = bool(library.setpoint_has_tiles())
-        """Whether the processor really has what its flags promise for this level."""
+        """Whether the processor really has what its flags promise for this level (matrix tiles)."""
         library.setpoint_implementations.restype = ctypes.c_char_p
         self.implementations = implementations(library.setpoint_implementations().decode())
         """Product -> its implementations at this level, which give the same bits. Without a choice
         the first one runs."""
         self.choices: tuple[Choice, ...] = ()
-        """What was chosen of them; written once, by ``load``."""
+        """The choices among them; written once, by ``load``."""
         self._choose = library.setpoint_choose
         library.setpoint_vector_columns.restype = _i64
         self.vector_columns: int = library.setpoint_vector_columns()
@@ -139,7 +139,7 @@ class Kernels:
         library.setpoint_k_multiple.restype = _i64
         self.k_multiple: int = library.setpoint_k_multiple()
         """The panels of a bf16 or int8 weight are padded with zeros to a multiple of this many
-        4-byte words of K: a whole tile's words where there are tiles."""
+        4-byte words of K: the words of a tile if there are tiles, else 1."""
         self.plan_create = library.setpoint_plan_create
         self.plan_create.restype = _pointer
         self.plan_free = library.setpoint_plan_free
@@ -158,7 +158,7 @@ class Kernels:
         self.multiply.argtypes, self.multiply.restype = (_i32, _i64, _i32), _i64
 
     def choose(self, product: str, size_class: int, implementation: int) -> None:
-        """Let rows of a class (``choices.CLASS_ROWS``) take this implementation of a product."""
+        """Use this implementation of a product for the rows of a class (``choices.CLASS_ROWS``)."""
         self._choose(list(self.implementations).index(product), size_class, implementation)
 
     def address(self, name: str) -> int:
@@ -167,7 +167,7 @@ class Kernels:
 
     @contextlib.contextmanager
     def recorded_by(self, record: Callable[[str, int], None]) -> Iterator[None]:
-        """Inside this context, calling a kernel calls ``record(name, address of its struct)``
+        """Within the block, a call of a kernel calls ``record(name, address of its struct)``
         instead."""
         self._record = record
         try:
@@ -186,8 +186,8 @@ class Kernels:
 
 
 def load(level: str | None = None) -> Kernels:
-    """The kernels at the given level, or else at $SETPOINT_CPU_ISA, or else at the best that this
-    machine has. Raises KernelsUnavailable if they cannot be loaded."""
+    """The kernels at the given level, by default at $SETPOINT_CPU_ISA, or else at the best level of
+    this machine. Raises KernelsUnavailable if they cannot be loaded."""
     return _load(level or os.environ.get(build.LEVEL_VARIABLE, ""))
 
 
@@ -209,7 +209,8 @@ def _load(name: str) -> Kernels:
                 return kernels
             build.refuse(
                 level,
-                "this CPU names matrix tiles but offers no palette of them, as some hypervisors do",
+                "this CPU reports matrix tiles but has no palette of them, as under some"
+                " hypervisors",
             )
     except (build.BuildError, OSError) as error:
         raise KernelsUnavailable(str(error)) from error

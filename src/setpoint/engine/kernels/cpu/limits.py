@@ -1,8 +1,8 @@
-"""Measures what this machine can do at best: bytes read in order and products in registers, per
+"""Measures the highest rates of this machine: bytes read in order and products in registers, per
 second (limits.cpp).
 
-The rates are those of the whole machine with a given number of threads. This module does not know
-what they are compared with.
+The rates are those of a given number of threads together. This module does not know what they are
+compared with.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 PRODUCTS = {"float32": 0, "bfloat16": 1, "int8": 2}
 """Numbers of the types in C++ (limits.cpp, setpoint_multiply)."""
 SMALLEST, LARGEST = 1 << 20, 1 << 29
-"""Bytes of a block: a smaller one would measure the first-level cache, and one of more than half a
-GiB reads no slower."""
+"""Least and most bytes of a block: a smaller one would measure the first-level cache, and one of
+more than half a GiB is read no slower."""
 SECONDS = 0.3
 """Seconds for each measurement; its fastest run counts."""
 ROUNDS = 100_000
-"""Rounds of products in a run, which takes about a millisecond: the start of a parallel region is
-negligible in comparison."""
+"""Rounds of products in a run. It takes about a millisecond, so that the start of a parallel region
+is negligible."""
 
 
 class CpuLimits:
@@ -39,8 +39,8 @@ class CpuLimits:
         self._flops: dict[str, float] = {}
 
     def read_bytes_per_s(self, num_bytes: int) -> float:
-        """Rate of reading a block again and again, whose size is the power of two at or below
-        ``num_bytes``: from a cache if it fits there."""
+        """Rate of reading a block repeatedly, from a cache if it fits there. The block's size is the
+        largest power of two that does not exceed ``num_bytes``."""
         size = 1 << min(max(num_bytes, SMALLEST), LARGEST).bit_length() - 1
         if size not in self._reads:
             block = in_huge_pages((size,), torch.uint8).zero_()
@@ -50,8 +50,8 @@ class CpuLimits:
         return self._reads[size]
 
     def flops(self, product: str) -> float:
-        """Operations per second of products of this type, summed. A type without kernels is
-        multiplied as float32, and so is bfloat16 on processors where that is faster."""
+        """Multiplications and additions per second of products of this type. A type without kernels
+        counts as float32, and so does bfloat16 on processors where that is faster."""
         if product not in self._flops:
             number = PRODUCTS.get(product, PRODUCTS["float32"])
             operations = self._kernels.multiply(number, 1, self._threads) * ROUNDS * self._threads
@@ -83,7 +83,7 @@ def machine_limits(device: str, *, threads: int) -> CpuLimits | None:
 
 
 def _best(run: Callable[[], object]) -> float:
-    """Seconds of the fastest run among those that fit into SECONDS; there is at least one."""
+    """Seconds of the fastest of the runs that fit into SECONDS; there is at least one."""
     best, end = float("inf"), time.perf_counter() + SECONDS
     while True:
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""One OpenMP runtime for torch and the kernels: a second one would keep a second pool of threads
+"""Lets the kernels use torch's OpenMP runtime: a second one would keep a second pool of threads
 spinning on the same cores."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``kernels.ops.Ops`` on the C++ kernels: checks tensors, passes addresses.
+"""Implements ``kernels.ops.Ops`` with the C++ kernels: checks tensors and passes addresses.
 
 Activations in bf16 or fp32; float64 is left to the reference.
 """
@@ -32,8 +32,7 @@ class CpuOps:
         self._dtype_number = DTYPES[dtype]
         self._kernels = kernels
         self.level = kernels.level
-        # Calls of one token are a few µs long, so the argument structs are filled in place, not
-        # built anew.
+        # A call for one token takes a few µs, so the argument structs are reused.
         self._place = PlaceCall()
         self._place_address = ctypes.addressof(self._place)
         self._best = BestCall()
@@ -248,7 +247,7 @@ class CpuOps:
         return logits
 
     def _prepare_gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Fill the struct, and return its output."""
+        """Fill the struct of the call. Returns its output tensor."""
         assert gate_up.is_contiguous()
         assert gate_up.dtype == self._dtype
         out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=self._dtype)

@@ -1,8 +1,8 @@
-"""Measures the implementations of a product that give the same bits, and takes the fastest one for
-each class of numbers of rows.
+"""Measures the implementations of a product that give the same bits, and chooses the fastest one
+for each class of row counts.
 
-That takes some milliseconds, on one thread and in its own CPU time. An implementation that gives
-other bits on this processor, for any number of rows, is not taken for any.
+That takes some milliseconds, measured as CPU time of one thread. An implementation that gives other
+bits on this processor for any number of rows is chosen for none.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from setpoint.engine.kernels.cpu.calls import Int8LinearCall, LinearCall
 from setpoint.engine.kernels.cpu.choices import CLASS_ROWS, Choice, Chooser
 
 PROBED_ROWS = (1, 6, 24, 96)
-"""Rows that stand for a class."""
+"""Number of rows with which each class is measured."""
 K, COLUMNS = 1024, 256
-"""Shape of the weight that is measured: half a MiB in bf16, which stays in the second-level cache,
-since only the instructions are compared."""
+"""Shape of the weight that is measured. It has half a MiB in bf16, which stays in the second-level
+cache, because only the instructions are to be compared."""
 BUDGET_S = 0.05
-"""Seconds of CPU time for all measurements; what is left out then keeps its first
-implementation."""
+"""Seconds of CPU time for all measurements. A product that is not measured within them keeps its
+first implementation."""
 ROUNDS = 5
-"""Runs of each implementation, by turns; the fastest one counts."""
+"""Runs of each implementation, alternately; the fastest one counts."""
 LEAST_S = 100e-6
-"""Shortest run: many times the clock's step."""
+"""Length of a run in seconds: many times the resolution of the clock."""
 MOST_REPEATS = 1000
-"""Of a call within a run, however fast it seems on a clock with long steps."""
+"""Most calls within a run. On a clock with a low resolution, a call may seem to take no time."""
 WORTHWHILE = 0.95
-"""Another implementation is taken if it needs less than this share of the first one's time."""
+"""Another implementation is chosen if it takes less than this share of the first one's time."""
 
 
 def measure(kernels: Chooser) -> tuple[Choice, ...]:
@@ -77,7 +77,7 @@ def _choice(
 
 def _times(kernels: Chooser, product: str, size_class: int, end: float) -> list[float] | None:
     """Seconds of a call with each implementation, infinite for one whose result differs from that
-    of the first; None if the thread's time reaches ``end``, or its clock saw no time pass."""
+    of the first; None if the thread's CPU time reaches ``end``, or if its clock did not advance."""
     run, out = _PRODUCTS[product](kernels, PROBED_ROWS[size_class])
     fastest = [math.inf] * len(kernels.implementations[product])
     results = []
@@ -93,7 +93,7 @@ def _times(kernels: Chooser, product: str, size_class: int, end: float) -> list[
                 run()
             each = (time.thread_time() - begin) / repeats
             longest = max(longest, each)
-            if turn:  # the first one brings the weight and the code into the caches
+            if turn:  # the first turn only loads the weight and the code into the caches
                 fastest[implementation] = min(fastest[implementation], each)
             else:
                 results.append(out.tobytes())
@@ -107,13 +107,13 @@ def _times(kernels: Chooser, product: str, size_class: int, end: float) -> list[
 
 
 def _bf16(rows: int, columns: int) -> npt.NDArray[np.uint16]:
-    """Bits of numbers of both signs from 2^-27 to 2."""
+    """Random bf16 numbers of both signs from 2^-27 to 2, as their bits: [rows, columns]."""
     drawn = np.random.default_rng(rows).integers(0, 1 << 16, (rows, columns), np.uint16)
-    return _on_a_line(drawn & 0x8FFF | np.uint16(100 << 7))
+    return _align(drawn & 0x8FFF | np.uint16(100 << 7))
 
 
-def _on_a_line(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A copy that begins with a line of the cache, as the engine's weights do."""
+def _align(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy that is aligned to cache lines, as the engine's weights are."""
     room = np.empty(values.nbytes + 64, np.uint8)
     start = -room.ctypes.data % 64
     copy = room[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
@@ -137,7 +137,7 @@ def _bf16_product(kernels: Chooser, rows: int) -> tuple[Callable[[], None], npt.
 
 
 def _int8_product(kernels: Chooser, rows: int) -> tuple[Callable[[], None], npt.NDArray[Any]]:
-    weight = _on_a_line(np.random.default_rng(1).integers(-127, 128, (COLUMNS, K), np.int8))
+    weight = _align(np.random.default_rng(1).integers(-127, 128, (COLUMNS, K), np.int8))
     scales, shifts = np.ones(COLUMNS, np.float32), np.zeros(COLUMNS, np.int32)
     x, out = _bf16(rows, K), np.zeros((rows, COLUMNS), np.uint16)
     call = Int8LinearCall(
@@ -157,7 +157,7 @@ def _int8_product(kernels: Chooser, rows: int) -> tuple[Callable[[], None], npt.
 
 
 def _run(kernel: Callable[[int], None], call: ctypes.Structure, _held: Any) -> None:
-    """``_held``: the arrays whose addresses are in the call."""
+    """Run the kernel. _held: the arrays whose addresses are in the call, to keep them alive."""
     kernel(ctypes.addressof(call))
 
 
