@@ -39,7 +39,7 @@ class CpuLimits:
         self._flops: dict[str, float] = {}
 
     def read_bytes_per_s(self, num_bytes: int) -> float:
-        """Rate of reading a block repeatedly, from a cache if it fits there. The block's size is the
+        """Rate of reading a block repeatedly, from a cache if it fits there. Its size is the
         largest power of two that does not exceed ``num_bytes``."""
         size = 1 << min(max(num_bytes, SMALLEST), LARGEST).bit_length() - 1
         if size not in self._reads:
