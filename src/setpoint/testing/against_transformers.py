@@ -38,17 +38,18 @@ from setpoint.testing.tiny_models import draw
 PAGE, CHUNK = 4, 24
 """Prompts are cut within pages and across them."""
 TOLERANCE = 4e-5
-"""Of the largest difference of a logit over the spread of the logits, in fp32."""
+"""Upper limit of the largest difference of a logit, divided by the spread of the logits, in
+fp32."""
 SPECIALS = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
 REFUSED = "(refused)"
 TIED_SCALE = np.float32(0.2)
-"""Of embeddings that are the head, too: at full size a model would say its last token again and
-again."""
+"""Factor for embeddings that are also the output head: without it a model would repeat its last
+token again and again."""
 
 
 def write_tiny(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
-    """A random model of any architecture transformers knows, with the tensors it would save. ->
-    folder."""
+    """Write a random model of any architecture that transformers knows, with the tensors that it
+    would save; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     with torch.device("meta"):
@@ -73,7 +74,7 @@ class Recording:
 
     inner: InprocExecutor
     logits: dict[int, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
-    """Sequence id -> [V] per output."""
+    """Sequence id -> the logits [V] of each output token."""
     prompts: dict[int, list[int]] = field(default_factory=dict)
 
     def submit(self, plan: StepPlan) -> InprocStep:
@@ -99,7 +100,7 @@ class Recording:
 
 @dataclass(slots=True)
 class Agreement:
-    """How near we are to transformers, over every position that sampled."""
+    """How closely our outputs agree with transformers', over every position that sampled."""
 
     max_error: float = 0.0
     """Largest difference of a logit."""
@@ -110,20 +111,20 @@ class Agreement:
     num_cached: int = 0
     """Prompt tokens that came from the cache."""
     near_ties: int = 0
-    """Tokens that are not transformers' choice, by less than NEAR_TIE of a logit."""
+    """Tokens that are not transformers' choice, but less than NEAR_TIE of a logit below it."""
     wrong: int = 0
-    """Tokens that are not transformers' choice by more."""
+    """Tokens that are further below transformers' choice."""
     implementation: str = ""
     """Whose model code ran on our side."""
     parameters: tuple[int, int, int] = (0, 0, 0)
-    """As counted in the files, as planned without files, and by transformers."""
+    """Numbers of parameters: counted in the files, planned without files, and by transformers."""
 
     @property
     def relative(self) -> float:
         return self.max_error / self.spread
 
     def add(self, ours: torch.Tensor, theirs: torch.Tensor, ids: Sequence[int]) -> None:
-        """One sequence: logits [n, V] of both, and the n ids we chose."""
+        """Compare one sequence. ours, theirs: logits [n, V]; ids: the n tokens that we chose."""
         self.max_error = max(self.max_error, float((ours - theirs).abs().max()))
         self.spread = max(self.spread, float(theirs.std()))
         behind = theirs.max(-1).values - theirs[torch.arange(len(ids)), list(ids)]
@@ -144,7 +145,8 @@ def measure(
     model_impl: str = "auto",
     device: str = "cpu",
 ) -> Agreement:
-    """Random prompts in fp32, chunked side by side, twice: the second time out of the cache."""
+    """Compare random prompts in fp32. They run together, in chunks, and twice: the second time from
+    the cache."""
     config = EngineConfig(
         str(folder),
         read_spec(folder),
@@ -205,8 +207,8 @@ def _parameters(folder: Path, reference: Any) -> tuple[int, int, int]:
 
 
 def template_differences(template: str, *, tokenizer: Any = None) -> list[str]:
-    """Conversations that we render otherwise than transformers, as "ours is not theirs"; empty =
-    none.
+    """The conversations that we render differently from transformers, each as "ours is not
+    theirs".
 
     ``tokenizer`` is transformers' own for the model; without one the special tokens are the byte
     tokenizer's.

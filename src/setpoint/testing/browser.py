@@ -35,7 +35,8 @@ class Page:
         self.errors: list[str] = []
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Raises RuntimeError if the browser refuses."""
+        """Call a method of the DevTools protocol; returns its result. Raises RuntimeError if the
+        browser refuses."""
         number = next(self._ids)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_str(
@@ -45,7 +46,7 @@ class Page:
             return await answer
 
     async def read(self) -> None:
-        """Take the browser's messages until it ends."""
+        """Read the browser's messages until it ends."""
         async for message in self._socket:
             content = json.loads(message.data)
             if "id" not in content:
@@ -68,7 +69,7 @@ class Page:
             self.errors.append(f"{entry['text']} {entry.get('url', '')}")
 
     async def open(self, url: str) -> None:
-        """Returns when the page and its scripts are loaded."""
+        """Open an address; returns when the page and its scripts are loaded."""
         await self.call("Page.navigate", url=url)
         await self.wait(
             f"location.href === {json.dumps(url)} && document.readyState === 'complete'"
@@ -100,7 +101,7 @@ class Page:
         return result["result"].get("value")
 
     async def wait(self, expression: str, *, timeout_s: float = PATIENCE_S) -> Any:
-        """Evaluate until the value is true; returns it."""
+        """Evaluate an expression until its value is true; returns the value."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while not (value := await self.evaluate(expression)):
@@ -112,7 +113,7 @@ class Page:
         await self.evaluate(f"document.querySelector({json.dumps(selector)}).click()")
 
     async def type(self, text: str) -> None:
-        """Into whatever has the focus."""
+        """Type into whatever has the focus."""
         await self.call("Input.insertText", text=text)
 
     async def press(self, key: str, *, shift: bool = False) -> None:
@@ -130,7 +131,7 @@ class Page:
         await self.call("Input.dispatchKeyEvent", type="keyUp", **about)
 
     async def screenshot(self, path: Path | None = None, *, full: bool = False) -> bytes:
-        """As PNG; full: the whole page instead of what the window shows."""
+        """A picture of the page as PNG. full: the whole page instead of what the window shows."""
         shot = await self.call(
             "Page.captureScreenshot",
             format="png",
@@ -151,7 +152,7 @@ class Page:
 
 @asynccontextmanager
 async def browser_page(folder: Path) -> AsyncIterator[Page]:
-    """An empty page in a new browser, whose profile is kept below ``folder``."""
+    """Yields an empty page in a new browser, whose profile is kept below ``folder``."""
     assert CHROMIUM is not None
     process = subprocess.Popen(
         [

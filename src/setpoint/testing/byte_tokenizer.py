@@ -1,8 +1,8 @@
 """A tokenizer whose ids are bytes: id b < 256 is byte b, then a few special tokens. For tests and
 tiny random models.
 
-A real tokenizer.json (byte-level BPE without merges), so the very code that serves a model reads
-it.
+It is a real tokenizer.json (byte-level BPE without merges), so the code that reads it is the code
+that serves a model.
 """
 
 from __future__ import annotations

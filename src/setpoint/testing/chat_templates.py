@@ -1,7 +1,7 @@
 """Chat templates in the manner of the model families, in our own words, and conversations to render
 with them.
 
-They use what the families' real templates lean on: default system prompts, tools as JSON, tool
+They use the features of the families' real templates: default system prompts, tools as JSON, tool
 calls and answers, loops with namespaces, slices and string methods, thinking blocks, errors.
 """
 
@@ -208,7 +208,7 @@ CONSTRUCTS = {
     "parts": PARTS,
     "thinking": THINKING,
 }
-"""What published templates do besides."""
+"""Further features of published templates."""
 
 TOOLS = [
     {

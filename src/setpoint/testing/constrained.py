@@ -1,4 +1,4 @@
-"""Outputs of a grammar without a model: tokens drawn at random from what its masks allow."""
+"""Outputs of a grammar without a model: tokens drawn at random from those that its masks allow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from setpoint.launch.grammars import grammar_factory
 
 MAX_TOKENS = 3000
 PATIENCE = 60
-"""Number of tokens after which a draw tries to come to an end."""
+"""Number of tokens after which ``random_output`` prefers tokens that bring an end nearer."""
 CLOSING = frozenset('"]},>.@')
 """Texts of the tokens that bring the end of an output nearer."""
 
@@ -39,7 +39,7 @@ class Output:
 
 
 class Patient:
-    """A grammar that is waited for, as a loop must not do."""
+    """A grammar whose caller waits for it, which a loop must not do."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
@@ -64,7 +64,7 @@ class Patient:
         return self._grammar.terminated
 
     def make_ready(self) -> None:
-        """It always is."""
+        """Do nothing: it is always ready."""
 
 
 def allowed_tokens(grammar: Grammar, vocab_size: int) -> list[int]:
@@ -84,8 +84,8 @@ def random_output(
     ends: Collection[int],
     closers: Collection[int],
 ) -> Output:
-    """Draw tokens until the output ends. ends: the tokens that end an output. closers: tokens that
-    bring an end nearer, which a long output prefers."""
+    """Draw tokens until the output ends; returns it. ends: the tokens that end an output. closers:
+    tokens that bring an end nearer, which a long output prefers."""
     output = Output()
     while len(output.ids) < MAX_TOKENS:
         began = time.perf_counter()
@@ -151,7 +151,7 @@ class SchemaJudge:
             return Verdict("refused", error.message, time.perf_counter() - began)
         verdict = Verdict("passed", compile_s=time.perf_counter() - began)
         kind = validator_for(schema, default=Draft202012Validator)
-        # The other formats are annotations: an output need not be of them.
+        # The other formats are annotations: an output need not conform to them.
         checker = FormatChecker(FORMATS & set(kind.FORMAT_CHECKER.checkers))
         validator = kind(schema, format_checker=checker)
         for seed in range(samples):
@@ -181,7 +181,7 @@ def request_under(**constraint: Any) -> Request:
 
 
 def read_schemas(folder: Path) -> dict[str, Any]:
-    """ "file: name" -> schema, of all files in the folder."""
+    """The schemas of all files in the folder, by "file: name"."""
     return {
         f"{path.stem}: {name}": schema
         for path in sorted(folder.glob("*.json"))

@@ -1,5 +1,5 @@
-"""An EngineLink that answers from a script, in the test's own event loop: the HTTP surface without
-a model or a process.
+"""An EngineLink that answers from a script, in the test's own event loop, so that the HTTP surface
+is tested without a model or a process.
 
 Every message still crosses as encoded bytes. Generates one token per loop turn and sequence; knows
 nothing of text.
@@ -66,7 +66,7 @@ from setpoint.frontend.live import FrontendSettings, Proposal
 
 EMBEDDING_SIZE = 4
 SOME_FACTS = EngineFacts(max_total_num_tokens=1000, max_running_requests=8, max_req_input_len=256)
-"""Of an engine whose facts do not matter."""
+"""The facts of an engine for tests in which they do not matter."""
 
 Script = Callable[[Request], Sequence[int]]
 
@@ -87,31 +87,32 @@ class _Running:
 @dataclass(slots=True)
 class FakeEngine:
     script: Script = echo
-    """The ids a request generates, before limits and stop ids; used up, they begin again."""
+    """The ids that a request generates, before limits and stop ids apply; after the last one they
+    begin again."""
     eos_ids: frozenset[int] = frozenset()
     context_len: int = 256
     step_s: float = 0.0
     tokens_per_event: int = 1
     num_cached: int = 0
     max_running: int = 1000
-    """Sequences beyond this wait, as in an engine without room, until others end."""
+    """Most sequences that run at once; others wait, as in an engine without room."""
     refuse: Callable[[Request], Finish | None] = lambda request: None
-    """An abort to answer a request with, e.g. "queue full"."""
+    """The abort with which a request is answered, e.g. "queue full"; None: it runs."""
     metrics: MetricsReport = field(default_factory=MetricsReport)
     """The engine's part of ``/metrics``."""
     moments: list[Moment] = field(default_factory=list)
-    """What it has told or will tell of itself, in answer to GetMoments."""
+    """The answer to GetMoments."""
     num_asked: int = 0
-    """How many such calls came."""
+    """Number of these calls so far."""
     mute: bool = False
-    """While set, answers no call."""
+    """While set, the engine answers no call."""
     silent: bool = False
-    """While set, accepts everything and says nothing."""
+    """While set, the engine accepts everything and sends nothing."""
     paused: PauseMode | None = None
     """The mode of the pause in force."""
     operations: list[Operation] = field(default_factory=list)
     refuse_operation: str = ""
-    """Why operations are refused; "" if they are not."""
+    """The reason with which operations are refused; "": they are not refused."""
     fail_controls: bool = False
     """While set, every control call fails."""
     released: tuple[MemoryPart, ...] = ()
@@ -321,9 +322,9 @@ class FakeEngine:
 
 
 def _hidden_states(request: Request, ids: Sequence[int], num_before: int) -> bytes:
-    """Those of the tokens that were computed for an event: the prompt, if it is the first, and
-    each new token's predecessor. A hidden state is EMBEDDING_SIZE times its place in the answer, 0
-    for the prompt."""
+    """The hidden states of the tokens that were computed for an event: the prompt, if it is the
+    first event, and each new token's predecessor. All EMBEDDING_SIZE numbers of a hidden state are
+    its place in the answer, 0 for the prompt."""
     if not request.options.hidden_states:
         places = (
             range(num_before, num_before + len(ids)) if request.options.output_hidden_states else []
@@ -335,8 +336,8 @@ def _hidden_states(request: Request, ids: Sequence[int], num_before: int) -> byt
 
 
 def _block(request: Request, ids: Sequence[int]) -> LogprobBlock:
-    """Made-up but recognisable: the k-th best token is the sampled id + k with logprob -(k + 1) /
-    2."""
+    """Made-up logprobs that a test recognises: the k-th best token is the sampled id + k, with
+    logprob -(k + 1) / 2."""
     asked = request.options.logprobs
     assert asked is not None
     tops = range(asked.top)
@@ -358,7 +359,7 @@ def _prompt_block(request: Request) -> LogprobBlock | None:
 
 @dataclass(slots=True, frozen=True)
 class FixedOptions:
-    """The options of a server that changes none."""
+    """The options of a server that cannot change any."""
 
     frontend: FrontendSettings = field(default_factory=FrontendSettings)
 

@@ -1,7 +1,7 @@
 """The table of golden models: every supported architecture and variant, as the config.json of a
 tiny random model.
 
-Data alone; ``testing.against_transformers`` measures an entry. Tests and ``benchmarks/goldens.py``
+Only data; ``testing.against_transformers`` measures an entry. Tests and ``benchmarks/goldens.py``
 read this one table.
 """
 
@@ -17,13 +17,13 @@ CONTEXT = 256
 
 @dataclass(slots=True, frozen=True)
 class Golden:
-    """A tiny model and how it is asked."""
+    """A tiny model, and the prompts that it is measured with."""
 
     name: str
     config: dict[str, Any]
     """config.json, as a checkpoint of this kind has it."""
     template: str
-    """Its family's chat template, a key of ``chat_templates.TEMPLATES``."""
+    """The chat template of its family, as a key of ``chat_templates.TEMPLATES``."""
     context_len: int = CONTEXT
     prompt_lengths: tuple[int, ...] = (1, 23, 37, 90)
     model_impl: str = "setpoint"
@@ -110,7 +110,8 @@ def _mistral(name: str, **keys: Any) -> Golden:
 
 
 def _gemma(name: str, architecture: str, model_type: str, **keys: Any) -> Golden:
-    """Without what the released configs leave out: tie_word_embeddings, which is true."""
+    """A Gemma model. Like the released configs, its config omits tie_word_embeddings, which is
+    true."""
     own = {
         "num_hidden_layers": 4,
         "head_dim": 32,
@@ -154,8 +155,8 @@ def _longrope(pairs: int) -> dict[str, Any]:
 
 
 BEYOND = (33, 40, 70, 90)
-"""Prompts past an original length of 32: transformers takes the long list for a sequence from there
-on."""
+"""Prompts longer than an original length of 32: from there on transformers uses the long list for a
+sequence."""
 
 GOLDENS = (
     _llama("two queries per key"),

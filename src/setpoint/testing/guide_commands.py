@@ -1,9 +1,9 @@
 """Every command line, and every option with a value, in five editions of SGLang's tuning guide:
 what people will paste.
 
-Facts of those pages (docs.sglang.ai, "Hyperparameter Tuning", 2024 to 2026, and a Chinese
-translation of 2025), for tests. Where a page names an option and its value in prose, they stand
-here as the options they make.
+They are facts of those pages (docs.sglang.ai, "Hyperparameter Tuning", 2024 to 2026, and a Chinese
+translation of 2025), for tests. Where a page names an option and its value in prose, this table has
+them as an option.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class GuideCommand:
     guide: str
     text: str
     refused: str = ""
-    """A pattern of the refusal, where the command asks for what cannot be done here."""
+    """A pattern of the refusal, if the command asks for something that is not supported here."""
     without_effect: tuple[str, ...] = ()
     """Fields whose options are accepted and change nothing, which the start says."""
 
     def argv(self, model: str | None = None) -> list[str]:
-        """What stands behind ``setpoint serve``; ``model`` takes the place of the guide's, "" of
-        none at all."""
+        """The words after ``setpoint serve``. model: replaces the guide's model; "" leaves the
+        option out."""
         words = shlex.split(self.text.replace("\\\n", " "))
         while words and re.fullmatch(r"\w+=\S*", words[0]):
             del words[0]

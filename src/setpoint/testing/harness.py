@@ -1,5 +1,5 @@
-"""A scheduler with a scripted (or a real) executor and a hand-driven wire: scheduling is tested
-step by step, rules in milliseconds."""
+"""A scheduler with a scripted (or a real) executor and a link driven by hand, so that tests of
+scheduling run step by step and take milliseconds."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from setpoint.testing.scripted import NextToken, NumTokens, ScriptedExecutor, ha
 
 VOCAB = 97
 TURN_S = 0.003
-"""A turn of a harness takes this long on its clock."""
+"""Seconds of a turn on the harness's clock."""
 
 
 class ManualClock:
-    """Advances by a microsecond per look, and by :meth:`advance`."""
+    """A clock that advances by a microsecond each time it is read, and by :meth:`advance`."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -78,7 +78,7 @@ class Recorder:
 
 @dataclass
 class Wire:
-    """The link of a loop under test: what the test posts is received at the next turn."""
+    """The link of a loop under test: the loop receives in its next turn what the test posts."""
 
     inbox: list[ToLoop] = field(default_factory=list)
     outbox: list[ToFrontend] = field(default_factory=list)
@@ -105,15 +105,15 @@ class Outcome:
     num_events: int = 0
     embedding: bytes = b""
     hidden_states: list[float] = field(default_factory=list)
-    """Flat, in order of arrival."""
+    """All numbers in one list, in order of arrival."""
     logprob_ids: list[int] = field(default_factory=list)
-    """The token of each output position whose logprob came."""
+    """The token of each output position whose logprob arrived."""
     top_logprobs: list[list[float]] = field(default_factory=list)
-    """Per output position, if asked for."""
+    """The top logprobs of each output position, if the request asked for them."""
 
 
 class Sizes(TypedDict):
-    """Of a cache."""
+    """The sizes of a cache."""
 
     num_pages: int
     page_size: int
@@ -141,9 +141,9 @@ class Harness:
         operator: Operator | None = None,
         **config: Any,
     ) -> None:
-        """``row``: the model's cache groups; ``executor`` takes the place of the scripted one,
-        ``wire`` that of one that only keeps messages; ``num_tokens``: how many of the tokens that a
-        row may bring it does; ``config`` are fields of SchedulerConfig and of Settings."""
+        """row: the model's cache groups. num_tokens: how many of the tokens that a row may yield it
+        does yield. executor: replaces the scripted one. wire: replaces the one that only keeps
+        messages. config: fields of SchedulerConfig and of Settings."""
         sizes = Sizes(num_pages=num_pages, page_size=page_size, row=row or PageRow())
         self.config, self.settings = _rules(_longest(sizes, config), config)
         self._wanted = self.settings
@@ -177,7 +177,7 @@ class Harness:
         )
         self._num_operations = 0
         self._rids: list[str] = []
-        """Of everything submitted: a sequence's number is its place here."""
+        """The ids of all submitted requests: a sequence's number is its place in this list."""
         self.outcomes: dict[str, Outcome] = {}
         self.replies: list[Reply] = []
 
@@ -232,12 +232,12 @@ class Harness:
         self.wire.inbox.append(Continue(0))
 
     def operate(self, operation: Operation) -> None:
-        """Post an operation, under a number of its own."""
+        """Post an operation with a new number."""
         self._num_operations += 1
         self.wire.inbox.append(Operate(self._num_operations, operation))
 
     def seq_id(self, rid: str) -> int:
-        """Of the latest request with this rid."""
+        """The sequence number of the latest request with this rid."""
         return max(seq_id for seq_id, own in enumerate(self._rids) if own == rid)
 
     def turn(self, times: int = 1) -> None:
@@ -249,7 +249,7 @@ class Harness:
             self._collect()
 
     def drain(self, *, max_turns: int = 10_000) -> None:
-        """Turn until the engine is idle; fails if that takes too long (a request that never
+        """Turn until the engine is idle. Raises AssertionError after ``max_turns`` (a request never
         ends)."""
         for _ in range(max_turns):
             self.turn()
@@ -308,7 +308,7 @@ class Harness:
 
 
 def _rules(longest: int, given: dict[str, Any]) -> tuple[SchedulerConfig, Settings]:
-    """What is fixed and what may change, of a harness that is given these fields of both."""
+    """The fixed and the changeable settings of a harness that is given these fields of both."""
     values: dict[str, Any] = {
         "max_running_requests": 8,
         "max_req_len": longest - 1,
@@ -322,7 +322,7 @@ def _rules(longest: int, given: dict[str, Any]) -> tuple[SchedulerConfig, Settin
 
 
 def _longest(sizes: Sizes, config: Mapping[str, Any]) -> int:
-    """Tokens of the longest sequence that finishes alone."""
+    """The number of tokens of the longest sequence that can finish if it runs alone."""
     pool_tokens = sizes["num_pages"] * sizes["page_size"]
     per_row = max(config.get("max_tokens_per_row", 1), 1 + MAX_FORCED)
     in_flight = (config.get("depth", 0) + 1) * per_row
@@ -335,5 +335,5 @@ def ids_of(tokens: Iterable[int]) -> Ids:
 
 
 def _taken(options: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The options that are fields of ``kind``, which are removed."""
+    """Remove from ``options`` those that are fields of ``kind``; returns them."""
     return {key: options.pop(key) for key in kind.__struct_fields__ if key in options}

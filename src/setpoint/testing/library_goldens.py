@@ -8,7 +8,7 @@ from setpoint.testing.goldens import CONTEXT, Golden, tiny_config
 
 
 def _through(name: str, architecture: str, model_type: str, **keys: Any) -> Golden:
-    """A size given as None is left out."""
+    """A tiny model on the library's code. A size given as None is left out of its config."""
     config = {
         key: value
         for key, value in tiny_config(architecture, model_type, **keys).items()

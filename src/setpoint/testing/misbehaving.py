@@ -1,5 +1,5 @@
-"""An OpenAI-like HTTP server whose model is called after the wrong thing that it does. For tests of
-clients."""
+"""An OpenAI-like HTTP server that misbehaves in the way that the name of the requested model says.
+For tests of clients."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def misbehaving() -> Iterator[tuple[str, threading.Event]]:
-    """Its base URL, and an event that is set when a client hangs up in the middle of an answer.
-    Wants :data:`KEY`."""
+    """Yields the server's base URL, and an event that is set when a client hangs up in the middle
+    of an answer. The server requires :data:`KEY` as its API key."""
     gone = threading.Event()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"gone": gone}))
     thread = threading.Thread(target=server.serve_forever)

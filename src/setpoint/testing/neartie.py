@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 NEAR_TIE = 1e-3
-"""Between the best two logits of the reference; orders of summation differ by up to 6e-5 in a logit
-of the default model."""
+"""A gap between the best two logits of the reference below which their order may change. Orders of
+summation change a logit of the default model by up to 6e-5."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -20,8 +20,8 @@ class Greedy:
 
     @classmethod
     def of_top(cls, ids: Sequence[int], top_logprobs: Iterable[Sequence[float]]) -> Greedy:
-        """``top_logprobs``: per position the two best logprobs (their difference is that of the
-        logits)."""
+        """From an answer with logprobs. top_logprobs: the two best logprobs of each position; their
+        difference is that of the logits."""
         return cls(list(ids), [float(top[0] - top[1]) for top in top_logprobs])
 
 
@@ -32,11 +32,11 @@ class Tally:
     num_sequences: int = 0
     num_tokens: int = 0
     divergences: list[tuple[str, int, float]] = field(default_factory=list)
-    """(which, position, the reference's gap) of each sequence that parted at a near tie."""
+    """(name, position, the reference's gap) of each sequence that diverged at a near tie."""
 
     def check(self, name: str, ids: Sequence[int], reference: Greedy) -> None:
-        """Raises AssertionError if ``ids`` leave the reference anywhere but at a near tie, or
-        differ in length without leaving."""
+        """Count a sequence. Raises AssertionError if ``ids`` diverge from the reference anywhere but
+        at a near tie, or differ only in length."""
         assert len(reference.ids) == len(reference.gaps)
         self.num_sequences += 1
         parted = next(

@@ -21,7 +21,7 @@ class ScriptedOperator:
         self,
         error_of: Callable[[int, Operation], Exception | None] = lambda call_id, operation: None,
     ) -> None:
-        """error_of: what an operation raises, if anything."""
+        """error_of: the exception that an operation raises, or None."""
         self.error_of = error_of
         self.done: list[Operation] = []
         self.released: frozenset[MemoryPart] = frozenset()

@@ -17,7 +17,7 @@ class Collector:
     url: str = ""
     services: set[str] = field(default_factory=set)
     spans: list[Any] = field(default_factory=list)
-    """As decoded from the wire."""
+    """The spans, as decoded from the request bodies."""
 
     def take(self, body: bytes) -> None:
         for group in ExportTraceServiceRequest.FromString(body).resource_spans:
@@ -27,7 +27,7 @@ class Collector:
                 self.spans += scope.spans
 
     def by_name(self) -> dict[str, Any]:
-        """The spans of the only request."""
+        """The spans by name, if they belong to only one request."""
         found = {span.name: span for span in self.spans}
         assert len(found) == len(self.spans), "spans of more than one request"
         return found

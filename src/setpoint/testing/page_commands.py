@@ -12,7 +12,7 @@ INLINE = re.compile(r"`([^`\n]+)`")
 
 
 def lines(text: str) -> Iterator[str]:
-    """Each line of a page's code: blocks, indented lines, and words in backticks."""
+    """Yields each line of a page's code: code blocks, indented lines, and words in backticks."""
     blocks = [
         *FENCED.findall(text),
         *INDENTED.findall(text),
@@ -23,8 +23,7 @@ def lines(text: str) -> Iterator[str]:
 
 
 def commands(text: str, *programs: str) -> Iterator[list[str]]:
-    """The words of each line of a page that calls one of the programs, up to the first
-    redirection."""
+    """Yields the words of each line that calls one of the programs, up to the first redirection."""
     for line in lines(text):
         if line.removeprefix(".venv/bin/").split(" ")[0] in programs:
             words = shlex.split(line.removeprefix(".venv/bin/"), comments=True)

@@ -21,7 +21,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def allocate_rows(runner: Any, *, num_rows: int, max_slots: int, context_len: int) -> int:
-    """A pool of so many page rows; -> the cache groups of the model."""
+    """Allocate a pool of ``num_rows`` page rows; returns the number of the model's cache groups."""
     num_groups = len(cache_layout(runner.spec, context_len).groups)
     runner.allocate(num_pages=num_rows * num_groups, max_slots=max_slots, context_len=context_len)
     return num_groups
@@ -29,8 +29,8 @@ def allocate_rows(runner: Any, *, num_rows: int, max_slots: int, context_len: in
 
 @dataclass
 class Driver:
-    """Every slot owns page rows [slot · pages_per_slot, …); ``share`` lets slots begin with another
-    slot's pages."""
+    """Drives an executor. Slot s owns the page rows from s · pages_per_slot on; with ``share`` a
+    slot begins with pages of another slot."""
 
     executor: Executor
     page_size: int
@@ -39,7 +39,7 @@ class Driver:
     """Cache groups of the model."""
     step_id: int = 0
     outputs: dict[int, list[int]] = field(default_factory=dict)
-    """Slot -> ids sampled since its admission."""
+    """Slot -> the ids sampled since its admission."""
 
     def admit(
         self,
@@ -53,8 +53,8 @@ class Driver:
         share: tuple[int, int] = (0, 0),
         **more: object,
     ) -> None:
-        """``share`` = (other slot, number of its first pages to begin with). Sequence ids equal
-        slots."""
+        """Add an admission to the plan. Sequence ids equal slots. share: (another slot, how many of
+        its first pages to begin with)."""
         array = np.array(ids, np.int32)
         plan.admits.append(
             Admit(
@@ -108,8 +108,8 @@ class Driver:
         chunk: int = 1 << 30,
         sampling: SamplingParams = GREEDY,
     ) -> dict[int, list[int]]:
-        """Prefill slot -> prompt in chunks, all slots side by side, then decode together to
-        ``num_tokens`` outputs each."""
+        """The outputs of each slot: prefill the prompts in chunks, all slots together, then decode
+        until each has ``num_tokens``."""
         plan = self.plan()
         for slot, ids in prompts.items():
             self.admit(plan, slot, ids, sampling=sampling, seed=slot)

@@ -13,7 +13,7 @@ from setpoint.launch.grammar_threads import behind, finish_of
 
 
 class AnyToken:
-    """A grammar that allows every token and keeps those that it was told of."""
+    """A grammar that allows every token, and keeps the accepted ones."""
 
     def __init__(self, ends_after: int = 1 << 30) -> None:
         self.accepted: list[int] = []
@@ -43,7 +43,7 @@ class Ready:
         return self._matcher.terminated
 
     def make_ready(self) -> None:
-        """Nothing to do."""
+        """Do nothing: it is always ready."""
 
 
 class TokenByToken(Lookahead):
@@ -54,8 +54,8 @@ class TokenByToken(Lookahead):
 
 
 class ScriptedPreparer:
-    """Implements core.preparation.Preparer: ``make`` runs inside ``start``, or in ``finish`` where
-    requests are held."""
+    """Implements core.preparation.Preparer. ``make`` runs in ``start``, or, with ``hold``, in
+    ``finish``."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class ScriptedPreparer:
         self._needs = needs
         self.hold = hold
         self.post: Callable[[Prepared], None]
-        """Into the loop's inbox; set by the harness."""
+        """Puts a message into the loop's inbox; set by the harness."""
         self.open: dict[int, tuple[Request, Ids] | Grammar] = {}
-        """By number of sequence, what was started and neither cancelled nor taken: a grammar to
-        make for a request behind its outputs, or one to make ready."""
+        """Sequence number -> what was started and neither cancelled nor taken: a grammar to make
+        for a request with its outputs so far, or a grammar to make ready."""
         self.cancelled: list[int] = []
         self._made: dict[int, Grammar] = {}
 
@@ -96,7 +96,7 @@ class ScriptedPreparer:
             self.finish(seq_id)
 
     def finish(self, seq_id: int) -> None:
-        """What the sequence waits for is there, or has failed."""
+        """Finish what the sequence waits for, or let it fail."""
         try:
             wanted = self.open[seq_id]
             if isinstance(wanted, tuple):
@@ -126,7 +126,7 @@ class ScriptedPreparer:
 
 
 def nothing_to_prepare() -> ScriptedPreparer:
-    """Every request joins the queue at once."""
+    """A preparer for tests in which every request joins the queue at once."""
 
     def make(request: Request) -> Grammar:
         raise AssertionError("nobody needs a grammar")

@@ -21,7 +21,8 @@ def record(
     records: Iterable[Record] | None = None,
     max_bytes: int = 1 << 30,
 ) -> Path:
-    """Write what the harness has seen so far (or ``records`` in its place) to a recording."""
+    """Write a recording of what the harness has seen so far, or of ``records``; returns its
+    path."""
     writer = start_recording(
         RecordingConfig(path=path, content=content, max_bytes=max_bytes),
         scheduler=harness.config,

@@ -1,10 +1,11 @@
-"""An executor without a model: it runs plans against a fake KV store and answers with a function of
-what the store holds.
+"""An executor without a model: it runs plans on a fake KV store, and its tokens are a function of
+what the store contains.
 
 Because the answer is computed from the *store*, read through the page table, a scheduling or
-caching fault (a page reused too early, a prefix matched wrongly, a row skipped) changes the tokens:
-comparing with :func:`reference` finds it. Of groups with a window the store keeps what KV depends
-on, the whole prefix, as a checksum; what a row reads there is compared with what it should read.
+caching fault (a page reused too early, a prefix matched wrongly, a row skipped) changes the tokens,
+and a comparison with :func:`reference` finds it. For groups with a window the store keeps a checksum
+of the whole prefix, on which keys and values depend; what a row reads there is compared with what it
+should read.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ NextToken = Callable[[Ids], int]
 """History (prompt and outputs so far) -> next token."""
 
 NumTokens = Callable[[int], int]
-"""The most tokens that a row may bring -> how many this one brings."""
+"""The most tokens that a row may yield -> how many this one yields."""
 
 EMPTY = -1
 WRONG = -2
-"""What a guessed token leaves in the store unless it is confirmed: nobody may read it."""
+"""The mark of a guessed token in the store until it is confirmed: no row may read it."""
 
 
 def hashed_token(vocab_size: int) -> NextToken:
-    """A next token that depends on every token of the history."""
+    """A function whose next token depends on every token of the history."""
     return lambda history: zlib.crc32(history.astype("<i4").tobytes()) % vocab_size
 
 
 def reference(
     prompt: Ids, num_new: int, next_token: NextToken, stop_ids: frozenset[int] = frozenset()
 ) -> list[int]:
-    """What a sequence must produce, whatever the scheduler does."""
+    """The tokens that a sequence must produce, whatever the scheduler does."""
     history = list(prompt)
     outputs: list[int] = []
     while len(outputs) < num_new:
@@ -69,8 +70,8 @@ class ScriptedStep:
         self._executor = executor
         self._plan = plan
         self._histories = histories
-        """Per sampling row its slot, the tokens before the next, how many it may sample, and its
-        forced tokens."""
+        """For each sampling row: its slot, the tokens so far, how many it may sample, and its forced
+        tokens."""
         self._tokens: list[list[int]] | None = None
         self.masks: TokenMasks | None = None
 
@@ -123,15 +124,15 @@ class ScriptedStep:
 
 
 def _logprobs(tokens: list[int]) -> PositionLogprobs:
-    """The "logprob" of a token is its negative id."""
+    """Made-up logprobs: that of a token is its negative id."""
     none = np.zeros((len(tokens), 0), np.float32)
     ids = np.array(tokens, np.int32)
     return PositionLogprobs(-ids.astype(np.float32), ids, none, none.astype(np.int32), none)
 
 
 class ScriptedExecutor:
-    """Implements core.executor.Executor; keeps every plan in ``plans``. Slots and table grow as
-    plans name them."""
+    """Implements core.executor.Executor, and keeps every plan in ``plans``. The slots and the page
+    table grow with the plans."""
 
     def __init__(
         self,
@@ -148,7 +149,8 @@ class ScriptedExecutor:
         self.with_logprobs: set[int] = set()
         """Slots admitted with return_logprob."""
         self.look_at: Callable[[Admit], None] = lambda admit: None
-        """Sees every admission, and may raise: then that sequence fails. So may ``next_token``."""
+        """Called with every admission. If it raises, that sequence fails, as it does if
+        ``next_token`` raises."""
         self.plans: list[StepPlan] = []
         self._page_size = page_size
         self._store = np.full((num_pages + 1) * page_size, EMPTY, np.int64)
@@ -157,10 +159,10 @@ class ScriptedExecutor:
         """Slot -> index -> page row."""
         self._sums: dict[int, list[int]] = {}
         self.with_hidden_states: set[int] = set()
-        """Slots whose hidden states are wanted; that of a token at a position is (position,
+        """Slots whose hidden states are wanted. The hidden state of a token is (its position, the
         token)."""
         self._pooled: dict[int, tuple[Admit, list[int]]] = {}
-        """Slot -> its pooled admission, and the tokens that rows of it have computed."""
+        """Slot -> its admission with pooling, and the tokens that its rows have computed."""
 
     def submit(self, plan: StepPlan) -> ScriptedStep:
         self.plans.append(plan)
@@ -215,7 +217,7 @@ class ScriptedExecutor:
         return False
 
     def shutdown(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""
 
     def _append_forced(self, plan: StepPlan) -> list[list[int]]:
         """Append the forced tokens of each row to its slot; returns them by row."""
@@ -229,7 +231,8 @@ class ScriptedExecutor:
         return found
 
     def append(self, slot: int, tokens: list[int]) -> None:
-        """The slot's row brings these: all but the last were computed as guesses."""
+        """Append the tokens that the slot's row yields: all but the last were computed as
+        guesses."""
         length = len(self._ids[slot])
         self._ids[slot] += tokens
         if len(tokens) > 1:
@@ -254,8 +257,8 @@ class ScriptedExecutor:
         return np.array(list(pairs), np.float32).reshape(end - start, 2)
 
     def _pool(self, slot: int, start: int, end: int, history: Ids) -> dict[int, Floats]:
-        """The "embedding": (length, next token) of the history, or for a mean of the tokens that
-        were computed."""
+        """The made-up embedding: (length, next token) of the history, or, for a mean, of the
+        computed tokens."""
         admit, computed = self._pooled[slot]
         computed += history[start:].tolist()
         if end < len(admit.ids):
@@ -271,7 +274,8 @@ class ScriptedExecutor:
         return slot, start, start + count
 
     def _write(self, slot: int, start: int, end: int, num_guesses: int) -> None:
-        """Guesses are wrong until they are confirmed."""
+        """Write the tokens of a span to the store. Its last ``num_guesses`` are marked WRONG until
+        they are confirmed."""
         for column in range(self._row.width):
             where = self._where(slot, column, start, end)
             assert len(where) == len(set(where))
@@ -282,7 +286,7 @@ class ScriptedExecutor:
             self._store[self._where(slot, column, end, end + num_guesses)] = WRONG
 
     def _read(self, slot: int, start: int, end: int) -> Ids:
-        """What the tokens from ``start`` to ``end`` see: the sequence up to ``end``."""
+        """The tokens that the span from ``start`` to ``end`` sees: the sequence up to ``end``."""
         history = np.array(self._ids[slot][:end], np.int32)
         for column in range(self._row.num_full):
             history = self._store[self._where(slot, column, 0, end)].astype(np.int32)
@@ -297,7 +301,7 @@ class ScriptedExecutor:
         return history
 
     def _checksums(self, slot: int, end: int) -> list[int]:
-        """Per position a number that depends on every token up to it."""
+        """For each position, a number that depends on every token up to it."""
         sums = self._sums[slot]
         for token in self._ids[slot][len(sums) : end]:
             last = sums[-1] if sums else 0

@@ -1,9 +1,10 @@
-"""An engine process without a model: the real loop and link around a scripted executor, with
-prompts that are its death. ``python -m setpoint.testing.scripted_engine DESCRIPTOR``
+"""An engine process without a model: the real loop and link around a scripted executor. Certain
+prompts end it. ``python -m setpoint.testing.scripted_engine DESCRIPTOR``
 
-Starts in a fraction of a second. Answers are ``setpoint.testing.scripted.hashed_token``'s, so that
-a test knows them. A prompt that holds a token of :class:`Deadly` ends the process in the step that
-computes that token, or, of ``Deadly.LATER``, in the third decode step after it.
+It starts in a fraction of a second. Its tokens are those of
+``setpoint.testing.scripted.hashed_token``, so that a test knows them. A prompt with a token of
+:class:`Deadly` ends the process in the step that computes that token, or, for ``Deadly.LATER``, in
+the third decode step after it.
 """
 
 from __future__ import annotations
@@ -30,28 +31,29 @@ from setpoint.testing.harness import Recorder
 from setpoint.testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token
 
 VOCAB = 200
-"""Of the answers; prompts may have any id of a byte."""
+"""Size of the vocabulary of answers; prompts may have any id of a byte."""
 CONTEXT = 4000
 STEP_S = 0.002
 MAX_RUNNING = 4
 FLOOD_IDS = [201, 202, 203]
-"""What a flood says; no answer holds these."""
+"""The tokens of a flood; no answer contains them."""
 
 
 class Deadly(enum.IntEnum):
     KILL = 250
     LATER = 251
     TORN = 252
-    """Half a message is the last that it writes."""
+    """The process writes half a message, then ends."""
     FLOOD = 253
-    """Tokens and ends for a thousand requests to come are the last that it writes."""
+    """The process writes tokens and ends of a thousand requests that do not exist yet, then
+    ends."""
     CUT = 254
-    """It closes its link and lives on."""
+    """The process closes its link and goes on."""
     EXIT = 255
     HANG = 249
-    """It lives on, but its loop does not."""
+    """The process goes on, but its loop hangs."""
     HANG_LOCKED = 248
-    """The same, in C code that holds the interpreter's lock."""
+    """The loop hangs in C code that holds the interpreter's lock."""
 
 
 class Executor(ScriptedExecutor):

@@ -20,8 +20,8 @@ import psutil
 
 READY = "The server is fired up and ready to roll!"
 PATIENCE_S = 60.0
-"""For anything a healthy server does at once; generous, because other work may share the
-machine."""
+"""Time limit for anything that a healthy server does at once; generous, because other work may share
+the machine."""
 
 
 def free_port() -> int:
@@ -43,8 +43,8 @@ def wait_until(
 
 
 def engine_of(pid: int) -> psutil.Process:
-    """The engine among the children of a process, of which it must have one; the other child
-    renders the chat template."""
+    """The engine process of a server, which must have one. (Its other child renders the chat
+    template.)"""
     (engine,) = (
         child for child in psutil.Process(pid).children() if "setpoint.launch" in child.cmdline()
     )
@@ -52,8 +52,8 @@ def engine_of(pid: int) -> psutil.Process:
 
 
 class ServerProcess:
-    """One server. ``errors`` is all it wrote to stderr so far (log lines and complaints),
-    ``output`` its stdout."""
+    """One server. ``errors`` is everything that it wrote to stderr so far (its log), ``output`` its
+    stdout."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ServerProcess:
                 env={**os.environ, **(env or {})},
             )
         self.engine: psutil.Process | None = None
-        """Known once the server is ready."""
+        """Set once the server is ready."""
 
     @property
     def output(self) -> str:
@@ -107,7 +107,7 @@ class ServerProcess:
         self.engine = engine_of(self.process.pid)
 
     def wait_end(self, *, timeout_s: float = PATIENCE_S) -> int:
-        """The exit code."""
+        """Wait for the end of the process; returns the exit code."""
         return self.process.wait(timeout_s)
 
     def engine_is_gone(self) -> bool:
@@ -135,7 +135,7 @@ class ServerProcess:
         return response.json()
 
     def end(self) -> None:
-        """Whatever state it is in: an orderly end, or a forced one; the engine process too."""
+        """End the server and its engine process, whatever state they are in, by force if needed."""
         if self.process.poll() is None:
             for patience_s in (5, 30):  # the second signal ends what still runs
                 self.process.send_signal(signal.SIGTERM)
@@ -153,7 +153,7 @@ class ServerProcess:
 def running_server(
     folder: Path, *arguments: str, ready: bool = True, **options: Any
 ) -> Iterator[ServerProcess]:
-    """A server in ``folder`` (for its output), ready to answer; ended on the way out."""
+    """Yields a server that is ready to answer, and ends it afterwards. folder: for its output."""
     folder.mkdir(parents=True, exist_ok=True)
     server = ServerProcess(folder, list(arguments), **options)
     try:

@@ -22,29 +22,29 @@ from setpoint.scheduler.scheduler import Scheduler
 
 VOCAB = 32000
 END_OF_TEXT = 0
-"""The token that ends an output; no other sampled token is it."""
+"""The token that ends an output; it occurs nowhere else in an output."""
 
 
 @dataclass(slots=True, frozen=True)
 class CostModel:
     """How long a step takes. A step reads every weight once, and computes its tokens: it takes the
-    longer of the two times, plus what the parts below add."""
+    longer of the two times, plus the times below. All are in seconds."""
 
     weights_s: float
-    """To read the weights, or the latency of the shortest step if that is longer."""
+    """Time to read the weights, or the latency of the shortest step if that is longer."""
     token_s: float
-    """To compute one token."""
+    """Time to compute one token."""
     kv_token_s: float
-    """To read the keys and values of one token of context, for one row."""
+    """Time to read the keys and values of one token of context, for one row."""
     host_s: float = 0.001
-    """Of a step on the host."""
+    """Time of the host for a step."""
     host_row_s: float = 0.000005
-    """Of a row on the host."""
+    """Time of the host for a row."""
     eager_s: float = 0.0
-    """What a decode step takes longer that does not run as a graph."""
+    """Additional time of a decode step that does not run as a graph."""
 
     def seconds(self, num_tokens: int, num_context: int, num_rows: int, *, eager: bool) -> float:
-        """num_context: tokens that the rows attend to, together."""
+        """The time of a step. num_context: tokens that all its rows together attend to."""
         model = max(self.weights_s, num_tokens * self.token_s) + num_context * self.kv_token_s
         host = self.host_s + num_rows * self.host_row_s
         return model + host + (self.eager_s if eager else 0.0)
@@ -65,15 +65,15 @@ class Clients(Protocol):
     """All clients of a simulated server."""
 
     def next_at(self) -> float | None:
-        """When the next message is sent, as far as that is known; None: not before an answer."""
+        """When the next message will be sent; None: not before an answer arrives."""
         ...
 
     def take(self, now: float) -> list[ToLoop]:
-        """The messages that have been sent by then and were not taken yet."""
+        """The messages that were sent up to this time and not taken yet."""
         ...
 
     def ended(self, event: TokenEvent, now: float) -> None:
-        """A request of theirs has ended."""
+        """Note that a request of these clients has ended."""
         ...
 
 
@@ -118,9 +118,9 @@ class SimulatedExecutor:
         self._num_outputs = num_outputs
         self._graph_max_rows = graph_max_rows
         self._lengths = np.zeros(num_slots, np.int64)
-        """Per slot, tokens that are known."""
+        """For each slot, the number of its known tokens."""
         self._last = np.zeros(num_slots, np.int64)
-        """Per slot, the length at which the end token comes."""
+        """For each slot, the length at which the end token comes."""
 
     def submit(self, plan: StepPlan) -> SimulatedStep:
         for admit in plan.admits:

@@ -1,5 +1,4 @@
-"""A small decoder's ModelSpec for tests of arithmetic and configuration: no checkpoint is behind
-it."""
+"""A small decoder's ModelSpec for tests of arithmetic and configuration. It has no checkpoint."""
 
 from __future__ import annotations
 
@@ -9,8 +8,8 @@ from setpoint.core.model import ModelSpec
 
 
 def tiny_spec(**fields: Any) -> ModelSpec:
-    """Two layers of 64 with 4 heads of 16 and 2 key/value heads, tied, in bf16; ``fields`` replace
-    or add."""
+    """The ModelSpec of two layers of width 64 with 4 heads of 16 and 2 key/value heads, tied, in
+    bf16. fields: replace or add fields."""
     values: dict[str, Any] = {
         "architecture": "LlamaForCausalLM",
         "model_type": "llama",

@@ -33,9 +33,9 @@ SPECIAL_TOKENS = {
 Verdict = Literal[
     "equal", "described", "unread", "both refuse", "only here", "refused here", "different"
 ]
-"""described: the template ignores tools or calls, so the frontend writes them into the messages.
-unread: the template cannot read text in parts, so transformers loses the text or writes the parts
-as data. The last two are faults."""
+"""The outcome of a comparison. described: the template ignores tools or calls, so the frontend
+writes them into the messages. unread: the template cannot read text in parts, so transformers loses
+the text or writes the parts as data. The last two outcomes are faults."""
 FAULTS: tuple[Verdict, ...] = ("refused here", "different")
 
 _SYSTEM = {"role": "system", "content": 'Be brief. "Quote" <b>&</b> 简短'}
@@ -56,7 +56,7 @@ _ARGUMENTS = {"place": 'Zürich "Altstadt" <1>', "days": 3, "near": {"all": True
 
 
 def _call(number: int, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    # Nine letters and digits: Mistral's templates insist on them.
+    # The id has nine letters and digits, which Mistral's templates insist on.
     function = {"name": name, "arguments": dict(arguments)}
     return {"id": f"call{number:05}", "type": "function", "function": function}
 
@@ -84,7 +84,7 @@ def _parts(*texts: str) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Case:
-    """A conversation, and what is given to the template besides."""
+    """A conversation, and the other arguments of the template."""
 
     name: str
     messages: Sequence[Mapping[str, Any]]
@@ -162,7 +162,7 @@ class Outcome:
     case: Case
     verdict: Verdict
     theirs: str
-    """The text of transformers, or why there is none."""
+    """The text that transformers renders, or the reason why it renders none."""
     ours: str
 
 
@@ -203,8 +203,8 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _by_transformers(source: str, case: Case) -> tuple[str, bool]:
-    """Its text and True, or its error and False. Arguments are objects, as the library's
-    documentation has them, or JSON text where the template cannot read objects."""
+    """The text that transformers renders and True, or its error and False. Arguments of calls are
+    objects, as in the library's documentation, or JSON text if the template cannot read objects."""
     first, is_text = _render(source, case, case.messages)
     as_text = [_with_arguments_as_text(message) for message in case.messages]
     if as_text == list(case.messages) or (is_text and "{'place': 'Z" not in first):
@@ -224,7 +224,7 @@ def _render(source: str, case: Case, messages: Sequence[Mapping[str, Any]]) -> t
             continue_final_message=case.continued,
             **case.variables,
         )
-    except Exception as error:  # whatever a template does
+    except Exception as error:  # a template may raise anything
         return f"{type(error).__name__}: {error}", False
     return str(text), True
 

@@ -1,5 +1,5 @@
-"""A program at a real terminal, for tests: what somebody types goes in, what the screen would get
-comes out."""
+"""A program at a real terminal, for tests: the test types, and reads what the program writes to the
+screen."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ class Terminal:
         environment = {**os.environ, "TERM": "xterm-256color", **(env or {})}
         self.process = subprocess.Popen(command, start_new_session=True, env=environment)
         self._slave = slave
-        """Kept open: a terminal that nobody holds gives errors instead of what was last written to
-        it."""
+        """Kept open: if nobody holds a terminal, reading gives an error instead of what was last
+        written to it."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.raw = ""
-        """All that was written, escape sequences included."""
+        """Everything that was written, escape sequences included."""
         self._seen = 0
-        """Where ``expect`` goes on looking in ``screen``."""
+        """The place in ``screen`` from which ``expect`` searches."""
 
     @property
     def screen(self) -> str:
-        """All that was written, as text."""
+        """Everything that was written, as text."""
         return _ESCAPES.sub("", self.raw)
 
     def modes(self) -> list[Any]:
-        """How the terminal treats what is typed, as ``termios`` has it."""
+        """The modes of the terminal, as ``termios`` returns them."""
         return termios.tcgetattr(self._slave)
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
     def expect(self, text: str, *, timeout_s: float = PATIENCE_S) -> str:
-        """Wait for ``text`` in what came since the last match; returns what stood before it."""
+        """Wait for ``text`` in the output since the last match; returns what came before it."""
         deadline = time.monotonic() + timeout_s
         while (found := self.screen.find(text, self._seen)) < 0:
             assert time.monotonic() < deadline, f"no {text!r} in {self.screen[self._seen :]!r}"
@@ -82,7 +82,8 @@ class Terminal:
         os.close(self._slave)
 
     def read(self, timeout_s: float) -> bool:
-        """Take in what is there, waiting for the first; False if nothing came."""
+        """Read what has been written, and wait for it if nothing has. Returns False if nothing came
+        within ``timeout_s``."""
         if not select.select([self._master], [], [], timeout_s)[0]:
             return False
         self.raw += self._decoder.decode(os.read(self._master, 1 << 16))

@@ -1,7 +1,8 @@
-"""Writes tiny random Llama models as GGUF files, the way llama.cpp's converter would: for tests.
+"""Writes tiny random Llama models as GGUF files, as llama.cpp's converter would, for tests.
 
-Works with numpy and the gguf package's writer. Weights go by their Hugging Face names and row
-order; this file permutes and quantises them, so that a test can ask for the originals back.
+Works with numpy and the gguf package's writer. Callers give weights under their Hugging Face names
+and in that row order; this file permutes and quantises them, so that a test can compare with the
+originals.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(slots=True, frozen=True)
 class TinyLlama:
-    """Dimensions; the defaults let every ggml type with blocks of 32 hold every matrix."""
+    """Dimensions. With the defaults every matrix fits every ggml type with blocks of 32."""
 
     num_layers: int = 2
     hidden_size: int = 64
@@ -80,7 +81,7 @@ class TinyLlama:
 
 
 def permuted(weight: Array, num_heads: int) -> Array:
-    """llama.cpp's row order for q and k: the two halves of each head interleaved."""
+    """The weight in llama.cpp's row order for q and k: the two halves of each head interleaved."""
     return weight.reshape(num_heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
@@ -102,7 +103,7 @@ def gguf_tensors(model: TinyLlama, weights: dict[str, Array]) -> dict[str, Array
 
 
 def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType, seed: int = 0) -> Array:
-    """Raw bytes of a quantised matrix: small bytes only, so that every scale is a finite
+    """Random bytes of a quantised matrix: only small ones, so that every scale is a finite
     float16."""
     block, block_bytes = GGML_QUANT_SIZES[kind]
     return np.random.default_rng(seed).integers(
@@ -155,8 +156,8 @@ def write(
     arch: str = "llama",
     raw: dict[str, tuple[Array, GGMLQuantizationType]] | None = None,
 ) -> Path:
-    """Write a GGUF: matrices as ``kind``, vectors as F32; ``raw`` replaces tensors by bytes that
-    already are of their type."""
+    """Write a GGUF file, with matrices as ``kind`` and vectors as F32; returns its path. raw:
+    tensors that are replaced by bytes of the given type."""
     writer = gguf.GGUFWriter(path, arch)
     add: dict[type, Callable[[str, Any], None]] = {
         bool: writer.add_bool,

@@ -1,7 +1,7 @@
 """Tiny random Llama models as folders that transformers and the engine both load: config.json and
 model.safetensors.
 
-Works with numpy alone. Writes no tokenizer.
+Works with numpy only. Writes no tokenizer.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ TINY: dict[str, Any] = {
 
 
 def write_tiny_llama(folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
-    """Write the model to ``folder`` (made if missing); overrides are keys of config.json. ->
-    folder.
+    """Write the model to ``folder``, which is made if it is missing; returns the folder. overrides:
+    keys of config.json.
 
     Weights have a spread of 1.5 / sqrt(inputs), so that logits differ by several units and greedy
     ids wander.

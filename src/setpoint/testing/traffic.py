@@ -19,7 +19,7 @@ Lengths = Callable[[np.random.Generator], int]
 
 
 def uniform(low: int, high: int) -> Lengths:
-    """Both ends included."""
+    """A uniform distribution from low to high, both included."""
     return lambda rng: int(rng.integers(low, high + 1))
 
 
@@ -28,7 +28,7 @@ def lognormal(median: float, sigma: float, most: int) -> Lengths:
 
 
 def mixed(share: float, first: Lengths, second: Lengths) -> Lengths:
-    """``first`` with this probability, else ``second``."""
+    """Draws from ``first`` with the probability ``share``, else from ``second``."""
     return lambda rng: (first if rng.random() < share else second)(rng)
 
 
@@ -45,10 +45,10 @@ class Load:
     """Number of different system prompts; 0: prompts share nothing."""
     prefix_tokens: int = 0
     turns: int = 1
-    """Requests of a conversation; each repeats all before it."""
+    """Number of requests of a conversation; each repeats everything before it."""
     ignore_eos: bool = False
     patience_s: float | None = None
-    """A client gives up if its answer is not complete after this time."""
+    """Seconds after which a client gives up if its answer is not complete."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,17 +60,17 @@ class Arrivals:
     think_s: float = 0.0
     """Mean time of a user between an answer and the next request."""
     ramp_s: float = 0.0
-    """The users start within this time."""
+    """Seconds within which the users start."""
     rate: float = 0.0
     """Requests per second that come independently of the answers."""
     bursts: int = 1
     """Requests that come together, at ``rate`` / ``bursts`` times a second."""
     until_s: float = float("inf")
-    """Nobody begins a request or conversation after this time."""
+    """After this time no request or conversation begins."""
     total: int | None = None
-    """Nobody begins one after so many."""
+    """Most requests or conversations that begin."""
     pause: tuple[float, float] = (0.0, 0.0)
-    """Nobody begins one in this time."""
+    """From when to when no request or conversation begins."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,8 @@ class Traffic:
     arrivals: Arrivals
     seed: int
     _heap: list[tuple[float, int, _Conversation | None]] = field(default_factory=list)
-    """(when, tie-breaker, conversation that goes on; None: a request of the open loop begins)."""
+    """(time, tie-breaker, the conversation that continues, or None if a request of the open loop
+    begins)."""
     _open: dict[int, tuple[_Conversation, float]] = field(default_factory=dict)
     """seq_id -> its conversation, and when it was sent."""
     _outputs: list[int] = field(default_factory=list)
@@ -120,7 +121,7 @@ class Traffic:
     def ended(self, event: TokenEvent, now: float) -> None:
         conversation, _ = self._open.pop(event.seq_id)
         if conversation.turns_left > 0:
-            # Outputs that the client was sent are not repeated exactly; their number is.
+            # The next prompt repeats the number of the outputs, not the outputs themselves.
             more = self._ids(event.num_outputs)
             conversation.history = np.concatenate([conversation.history, more])
         elif conversation.user:
