@@ -1,7 +1,7 @@
 """What a decode step would take on more cores than were at hand: a simulation, not a measurement.
 
     python benchmarks/barriers.py [--socket-gbps 230] [--near-ns 37] [--far-ns 156]
-    python benchmarks/barriers.py --measure    # what a loop costs on this machine, beside the model
+    python benchmarks/barriers.py --measure    # the cost of a loop here, beside that of the model
 
 On times of this machine, quiet and with few threads, instead of those in docs/notebook.md:
 
@@ -80,14 +80,14 @@ decision 0003."""
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a decode step, measured on ``threads`` threads of ``machine``."""
+    """Seconds of the parts of a decode step, measured on ``threads`` threads of ``machine``."""
 
     threads: int
     machine: Machine
     kinds: Mapping[str, float]
     """Kind of kernel -> seconds of all its calls."""
     outside: float
-    """What is no kernel of the captured step."""
+    """Time outside the kernels of the captured step."""
 
 
 NOTEBOOK = {
@@ -115,18 +115,19 @@ class Kernel:
     kind: str
     calls: int
     num_bytes: float
-    """That one call reads."""
+    """Bytes that one call reads."""
     flops: float
     units: tuple[float, ...]
-    """Share of each unit in the work. One unit runs on the first thread, and no loop is opened."""
+    """The share of each unit in the work. If there is only one unit, it runs on the first thread
+    without a loop."""
     cached: bool = False
     """Whether its bytes come from the core's own caches."""
 
     def seconds(self, threads: int, machine: Machine, barrier: Barrier, factor: float) -> float:
-        """Of all calls."""
+        """The seconds of all calls."""
 
         def speed(active: int) -> float:
-            """Calls per second of one of so many threads that work at once."""
+            """The calls per second of one thread if ``active`` threads work at once."""
             rate = machine.cache_bytes if self.cached else machine.read_bytes(active)
             return 1 / (factor * max(self.num_bytes / rate, self.flops / machine.core_flops))
 
@@ -136,7 +137,7 @@ class Kernel:
 
 
 def product_units(columns: int, k: int, rows: int) -> int:
-    """``for_panels`` (panels.h), for bf16."""
+    """The number of units that ``for_panels`` (panels.h) makes of a bf16 product."""
     fitting = max(BATCH_BYTES // (k * BF16), UNIT_ROWS)
     batches = -(-rows // fitting)
     each = -(-rows // batches)
@@ -144,14 +145,15 @@ def product_units(columns: int, k: int, rows: int) -> int:
 
 
 def row_units(rows: int, elements: int) -> int:
-    """``for_rows`` (threads.h) inside a team."""
+    """The number of units that ``for_rows`` (threads.h) makes inside a team."""
     if rows * elements < WORTH_IT:
         return 1
     return -(-rows // (WORTH_IT // 2 // elements + 1))
 
 
 def attention_units(shape: Shape, rows: int, context: int, threads: int) -> tuple[float, ...]:
-    """``AttentionPlan`` (plan.h) for decode rows that share no block: each item's share of keys."""
+    """Each item's share of the keys, as ``AttentionPlan`` (plan.h) divides decode rows that share
+    no block."""
     blocks, group = -(-context // BLOCK), shape.heads // shape.kv_heads
     cost = blocks * shape.kv_heads * (8 + group)
     largest = rows * cost if threads == 1 else rows * cost // (threads * ITEMS_PER_THREAD)
@@ -171,7 +173,7 @@ def attention_units(shape: Shape, rows: int, context: int, threads: int) -> tupl
 
 
 def kernels(shape: Shape, rows: int, threads: int, context: int = CONTEXT) -> list[Kernel]:
-    """Of a captured decode step."""
+    """The kernels of a captured decode step."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     products = [
         ("linear", shape.layers, q + 2 * kv, shape.hidden),
@@ -206,7 +208,7 @@ def kernels(shape: Shape, rows: int, threads: int, context: int = CONTEXT) -> li
 
 
 def factors(times: Times, shape: Shape, rows: int, barrier: Barrier) -> dict[str, float]:
-    """Kind -> how many times as long as its bound it took, loops aside."""
+    """Kind -> how many times as long as its bound it took, without the loops."""
     found = {}
     for kind, measured in times.kinds.items():
         of_kind = [each for each in kernels(shape, rows, times.threads) if each.kind == kind]
@@ -227,7 +229,7 @@ def step(
     factor: Mapping[str, float],
     outside: float,
 ) -> float:
-    """Seconds of one decode step."""
+    """The seconds of one decode step."""
     return outside + sum(
         each.seconds(threads, machine, barrier, factor[each.kind])
         for each in kernels(shape, rows, threads)
@@ -315,7 +317,7 @@ def main() -> None:
         "--near-ns", type=float, default=37, help="time of a cache line within a chiplet"
     )
     parser.add_argument(
-        "--far-ns", type=float, default=156, help="and beyond; without chiplets, the same"
+        "--far-ns", type=float, default=156, help="time of a cache line between chiplets"
     )
     parser.add_argument("--socket-gbps", type=float, default=230, help="memory of all cores, GB/s")
     arguments = parser.parse_args()

@@ -53,11 +53,13 @@ def parse() -> argparse.Namespace:
         "--output-tokens", type=int, default=8, help="on average; from 1 to almost twice as many"
     )
     parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--reps", type=int, default=2, help="of the throughput measurement")
+    parser.add_argument(
+        "--reps", type=int, default=2, help="repetitions of the throughput measurement"
+    )
     parser.add_argument(
         "--concurrency", type=int, default=600, help="requests that the HTTP client keeps open"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts and of the kills")
     parser.add_argument("--quick", action="store_true", help="60 requests, 2 kills, one repetition")
     parser.add_argument(
         "--name",
@@ -116,8 +118,8 @@ def num_lines(path: Path) -> int:
 
 
 def killed_and_resumed(requests: Path, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Kill the batch after a random number of new answers and up to half a second more, then let it
-    finish."""
+    """Kill the batch several times, each after a random number of new answers and up to half a
+    second more, then let it finish; returns the figures."""
     rng, output = random.Random(args.seed), folder / "killed.jsonl"
     done_at = []
     for _ in range(args.kills):
@@ -142,7 +144,7 @@ def killed_and_resumed(requests: Path, folder: Path, args: argparse.Namespace) -
 
 
 def batch_seconds(requests: Path, folder: Path, repetition: int) -> float:
-    """From the first request to the last answer. Raises RuntimeError if any failed."""
+    """The seconds from the first request to the last answer. Raises RuntimeError if any failed."""
     process = start_batch(requests, folder / f"batch-{repetition}.jsonl")
     output, _ = process.communicate()
     found = re.search(r"This run: \d+ in ([\d.]+) s", output)
@@ -158,7 +160,7 @@ def read_bodies(requests: Path) -> list[dict[str, Any]]:
 async def server_seconds(
     requests: Path, folder: Path, repetition: int, args: argparse.Namespace
 ) -> float:
-    """The same, through HTTP. Raises RuntimeError if any request failed."""
+    """The seconds of the same requests over HTTP. Raises RuntimeError if any failed."""
     bodies = iter(read_bodies(requests))
 
     async def client(session: aiohttp.ClientSession, url: str) -> None:
@@ -174,7 +176,7 @@ async def server_seconds(
     with running_server(
         folder / f"server-{repetition}", *ENGINE, "--log-level", "warning", ready=False
     ) as server:
-        # Its log is as quiet as a batch's, so it tells of itself only over HTTP.
+        # Its log is as quiet as a batch's, so only HTTP shows when it is ready.
         timeout = aiohttp.ClientTimeout(total=None)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
@@ -201,7 +203,7 @@ async def until_healthy(session: aiohttp.ClientSession, url: str) -> None:
 def report(
     args: argparse.Namespace, tokens: int, batch: Sequence[float], server: Sequence[float]
 ) -> list[str]:
-    """tokens: of all outputs together."""
+    """The table, and whether the aim is met. tokens: those of all outputs together."""
     lines = ["| | requests/s | output tok/s | wall s |", "|---|---|---|---|"]
     for name, walls in (("setpoint batch", batch), ("setpoint serve over HTTP", server)):
         middle = float(np.median(walls))

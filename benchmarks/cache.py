@@ -29,7 +29,7 @@ EDGE_TOKENS = 32
 
 
 def _median_us(operation: Callable[[int], object]) -> float:
-    """Median over ROUNDS calls; ``operation`` gets the number of the round."""
+    """The median time of ROUNDS calls; ``operation`` gets the number of the round."""
     times = []
     for number in range(ROUNDS):
         start = time.perf_counter()
@@ -39,7 +39,7 @@ def _median_us(operation: Callable[[int], object]) -> float:
 
 
 def measure_times(page_size: int) -> dict[str, float]:
-    """Microseconds per operation on prompts of PROMPT_TOKENS tokens, in a tree that holds ROUNDS of
+    """Microseconds per operation on prompts of PROMPT_TOKENS tokens, in a tree with ROUNDS of
     them."""
     rng = np.random.default_rng(0)
     num_pages = PROMPT_TOKENS // page_size
@@ -70,8 +70,8 @@ def measure_times(page_size: int) -> dict[str, float]:
 
 
 def _median_alloc_us(page_size: int, *, num_free: int, policy: str = "lru") -> float:
-    """One page per call, as decoding asks for it, from a pool that 4,096 one-page leaves fill but
-    for ``num_free`` pages."""
+    """The median time to allocate one page, as decoding does, from a pool that 4,096 leaves of one
+    page fill except for ``num_free`` pages."""
     cache = KVCache(
         num_pages=4096 + num_free,
         page_size=page_size,
@@ -106,8 +106,8 @@ def measure_bytes_per_token(page_size: int, edge_tokens: int, branching: int) ->
     cache = KVCache(num_pages=num_nodes * edge_tokens // page_size, page_size=page_size)
     for leaf in range(branching ** (depth - 1)):
         path = [leaf // branching**height for height in reversed(range(depth))]
-        # An edge's tokens follow from where it is in the tree, so that every leaf shares its
-        # ancestors' edges.
+        # The tokens of an edge depend on its place in the tree, so that every leaf shares the edges
+        # of its ancestors.
         ids = np.concatenate(
             [
                 np.random.default_rng([height, number]).integers(

@@ -3,7 +3,7 @@ SVG for the README.
 
     python benchmarks/chart.py benchmarks/results/2026-11-22-peers.json docs/peers.svg
 
-Bars are medians, whiskers the range of the repetitions, longer is better everywhere. Contenders
+Bars are medians, and whiskers the range of the repetitions; longer is better everywhere. Contenders
 that were skipped, or failed on a workload, are named with the reason; nothing is left out.
 """
 
@@ -31,7 +31,7 @@ PANELS: Sequence[tuple[str, Metric]] = (
 OURS = "setpoint"
 WIDTH, VALUE, ROW, GAP = 860, 70, 19, 34
 CHARACTER = 7.2
-"""A bold character's width on average, rather too much."""
+"""The mean width of a bold character, rounded up."""
 
 
 def chart(record: dict[str, Any]) -> str:

@@ -7,12 +7,12 @@ one run, on the workloads W1-W4 of benchmarks/serving.py.
     python benchmarks/compare.py --variant "setpoint int8=--quantization w8a8_int8"
     python benchmarks/compare.py --shape llama-3.2-1b  # made by benchmarks/shapes.py
 
-Everybody serves the same weights with the same number of threads, to the same client on the same
-machine. A turn is a fresh process, alone on the machine: it starts, warms up on each workload and
-is measured on it, and ends. Setpoint has a turn before every peer's, so that a machine that becomes
-faster or slower does so for both. OpenVINO and transformers are timed without HTTP, in their
-favour. A peer that is not installed or does not come up is a row with the reason; one with a failed
-request has no figure there, and the exit code is 1. With --name, JSON goes to benchmarks/results/;
+Every engine serves the same weights with the same number of threads, to the same client on the same
+machine. A turn is a fresh process, alone on the machine: it starts, warms up and is measured on
+each workload, and ends. Setpoint has a turn before every peer's, so that a machine that becomes
+faster or slower affects both. OpenVINO and transformers are timed without HTTP, in their favour. A
+peer that is not installed or does not start is a row with the reason; one with a failed request has
+no figure there, and the exit code is 1. With --name, JSON goes to benchmarks/results/;
 benchmarks/chart.py draws it.
 """
 
@@ -63,22 +63,22 @@ COLUMNS: Sequence[tuple[str, Metric]] = (
 class Entrant:
     name: str
     precision: str
-    """Empty: its flags say."""
+    """Empty if the flags determine it."""
     start: Callable[[], Contender]
-    """A fresh process. Raises StartError."""
+    """Starts a fresh process. Raises StartError."""
     description: dict[str, object] = field(default_factory=dict)
-    """Of how it is started, for the record."""
+    """How it is started, for the result file."""
 
 
 @dataclass(slots=True)
 class Run:
-    """What a comparison has found so far; filled turn by turn."""
+    """The results of a comparison so far; each turn adds its own."""
 
     results: Results
     start_s: dict[str, list[float]] = field(default_factory=dict)
-    """From the process's start to its being ready, by contender."""
+    """Seconds from the start of the process until it was ready, by contender."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Why somebody has no turns (any more)."""
+    """Contender -> why it has no turns, or no more."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -171,7 +171,7 @@ def peer_entrant(peer: Peer) -> Entrant:
 
 
 def served(args: argparse.Namespace) -> Copies:
-    """The model that everybody serves. Raises ValueError for a shape that is not there."""
+    """The model that every engine serves. Raises ValueError for a shape that does not exist."""
     if args.shape is not None:
         copies = shape_copies(args.peers_dir, args.shape)
         if not copies.bf16.exists():
@@ -179,15 +179,16 @@ def served(args: argparse.Namespace) -> Copies:
                 f"--shape {args.shape}: not there; python benchmarks/shapes.py makes it"
             )
         return copies
-    # One folder for everybody: the file that install.py took the other copies from, if it is there.
+    # All use one folder: that of the file from which install.py made the other copies, if it
+    # exists.
     packaged = next(iter(sorted((args.peers_dir / "models").glob("*.gguf"))), None)
     source = locate(None if packaged is None else str(packaged), log=print)
     return default_copies(args.peers_dir, source.folder)
 
 
 def entrants(args: argparse.Namespace, copies: Copies, run: Run) -> tuple[Entrant, list[Entrant]]:
-    """Setpoint, and everybody who is asked for and installed; the others are noted in ``run``.
-    Raises ValueError for an unknown name."""
+    """Setpoint, and all other contenders that are asked for and installed; those that are not
+    installed are noted in ``run``. Raises ValueError for an unknown name."""
     model = str(copies.bf16)
     ours = setpoint_entrant(
         OURS, "bf16", model, ["--quantization", "unquant", *shlex.split(args.server_args)], {}
@@ -224,8 +225,8 @@ async def compare(
     reps: int,
     patience_s: float,
 ) -> None:
-    """Ours before each rival, the rivals' order reversed in every other repetition. Within one,
-    everybody gets the same prompts."""
+    """Measure: ours before each rival, and the rivals in reverse order in every other repetition.
+    Within a repetition all get the same prompts."""
     for repetition in range(reps):
         for rival in rivals if repetition % 2 == 0 else reversed(rivals):
             if not {ours.name, rival.name} & run.skipped.keys():
@@ -238,7 +239,7 @@ async def compare(
 async def turn(
     entrant: Entrant, workloads: Sequence[Workload], repetition: int, run: Run, patience_s: float
 ) -> None:
-    """Start, measure, end. One that does not start is noted as skipped."""
+    """Start a contender, measure it, end it. If it does not start, note it as skipped."""
     began = time.perf_counter()
     contender = None
     try:
@@ -260,7 +261,7 @@ async def turn(
 
 
 def table(ours: Entrant, rivals: Sequence[Entrant], workloads: Sequence[Workload], run: Run) -> str:
-    """Markdown: a row per contender; medians, ranges, and how many times as good as the contender
+    """The table in Markdown: a row per contender with medians, ranges, and how many times as good
     Setpoint is."""
     report, by_name = (
         Report(workloads, run.results),
@@ -316,7 +317,8 @@ def cell(values: Sequence[float], ours: Sequence[float], *, higher_is_better: bo
 
 
 def one_line(reason: str, limit: int = 160) -> str:
-    """For a cell of a table: no line ends, no bars; the end is what says most of a log."""
+    """The reason for a cell of a table: without line ends and bars, and cut in the middle, because
+    the end of a log says most."""
     line = " ".join(reason.split()).replace("|", "/")
     return line if len(line) <= limit else f"{line[: limit // 2]} … {line[-limit // 2 :]}"
 

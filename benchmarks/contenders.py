@@ -1,5 +1,5 @@
-"""Whom the serving benchmark measures: a Setpoint server as a real process, driven over HTTP, and
-peers in processes of their own.
+"""The contenders of the serving benchmark: Setpoint servers as real processes, driven over HTTP,
+and peers in processes of their own.
 
 Every contender answers ``run(workload, repetition)`` with a Sample, and is idle otherwise.
 """
@@ -38,29 +38,29 @@ END_TIMEOUT_S = 15.0
 
 @dataclass(slots=True, frozen=True)
 class Sample:
-    """One repetition of a workload. Anything in ``errors`` makes its figures worthless, and they
-    are not used."""
+    """One repetition of a workload. If it has ``errors``, its figures are not used."""
 
     wall_s: float
     ttft_s: float | None = None
-    """Of one stream: request sent to first chunk received."""
+    """Seconds from the request to the first chunk, if the workload is one stream."""
     decode_s: float | None = None
-    """Of one stream: first to last token."""
+    """Seconds from the first to the last token, if the workload is one stream."""
     cached_tokens: int | None = None
-    """Prompt tokens that came from the prefix cache, of all requests; None if the server does not
+    """Prompt tokens of all requests that came from the prefix cache; None if the server does not
     report them."""
     cpu_s: Mapping[str, float] = field(default_factory=dict)
     """CPU seconds by process: "client" and "frontend" and "engine", or "server", or "peer"."""
     foreign_share: float = 0.0
-    """Part of the machine's CPU time that somebody else used meanwhile: such figures say little."""
+    """The share of the machine's CPU time that other programs used meanwhile. If it is large, the
+    figures say little."""
     errors: tuple[str, ...] = ()
 
 
 class CpuMeter:
-    """CPU seconds of some processes, and of everybody else, between its making and ``read``."""
+    """Measures CPU seconds of some processes, and of everything else, from now until ``read``."""
 
     def __init__(self, processes: Mapping[str, Sequence[psutil.Process]]) -> None:
-        """Processes by what the report calls them together."""
+        """processes: groups of processes, by their name in the report."""
         self._processes = processes
         self._busy, self._begin = busy_cpu_s(), time.perf_counter()
         self._before = self._seconds()
@@ -69,7 +69,7 @@ class CpuMeter:
         return {name: sum(map(_cpu_s, processes)) for name, processes in self._processes.items()}
 
     def read(self) -> tuple[dict[str, float], float]:
-        """Seconds by process, and the share of the machine that went to others."""
+        """CPU seconds by group, and the share of the machine that other programs used."""
         spent = {
             name: max(seconds - self._before[name], 0.0)
             for name, seconds in self._seconds().items()
@@ -81,7 +81,7 @@ class CpuMeter:
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """Nothing for a helper that has ended meanwhile."""
+    """The CPU seconds of a process; 0 if it has ended meanwhile."""
     try:
         return float(sum(process.cpu_times()[:2]))
     except psutil.NoSuchProcess:
@@ -92,7 +92,7 @@ class Contender(Protocol):
     name: str
 
     async def ready(self) -> None:
-        """Wait until it can work. Raises StartError if it does not come to that."""
+        """Wait until the contender is ready to answer. Raises StartError if it never is."""
 
     async def run(self, workload: Workload, repetition: int) -> Sample: ...
 
@@ -100,7 +100,7 @@ class Contender(Protocol):
 
 
 class StartError(RuntimeError):
-    """A contender did not come up; the message says how it ended."""
+    """A contender did not start; the message says how it ended."""
 
 
 class HttpServer:
@@ -117,8 +117,8 @@ class HttpServer:
         stream: bool = False,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """``command`` makes it listen at ``port`` of the loopback interface. ``stream``: every
-        request streams, not only a single one."""
+        """command: makes it listen at ``port`` of the loopback interface. stream: all requests
+        stream, not only the single one of W1."""
         self.name = name
         self._stream = stream
         self._start_timeout_s = start_timeout_s
@@ -220,10 +220,11 @@ class SetpointServer(HttpServer):
 
 
 class Streaming:
-    """A server that is measured already, with requests that all stream. Its maker ends it."""
+    """A server that is already a contender, with requests that all stream. Its owner ends it."""
 
     PROMPTS = 1_000_000
-    """Added to a repetition: the server has the other prompts of it in its cache."""
+    """Added to the number of a repetition, because the server has that repetition's prompts in its
+    cache."""
 
     def __init__(self, name: str, server: HttpServer) -> None:
         self.name = name
@@ -243,7 +244,7 @@ class OfflineEngine:
     HTTP for whole answers."""
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
-        """``arguments``: as for the server, those of HTTP aside."""
+        """arguments: as for the server, except those about HTTP."""
         self.name = name
         self._arguments = list(arguments)
         self._engine: Engine | None = None
@@ -280,8 +281,8 @@ class OfflineEngine:
 
 
 def end_tree(process: subprocess.Popen[Any]) -> None:
-    """Ask a process to end, and kill what is left of it and its children after a while: nothing may
-    work next to the next contender."""
+    """Ask a process to end, and after a while kill what is left of it and its children: nothing may
+    run beside the next contender."""
     try:
         members = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -301,13 +302,13 @@ def end_tree(process: subprocess.Popen[Any]) -> None:
 
 @dataclass(slots=True)
 class Received:
-    """When chunks came, in seconds after the request, and what the usage tells."""
+    """When the chunks of an answer arrived, in seconds after the request, and what its ``usage``
+    says."""
 
     chunks_s: list[float]
-    """Of a stream every chunk; Setpoint's last one has no token and says why the answer ends. Else
-    when the answer came."""
+    """The times of all chunks of a stream; otherwise only the time of the answer."""
     cached_tokens: int | None
-    """With --enable-cache-report."""
+    """Known if the server runs with --enable-cache-report."""
 
     @property
     def first_s(self) -> float:
@@ -326,8 +327,8 @@ async def complete(
     stream: bool,
     on_chunk: Callable[[], None] = lambda: None,
 ) -> Received:
-    """One completion; raises RuntimeError for anything but ``num_outputs`` tokens. ``on_chunk`` is
-    called for every chunk of a stream."""
+    """Ask for one completion. Raises RuntimeError for anything but ``num_outputs`` tokens.
+    on_chunk: called for every chunk of a stream."""
     body = {
         "model": "default",
         "prompt": prompt,

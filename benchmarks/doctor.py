@@ -38,7 +38,7 @@ fill."""
 
 @dataclass(slots=True)
 class Measured:
-    """What the clients saw, and what the log counted, once the load has settled."""
+    """What the clients saw, and what the log counted, after the load has settled."""
 
     gen_throughput: float
     """Tokens per second."""
@@ -93,15 +93,15 @@ class Outcome:
 
 @dataclass(slots=True)
 class Clients:
-    """Users that ask, read the whole answer, and ask again."""
+    """Users who ask, read the whole answer, and ask again."""
 
     url: str
     load: Load
     chunks_s: list[float] = field(default_factory=list)
-    """Since the beginning, like all times here."""
+    """When chunks arrived, in seconds since the beginning of the load, like all times here."""
     gaps_s: list[float] = field(default_factory=list)
     firsts: list[tuple[float, float, int]] = field(default_factory=list)
-    """When a first token came, how long it took, and the length of the prompt."""
+    """For each first token: when it came, how long it took, and the length of the prompt."""
     num_asked: int = 0
 
     async def work(self, users: int, seconds: float) -> None:
@@ -160,7 +160,7 @@ class Clients:
 async def play(
     scene: Scene, arguments: list[str], users: int, seconds: float, log: Path | None
 ) -> Run:
-    """log: where to keep the server's log."""
+    """Run a scene once, and ask the doctor. log: where to keep the server's log."""
     with tempfile.TemporaryDirectory() as folder:
         log = log or Path(folder) / "server.log"
         server = SetpointServer(scene.name, arguments, environment={}, stream=True)
@@ -181,7 +181,7 @@ async def play(
 
 
 def advised(scene: Scene, action: Mapping[str, Any], run: Run) -> tuple[list[str], int] | str:
-    """Arguments and users once the advice is followed, or why that is not possible here."""
+    """The arguments and users after the advice is followed, or why it cannot be followed here."""
     flag, value = action.get("flag"), action.get("value")
     if flag is None:
         if scene.expected != "client-bound" or not isinstance(value, int | float):

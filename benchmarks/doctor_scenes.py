@@ -36,15 +36,16 @@ class Load:
     """What a user asks, again and again."""
 
     prompt_tokens: int = 64
-    """Random ids; 0: a short question in the model's chat format, which the model answers and
-    ends."""
+    """Number of random ids; 0: a short question in the model's chat format, to which the model
+    writes an answer that ends by itself."""
     output_tokens: int = 64
     """The limit of the request."""
     ends_early: bool = False
-    """Whether answers may end before the limit. If not, they cannot, although the scheduler is not
-    told so (min_new_tokens)."""
+    """Whether answers may end before the limit. If not, min_new_tokens prevents it, which the
+    scheduler does not take into account."""
     ends_from: int = 0
-    """Answers end at a length between this and the limit, which nobody is told; 0: see above."""
+    """Answers end at a length between this and the limit, which the server cannot know; 0: as
+    ``ends_early`` says."""
     think_s: float = 0.0
 
     def body(self, number: int) -> dict[str, Any]:
@@ -75,13 +76,13 @@ class Scene:
 
 
 OFTEN = ("--decode-log-interval", "10")
-"""Decode lines also of a slow machine."""
+"""So that the log of a slow machine has decode lines, too."""
 SMALL_POOL = ("--max-total-tokens", "5000", "--schedule-conservativeness", "0.3", *OFTEN)
-"""It holds about 40 requests of FILLING. The reserve for outputs is small, as the guides want it
-for requests whose outputs end early: what is left keeps nobody out."""
+"""A pool for about 40 requests of FILLING. The reserve for outputs is small, as the guides advise
+for requests whose outputs end early, so that it keeps no request out."""
 FILLING = Load(96, 48, ends_from=4)
-"""Requests that hold more than they may still ask for, so that a pool can be full of them: of 96 to
-144 tokens, whose ends are spread from the beginning."""
+"""Requests of 96 to 144 tokens, which hold more memory than they may still ask for, so that a pool
+can be full of them. Their ends are spread out from the beginning."""
 
 SCENES = (
     Scene("client-bound", "client-bound", Load(64, 128), users=2),

@@ -4,9 +4,9 @@ transformers): a table.
     python benchmarks/fallback.py [NAME …]
 
 Every class gets a tiny random model of its own default configuration with small dimensions, and
-goes the way of a real one: config.json, ModelSpec, loading, trial. "works" means that the trial's
-logits agreed with the library's own attention; anything else is the sentence that a user would see.
-A default configuration that cannot be made small is told apart.
+goes through the same steps as a real one: config.json, ModelSpec, loading, trial. "works" means
+that the trial's logits agreed with the library's own attention; anything else is the error that a
+user would see. A default configuration that cannot be made small is marked.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ SMALL = {
     "eos_token_id": 2,
     "initializer_range": 0.3,
 }
-"""Where a configuration class has such a field. The spread of the weights is large enough for
-attention to matter."""
+"""Values of the fields that a configuration class has. The spread of the weights is large enough
+for attention to matter."""
 PER_LAYER = ("layer_types", "mlp_layer_types")
 WORKS = "works"
 
 
 def tiny_config(kind: type) -> Any:
-    """The class's defaults, made small. Raises whatever the class raises if that does not go."""
+    """The default configuration of the class, made small. Raises whatever the class raises."""
     default = kind()
     changes = {key: value for key, value in SMALL.items() if hasattr(default, key)}
     for key in PER_LAYER:
@@ -62,7 +62,7 @@ def tiny_config(kind: type) -> Any:
 
 
 def outcome(name: str, kind: type, *, seed: int = 0) -> str:
-    """WORKS, or why not."""
+    """WORKS, or the reason why it does not."""
     try:
         config = tiny_config(kind)
     except Exception as error:
@@ -86,8 +86,8 @@ def outcome(name: str, kind: type, *, seed: int = 0) -> str:
 
 
 def classes() -> dict[str, type]:
-    """Class name -> configuration class, of everything the library calls a causal language
-    model."""
+    """Class name -> configuration class, for every class that the library lists as a causal
+    language model."""
     found = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     configs = transformers.models.auto.configuration_auto.CONFIG_MAPPING
     return {

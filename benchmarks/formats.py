@@ -1,9 +1,10 @@
-"""What the formats of tool calls and reasoning cost each piece of a stream: beyond a parser that
-passes text on, and for a megabyte of arguments.
+"""What the formats of tool calls and reasoning cost: for each piece of a stream, in addition to a
+parser that passes text on, and for a megabyte of arguments.
 
     python benchmarks/formats.py [--pieces 100000]
 
-Aim: 2 us for a piece of plain text, and well under a second for the megabyte at one token a piece.
+Aim: 2 µs for a piece of plain text, and well under a second for the megabyte with one token in each
+piece.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ BEGUN = {
 
 
 def seconds(make: Callable[[], DeltaParser], pieces: Sequence[str]) -> float:
-    """The best of some runs."""
+    """The time of the fastest of several runs."""
     best = float("inf")
     for _ in range(REPETITIONS):
         parser = make()

@@ -60,7 +60,7 @@ from setpoint.testing.fake_engine import SOME_FACTS, FixedOptions
 
 CONTEXT = 100_000
 TEXT = "The quick brown fox — naïve, but not lazy — jumps over 13 dogs.\nThen it rests. "
-"""What every answer repeats."""
+"""The text that every answer repeats."""
 MESSAGES = [{"role": "user", "content": "Tell me a long story about a fox and thirteen dogs."}]
 TOOLS = [{"type": "function", "function": {"name": "find_fox", "parameters": {"type": "object"}}}]
 """No answer calls it, but every piece of text is searched for calls."""
@@ -87,7 +87,8 @@ class Load:
     num_tokens: int
     step_s: float
     gap_s: float = 0.0
-    """Between the arrivals of requests; 0 = all at once, and no step before all have come."""
+    """Seconds between the arrivals of requests; 0: all at once, and no step before all have
+    arrived."""
 
     def body(self, index: int) -> tuple[str, bytes]:
         route, fields = VARIANTS[self.variant]
@@ -106,7 +107,7 @@ Times = dict[str, dict[str, float]]
 
 
 class Child:
-    """A forked process that does ``work`` and sends the result back."""
+    """A forked process that runs ``work`` and sends the result back."""
 
     def __init__(self, work: Callable[[], Times]) -> None:
         self._reads, writes = os.pipe()
@@ -191,7 +192,7 @@ def _number(request: Request) -> str:
 
 
 def clients(port: int, load: Load) -> Times:
-    """Sends the requests at their times and reads until each answer has ended."""
+    """Send the requests at their times, and read until each answer has ended; returns the times."""
     times: Times = {"asked": {}, "answered": {}, "ended": {}}
     poller, streams = select.poll(), {}
     begin, num_asked = time.perf_counter(), 0
@@ -232,13 +233,13 @@ def _ask(port: int, load: Load, index: int, times: Times) -> socket.socket:
 @dataclass(frozen=True)
 class Measured:
     cpu_s: float
-    """Of the frontend, from the first token to the end of the last answer."""
+    """CPU seconds of the frontend, from the first token to the end of the last answer."""
     wall_s: float
     times: Times
 
     def delays_ms(self, begin: str, end: str) -> list[float]:
-        """From one event of a request to another. The first quarter of the requests is left out:
-        they warm the process up."""
+        """The time from one event of a request to another, without the first quarter of the
+        requests, which warm the process up."""
         pairs = [(self.times[begin][number], when) for number, when in self.times[end].items()]
         return sorted((when - before) * 1e3 for before, when in sorted(pairs)[len(pairs) // 4 :])
 

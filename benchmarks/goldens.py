@@ -4,11 +4,11 @@ CPU.
     python benchmarks/goldens.py [--only NAME] [--tokens 24] [--no-default-model]
 
 Tiny random models of ``setpoint.testing.goldens`` and the default model. Each model answers prompts
-of several lengths greedily through scheduler, radix cache and runner: in chunks, side by side, then
-once more out of the cache. transformers judges every sampled position: the largest difference of a
-logit (and that over the spread of its logits), and whether the token is the one it would have
-chosen. A near tie is another token where transformers preferred its own by less than 1e-3 of a
-logit. Ends with 1 if anything disagrees.
+of several lengths greedily through scheduler, radix cache and runner: in chunks, all together, then
+once more from the cache. Every sampled position is compared with transformers: the largest
+difference of a logit (also divided by the spread of the logits), and whether the token is the one
+that transformers would have chosen. A near tie is another token where transformers preferred its
+own by less than 1e-3 of a logit. The exit code is 1 if anything disagrees.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Structured output: what becomes of every schema of tests/schemas, how long compiling and masks
+"""Structured output: the outcome of every schema of tests/schemas, how long compiling and masks
 take, what masks add to a decode step, and what forced tokens save.
 
     python benchmarks/grammar.py [--samples 3] [--only schemas|steps|forced]
@@ -6,7 +6,7 @@ take, what masks add to a decode step, and what forced tokens save.
 
 Schemas: random outputs over the default model's vocabulary, validated with jsonschema. Steps: the
 default model decodes 64 requests with and without grammars, in turns. Forced: it answers under
-usual constraints at 1 and at 16 streams, beside as many tokens without a constraint.
+common constraints in 1 and in 16 streams, compared with as many tokens without a constraint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from setpoint.testing.constrained import SchemaJudge, read_schemas
 SCHEMAS = Path(__file__).parents[1] / "tests" / "schemas"
 NUM_REQUESTS, NUM_TURNS = 64, 5
 SHORT, LONG = 8, 56
-"""Tokens of each request. The difference is decode steps alone, without prompts and compiling."""
+"""Tokens of each request. The difference of their times is that of decode steps only, without
+prompts and compiling."""
 LIST = {
     "type": "object",
     "properties": {
@@ -120,7 +121,8 @@ def quantiles(seconds: list[float]) -> str:
 
 
 def steps(backend: str) -> None:
-    """Tokens take the same number of steps in each variant, so that the times compare."""
+    """Print the time of a decode step in each variant. All variants take the same number of steps,
+    so their times can be compared."""
     variants: dict[str, dict[str, Any]] = {
         "without": {},
         "any text": {"regex": r"(.|\n)*"},
@@ -154,7 +156,7 @@ def decode_s(engine: Engine, constraint: dict[str, Any], num_tokens: int) -> flo
 
 
 def forced(backend: str) -> None:
-    """Requests under a constraint, and requests of as many tokens without one."""
+    """Print the throughput of requests with a constraint, and of as many tokens without one."""
     with Engine(log_level="warning", grammar_backend=backend) as engine:
         for streams in STREAMS:
             prompts = [f"{index}: the weather for a customer in Paris" for index in range(streams)]

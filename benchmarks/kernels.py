@@ -59,8 +59,8 @@ Pools = list[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Attend:
-    """One batch of rows, repeated over ``copies`` pools so that the caches see a model's worth of
-    memory."""
+    """One batch of rows, repeated over ``copies`` pools, so that it reads as much memory as a
+    model."""
 
     name: str
     counts: tuple[int, ...]
@@ -69,7 +69,7 @@ class Attend:
     shared: int = 0
     copies: int = 4
     scattered: bool = True
-    """Pages in random order; else one after the other, as a fresh pool hands them out."""
+    """Whether the pages are in random order; otherwise they follow each other, as in a new pool."""
     softcap: float | None = None
     window: int | None = None
 
@@ -90,7 +90,7 @@ BATCHES = (
 
 
 def best_of(calls: list[Callable[[], object]], clock: Timer) -> list[float]:
-    """Seconds of the fastest run of each call, the calls taking turns."""
+    """The seconds of the fastest run of each call. The calls take turns."""
     best = [float("inf")] * len(calls)
     end = time.perf_counter() + SECONDS_PER_LINE
     while time.perf_counter() < end or best[0] == float("inf"):
@@ -114,7 +114,8 @@ def products(level: str | None, clock: Timer) -> None:
 
 
 def block_products(level: str | None, clock: Timer) -> None:
-    """As the default model's file has them: Q4_1, and Q8_0 for the head."""
+    """Print the products with blocks as in the default model's file: Q4_1, and Q8_0 for the
+    head."""
     ours, theirs = blocks.create(BF16, level=level), panels.create(BF16, level=level)
     pairs = []
     for name, (columns, k) in ALL_PRODUCTS:
@@ -134,7 +135,7 @@ def block_products(level: str | None, clock: Timer) -> None:
 
 
 def compare_products(packs: list[tuple[PackedWeight, PackedWeight]], clock: Timer) -> None:
-    """packs: of ALL_PRODUCTS, ours and theirs."""
+    """Print the times of two implementations of ALL_PRODUCTS. packs: (ours, theirs) of each."""
     lines = {
         name: [i for i, (other, _) in enumerate(ALL_PRODUCTS) if other == name] for name in PRODUCTS
     }

@@ -1,4 +1,4 @@
-"""What each kernel of a layer costs inside a step, for the steps of W1-W4, and how near it is to
+"""What each kernel of a layer costs inside a step, for the steps of W1-W4, and how close it is to
 its bound.
 
     python benchmarks/layer.py [--threads N] [--level avx2] [--only "decode 64"] [--seconds 4]
@@ -43,7 +43,7 @@ STEPS = (
     Attend("decode 1 at 4000", (1,), 4000),
 )
 LARGEST_POOLS_BYTES = 1 << 30
-"""Fewer layers than the model has share their pools beyond this."""
+"""Most bytes of all pools together; beyond this, layers share pools."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Rates:
     flops: float
     """Multiplications and additions per second of a large product."""
     bytes: float
-    """Read per second from memory."""
+    """Bytes per second read from memory."""
 
     def bound_s(self, flops: float, num_bytes: float) -> float:
         return max(flops / self.flops, num_bytes / self.bytes)
@@ -103,8 +103,8 @@ class Layers:
         self.cos_sin = torch.randn(8192, HEAD_DIM)
 
     def prepare(self, case: Attend) -> Callable[[dict[str, float]], None]:
-        """-> a function that runs the step once and adds the seconds of each kernel to what it is
-        given."""
+        """A function that runs the step once and adds the seconds of each kernel to its
+        argument."""
         pages = case.shared + len(case.counts) * (case.kv_len - case.shared)
         per_pool = pages * KV_HEADS * HEAD_DIM * 4
         copies = min(NUM_LAYERS, LARGEST_POOLS_BYTES // per_pool)
@@ -162,7 +162,7 @@ class Layers:
 
 
 def work(case: Attend) -> dict[str, tuple[float, float]]:
-    """Kernel -> multiplications and additions, bytes; of one layer."""
+    """Kernel -> (multiplications and additions, bytes) of one layer."""
     tokens, count = sum(case.counts), case.counts[0]
     seen = len(case.counts) * (count * (case.kv_len - count) + count * (count + 1) // 2)
     keys = case.shared + len(case.counts) * (case.kv_len - case.shared)

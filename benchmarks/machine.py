@@ -1,5 +1,4 @@
-"""The machine and the commit that figures belong to, and whether anybody else is using the
-machine."""
+"""The machine and the commit that figures belong to, and whether other programs use the machine."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """``git describe``; "-dirty" marks changes that no commit has, those of other benchmarks'
-    result files aside."""
+    """The output of ``git describe``; "-dirty" marks changes that are not committed, except in the
+    result files of benchmarks."""
     name = _git("describe", "--always")
     changes = _git("status", "--porcelain", "--", ":(top)", ":(top,exclude)benchmarks/results")
     return name + ("-dirty" if changes else "") if name else "unknown"
@@ -53,8 +52,9 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def environment(*packages: str, level: str | None = None, times: bool = True) -> str:
-    """Machine, versions of ``packages`` and commit, as one line. Ends a benchmark that ``times``
-    something if it would time emulated tiles, by ``level`` or by SETPOINT_CPU_ISA."""
+    """One line with the machine, the versions of ``packages`` and the commit. times: whether the
+    benchmark times anything; if it does, it ends here if ``level`` or SETPOINT_CPU_ISA asks for
+    emulated tiles."""
     chosen = level or os.environ.get(LEVEL_VARIABLE, "")
     if times and is_emulated(chosen):
         sys.exit(f"{chosen} exists for tests: its times say nothing about any machine.")
@@ -63,7 +63,7 @@ def environment(*packages: str, level: str | None = None, times: bool = True) ->
 
 
 def busy_cpu_s() -> float:
-    """CPU seconds that this machine has worked since it started, for anybody."""
+    """CPU seconds that all programs of this machine have used since it started."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system)
 
@@ -77,8 +77,8 @@ def is_quiet(within_s: float = 1.0, *, busy_share: float = 0.07) -> bool:
 def save(
     folder: Path, name: str, figures: Mapping[str, Any], *, packages: Mapping[str, str], load: float
 ) -> Path:
-    """Keep ``figures`` in folder/<date>-<name>.json with what they belong to: command, machine,
-    commit and ``packages`` (``versions``).
+    """Write ``figures`` to folder/<date>-<name>.json, with the command, the machine, the commit and
+    ``packages`` (``versions``); returns the path.
 
     load: the load average before the measurement. The home folder is written as ~, and paths in
     this repository begin there, so that the file names nobody.
@@ -100,8 +100,8 @@ def save(
 
 
 def without_home(text: str) -> str:
-    """``~`` for this user's home folder, wherever a path or an item of a list of paths begins with
-    it."""
+    """The text with ``~`` in place of this user's home folder wherever a path, or an item of a list
+    of paths, begins with it."""
     home = os.path.expanduser("~").rstrip("/")
     return (
         re.sub(rf'(?<=["\s=:]){re.escape(home)}(?=["/\s:])', "~", text)

@@ -1,4 +1,4 @@
-"""Peers as contenders: a program of another engine in a process of its own, asked through its
+"""Peers as contenders: a program of another engine in a process of its own, driven through its
 standard input and output."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PeerProcess:
         )
 
     async def ready(self) -> None:
-        """A first line says that it has loaded."""
+        """Wait for the peer's first line, which says that it has loaded its model."""
         try:
             line = await asyncio.wait_for(asyncio.to_thread(self._read), START_TIMEOUT_S)
         except TimeoutError:

@@ -4,12 +4,12 @@ prefix hits and throughput over HTTP.
     python benchmarks/policies.py  # lpm against fcfs, three repetitions, two minutes
     python benchmarks/policies.py --policies fcfs,lpm,hrrn --reps 5
 
-Groups of requests share a prefix each and arrive mixed, all at once, and the KV pool holds the
-prefixes of two groups: served in order of arrival most requests find that others have evicted
-theirs. One server per policy, the default model, the same requests for each; servers take turns
-within each repetition and only one works at a time. Prompts are fresh in every repetition. A
-request that fails or brings another number of tokens makes the figures void and the exit code 1.
-With --name, JSON goes to benchmarks/results/.
+Requests come in groups, each with a prefix of its own. All arrive at once and mixed, and the KV
+pool holds the prefixes of two groups: if they are served in order of arrival, most requests find
+that others have evicted their prefix. There is one server per policy, with the default model and
+the same requests; servers take turns within each repetition, and only one works at a time. Prompts
+are new in every repetition. If a request fails or yields another number of tokens, the figures are
+not used and the exit code is 1. With --name, JSON goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def parse() -> argparse.Namespace:
 async def measure(
     args: argparse.Namespace, policies: Sequence[str], workload: Workload, results: Results
 ) -> None:
-    """Fills ``results``, sample by sample."""
+    """Add the samples to ``results`` one by one."""
     pool_tokens = int(
         POOL_SEQUENCES * (workload.shared_tokens + workload.own_tokens + workload.output_tokens)
     )

@@ -108,7 +108,8 @@ def burst(address: tuple[str, int], route: str, num_connections: int) -> Burst:
 
 
 def _read(connection: socket.socket, answer: bytearray) -> str | None:
-    """The answer's status once the server has closed the connection."""
+    """Read what has arrived into ``answer``; returns its status once the server has closed the
+    connection, until then None."""
     try:
         piece = connection.recv(1 << 16)
     except ConnectionResetError:
@@ -145,7 +146,7 @@ def probe(address: tuple[str, int], over: Event) -> list[Probe]:
 
 
 def _request(method: str, path: str, body: bytes = b"") -> bytes:
-    """A request after whose answer the server closes the connection."""
+    """The bytes of a request that asks the server to close the connection after the answer."""
     head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     if body:
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
@@ -181,7 +182,7 @@ def measured(url: str, route: str, num_connections: int) -> tuple[Burst, list[Pr
     with multiprocessing.Manager() as shared, multiprocessing.Pool(2) as pool:
         over = shared.Event()
         probing = pool.apply_async(probe, (address, over))
-        time.sleep(1.0)  # the probes' own process has started
+        time.sleep(1.0)  # until the process that sends the probes has started
         bursting = pool.apply_async(burst, (address, route, num_connections))
         done = bursting.get()
         over.set()
@@ -189,7 +190,7 @@ def measured(url: str, route: str, num_connections: int) -> tuple[Burst, list[Pr
 
 
 def rows(name: str, done: Burst, probes: Sequence[Probe]) -> list[str]:
-    """Rows of the table: the whole burst, then its arrival."""
+    """Two rows of the table: for the whole burst, and for its first second."""
     found = []
     for what, end in (
         (f"{name}: {done.ended - done.began:.1f} s", done.ended),
@@ -215,7 +216,7 @@ def failures(done: Burst, probes: Sequence[Probe]) -> list[str]:
 
 
 async def measure(args: argparse.Namespace) -> bool:
-    """Print the table; whether everything was answered with 200."""
+    """Print the table; returns whether everything was answered with 200."""
     server = SetpointServer("setpoint", shlex.split(args.server_args), environment={}, stream=False)
     try:
         await server.ready()
@@ -241,7 +242,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--connections", default="500,2000", help="of each burst, comma-separated")
+    parser.add_argument(
+        "--connections", default="500,2000", help="sizes of the bursts, comma-separated"
+    )
     parser.add_argument("--route", choices=list(BODIES), default="/generate")
     parser.add_argument("--busy", action="store_true", help="beside a spinning loop on every core")
     parser.add_argument("--server-args", default="", help="further arguments, in one string")

@@ -1,5 +1,5 @@
-"""A recorded server under mixed traffic: does every plan come out again, how large is the file, and
-what does recording cost?
+"""A recorded server under mixed traffic: does a replay make the same plans, how large is the file,
+and what does recording cost?
 
     python benchmarks/recording.py [--requests 5000] [--turns 8] [--only replay|cost]
 
@@ -84,7 +84,7 @@ class Client:
 
 
 async def ask(server: Server, body: dict[str, Any]) -> dict[str, Any] | None:
-    """None for a request that failed."""
+    """The answer to a request; None if it failed."""
     try:
         answer = await server.post("/generate", json.dumps(body).encode(), stall_s=STALL_S)
     except ExchangeError:
@@ -138,7 +138,7 @@ def message_kind(row: KeptMessage) -> str:
 
 
 async def one_turn(server: ServerProcess, seed: int) -> float:
-    """64 requests at once: output tokens per second."""
+    """The output tokens per second of 64 requests at once."""
     rng, http = random.Random(seed), Server(server.url)
     bodies = [
         {

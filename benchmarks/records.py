@@ -1,5 +1,5 @@
 """What the stream of records costs: making the records of a decode step, and reading them as a
-server does, without and with metrics.
+server does, with and without metrics.
 
     python benchmarks/records.py [--rows 64,256] [--steps 500]
 
@@ -57,7 +57,7 @@ class Keeping:
 
 
 def usual(*, metrics: bool = False) -> Observer:
-    """The readers of a server; the log's lines are made and go nowhere."""
+    """The readers of a server. Log lines are made, but not written."""
     return EngineReaders(device="cpu", decode_log_interval=40, request_times=False, metrics=metrics)
 
 
@@ -103,7 +103,7 @@ class Clock:
 
 
 def decoding(num_rows: int, num_steps: int, observer: Observer) -> Loop:
-    """A loop whose turns are decode steps of so many rows from now on."""
+    """A loop whose next turns are decode steps of ``num_rows`` rows."""
     sampling = SamplingParams(max_new_tokens=num_steps, temperature=0.0, ignore_eos=True)
     submits: list[ToLoop] = [
         Submit(
@@ -135,7 +135,7 @@ def decoding(num_rows: int, num_steps: int, observer: Observer) -> Loop:
 
 
 def turn_us(loop: Loop, num_steps: int) -> float:
-    """Median."""
+    """The median time of a turn in µs."""
     found = []
     for _ in range(num_steps):
         began = time.perf_counter()
@@ -152,14 +152,14 @@ def each_us(work: Callable[[], object]) -> float:
 
 
 def making_and_reading(record: Record, reader: Observer) -> tuple[float, float]:
-    """µs each."""
+    """The time in µs to make a record, and to read it."""
     kind = type(record)
     values = {name: getattr(record, name) for name in kind.__struct_fields__}
     return each_us(lambda: kind(**values)), each_us(lambda: reader.on(record))
 
 
 def report(num_rows: int, num_steps: int) -> float:
-    """Print the table; µs that the records of a step cost."""
+    """Print the table; returns the µs that the records of a step cost."""
     keeping = Keeping()
     loop = decoding(num_rows, 8, keeping)
     keeping.records.clear()
@@ -190,8 +190,8 @@ def report(num_rows: int, num_steps: int) -> float:
 
 
 def metrics_of_a_step(records: list[Record], num_rows: int) -> float:
-    """Print what --enable-metrics adds to a step: µs in the engine, and in the frontend where each
-    row's token has an event of its own."""
+    """Print and return what --enable-metrics adds to a step in µs: in the engine, and in the
+    frontend, where the token of each row is an event of its own."""
     plain, counting = usual(), usual(metrics=True)
     engine = sum(
         each_us(lambda record=record: counting.on(record))
@@ -210,9 +210,9 @@ def metrics_of_a_step(records: list[Record], num_rows: int) -> float:
 
 
 def watching_a_step(records: list[Record], num_rows: int) -> float:
-    """Print what the doctor and the console add to a step of any server: µs in the engine, which
-    ``usual`` includes, and in the frontend, where each row's token has an event of its own, which
-    are returned."""
+    """Print what the doctor and the console add to a step of any server in µs: in the engine, which
+    ``usual`` includes, and in the frontend, where the token of each row is an event of its own.
+    Returns the latter."""
     keeper, latencies = MomentKeeper(), Latencies()
     engine = sum(each_us(lambda record=record: keeper.on(record)) for record in records)
     frontend = num_rows * each_us(lambda: latencies.between(0.02, 1, time.perf_counter()))

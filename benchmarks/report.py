@@ -1,5 +1,5 @@
-"""From samples to a Markdown table and a JSON file: medians, spreads, and ratios that are only
-called a result beyond the noise."""
+"""Makes a Markdown table and a JSON file from samples: medians, ranges, and ratios, which count as
+a result only if the ranges do not overlap."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ METRICS = {
 
 @dataclass(slots=True, frozen=True)
 class Aim:
-    """``contender`` should be ``factor`` times as good as ``against``: with a factor above 1,
-    beyond the noise."""
+    """An aim: ``contender`` is at least ``factor`` times as good as ``against``; if the factor is
+    above 1, their ranges must not overlap."""
 
     workload: str
     metric: Metric
@@ -76,14 +76,14 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """How many times as good ours is, by the medians; infinitely if the other is nothing."""
+        """How many times as good ours is, by the medians; infinite if theirs is 0."""
         ours, theirs = statistics.median(self.ours), statistics.median(self.theirs)
         better, worse = (ours, theirs) if self.higher_is_better else (theirs, ours)
         return better / worse if worse else math.inf
 
     @property
     def in_the_noise(self) -> bool:
-        """The ranges overlap (or there is nothing to take a range of): no winner may be named."""
+        """Whether the ranges overlap, or are not known, so that no winner may be named."""
         if min(len(self.ours), len(self.theirs)) < 2:
             return True
         return min(self.ours) <= max(self.theirs) and min(self.theirs) <= max(self.ours)
@@ -93,7 +93,7 @@ class Comparison:
 
 
 Results = dict[str, dict[str, list[Sample]]]
-"""workload name -> contender name -> samples, one per repetition."""
+"""Name of a workload -> name of a contender -> its samples, one per repetition."""
 
 
 class Report:
@@ -102,7 +102,7 @@ class Report:
         self._results = results
 
     def values(self, workload: Workload, contender: str, metric: Metric) -> list[float]:
-        """The metric in every repetition; [] if any had an error."""
+        """The metric of every repetition; an empty list if any had an error."""
         samples = self._results[workload.name].get(contender, [])
         if any(sample.errors for sample in samples):
             return []
@@ -110,7 +110,8 @@ class Report:
         return [value for value in found if value is not None]
 
     def table(self, base: str) -> str:
-        """Markdown: a row per workload, metric and contender, with the ratio to ``base``."""
+        """The table in Markdown: a row per workload, metric and contender, with the ratio to
+        ``base``."""
         lines = [
             "| workload | metric | contender | median | min – max | " + f"{base} is |",
             "|---|---|---|---|---|---|",
@@ -142,8 +143,8 @@ class Report:
         return "\n".join(lines)
 
     def cpu_table(self) -> str:
-        """Markdown: CPU seconds per process and the share of the machine that others used; medians
-        over the repetitions."""
+        """A table in Markdown of the CPU seconds per process and the share of the machine that
+        other programs used; medians of the repetitions."""
         lines = [
             "| workload | contender | wall s | CPU s by process | used by others |",
             "|---|---|---|---|---|",
@@ -165,7 +166,7 @@ class Report:
         return "\n".join(lines)
 
     def judge(self, aims: Sequence[Aim]) -> list[str]:
-        """One sentence per aim that this run can judge."""
+        """A sentence for each aim that this run can judge."""
         sentences = []
         for workload in self._workloads:
             for aim in (aim for aim in aims if aim.workload == workload.name):

@@ -46,8 +46,8 @@ ADMISSIONS = 30
 VOCAB = 128_000
 
 PRIORITY = "priority"
-"""fcfs with priority scheduling: newcomers are more urgent than all who run, and preempt one of
-them each."""
+"""fcfs with priority scheduling: each new request is more urgent than all running ones, and
+preempts one of them."""
 
 AIM_STEP_MS = 1.5
 AIM_PROMPT_MS = 1.0
@@ -61,7 +61,7 @@ class Silent:
 
 
 def answer(plan: StepPlan) -> StepResult:
-    """What an engine in no time at all would bring back."""
+    """The result of a plan, as from an engine that takes no time."""
     seq_ids = plan.rows.seq_ids[plan.rows.sampling]
     num_rows = len(seq_ids)
     return StepResult(plan.step_id, seq_ids, np.full(num_rows, 7, np.int32), one_each(num_rows))
@@ -93,7 +93,7 @@ def _us(seconds: list[float], percentile: int) -> float:
 
 
 class Bench:
-    """A full scheduler: every slot taken by a prefilled sequence, the rest of the requests in the
+    """A full scheduler: a prefilled sequence has each slot, and the other requests are in the
     queue."""
 
     def __init__(self, *, policy: str, page_size: int, num_waiting: int) -> None:
@@ -125,7 +125,7 @@ class Bench:
             self._turn(Times())
 
     def decode(self, num_steps: int) -> Times:
-        """Steps of NUM_RUNNING rows while the queue waits for a slot."""
+        """The times of steps with NUM_RUNNING rows while the queue waits for a slot."""
         times = Times()
         for _ in range(num_steps):
             plan = self._turn(times)
@@ -133,8 +133,8 @@ class Bench:
         return times
 
     def admit(self, num_steps: int) -> Times:
-        """Steps that admit one prompt: each time a running request has ended or is preempted, and a
-        new one has come."""
+        """The times of steps that admit one prompt: before each, a running request has ended or is
+        preempted, and a new one has arrived."""
         times, running, queue = Times(), self._scheduler.state.running, self._scheduler.state.queue
         for _ in range(num_steps):
             num_waiting = len(queue)
@@ -171,7 +171,7 @@ class Bench:
 
 
 def _requests() -> Iterator[Request]:
-    """Prompts that share nothing; streaming, so that every token is an event."""
+    """Yields requests whose prompts share nothing. They stream, so that every token is an event."""
     rng = np.random.default_rng(0)
     sampling = SamplingParams(max_new_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
     for number in itertools.count():
@@ -186,8 +186,8 @@ def _requests() -> Iterator[Request]:
 
 
 def scenarios(policies: list[str]) -> list[tuple[str, int]]:
-    """(policy, waiting requests): those that act as fcfs above a queue length are measured just
-    below it too."""
+    """(policy, number of waiting requests) of each row. Policies that act as fcfs above a length of
+    the queue are also measured just below it."""
     found = []
     for name in policies:
         found.append((name, NUM_WAITING))
@@ -197,7 +197,7 @@ def scenarios(policies: list[str]) -> list[tuple[str, int]]:
 
 
 def report_steps(num_steps: int, policies: list[str], page_sizes: list[int]) -> bool:
-    """Print the table; whether the aim for a step is met at every page size."""
+    """Print the table; returns whether the aim for a step is met at every page size."""
     heads = ["schedule", "p99", "update", "p99", "both", "p99", "per row"]
     print(
         f"{f'µs, median and p99; {NUM_RUNNING} running':<62} | "
@@ -226,7 +226,7 @@ def report_steps(num_steps: int, policies: list[str], page_sizes: list[int]) -> 
 
 
 def report_cache() -> tuple[bool, bool]:
-    """Print the costs of match and insert and of memory; whether their aims are met."""
+    """Print the cost of match and insert, and of memory; returns whether the two aims are met."""
     slowest = 0.0
     for page_size in PAGE_SIZES:
         times = {name: us / 1e3 for name, us in cache_costs.measure_times(page_size).items()}

@@ -6,12 +6,13 @@ workloads of random tokens.
     python benchmarks/serving.py --only W2,W4 --no-peer --variant "512=--chunked-prefill-size 512"
     python benchmarks/serving.py --offline  # what HTTP costs: the server and an Engine
 
-Contenders take turns within each repetition and only one of them works at a time. Prompts are fresh
-in every repetition (W3's prefix is shared within one). Greedy, ignore_eos, so that everybody
-generates the same number of tokens. A request that fails or brings another number of tokens is an
-error: the contender's figures are not reported and the exit code is 1. A difference inside the
-spread of the repetitions is not called one. On a machine that others use too, --patience waits for
-quiet moments and repeats what was disturbed. With --name, JSON goes to benchmarks/results/.
+Contenders take turns within each repetition, and only one of them works at a time. Prompts are new
+in every repetition (W3's prefix is shared within one). Sampling is greedy with ignore_eos, so that
+all generate the same number of tokens. A request that fails or yields another number of tokens is
+an error: the contender's figures are not reported, and the exit code is 1. A difference counts only
+if it is larger than the spread of the repetitions. On a machine that others use, too, --patience
+waits for quiet moments and repeats disturbed samples. With --name, JSON goes to
+benchmarks/results/.
 """
 
 from __future__ import annotations

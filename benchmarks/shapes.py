@@ -5,10 +5,10 @@ can be compared at sizes whose weights this machine cannot download.
     python benchmarks/shapes.py llama-3.2-1b             # 12 GB and three minutes on two cores
     python benchmarks/compare.py --shape llama-3.2-1b
 
-Speed does not depend on what the weights say, and every engine gets the same ones: one set of bf16
-values, and roundings of it. The tokenizer is the default model's. Answers consist of the ids that
-the workloads' prompts have too, since an id without text would bring a stream no chunk. What is
-there already is kept. A peer that is not installed gets no copy.
+Speed does not depend on the values of the weights, and every engine gets the same ones: one set of
+bf16 values, and roundings of it. The tokenizer is the default model's. Answers consist of the ids
+that the workloads' prompts also have, because an id without text would give a stream no chunk.
+Existing files are kept. A peer that is not installed gets no copy.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ SHAPES: dict[str, dict[str, object]] = {
 }
 COMMON = {"tie_word_embeddings": True, "hidden_act": "silu", "torch_dtype": "bfloat16"}
 CONVERTER_NEEDS = ("sentencepiece", "pyyaml")
-"""Of llama.cpp's converter, besides what vLLM's environment has."""
+"""Packages that llama.cpp's converter needs in addition to those of vLLM's environment."""
 
 
 def write_model(config: dict[str, object], tokenizer: Path, folder: Path) -> None:
-    """A checkpoint as the hub has it: ``config``, bf16 weights with a standard deviation of 0.02,
-    and the tokenizer's files. The embeddings of ids outside ``VOCAB`` are zeros: their logits are
-    then 0, which is never the largest of thousands."""
+    """Write a checkpoint as on the hub: ``config``, bf16 weights with a standard deviation of 0.02,
+    and the tokenizer's files. The embeddings of ids outside ``VOCAB`` are zeros, so that their
+    logits are 0, which is never the largest of thousands."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -108,7 +108,7 @@ def write_model(config: dict[str, object], tokenizer: Path, folder: Path) -> Non
 
 
 def write_gguf(copies: Copies, peers_dir: Path) -> None:
-    """llama.cpp's copies, by its own converter and quantizer."""
+    """Write llama.cpp's copies with its own converter and quantizer."""
     llama, python = peers_dir / "llama.cpp", peers_dir / "vllm" / "venv" / "bin" / "python"
     for kind in GGUF_TYPES:
         target = copies.gguf(kind)
@@ -126,7 +126,7 @@ def write_gguf(copies: Copies, peers_dir: Path) -> None:
 
 
 def make(name: str, peers_dir: Path) -> None:
-    """Everything for one shape."""
+    """Write the model of one shape and all copies of it."""
     copies = shape_copies(peers_dir, name)
     if not copies.bf16.exists():
         write_model(

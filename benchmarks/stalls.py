@@ -1,15 +1,16 @@
-"""Streams while a long prompt is read, over HTTP: how long they stand still, and how long
-it waits for its first token.
+"""Streams while a long prompt is computed, over HTTP: how long they stand still, and how long the
+prompt waits for its first token.
 
     python benchmarks/stalls.py --reps 3 --variant "no interval=--prefill-decode-interval 0"
     --variant "mixed=--enable-mixed-chunk"
 
-Two streams run; when both have a few tokens, a prompt of 4,000 comes. The gaps between tokens are
-those of both streams from start to end, so that those before and after the prompt are among them:
-their maximum is the time for which a reader sees nothing. One server per contender, the default
-model, the same prompts for each, fresh in every repetition; servers take turns within each
-repetition and only one works at a time. A request that fails or brings another number of tokens
-makes the figures void and the exit code 1. With --name, JSON goes to benchmarks/results/.
+Two streams run; when both have a few tokens, a prompt of 4,000 tokens arrives. The gaps between
+tokens are those of both streams from start to end, so they include those before and after the
+prompt; the longest one is the time for which a reader sees nothing. There is one server per
+contender, with the default model and the same prompts, which are new in every repetition; servers
+take turns within each repetition, and only one works at a time. If a request fails or yields
+another number of tokens, the figures are not used and the exit code is 1. With --name, JSON goes to
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Scene:
     long_output: int = 8
 
     def prompts(self, repetition: int) -> list[list[int]]:
-        """Those of the streams, then the long one. Repetition -1 is for warming up."""
+        """The prompts of the streams, then the long one. Repetition -1 is for warming up."""
         rng = np.random.default_rng([57, repetition + 1])
         return [
             rng.integers(*VOCAB, length).tolist()
@@ -73,12 +74,12 @@ class Sample:
     """One repetition; times in seconds."""
 
     gaps_s: list[float]
-    """Between the tokens of the streams."""
+    """The gaps between the tokens of the streams."""
     long_ttft_s: float
     wall_s: float
-    """From the first request to the last token of anybody."""
+    """Seconds from the first request to the last token of any request."""
     foreign_share: float
-    """Part of the machine's CPU time that somebody else used meanwhile."""
+    """The share of the machine's CPU time that other programs used meanwhile."""
 
 
 async def play(server: HttpServer, scene: Scene, repetition: int) -> Sample:
@@ -153,8 +154,8 @@ def parse() -> argparse.Namespace:
 
 
 async def measure(args: argparse.Namespace, scene: Scene, results: dict[str, list[Sample]]) -> None:
-    """Fills ``results``, sample by sample; the order of contenders is reversed in every other
-    repetition."""
+    """Add the samples to ``results`` one by one. The order of the contenders is reversed in every
+    other repetition."""
     model = [] if args.model_path is None else ["--model-path", args.model_path]
     common = [
         *model,
@@ -188,8 +189,8 @@ async def measure(args: argparse.Namespace, scene: Scene, results: dict[str, lis
 
 
 def table(results: dict[str, list[Sample]]) -> str:
-    """Markdown: a row per contender; percentiles over the gaps of all repetitions, medians of the
-    rest."""
+    """The table in Markdown: a row per contender, with percentiles of the gaps of all repetitions,
+    and medians of the other figures."""
     lines = [
         (
             "| contender | ITL p50, p99, max, ms | TTFT of the long prompt, s | wall, s | used by"

@@ -1,5 +1,5 @@
-"""A loop of a captured step on any number of threads, simulated: who enters when, how the memory is
-shared, what opening and closing the loop costs. It follows ``Team`` and ``for_units`` of
+"""Simulates a loop of a captured step on any number of threads: when each thread enters, how the
+memory is shared, what opening and closing the loop costs. It follows ``Team`` and ``for_units`` of
 kernels/cpu/threads.h and knows nothing of models.
 """
 
@@ -20,14 +20,14 @@ class Machine:
 
     core_flops: float
     core_bytes: float
-    """What one core can read from memory."""
+    """Bytes that one core reads from memory."""
     socket_bytes: float
-    """What all cores together can read from memory."""
+    """Bytes that all cores together read from memory."""
     cache_bytes: float
-    """What one core can read from its own caches."""
+    """Bytes that one core reads from its own caches."""
 
     def read_bytes(self, threads: int) -> float:
-        """Of each of so many threads that read from memory together."""
+        """The bytes of each thread if ``threads`` read from memory together."""
         return min(self.core_bytes, self.socket_bytes / threads)
 
 
@@ -41,25 +41,26 @@ class Barrier:
     far_s: float
     own_s: float
     tree: bool = False
-    """Whether threads wake and await each other in a tree and look for no units of others, which is
-    not built."""
+    """Whether threads wake and await each other in a tree and take no units from others, which has
+    not been built."""
 
     def hop(self, threads: int) -> float:
-        """The mean over the cores that may have the line."""
+        """The mean time to get a cache line, over the cores that may have it."""
         near = min(1.0, CHIPLET / threads)
         return near * self.near_s + (1 - near) * self.far_s
 
     def entry(self, thread: int, threads: int) -> float:
-        """Seconds from the loop's beginning until this thread takes its first unit: all wait for
-        the line that says open, and write to it one after another."""
+        """Seconds from the beginning of the loop until this thread takes its first unit: all
+        threads wait for the cache line that opens the loop, and write to it one after another."""
         if thread == 0:
             return 0.0
         before = math.ceil(math.log2(thread + 1)) if self.tree else thread
         return (1 + before) * self.hop(threads)
 
     def end(self, threads: int, inside: int) -> float:
-        """Seconds from the last unit's end to the loop's: every thread looks for units of all
-        others, then those inside leave one after another, which the first thread sees."""
+        """Seconds from the end of the last unit to the end of the loop: every thread looks for
+        units of all others, then those inside leave one after another, which the first thread
+        observes."""
         if self.tree:
             waits = math.ceil(math.log2(inside)) + 1
         else:
@@ -76,7 +77,7 @@ measured: 0.30 µs where a line takes 37 ns, 0.90 µs where it takes 156 (docs/n
 def loop(
     units: Sequence[float], threads: int, barrier: Barrier, speed: Callable[[int], float]
 ) -> float:
-    """Seconds of a loop: each unit is taken by the next thread that is free. A thread that enters
+    """The seconds of a loop in which the next free thread takes each unit. A thread that enters
     when no unit is left takes no part.
 
     All threads inside work equally fast, so they share one clock of work done: a unit of size u
@@ -104,6 +105,6 @@ def even(units: int) -> tuple[float, ...]:
 
 
 def empty_loop(threads: int, barrier: Barrier) -> float:
-    """Seconds that a loop with one equal unit for each thread takes beyond its work."""
+    """The seconds that a loop with one equal unit for each thread takes in addition to its work."""
     unit = 1e-3
     return loop(even(threads), threads, barrier, lambda _: 1 / threads / unit) - unit

@@ -26,7 +26,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    parser.add_argument("--show", type=int, default=3, help="how many faults to print whole")
+    parser.add_argument("--show", type=int, default=3, help="how many faults to print in full")
     args = parser.parse_args()
     sources = _sources(args.folders)
     print(f"{len(sources)} different templates, {len(CASES)} conversations each\n")
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _sources(folders: list[Path]) -> list[tuple[Path, str]]:
-    """One file for each text, in the order of their paths."""
+    """(path, text) of each different template, in the order of the paths."""
     found: dict[str, tuple[Path, str]] = {}
     for folder in folders:
         for path in sorted(folder.rglob("*.jinja")):

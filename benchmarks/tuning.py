@@ -29,10 +29,10 @@ from contenders import CpuMeter, SetpointServer, StartError
 from machine import environment, save, versions
 from serving import PACKAGES
 from tuning_knobs import COMPARISONS, POOL, Comparison, Side
-from tuning_page import PAGE, RESULTS, cell, written
+from tuning_page import PAGE, RESULTS, cell, with_newest_result
 
 IDLE_TIMEOUT_S = 300.0
-"""How long the requests of a turn may take to end once their clients have left."""
+"""How long the requests of a turn may take to end after their clients have left."""
 
 
 class Bench:
@@ -42,7 +42,7 @@ class Bench:
         self._comparison = comparison
         self._servers: dict[tuple[str, ...], SetpointServer] = {}
         self.facts: dict[str, Any] = {}
-        """What /server_info says about the kernels."""
+        """What ``/server_info`` says about the kernels."""
         for side in (comparison.a, comparison.b):
             if side.arguments not in self._servers:
                 arguments = [*comparison.arguments, *side.arguments]
@@ -179,7 +179,7 @@ def main() -> int:
         }
         print(save(folder, "tuning", figures, packages=versions(*PACKAGES), load=load))
     if is_whole and not failed and args.results is None:
-        PAGE.write_text(written(PAGE.read_text()))
+        PAGE.write_text(with_newest_result(PAGE.read_text()))
         print(f"written: {PAGE.name}")
     return 1 if failed else 0
 

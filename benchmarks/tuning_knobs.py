@@ -47,7 +47,7 @@ FIGURES = {
 
 
 class Traffic(Protocol):
-    """A load on one server, which nobody else uses and whose cache is empty."""
+    """A load on one server that has no other clients and an empty cache."""
 
     async def run(self, server: SetpointServer, turn: int) -> dict[str, float]:
         """Figures by name. Raises RuntimeError if a request failed."""
@@ -55,7 +55,7 @@ class Traffic(Protocol):
     def warm_up(self) -> Traffic: ...
 
     def quick(self) -> Traffic:
-        """The same in small: does everything work?"""
+        """A small version of the same load, to see whether everything works."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,7 +87,7 @@ class Burst:
 
 @dataclass(slots=True, frozen=True)
 class Users:
-    """So many users that ask, read the whole answer, and ask again."""
+    """Users who ask, read the whole answer, and ask again."""
 
     load: Load
     users: int
@@ -115,7 +115,7 @@ class Users:
 
 @dataclass(slots=True, frozen=True)
 class BesideLongPrompt:
-    """Two streams, and a long prompt that comes while they run."""
+    """Two streams, and a long prompt that arrives while they run."""
 
     scene: stalls.Scene = stalls.FULL
 
@@ -138,30 +138,30 @@ class Side:
     """One of the two settings."""
 
     label: str
-    """As the page shows it."""
+    """The name of the setting on the page."""
     arguments: tuple[str, ...] = ()
-    """Of a server of its own."""
+    """Arguments of the server, if this side needs a server of its own."""
     live: Mapping[str, str] = field(default_factory=dict)
     """Options that are changed on the running server before each turn."""
     traffic: Traffic | None = None
-    """If the load is what differs."""
+    """The load of this side, if the sides differ in their loads."""
 
 
 @dataclass(slots=True, frozen=True)
 class Comparison:
     name: str
-    """The mark on the page."""
+    """The name of its mark on the page."""
     knob: str
-    """What differs, in Markdown."""
+    """The option that differs, in Markdown."""
     load: str
-    """In words."""
+    """The load in words."""
     a: Side
     b: Side
     traffic: Traffic
     figures: tuple[Figure, ...]
-    """Those that the page shows."""
+    """The figures that the page shows."""
     arguments: tuple[str, ...] = ()
-    """Of the servers of both sides."""
+    """Arguments of the servers of both sides."""
 
 
 STREAM, PROMPTS = FULL[0], FULL[3]
@@ -172,7 +172,7 @@ ONE_BY_ONE = Workload("T4", "one stream, 32 in, 64 out", 1, 0, 32, 64)
 
 SMALL_POOL = ("--max-total-tokens", "6000", "--decode-log-interval", "10")
 GROUPS_POOL = ("--max-total-tokens", "720", "--enable-cache-report")
-"""It holds the prefixes of two of the eight groups."""
+"""A pool for the prefixes of two of the eight groups."""
 BF16 = ("--quantization", "unquant")
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/tuning_page.py
 
-Measures nothing. A test runs the same and compares, so that the page cannot keep an old figure
-beside a newer result.
+Measures nothing. A test generates the same cells and compares them with the page, so that no old
+figure stays beside a newer result.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MARKED = re.compile(r"(<!-- measured: ([\w-]+) -->)(.*?)(<!-- end -->)", re.DOTA
 MACHINE = "machine"
 """The mark of the sentences about the run."""
 DISTURBED = 0.1
-"""Share of the machine's CPU time used by others from which the page says so."""
+"""If other programs used at least this share of the machine's CPU time, the page says so."""
 
 
-def newest() -> dict[str, Any]:
+def newest_result() -> dict[str, Any]:
     """The latest result, with its path under "path"."""
     path = max(RESULTS.glob("*-tuning.json"))
     return json.loads(path.read_text()) | {"path": path.name}
@@ -55,7 +55,7 @@ def _figure(record: dict[str, Any], name: str) -> str:
 
 
 def about(result: dict[str, Any]) -> str:
-    """What the figures belong to."""
+    """The sentences about the run: date, commit, machine, turns and load."""
     machine, records = result["machine"], result["comparisons"]
     foreign = [
         sample["foreign_share"]
@@ -81,9 +81,9 @@ def about(result: dict[str, Any]) -> str:
     return text
 
 
-def written(page: str) -> str:
+def with_newest_result(page: str) -> str:
     """The page with the figures of the newest result. Raises KeyError for a mark without one."""
-    result = newest()
+    result = newest_result()
     cells = {record["name"]: cell(record) for record in result["comparisons"]}
     cells[MACHINE] = about(result)
     return MARKED.sub(lambda found: found[1] + cells[found[2]] + found[4], page)
@@ -94,5 +94,5 @@ def marks(page: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
-    print(f"written from {newest()['path']}: {PAGE.name}")
+    PAGE.write_text(with_newest_result(PAGE.read_text()))
+    print(f"written from {newest_result()['path']}: {PAGE.name}")

@@ -26,7 +26,7 @@ BF16 = 2
 
 @dataclass(slots=True, frozen=True)
 class Shape:
-    """What of a model decides about its KV cache."""
+    """The properties of a model that determine the size of its KV cache."""
 
     name: str
     num_kv_heads: int
@@ -34,7 +34,7 @@ class Shape:
     windows: tuple[int | None, ...]
 
     def capacity(self, context_len: int, options: argparse.Namespace, *, freed: bool) -> int:
-        """Tokens held; ``freed``: pages behind a window are given back."""
+        """The number of tokens that the pool holds. freed: pages behind a window are given back."""
         spec = tiny_spec(
             num_layers=len(self.windows),
             num_kv_heads=self.num_kv_heads,
@@ -53,7 +53,7 @@ class Shape:
 
 
 def one_in(period: int, num_layers: int, window: int) -> tuple[int | None, ...]:
-    """Every ``period``-th layer sees everything."""
+    """The windows of layers of which every ``period``-th sees everything."""
     return tuple(window if (layer + 1) % period else None for layer in range(num_layers))
 
 
@@ -70,7 +70,7 @@ SHAPES = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gib", type=float, default=16.0, help="of KV pool, in bf16")
+    parser.add_argument("--gib", type=float, default=16.0, help="size of the KV pool, in bf16")
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--chunk", type=int, default=2048)
     options = parser.parse_args()

@@ -1,8 +1,8 @@
-"""What the benchmarks over HTTP ask for: workloads of random token ids, the same for everybody who
-is measured.
+"""The workloads of the benchmarks over HTTP: prompts of random token ids, the same for every
+contender.
 
-Prompts are a function of (workload, repetition): fresh in every repetition, so that no prefix cache
-helps across them.
+Prompts are a function of (workload, repetition). They are new in every repetition, so that no
+prefix cache helps from one to the next.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Workload:
     own_tokens: int
     output_tokens: int
     num_groups: int = 1
-    """Requests that share a prefix make a group, all of one size; several groups arrive mixed at
-    random."""
+    """Number of groups of requests that share a prefix. All groups have the same size, and their
+    requests arrive mixed at random."""
 
     def prompts(self, repetition: int) -> list[list[int]]:
         """One prompt per request. Repetition -1 is for warming up."""
@@ -44,7 +44,7 @@ class Workload:
 
     @property
     def input_tokens(self) -> int:
-        """All prompts together."""
+        """The number of tokens of all prompts together."""
         return self.num_requests * (self.shared_tokens + self.own_tokens)
 
     @property

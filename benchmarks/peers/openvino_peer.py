@@ -3,10 +3,10 @@ standard input.
 
     VENV/bin/python benchmarks/peers/openvino_peer.py FOLDER --num-threads 2
 
-FOLDER holds a model that optimum-intel has exported (install.py). An empty object says that it is
-loaded. A job is ``{"prompts": [[ids]], "num_outputs": n}``. The answer: ``{"wall_s",
-"num_generated", "ttft_s", "decode_s"}``, the last two null for more than one prompt. Timed without
-HTTP, which is in the peer's favour.
+FOLDER has a model that optimum-intel has exported (install.py). The program writes an empty object
+when the model is loaded. A job is ``{"prompts": [[ids]], "num_outputs": n}``. The answer is
+``{"wall_s", "num_generated", "ttft_s", "decode_s"}``; the last two are null for more than one
+prompt. It is timed without HTTP, which is in the peer's favour.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def generate(pipeline: Any, prompts: list[list[int]], num_outputs: int) -> dict[
     return {
         "wall_s": wall,
         "num_generated": num_generated,
-        # A step after the prompt's brings one token.
+        # Each step after the prompt's yields one token.
         "ttft_s": times[len(times) - num_outputs] - begin if alone else None,
         "decode_s": times[-1] - times[len(times) - num_outputs] if alone else None,
     }

@@ -3,9 +3,9 @@ activations quantised per token.
 
     python benchmarks/peers/quantize_w8a8.py MODEL FOLDER
 
-Round to nearest of the linear layers' weights, symmetric, in the compressed-tensors format. No
-calibration: the activations' scales are taken at run time. MODEL is what `setpoint serve
---model-path` takes.
+The weights of linear layers are rounded to nearest, symmetrically, in the compressed-tensors
+format. Nothing is calibrated: the scales of activations are computed at run time. MODEL is what
+`setpoint serve --model-path` takes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from setpoint.checkpoint.source import locate
 
 
 def quantized(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """[out, in] projections as int8 with ``NAME_scale`` [out, 1]; everything else as it is."""
+    """The weights with projections [out, in] as int8 and ``NAME_scale`` [out, 1] beside them;
+    everything else is unchanged."""
     found: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         if not name.endswith("_proj.weight"):

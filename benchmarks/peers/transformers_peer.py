@@ -3,9 +3,10 @@ of standard input.
 
     python benchmarks/peers/transformers_peer.py FOLDER --num-threads 2
 
-An empty object says that the model is loaded. A job is ``{"prompts": [[ids]], "num_outputs": n}``,
-prompts of one length. The answer: ``{"wall_s", "num_generated", "ttft_s", "decode_s"}``, the last
-two null for more than one prompt. Timed without HTTP, which is in the peer's favour.
+The program writes an empty object when the model is loaded. A job is ``{"prompts": [[ids]],
+"num_outputs": n}``, with prompts of equal length. The answer is ``{"wall_s", "num_generated",
+"ttft_s", "decode_s"}``; the last two are null for more than one prompt. It is timed without HTTP,
+which is in the peer's favour.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 
 class Stopwatch:
-    """A streamer that notes when each token came (the first call brings the prompt)."""
+    """A streamer that notes when each token came. Its first call has the prompt."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
