@@ -27,6 +27,11 @@ BINDING = (
     "mem-underused",
     "prefix-miss",
     "batch-too-large",
+    "rank-imbalance",
+    "grammar-queue",
+    "other-pool-full",
+    "host-bound",
+    "admission-delayed",
 )
 RESIDUAL = "kv-conservative"
 """A queue beside free memory without another reason for it."""
@@ -45,6 +50,19 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
         "prefill-budget",
         "mem-underused",
     ),
+    "rank-imbalance": (
+        "client-bound",
+        "seq-cap",
+        "kv-full",
+        "kv-conservative",
+        "prefill-budget",
+        "mem-underused",
+        "queue-too-long",
+    ),
+    "grammar-queue": ("client-bound",),
+    "other-pool-full": ("client-bound", "seq-cap"),
+    "host-bound": ("client-bound",),
+    "admission-delayed": ("client-bound", "prefill-budget", "kv-conservative"),
 }
 """A cause that stands before others which it brings about, or which say less."""
 
@@ -96,13 +114,13 @@ def _located(seen: Observations, evidence: tuple[Evidence, ...]) -> tuple[Eviden
 
 def ranked(findings: list[Finding]) -> list[Finding]:
     """The binding limit first: what ended the server, then the limit that binds most of the loaded
-    time, then advice, then causes that have no fixed id."""
+    time, then advice."""
 
     def tier(finding: Finding) -> int:
         for place, causes in enumerate((FATAL, BINDING, ADVICE)):
             if finding.cause in causes:
                 return place
-        return 3
+        raise KeyError(finding.cause)
 
     def weight(finding: Finding) -> float:
         return finding.confidence * (1.0 if finding.share is None else finding.share)

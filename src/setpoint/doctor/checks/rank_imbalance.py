@@ -10,6 +10,8 @@ from setpoint.doctor.load import Load
 from setpoint.doctor.phases import waits
 
 MIN_QUEUE = 4.0
+MIN_QUEUE_OF_FEW = 10.0
+"""If a rank has only a line or two: what arrives in a burst would soon be gone."""
 MIN_QUEUED = 0.5
 LESS = 0.25
 """The idle rank has at most this share of the busy rank's queue …"""
@@ -18,14 +20,16 @@ FEWER = 0.75
 
 
 def find(case: Case) -> Finding | None:
-    loads = {name: load for name, load in case.loads.items() if len(load) >= MIN_LINES}
+    few = 1 if case.is_excerpt else MIN_LINES
+    loads = {name: load for name, load in case.loads.items() if len(load) >= few}
     if len(loads) < 2 or not case.has_load:
         return None
     busy = max(loads, key=lambda name: _queue(loads[name]))
     idle = min(loads, key=lambda name: (_queue(loads[name]), _running(loads[name])))
     queue, rest = _queue(loads[busy]), _queue(loads[idle])
     share = loads[busy].share(waits)
-    if queue < MIN_QUEUE or share < MIN_QUEUED or rest > LESS * queue:
+    least = MIN_QUEUE_OF_FEW if len(loads[busy]) < MIN_LINES else MIN_QUEUE
+    if queue < least or share < MIN_QUEUED or rest > LESS * queue:
         return None
     if _running(loads[idle]) > FEWER * _running(loads[busy]):
         return None

@@ -3,6 +3,7 @@ is a moment: gauges are as the second one shows them, counters are what was adde
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,6 +18,11 @@ from setpoint.doctor.readers.scrape import Scrape, Values, pages_in, quantiles, 
 
 EVERY_S = 1.0
 COUNTER = "realtime_tokens"
+_PAGE = re.compile(
+    rb"# (?:HELP|TYPE) |(?:sglang[:_]|setpoint:)[\w:]+(?:\{[^\n]*\})?[ \t]+[-+]?(?:\d|NaN|Inf)"
+)
+"""How a page of metrics begins: a comment, or a name with a number. Names of containers, which
+stand before the lines of a log, begin like those of metrics."""
 RESTARTED = "The server restarted while it was watched. The report is about the time after that."
 
 
@@ -26,7 +32,7 @@ def is_saved(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         head = file.read(4096).lstrip()
-    return head.startswith((b"# HELP ", b"# TYPE ", b"sglang:", b"sglang_", b"setpoint:"))
+    return _PAGE.match(head) is not None
 
 
 def read_saved(name: str) -> Observations:
