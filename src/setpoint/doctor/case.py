@@ -10,7 +10,7 @@ from typing import Any
 
 from setpoint.core.moments import Moment
 from setpoint.doctor.findings import Phase, PhaseSpan
-from setpoint.doctor.limits import AT_BUDGET, FULL, Limits, at_budget, binding_limit
+from setpoint.doctor.limits import AT_BUDGET, Limits, at_budget, binding_limit, is_full
 from setpoint.doctor.load import Load, weigh
 from setpoint.doctor.observations import Facts, Observations, Rank
 from setpoint.doctor.phases import MIN_GAP_S, label, running_of, spans, waits
@@ -59,8 +59,8 @@ class Case:
     """Steady phases of all ranks, in the order of time."""
     decoding: Load = field(default_factory=Load)
     """Those moments of ``load`` in which requests generated, or all if these are too few to stand
-    for it: usage and running requests are judged here, because lines about a prefill show them
-    before their new requests have joined."""
+    for it and the others tell the usage as well: usage and running requests are judged here,
+    because lines about a prefill show them before their new requests have joined."""
     limits: Limits = field(default_factory=Limits)
     slots_named: bool = False
     """The source names the cap of ``limits.slots``; otherwise it is inferred from requests that
@@ -148,7 +148,8 @@ def examine(seen: Observations) -> Case:
     pairs.sort(key=lambda pair: pair[0].at)
     load = Load(tuple(m for m, _ in pairs), tuple(w for _, w in pairs), clock)
     decoding = load.where(lambda moment: moment.num_decode > 0)
-    if len(decoding) < max(MIN_LINES, MIN_DECODING * len(load)):
+    others_tell = load.share(lambda moment: moment.usage is not None) >= 0.5
+    if len(decoding) < (max(MIN_LINES, MIN_DECODING * len(load)) if others_tell else MIN_LINES):
         decoding = load
     limits, named = _limits(seen.facts, load, decoding)
     return Case(
@@ -240,8 +241,7 @@ def _pinned(decoding: Load) -> float | None:
     most = max(peak for _, peak in running)
     if most != int(most):
         return None
-    usage = waiting.median(lambda moment: moment.usage)
-    if usage is not None and usage >= FULL:
+    if waiting.share(is_full) >= 0.5:
         return None  # memory holds them there
     # The mean of several batches is a little lower: a slot is empty until the next step.
     stands = sum(peak == most and mean >= NEARLY * most for mean, peak in running)

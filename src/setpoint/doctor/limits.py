@@ -26,6 +26,9 @@ queue is moderate. client-bound: nothing waits. unknown: the moment tells too li
 
 FULL = 0.9
 """Usage from which the guides call the memory well used."""
+WHOLE = 1.5
+"""Memory of a request at its end, for which there must be room before it begins, as a multiple of
+what a running one has in the mean: 1 if prompts are long, 2 if answers are."""
 OTHER_FULL = 0.95
 AT_CAP = 0.95
 AT_BUDGET = 0.9
@@ -78,9 +81,9 @@ def at_budget(moment: Moment, limits: Limits) -> bool:
 
 
 def is_full(moment: Moment) -> bool:
-    """Whether the KV pool is in good use, or an average request more would not fit."""
+    """Whether the KV pool is in good use, or a request more would not fit."""
     usage = moment.usage or 0.0
-    return usage >= FULL or usage + usage / max(moment.running or 1e9, 1) >= 1
+    return usage >= FULL or usage + WHOLE * usage / max(moment.running or 1e9, 1) >= 1
 
 
 def other_pool(moment: Moment) -> str | None:

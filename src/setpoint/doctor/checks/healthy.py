@@ -5,6 +5,7 @@ from __future__ import annotations
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import confidence, per_minute, percent, quote
+from setpoint.doctor.checks.kv_conservative import is_used_up
 from setpoint.doctor.checks.kv_optimistic import retracts_often
 from setpoint.doctor.checks.queue_too_long import MOST
 from setpoint.doctor.findings import Action, Finding
@@ -13,6 +14,8 @@ from setpoint.doctor.load import Load
 
 GOOD = 0.85
 """Usage from which nothing worth a change is held back."""
+GOOD_BEFORE_PEAKS = 0.7
+"""The same, if the rest is in use at times."""
 FEW = 0.2
 """Waiting requests for each running one that are no more than arrivals in steps."""
 
@@ -28,7 +31,7 @@ def find(case: Case) -> Finding | None:
     queue = load.median(lambda moment: moment.queue) or 0.0
     if queue > MOST:
         return None
-    if usage is not None and usage >= GOOD:
+    if usage is not None and (usage >= GOOD or (usage >= GOOD_BEFORE_PEAKS and is_used_up(case))):
         waiting = f"{queue:,.0f} requests wait in the queue" if queue else "no request waits"
         return _finding(
             case,

@@ -30,6 +30,8 @@ MIN_SHARE = 0.5
 
 CLEARLY_FREE = 0.85
 """From this usage on, what is held back is hardly worth a change."""
+PEAKS = 0.1
+"""Share of the time in which the reserve is in use, if it is needed at all."""
 FEW = 0.15
 """Waiting requests for each running one below which letting them in changes nothing."""
 MIN_EXCERPT = 6
@@ -55,7 +57,7 @@ def find(case: Case) -> Finding | None:
     if case.option("disable_radix_cache") is True and switched_off(case) is not None:
         return None  # each request waits for a prompt that a cache would hold: prefix-miss
     queue = held.median(lambda moment: moment.queue) or 1.0
-    if queue < FEW * running or usage >= CLEARLY_FREE:
+    if queue < FEW * running or usage >= CLEARLY_FREE or is_used_up(case):
         return None
     present = case.conservativeness
     value, growth = conservativeness_for(present, usage, running, queue)
@@ -79,6 +81,13 @@ def find(case: Case) -> Finding | None:
         "requests with a huge max_new_tokens.",
         share=round(share, 3),
     )
+
+
+def is_used_up(case: Case) -> bool:
+    """Whether the running requests come to need what was reserved for them: usage goes up and down
+    as many of them begin and end together, and with a smaller reserve the pool would overflow."""
+    peak = case.decoding.quantile(lambda moment: moment.usage_max or moment.usage, 1 - PEAKS)
+    return peak is not None and peak >= FULL
 
 
 def _varies(case: Case, held: Load) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
+from setpoint.core.moments import Moment
 from setpoint.doctor.case import MANY_LINES, Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -23,7 +24,7 @@ from setpoint.doctor.checks.kv_optimistic import EFFECTIVE, retracts_often
 from setpoint.doctor.checks.memory import GUIDE_DEVICE_GB, total_gb
 from setpoint.doctor.equations import GOOD_USAGE, mem_fraction_for, rounded
 from setpoint.doctor.findings import Action, Finding, RuledOut
-from setpoint.doctor.limits import binding_limit
+from setpoint.doctor.limits import binding_limit, is_full
 from setpoint.doctor.load import Load
 
 MIN_SHARE = 0.5
@@ -31,7 +32,7 @@ LEAST_QUEUE = 2.0
 LEAST_RATIO = 0.3
 """Waiting requests for each running one: by Little's law a request waits this many times as long
 as it is served. Below this, its place in a full pool is no reason to complain."""
-PRIOR = 1.2
+PRIOR = 1.5
 """Doublings by which a full pool with a queue is rather healthy than too small: with 72 running
 requests, as many waiting and a usage of 0.95. The guides call a queue healthy."""
 EVEN_BATCH = 72.0
@@ -54,7 +55,7 @@ FALLS = 0.5
 def find(case: Case) -> Finding | None:
     if not case.has_load:
         return None
-    full = case.decoding.where(lambda moment: binding_limit(moment, case.limits) == "kv-full")
+    full = case.decoding.where(lambda moment: _is_bound(case, moment))
     share = sum(full.weights) / (sum(case.decoding.weights) or 1.0)
     usage = full.median(lambda moment: moment.usage)
     running = full.median(lambda moment: moment.running)
@@ -90,6 +91,15 @@ def find(case: Case) -> Finding | None:
         falsify="The queue does not shrink with a larger KV pool. Then more requests arrive than "
         "this machine can compute.",
         share=round(share, 3),
+    )
+
+
+def _is_bound(case: Case, moment: Moment) -> bool:
+    """Whether requests wait beside a full pool. That the prompts of those that it has room for
+    fill their prefill batches does not change it."""
+    limit = binding_limit(moment, case.limits)
+    return limit == "kv-full" or (
+        limit == "prefill-budget" and is_full(moment) and not case.limits.reasons
     )
 
 
@@ -136,7 +146,8 @@ def _doublings(case: Case, full: Load, running: float, queue: float) -> float:
     usage = full.median(lambda moment: moment.usage) or 0.0
     ratio = queue / running
     odds = math.log2(ratio) + _within(math.log2(EVEN_BATCH / running), -2.0, 2.0)
-    odds += _within((usage - EVEN_USAGE) / USAGE_STEP, -2.0, 1.5)
+    # What is left is less than a request, half of one in the mean.
+    odds += _within((usage + usage / (2 * running) - EVEN_USAGE) / USAGE_STEP, -2.0, 1.5)
     odds -= PRIOR
     if ratio >= UNLIMITED_RATIO:
         odds = max(odds, 1.0)
