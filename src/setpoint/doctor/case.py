@@ -203,7 +203,7 @@ def _busy_minutes(rank: Rank, clock: bool) -> float:
 
 
 def _limits(facts: Facts, load: Load, decoding: Load) -> tuple[Limits, bool]:
-    slots, named = _slots(facts, decoding)
+    slots, named = _slots(facts, load, decoding)
     tokens, whole = _prefill_tokens(facts, load)
     reasons = any(moment.refusals for moment in load.moments)
     limits = Limits(slots, tokens, whole_prompts=whole, reasons=reasons)
@@ -215,7 +215,7 @@ def _limits(facts: Facts, load: Load, decoding: Load) -> tuple[Limits, bool]:
     return replace(limits, prefill_bound=bound), named
 
 
-def _slots(facts: Facts, decoding: Load) -> tuple[float | None, bool]:
+def _slots(facts: Facts, load: Load, decoding: Load) -> tuple[float | None, bool]:
     """The cap of running requests of one rank, and whether the source names it."""
     most = decoding.most(running_of) or 0.0
     named = facts.max_running_requests
@@ -229,7 +229,9 @@ def _slots(facts: Facts, decoding: Load) -> tuple[float | None, bool]:
         named //= pipeline
     if named and most <= 1.05 * named:
         return float(named), True
-    return _pinned(decoding), False
+    pinned = _pinned(decoding)
+    is_passed = pinned is not None and (load.most(lambda moment: moment.running) or 0.0) > pinned
+    return None if is_passed else pinned, False
 
 
 def _pinned(decoding: Load) -> float | None:

@@ -22,6 +22,8 @@ from setpoint.doctor.equations import (
 from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
 
 MIN_RETRACTIONS = 3
+MIN_IN_EXCERPT = 2
+"""Among a few lines: so close together they are no single event."""
 MAX_RATE = 1.2
 """Retractions per minute of one rank that are still fine: the guides say about one."""
 HIGH_USAGE = 0.8
@@ -75,7 +77,8 @@ def find(case: Case) -> Finding | None:
 
 
 def retracts_often(case: Case) -> bool:
-    return case.num_retractions >= MIN_RETRACTIONS and case.retractions_per_minute > MAX_RATE
+    least = MIN_IN_EXCERPT if case.is_excerpt else MIN_RETRACTIONS
+    return case.num_retractions >= least and case.retractions_per_minute > MAX_RATE
 
 
 def _effect(present: float, wanted: float, ratios: list[float]) -> Effect:
