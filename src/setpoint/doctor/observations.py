@@ -63,6 +63,7 @@ EventKind = Literal[
     "leak",
     "queue-full",
     "timeout",
+    "grammar-timeout",
     "aborted",
     "clipped",
     "reduced",
@@ -72,7 +73,8 @@ EventKind = Literal[
 ]
 """retraction: the pool ran out of pages. oom: an allocation failed. killed: a process ended or was
 ended. unhealthy: a health check failed. leak: the accounting of the pool does not add up.
-queue-full, timeout, aborted: a request ended that way. reduced: a limit was lowered at start-up.
+queue-full, timeout, grammar-timeout (its grammar was not compiled in time), aborted: a request
+ended that way. reduced: a limit was lowered at start-up.
 access-error: an HTTP answer of 500 or above."""
 
 

@@ -46,6 +46,8 @@ KEYWORDS = (
     b"accounting is broken",
     b"queue is full",
     b"timeout reached",
+    b"rammar preprocessing timed out",
+    b"rammar of the request was not ready",
     b"was answered 50",
     b"max_new_tokens lowered",
     b"exceeds the maximum allowed length",
@@ -119,6 +121,8 @@ def happened(text: bytes) -> Happened | None:
     """What a line tells. Where an allocation failed is for the caller to find out."""
     if b"_reqs: " in text:
         return _retraction(text)
+    if _NO_GRAMMAR.search(text, 0, 400):  # before its grammar, which holds a client's words
+        return Happened("grammar-timeout")
     if deaths.has_no_answer(text):
         return Happened("unhealthy")
     if _LEAK.search(text):
@@ -141,6 +145,9 @@ def happened(text: bytes) -> Happened | None:
     return Happened("access-error", {"status": status[1].decode()}) if status else None
 
 
+_NO_GRAMMAR = re.compile(
+    rb"^Grammar preprocessing timed out|rammar of the request was not ready in time"
+)
 _LEAK = re.compile(rb"(?i:leak detected)|accounting is broken")
 _NO_MEMORY = re.compile(
     rb"[Oo]ut of memory|OutOfMemoryError|[Nn]ot enough memory|allocate memory|bad_alloc"
