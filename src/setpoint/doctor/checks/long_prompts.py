@@ -3,6 +3,9 @@ long-prompt-blocking."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterator
+
 from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.limits import at_budget
@@ -13,6 +16,9 @@ ONE_PROMPT = 1.3
 """Sequences of a batch, at most, in the mean of those that a moment sums up."""
 MIN_CHUNKS = 3
 """Full chunks of one prompt in a row, while others wait."""
+LONGER = 2.5
+"""A long prompt has at least so many times the tokens of the usual one."""
+EXACTLY = 0.99
 STALLED = 2.0
 """Running requests that a prefill holds up, at least."""
 
@@ -20,39 +26,68 @@ STALLED = 2.0
 def chunks_of_one(case: Case) -> tuple[Load, float]:
     """The prefill batches under load that belong to a row of full chunks of one prompt while
     other requests wait, and the prompt tokens of the longest row. A line in the middle of a long
-    prompt has one sequence (or none, where only new ones count) and the whole budget."""
-    return _rows(case, waits)
+    prompt has one sequence (or none, where only new ones count) and the whole budget. Rows of
+    prompts that are hardly longer than the others do not count: each of those blocks the next, and
+    none is the long one."""
+    return _held_up(case, waits)
 
 
 def stalling_chunks(case: Case) -> tuple[Load, float]:
     """The same, while nobody waits, but running requests cannot go on: prefill goes first."""
-    return _rows(case, lambda moment: (moment.running or 0.0) >= STALLED)
+    return _held_up(case, lambda moment: (moment.running or 0.0) >= STALLED)
 
 
-def _rows(case: Case, holds_up: Test) -> tuple[Load, float]:
-    kept: set[int] = set()
-    longest = 0.0
-    for load in case.loads.values():
-        row: list[Moment] = []
-        for moment in load.moments:
-            if not moment.num_prefill:
-                continue
-            if _is_full_chunk(moment, case) and holds_up(moment):
-                row.append(moment)
-                continue
-            longest = max(longest, _keep(row, kept))
+def _held_up(case: Case, holds_up: Test) -> tuple[Load, float]:
+    rows = [
+        row
+        for load in case.loads.values()
+        for row in _rows(load, case)
+        if sum(moment.num_prefill for moment in row if holds_up(moment)) >= MIN_CHUNKS
+    ]
+    if not rows or statistics.median(map(_tokens, rows)) < LONGER * _usual_prompt(case, rows):
+        return case.load.where(lambda moment: False), 0.0
+    kept = {id(moment) for row in rows for moment in row if holds_up(moment)}
+    return case.load.where(lambda moment: id(moment) in kept), max(map(_tokens, rows))
+
+
+def _rows(load: Load, case: Case) -> Iterator[list[Moment]]:
+    """Prefill batches that follow one another, each with a full chunk of one prompt. Its chunks
+    have the same size to the token; prompts of nearly that size have not."""
+    row: list[Moment] = []
+    for moment in load.moments:
+        if not moment.num_prefill:
+            continue
+        is_chunk = is_full_chunk(moment, case)
+        if row and not (is_chunk and _size(moment) == _size(row[-1])):
+            yield row
             row = []
-        longest = max(longest, _keep(row, kept))
-    return case.load.where(lambda moment: id(moment) in kept), longest
+        if is_chunk:
+            row.append(moment)
+    if row:
+        yield row
 
 
-def _is_full_chunk(moment: Moment, case: Case) -> bool:
+def _usual_prompt(case: Case, rows: list[list[Moment]]) -> float:
+    """Prompt tokens that a request of this load has computed, in the mean. Where the lines count a
+    prompt in each of its chunks, it is one all the same: a full batch ends with a prompt that the
+    next one goes on with."""
+    prefills = [moment for moment in case.load.moments if moment.num_prefill]
+    counted = sum(moment.new_seqs for moment in prefills)
+    if all(moment.new_seqs for row in rows for moment in row):
+        size = case.limits.prefill_tokens or 1.0
+        counted -= sum(m.num_prefill for m in prefills if _size(m) >= EXACTLY * size)
+    return sum(moment.new_tokens for moment in prefills) / max(counted, 1)
+
+
+def is_full_chunk(moment: Moment, case: Case) -> bool:
+    """Whether one prompt alone fills the moment's prefill batches."""
     return at_budget(moment, case.limits) and moment.new_seqs <= ONE_PROMPT * moment.num_prefill
 
 
-def _keep(row: list[Moment], kept: set[int]) -> float:
-    """Whether this row of chunks is one prompt; its tokens if so, else 0."""
-    if sum(moment.num_prefill for moment in row) < MIN_CHUNKS:
-        return 0.0
-    kept.update(id(moment) for moment in row)
+def _size(moment: Moment) -> float:
+    """Tokens of its prefill batches, in the mean."""
+    return round(moment.new_tokens / moment.num_prefill)
+
+
+def _tokens(row: list[Moment]) -> float:
     return float(sum(moment.new_tokens for moment in row))

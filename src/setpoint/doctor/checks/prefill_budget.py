@@ -15,7 +15,12 @@ from setpoint.doctor.checks.common import (
     said,
     whole,
 )
-from setpoint.doctor.checks.long_prompts import STALLED, chunks_of_one, stalling_chunks
+from setpoint.doctor.checks.long_prompts import (
+    STALLED,
+    chunks_of_one,
+    is_full_chunk,
+    stalling_chunks,
+)
 from setpoint.doctor.equations import prefill_size_for
 from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
 from setpoint.doctor.limits import FULL, at_budget, binding_limit
@@ -90,9 +95,14 @@ def stalling(case: Case) -> tuple[Load, float]:
 
 def _decodes(case: Case) -> bool:
     """Whether decode steps have a part of the time. One runs only if no request can be admitted: at
-    a full pool they show that memory is what lacks, and without them the budget is."""
-    decodes = case.load.where(lambda moment: moment.num_prefill == 0 and moment.num_decode > 0)
-    return len(decodes) > 0.1 * len(case.load)
+    a full pool they show that memory is what lacks, and without them the budget is. So does a
+    batch with room, in which a prompt ends and the next may not begin. How many chunks a prompt
+    has shows neither."""
+    telling = case.load.where(lambda moment: not is_full_chunk(moment, case))
+    lacking = telling.where(
+        lambda moment: moment.num_prefill == 0 or not at_budget(moment, case.limits)
+    )
+    return len(lacking) > 0.1 * len(telling)
 
 
 def prefill_action(case: Case) -> Action:
