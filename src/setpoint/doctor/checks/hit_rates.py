@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.common import events
+from setpoint.doctor.checks.prompts import mean_prompt
 from setpoint.doctor.limits import at_budget
 from setpoint.doctor.observations import Rank
 
@@ -69,7 +69,10 @@ def _collapse(case: Case, rank: Rank) -> Collapse | None:
         _share(hit_rate([moment]) < middle for moment in late),
         _share(hit_rate([moment]) < middle for moment in end),
     )
-    if min(sides) < PURE or not _are_alike(early, late) or _was_flushed(case, early, late):
+    if min(sides) < PURE or _was_flushed(case, early, late):
+        return None
+    lengths = [mean_prompt(_between(rank, part), case) for part in (early, late)]
+    if max(lengths) > ALIKE * min(lengths):
         return None
     return Collapse(before, after, early, late)
 
@@ -112,14 +115,9 @@ def _share(holds: Iterable[bool]) -> float:
     return sum(found) / len(found)
 
 
-def _are_alike(early: Sequence[Moment], late: Sequence[Moment]) -> bool:
-    lengths = [
-        statistics.median(
-            (moment.new_tokens + moment.cached_tokens) / moment.new_seqs for moment in part
-        )
-        for part in (early, late)
-    ]
-    return max(lengths) <= ALIKE * min(lengths)
+def _between(rank: Rank, part: Sequence[Moment]) -> list[Moment]:
+    """All moments from the first to the last of these: parts of prompts, too."""
+    return [moment for moment in rank.moments if part[0].at <= moment.at <= part[-1].at]
 
 
 def _was_flushed(case: Case, early: Sequence[Moment], late: Sequence[Moment]) -> bool:

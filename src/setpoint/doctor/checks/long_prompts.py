@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
+from setpoint.doctor.checks.prompts import mean_prompt
 from setpoint.doctor.limits import at_budget
 from setpoint.doctor.load import Load, Test
 from setpoint.doctor.phases import waits
@@ -18,7 +19,6 @@ MIN_CHUNKS = 3
 """Full chunks of one prompt in a row, while others wait."""
 LONGER = 2.5
 """A long prompt has at least so many times the tokens of the usual one."""
-EXACTLY = 0.99
 STALLED = 2.0
 """Running requests that a prefill holds up, at least."""
 
@@ -44,7 +44,8 @@ def _held_up(case: Case, holds_up: Test) -> tuple[Load, float]:
         for row in _rows(load, case)
         if sum(moment.num_prefill for moment in row if holds_up(moment)) >= MIN_CHUNKS
     ]
-    if not rows or statistics.median(map(_tokens, rows)) < LONGER * _usual_prompt(case, rows):
+    usual = mean_prompt(case.load.moments, case)
+    if not rows or statistics.median(map(_tokens, rows)) < LONGER * usual:
         return case.load.where(lambda moment: False), 0.0
     kept = {id(moment) for row in rows for moment in row if holds_up(moment)}
     return case.load.where(lambda moment: id(moment) in kept), max(map(_tokens, rows))
@@ -65,18 +66,6 @@ def _rows(load: Load, case: Case) -> Iterator[list[Moment]]:
             row.append(moment)
     if row:
         yield row
-
-
-def _usual_prompt(case: Case, rows: list[list[Moment]]) -> float:
-    """Prompt tokens that a request of this load has computed, in the mean. Where the lines count a
-    prompt in each of its chunks, it is one all the same: a full batch ends with a prompt that the
-    next one goes on with."""
-    prefills = [moment for moment in case.load.moments if moment.num_prefill]
-    counted = sum(moment.new_seqs for moment in prefills)
-    if all(moment.new_seqs for row in rows for moment in row):
-        size = case.limits.prefill_tokens or 1.0
-        counted -= sum(m.num_prefill for m in prefills if _size(m) >= EXACTLY * size)
-    return sum(moment.new_tokens for moment in prefills) / max(counted, 1)
 
 
 def is_full_chunk(moment: Moment, case: Case) -> bool:

@@ -21,6 +21,7 @@ from setpoint.doctor.checks.long_prompts import (
     is_full_chunk,
     stalling_chunks,
 )
+from setpoint.doctor.checks.prompts import is_cut
 from setpoint.doctor.equations import prefill_size_for
 from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
 from setpoint.doctor.limits import FULL, at_budget, binding_limit
@@ -87,7 +88,7 @@ def stalling(case: Case) -> tuple[Load, float]:
     stand still, and more requests from the clients would only wait. Their share of the time; 0 if
     they do not."""
     full = case.load.where(
-        lambda moment: at_budget(moment, case.limits) and (moment.running or 0.0) >= STALLED
+        lambda moment: is_cut(moment, case) and (moment.running or 0.0) >= STALLED
     )
     share = sum(full.weights) / (sum(case.load.weights) or 1.0)
     return full, share if share >= MIN_STALLED and len(full) >= MIN_FULL else 0.0
