@@ -25,7 +25,7 @@ PROBE_TOKENS = 128
 """Prompt tokens that a server's own first request, or a health check, has at most."""
 PROBE_STEPS = 10
 """Decode steps for each of them, if a source has nothing else."""
-FEW_MOMENTS = 10
+FEW_MOMENTS = 16
 """Fewer, as people quote them, show no ramp and no drain: there is nothing to compare them with."""
 LINE_STEPS = 40
 """Decode steps that a line stands for, unless --decode-log-interval says otherwise."""

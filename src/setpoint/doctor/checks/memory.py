@@ -6,6 +6,7 @@ from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.common import change, events, survived
 from setpoint.doctor.findings import Action
+from setpoint.doctor.load import Test
 from setpoint.doctor.observations import Event
 
 GUIDE_DEVICE_GB = 80.0
@@ -16,6 +17,8 @@ LOGITS_MIB = 10.0
 """Memory that a decode step may ask for at a time, for each running request: the logits of a
 vocabulary of 260,000 tokens in 32-bit floats take 1 MiB, with ten tokens of speculation ten."""
 LEAST_MIB = 64.0
+PROMPT_TOKEN_MIB = 1.5
+"""Memory that a prefill may ask for at a time, for each of its tokens: all of its activations."""
 SURVIVES_S = 30.0
 """Decode batches this long after a failed allocation show that the server survived it."""
 MAX_FRACTION = 0.97
@@ -77,13 +80,26 @@ def place_of(case: Case, event: Event) -> str:
     """Where an allocation failed: as the message or its traceback says. If only the order of the
     lines tells, the size is a witness as well: a decode step asks for the logits of its requests,
     and a newer server writes the line about a prefill after it, so that the line of the prefill
-    that failed is missing."""
+    that failed is missing. An older one wrote that line first, so that the prefill can only be the
+    last one that is there."""
     where = str(event.values.get("where", ""))
     tried, ran = event.values.get("tried_mib"), running_before(case, event)
     if where != "decode" or event.values.get("by") != "order" or ran is None:
         return where
     too_large = isinstance(tried, float) and tried > max(LOGITS_MIB * ran, LEAST_MIB)
-    return "prefill" if too_large else where
+    return "prefill" if too_large and _may_be_prefill(case, event, tried) else where
+
+
+def _may_be_prefill(case: Case, event: Event, tried: float) -> bool:
+    """Whether a prefill may have asked for so much: one whose line is missing, or the last one."""
+    last = _last(case, event, lambda moment: moment.num_prefill > 0)
+    written = [source.generation for source in case.seen.sources]
+    is_old = any("2024" in name or "2025" in name for name in written)
+    if last is None:
+        return not is_old
+    if last.pending_tokens is not None:  # of the versions that write the line afterwards
+        return True
+    return last.largest_prefill * PROMPT_TOKEN_MIB >= tried
 
 
 def running_before(case: Case, event: Event) -> float | None:
@@ -96,11 +112,15 @@ def running_before(case: Case, event: Event) -> float | None:
 
 
 def last_decode(case: Case, event: Event) -> Moment | None:
+    return _last(case, event, lambda moment: moment.num_decode > 0)
+
+
+def _last(case: Case, event: Event, test: Test) -> Moment | None:
     moments = [
         moment
         for rank in case.ranks
         for moment in rank.moments
-        if moment.num_decode and moment.line < event.line
+        if test(moment) and moment.line < event.line
     ]
     return max(moments, key=lambda moment: moment.line, default=None)
 
