@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from setpoint.core.moments import Moment
 from setpoint.doctor.phases import lasted
@@ -85,17 +87,24 @@ class Load:
 
 def weigh(moments: Sequence[Moment], limit: float) -> list[float]:
     """Seconds that each moment stands for: a single line for the time since the line before, at
-    most ``limit``, which lines of the same second share."""
+    most ``limit``, which lines of the same second share. Before a prefill into an empty server,
+    nothing ran: it stands for the usual time between two lines."""
     weights = [lasted(moment) for moment in moments]
+    gaps = [b.at - a.at for a, b in pairwise(moments) if b.at > a.at]
+    usual = min(statistics.median(gaps), limit) if gaps else limit
     start = 0
     while start < len(moments):
         end = start + 1
         while end < len(moments) and moments[end].at <= moments[start].at:
             end += 1
         gap = moments[start].at - moments[start - 1].at if start else 0.0
-        gap = min(max(gap, 0.0), limit)
+        gap = min(max(gap, 0.0), usual if _begins(moments[start]) else limit)
         for index in range(start, end):
             if weights[index] <= 0:
                 weights[index] = gap / (end - start)
         start = end
     return weights
+
+
+def _begins(moment: Moment) -> bool:
+    return moment.num_prefill > 0 and moment.num_decode == 0 and moment.running == 0

@@ -22,7 +22,8 @@ USAGE_LEVEL = 0.7
 DRAIN_LEVEL = 0.9
 """A drain begins when, after the last admission, fewer than this share of the requests run."""
 PROBE_TOKENS = 128
-"""Prompt tokens that a server's own first request, or a health check, has at most."""
+"""Prompt tokens that a server's own first request, or a health check, has at most; with its
+answer, it has at most twice as many."""
 PROBE_STEPS = 10
 """Decode steps for each of them, if a source has nothing else."""
 FEW_MOMENTS = 16
@@ -169,7 +170,9 @@ def _is_probe(moment: Moment) -> bool:
     """A short request that runs alone: from the server itself, a benchmark that begins, or a health
     check."""
     alone = (running_of(moment) or 0.0) <= 1 and not waits(moment) and moment.new_seqs <= 1
-    return alone and moment.new_tokens + moment.cached_tokens <= PROBE_TOKENS
+    tokens = moment.tokens or 0.0 if moment.num_decode else 0.0
+    is_short = tokens <= 2 * PROBE_TOKENS
+    return alone and is_short and moment.new_tokens + moment.cached_tokens <= PROBE_TOKENS
 
 
 def _label_start(moments: Sequence[Moment], labels: list[Phase]) -> None:

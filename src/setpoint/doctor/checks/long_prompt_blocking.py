@@ -33,6 +33,9 @@ def find(case: Case) -> Finding | None:
     if len(blocking) <= 0.5 * len(full):
         return None
     share = _share(case, blocking)
+    if case.is_excerpt:  # decode lines among them tell of the time before
+        prefills = case.load.where(lambda moment: moment.num_prefill > 0)
+        share = max(share, len(blocking) / max(len(prefills), 1))
     time = sum(blocking.weights) / (sum(case.load.weights) or 1.0)
     size = case.limits.prefill_tokens or 1.0
     held_up = (

@@ -12,6 +12,8 @@ from setpoint.doctor.phases import waits
 MIN_QUEUE = 4.0
 MIN_QUEUE_OF_FEW = 10.0
 """If a rank has only a line or two: what arrives in a burst would soon be gone."""
+FEW_LINES = 5
+"""Lines of a rank in the mean, below which one may have no more than a line or two."""
 MIN_QUEUED = 0.5
 LESS = 0.25
 """The idle rank has at most this share of the busy rank's queue …"""
@@ -20,7 +22,7 @@ FEWER = 0.75
 
 
 def find(case: Case) -> Finding | None:
-    few = 1 if case.is_excerpt else MIN_LINES
+    few = MIN_LINES if len(case.load) >= FEW_LINES * len(case.loads) else 1
     loads = {name: load for name, load in case.loads.items() if len(load) >= few}
     if len(loads) < 2 or not case.has_load:
         return None
