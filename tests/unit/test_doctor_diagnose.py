@@ -127,7 +127,7 @@ def test_of_opposite_advice_the_less_certain_is_dropped_and_named() -> None:
     assert "mem-headroom-low" in [each.cause for each in kept[0].ruled_out]
 
 
-def test_what_ended_the_server_comes_first_and_own_ids_last() -> None:
+def test_what_ended_the_server_comes_first_and_advice_last() -> None:
     order = ranked(
         [
             finding("rank-imbalance", None, None),
@@ -139,10 +139,10 @@ def test_what_ended_the_server_comes_first_and_own_ids_last() -> None:
     )
     assert [each.cause for each in order] == [
         "oom-decode",
+        "rank-imbalance",
         "queue-too-long",
         "kv-full",
         "mem-headroom-low",
-        "rank-imbalance",
     ]
 
 

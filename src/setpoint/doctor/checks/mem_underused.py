@@ -28,6 +28,10 @@ from setpoint.doctor.load import Load
 
 TOO_MUCH_GB = 10.0
 """From here on the guides call it too much, for a device of 80 GB."""
+GOOD_GB = 8.0
+"""What the guides call good on any device is not too much …"""
+MIDDLE_GB = 32.0
+"""… but on one that is smaller than this."""
 SMALL_DEVICE = 1.2
 """On smaller devices, graphs and activations take a larger part: more may be free in proportion."""
 CPU_SHARE = 0.5
@@ -41,6 +45,8 @@ def find(case: Case) -> Finding | None:
     if not case.has_load or available is None:
         return None
     limit = scaled(TOO_MUCH_GB, total) * (SMALL_DEVICE if (total or 80.0) < 60 else 1.0)
+    if (total or 80.0) >= MIDDLE_GB:
+        limit = max(limit, GOOD_GB)
     present = fraction(case)
     if available <= limit or _limited_otherwise(case, present):
         return None
@@ -134,8 +140,9 @@ CHECK = Check(
     "get together. The rest is for activations and CUDA graphs, which need 5 to 8 GB on a large "
     "device. Here much more is left, while the size of the KV pool limits how many requests run.",
     rule="More than 10 GB of an 80 GB device were free when the server was ready (on smaller "
-    "devices proportionally less, plus a fifth), and for at least 40 % of the time under load "
-    f"requests wait while {percent(BINDS)} or more of the KV pool is in use.",
+    "devices proportionally less, plus a fifth, but from 32 GB on at least 8 GB), and for at least "
+    f"40 % of the time under load requests wait while {percent(BINDS)} or more of the KV pool is "
+    "in use.",
     counter_evidence="A KV pool that does not fill up needs no more memory. If --max-total-tokens "
     "limits the pool, a larger fraction changes nothing. Missing decode graphs need the memory "
     "first (graph-miss). On a CPU, free memory may belong to other programs, so only an explicit "

@@ -95,11 +95,9 @@ def _may_be_prefill(case: Case, event: Event, tried: float) -> bool:
     last = _last(case, event, lambda moment: moment.num_prefill > 0)
     written = [source.generation for source in case.seen.sources]
     is_old = any("2024" in name or "2025" in name for name in written)
-    if last is None:
-        return not is_old
-    if last.pending_tokens is not None:  # of the versions that write the line afterwards
+    if not is_old:
         return True
-    return last.largest_prefill * PROMPT_TOKEN_MIB >= tried
+    return last is not None and last.largest_prefill * PROMPT_TOKEN_MIB >= tried
 
 
 def running_before(case: Case, event: Event) -> float | None:

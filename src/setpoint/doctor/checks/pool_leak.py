@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import statistics
+
 from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import counted, events
+from setpoint.doctor.checks.common import counted, events, percent
+from setpoint.doctor.checks.prompts import is_cut
 from setpoint.doctor.findings import Action, Finding, RuledOut
-from setpoint.doctor.observations import Evidence
+from setpoint.doctor.observations import Evidence, Rank
 
 SURE = 1.05
 """Tokens for each running request, as a multiple of the longest context."""
 MIN_MOMENTS = 5
+MIN_LOST = 0.15
+MIN_GROWTH = 0.1
+"""Shares of the pool that are in use while nothing runs, and by which they have grown."""
 MANY_MORE = 2.0
 """Times as many requests that hold no more tokens."""
 
@@ -28,6 +34,54 @@ def find(case: Case) -> Finding | None:
             f"no cached prefix owns ({counted(count, 'message')}).",
             evidence,
         )
+    return _held_by_nobody(case) or _held_by_too_few(case)
+
+
+def _held_by_nobody(case: Case) -> Finding | None:
+    """Nothing runs when a request begins, but more and more of the pool is in use."""
+    for rank in case.ranks:
+        empty = _begun_alone(case, rank)
+        if len(empty) < MIN_MOMENTS:
+            continue
+        held = [_held(case, moment) for moment in empty]
+        third = max(len(held) // 3, 1)
+        first, last = statistics.median(held[:third]), min(held[-third:])
+        if last < MIN_LOST or last - first < MIN_GROWTH:
+            continue
+        at = held.index(last, len(held) - third)
+        return _finding(
+            case,
+            0.85,
+            "Pages of the KV pool are lost: when a request begins and no other runs, up to "
+            f"{percent(held[at])} of the pool is in use already, at first "
+            f"{percent(first)}.",
+            tuple(Evidence(moment.line, moment.text) for moment in (empty[0], empty[at])),
+        )
+    return None
+
+
+def _begun_alone(case: Case, rank: Rank) -> list[Moment]:
+    """Prefill lines before which nothing ran, with no part of a prompt from the line before."""
+    found = []
+    before: Moment | None = None
+    for moment in rank.moments:
+        goes_on = before is not None and before.num_prefill and is_cut(before, case)
+        is_empty = moment.running_max == 0 and not moment.num_decode and moment.num_prefill
+        in_transfer = any("inflight" in name and count for name, count in moment.other.items())
+        if is_empty and not goes_on and not in_transfer and moment.usage is not None:
+            found.append(moment)
+        before = moment
+    return found
+
+
+def _held(case: Case, moment: Moment) -> float:
+    """Share of the pool that is in use, without the prompts that this batch reads or finds."""
+    pool = case.facts.max_total_num_tokens
+    own = (moment.new_tokens + moment.cached_tokens) / pool if pool else 0.0
+    return max((moment.usage or 0.0) - own, 0.0)
+
+
+def _held_by_too_few(case: Case) -> Finding | None:
     lost = _impossible(case)
     if len(lost) < MIN_MOMENTS:
         return None
@@ -101,7 +155,9 @@ CHECK = Check(
     "rises slowly until no request can be admitted, or until the server's own check ends it.",
     rule="A message says that the memory pool leaks or that its accounting is wrong; or at least "
     f"{MIN_MOMENTS} decode lines show more tokens in use than the contexts of the running requests "
-    "can hold, while at other times twice as many requests used no more.",
+    "can hold, while at other times twice as many requests used no more; or at least "
+    f"{MIN_MOMENTS} prefill batches begin while nothing runs, and the share of the pool that is in "
+    f"use before them grows by {percent(MIN_GROWTH)} or more, to {percent(MIN_LOST)} or more.",
     counter_evidence="A full KV pool with many running requests is not a leak. Cached prefixes "
     "that can be evicted do not count as in use.",
     guide="The guides do not cover it. It is reported in sglang#140, #6778 (usage rises to 0.96 "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from setpoint.core.moments import Moment
@@ -9,8 +10,8 @@ from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import confidence, estimate, percent, quote, said
 from setpoint.doctor.checks.hit_rates import Collapse, collapse_of, hit_rate
+from setpoint.doctor.checks.prompts import whole_prompts
 from setpoint.doctor.findings import Action, Finding, RuledOut
-from setpoint.doctor.limits import at_budget
 from setpoint.doctor.load import Load
 from setpoint.doctor.observations import Evidence
 
@@ -30,7 +31,9 @@ MIN_TEMPLATE = 1000
 """Tokens of a prompt from which a common part of it is worth a cache under load."""
 ALIKE = 0.1
 MIN_ALIKE = 0.6
-"""Share of the batches whose prompts are within ``ALIKE`` of the usual length."""
+"""Share of the prompts that are within ``ALIKE`` of the usual length."""
+TOGETHER = 3
+"""Prompts of one batch, at most: the mean length of many tells nothing of each."""
 
 
 def find(case: Case) -> Finding | None:
@@ -198,25 +201,31 @@ def _out_of_order(case: Case) -> Finding | None:
 def switched_off(case: Case) -> Finding | None:
     """Without a cache nothing shows shared prefixes but lengths: prompts of one long system prompt
     or template differ by a few tokens."""
-    prefills = case.load.where(
-        # A batch at its budget ends in the middle of a prompt, and tells no length.
-        lambda moment: moment.new_seqs > 0 and not at_budget(moment, case.limits)
-    )
-    usual = prefills.median(_each)
-    if usual is None or len(prefills) < MIN_BATCHES or usual < MIN_TEMPLATE:
+    prompts = [
+        each for load in case.loads.values() for each in whole_prompts(load.moments, case, TOGETHER)
+    ]
+    usual = statistics.median(length for length, _ in prompts) if prompts else 0.0
+    if len(prompts) < MIN_BATCHES or usual < MIN_TEMPLATE:
         return None
-    alike = prefills.where(lambda moment: abs(_each(moment) - usual) <= ALIKE * usual)
+    alike = [moment for length, moment in prompts if abs(length - usual) <= ALIKE * usual]
+    prefills = case.load.where(lambda moment: moment.num_prefill > 0)
     queued = prefills.share(lambda moment: (moment.queue or 0.0) >= 1)
-    if len(alike) < MIN_ALIKE * len(prefills) or queued < MIN_QUEUED:
+    busy = sum(prefills.weights) / (sum(case.load.weights) or 1.0)
+    if len(alike) < MIN_ALIKE * len(prompts) or max(queued, busy) < MIN_QUEUED:
         return None
+    is_queue = queued >= MIN_QUEUED
     return Finding(
         cause="prefix-miss",
-        confidence=confidence(case, len(alike) / len(prefills), prefills, 0.8),
-        summary="The prefix cache is switched off, and in "
-        f"{percent(len(alike) / len(prefills))} of the prefill batches the prompts have nearly the "
-        f"same {usual:.0f} tokens, as a common beginning makes them: it is computed again for each "
-        "request while others wait.",
-        evidence=said(case, "disable_radix_cache") + quote(alike),
+        confidence=confidence(case, len(alike) / len(prompts), prefills, 0.8),
+        summary=f"The prefix cache is switched off, and {percent(len(alike) / len(prompts))} of "
+        f"the prompts have nearly the same {usual:.0f} tokens, as a common beginning makes them: "
+        "it is computed again for each request "
+        + (
+            "while others wait."
+            if is_queue
+            else f"and prefill takes {percent(busy)} of the time under load."
+        ),
+        evidence=said(case, "disable_radix_cache") + quote(Load(tuple(alike), (1.0,) * len(alike))),
         action=Action(
             "Start the server without --disable-radix-cache: a common beginning is then computed "
             "once.",
@@ -241,13 +250,8 @@ def switched_off(case: Case) -> Finding | None:
         "little CPU time.",
         verify="#cached-token is above 0 in most prefill lines, and #queue-req falls.",
         falsify="#cached-token stays near 0: then the prompts have only their length in common.",
-        share=round(queued, 3),
+        share=round(max(queued, busy), 3),
     )
-
-
-def _each(moment: Moment) -> float:
-    """Tokens of a prompt, in the mean of the batch."""
-    return moment.new_tokens / moment.new_seqs
 
 
 def _hit_rate(moment: Moment) -> float:
@@ -274,8 +278,9 @@ CHECK = Check(
     "as long as before. Or: while requests wait, at least 15 % of the prefill batches find 40 % "
     "or more of their prompt tokens in the prefix cache, at least half find 10 % or less, and "
     "overall at most 40 % are found; and the scheduling policy takes requests in order of "
-    "arrival. Or the prefix cache is switched off, and while requests wait, at least 60 % of the "
-    "prefill batches have prompts within 10 % of one length of 1,000 tokens or more.",
+    "arrival. Or the prefix cache is switched off, requests wait or prefill takes half of the "
+    "time, and at least 60 % of the prompts are within 10 % of one length of 1,000 tokens or "
+    "more.",
     counter_evidence="Prompts that share nothing find nothing in any batch. A common system prompt "
     "gives all batches the same share. In conversations, the first turns find nothing, but most "
     "requests are later turns. Another order gains nothing in these cases, and without a queue "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
@@ -29,3 +29,24 @@ def mean_prompt(moments: Sequence[Moment], case: Case) -> float:
     if all(moment.new_seqs for moment in cut):  # some servers count new prompts alone
         seqs -= sum(moment.num_prefill for moment in cut)
     return sum(moment.new_tokens + moment.cached_tokens for moment in prefills) / max(seqs, 1)
+
+
+def whole_prompts(
+    moments: Sequence[Moment], case: Case, most: int
+) -> Iterator[tuple[float, Moment]]:
+    """Lengths of prompts: of each group of at most this many that were computed together, in one
+    batch or in several that were cut, the mean length and the first line."""
+    group: list[Moment] = []
+    for moment in moments:
+        if not moment.num_prefill:
+            continue
+        group.append(moment)
+        if is_cut(moment, case):
+            continue
+        seqs = sum(each.new_seqs for each in group)
+        if all(each.new_seqs for each in group):
+            seqs -= len(group) - 1
+        if 1 <= seqs <= most:
+            tokens = sum(each.new_tokens + each.cached_tokens for each in group)
+            yield tokens / seqs, group[0]
+        group = []
