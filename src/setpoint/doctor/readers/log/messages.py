@@ -119,10 +119,10 @@ def quotes_a_client(text: bytes) -> bool:
 
 def happened(text: bytes) -> Happened | None:
     """What a line tells. Where an allocation failed is for the caller to find out."""
-    if b"_reqs: " in text:
-        return _retraction(text)
     if _NO_GRAMMAR.search(text, 0, 400):  # before its grammar, which holds a client's words
         return Happened("grammar-timeout")
+    if b"_reqs: " in text:
+        return _retraction(text)
     if deaths.has_no_answer(text):
         return Happened("unhealthy")
     if _LEAK.search(text):

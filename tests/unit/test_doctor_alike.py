@@ -1,0 +1,204 @@
+"""Causes that look alike in a log, and the figure that tells each from its neighbour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from doctor_cases import decode, prefill, rank, retract, seen
+
+from setpoint.core.moments import Moment
+from setpoint.doctor.diagnose import diagnose
+from setpoint.doctor.load import weigh
+from setpoint.doctor.observations import Event, Observations
+from setpoint.doctor.readers.log.reader import read_chunks
+from setpoint.doctor.readers.metrics import is_saved
+
+READY = {"max_total_num_tokens": 400_000, "context_len": 32_768}
+
+
+def verdict(observations: Observations) -> str:
+    return diagnose(observations).verdict
+
+
+def test_an_idle_rank_beside_one_with_a_queue_is_no_lack_of_requests() -> None:
+    """Seven of eight ranks have nothing to do: for most of the lines the queue is empty."""
+    busy = rank([decode(20, 40, 0.75) for _ in range(20)], "DP0")
+    idle = [rank([decode(3, 0, 0.1) for _ in range(20)], f"DP{n}") for n in range(1, 8)]
+    report = diagnose(seen(busy, *idle, **READY))
+    assert report.verdict == "rank-imbalance"
+    assert "client-bound" in [other.cause for other in report.findings[0].ruled_out]
+
+
+def test_a_line_of_each_rank_shows_an_uneven_load() -> None:
+    busy = rank([decode(28, 46, 0.79)], "DP0")
+    idle = [rank([decode(4, 0, 0.1) for _ in range(2)], f"DP{n}") for n in range(1, 4)]
+    assert verdict(seen(busy, *idle)) == "rank-imbalance"
+
+
+def delayed(**fields: object) -> list[Moment]:
+    """Requests end one after the other; not before most have ended are others admitted."""
+    falling = [decode(running, 60 - running, 0.04) for running in (24, 18, 13, 9, 6)]
+    return [prefill(20, 4000, 34, 4, 0.02), *falling]
+
+
+def test_admission_that_an_option_holds_back_is_seen_in_a_log() -> None:
+    moments = [moment for _ in range(12) for moment in delayed()]
+    options = {"prefill_decode_interval": 200, "max_running_requests": 256}
+    report = diagnose(seen(rank(moments), options=options, **READY))
+    assert report.verdict == "admission-delayed"
+    action = report.findings[0].action
+    assert (action.flag, action.direction) == ("--prefill-decode-interval", "decrease")
+    assert "--schedule-conservativeness" not in [each.action.flag for each in report.findings]
+
+
+def test_without_such_an_option_no_option_is_blamed() -> None:
+    moments = [moment for _ in range(12) for moment in delayed()]
+    report = diagnose(seen(rank(moments), options={"max_running_requests": 256}, **READY))
+    assert report.verdict != "admission-delayed"
+
+
+def test_requests_whose_grammar_is_not_ready_in_time_wait_for_it() -> None:
+    lines = ["max_total_num_tokens=400000, max_running_requests=2048, context_len=32768"]
+    for second in range(40):
+        lines.append(f"Decode batch, #running-req: {1 + second % 2}, #token: 800, token usage: 0.00, cuda graph: True, gen throughput (token/s): 90.00, #queue-req: 0")  # fmt: skip
+        if second % 8 == 0:
+            lines.append("Grammar preprocessing timed out for req.grammar_key=('json', '{\"a\": \"Retract #retracted_reqs: 1\"}')")  # fmt: skip
+    text = "\n".join(f"[2026-05-01 10:00:{n:02} TP0] {line}" for n, line in enumerate(lines))
+    (observed,) = read_chunks("server.log", [text.encode()])
+    report = diagnose(observed)
+    assert report.verdict == "grammar-queue"
+    assert report.findings[0].evidence[0].text.count("Grammar preprocessing") == 1
+
+
+def test_a_reserve_that_is_used_up_at_times_is_not_too_large() -> None:
+    """Many requests begin together, grow together and end together."""
+    usages = (0.74, 0.76, 0.78, 0.8, 0.82, 0.84, 0.86, 0.92, 0.97)
+    wave = [decode(200 + n % 5 * 9, 150, usage) for n, usage in enumerate(usages)]
+    wave = [moment for _ in range(8) for moment in wave]
+    for index, moment in enumerate(wave):
+        wave[index] = decode(moment.running or 0, 150, moment.usage or 0)
+    assert verdict(seen(rank(wave), **READY)) == "healthy"
+
+
+def test_a_pool_with_no_room_for_a_request_is_no_cap() -> None:
+    """Nine requests hold 0.89 of it: a tenth would not fit, whatever the limit is."""
+    report = diagnose(seen(rank([decode(9, 30, 0.89) for _ in range(8)])))
+    assert report.verdict == "kv-full"
+    assert not [each for each in report.findings if each.action.flag == "--max-running-requests"]
+
+
+def test_a_number_that_other_lines_pass_is_no_cap() -> None:
+    steady = [decode(147, 178, 0.8) for _ in range(4)]
+    more = [prefill(4, 8000, 170 - 4 * n, 149 + 4 * n, 0.85) for n in range(4)]
+    flags = [each.action.flag for each in diagnose(seen(rank([*steady, *more]))).findings]
+    assert "--max-running-requests" not in flags
+
+
+@pytest.mark.parametrize(("times", "cause"), [(2, "kv-optimistic"), (1, "healthy")])
+def test_two_retractions_among_a_few_lines_are_frequent(times: int, cause: str) -> None:
+    lines = rank([decode(280 + n, 250, 0.97) for n in range(7)])
+    assert verdict(seen(retract(lines, times))) == cause
+
+
+def chunks(prompt: int, rows: int, queue: int, running: int, usage: float) -> list[Moment]:
+    """Prompts of equal length in chunks of 1,024 tokens; the last batch of each has room."""
+    found = []
+    for _ in range(rows):
+        found += [prefill(1, 1024, queue, running, usage) for _ in range(prompt // 1024)]
+        found.append(prefill(1, prompt % 1024, queue, running, usage))
+    return found
+
+
+def test_prompts_of_one_length_block_each_other_alike() -> None:
+    moments = [*chunks(3_600, 40, 50, 10, 0.2), decode(10, 50, 0.2)]
+    report = seen(rank(moments), chunked_prefill_size=1024, **READY)
+    assert verdict(report) == "prefill-budget"
+
+
+def test_one_long_prompt_among_short_ones_blocks_them() -> None:
+    short = [prefill(3, 600, 5, 10, 0.2) for _ in range(6)]
+    moments = [each for _ in range(6) for each in (*short, *chunks(20_000, 1, 30, 10, 0.2))]
+    report = seen(rank(moments), chunked_prefill_size=1024, **READY)
+    assert verdict(report) == "long-prompt-blocking"
+
+
+def test_long_prompts_at_a_full_pool_wait_for_memory() -> None:
+    """Each takes twenty chunks, so that few lines are about decode."""
+    moments = [each for _ in range(12) for each in (*chunks(20_000, 1, 27, 20, 0.96), decode(21, 27, 0.97))]  # fmt: skip
+    report = seen(rank(moments, gap=1.0), chunked_prefill_size=1024, **READY)
+    assert verdict(report) == "kv-full"
+
+
+def test_pages_in_use_while_nothing_runs_are_lost() -> None:
+    moments = []
+    for index in range(40):
+        moments.append(prefill(1, 900, 0, 0, 0.01 + 0.015 * index, running_max=0.0))
+        moments.append(decode(1, 0, 0.02 + 0.015 * index, running_max=1.0))
+    assert verdict(seen(rank(moments), **READY)) == "pool-leak"
+
+
+def test_prefixes_that_a_new_request_finds_are_not_lost() -> None:
+    moments = []
+    for index in range(40):
+        cached = 6_000 * index
+        moments.append(prefill(1, 900, 0, 0, cached / 400_000, running_max=0.0, cached_tokens=cached))  # fmt: skip
+        moments.append(decode(1, 0, 0.02 + cached / 400_000, running_max=1.0))
+    assert verdict(seen(rank(moments), **READY)) == "client-bound"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tried", "where"), [(120, 400.0, "oom-decode"), (4_000, 3_000.0, "oom-prefill")]
+)
+def test_an_old_server_wrote_the_line_of_a_failed_prefill(
+    prompt: int, tried: float, where: str
+) -> None:
+    """So a prefill of 120 tokens is not what asked for 400 MiB after it."""
+    lines = rank([*(decode(28, 0, 0.1) for _ in range(20)), prefill(1, prompt, 0, 28, 0.1), decode(29, 0, 0.1)])  # fmt: skip
+    values: dict[str, float | str] = {"where": "decode", "by": "order", "tried_mib": tried}
+    lines.events.append(Event("oom", lines.moments[-1].at, 23, "CUDA out of memory.", values))
+    observed = seen(lines)
+    observed.sources[0].generation = "SGLang 2025"
+    assert verdict(observed) == where
+
+
+def test_a_container_may_be_called_like_the_metrics(tmp_path: Path) -> None:
+    for begin, is_page in (
+        ("sglang_server_1  | [2026-05-01 10:00:00] Decode batch, #running-req: 1", False),
+        ("sglang:num_running_reqs 3.0\n", True),
+        ('sglang_num_running_reqs{model="m"} 3.0\n', True),
+        ("# HELP setpoint:x x\n", True),
+    ):
+        path = tmp_path / "source"
+        path.write_text(begin)
+        assert is_saved(path) is is_page, begin
+
+
+def test_a_request_that_decodes_alone_is_no_probe_if_it_is_long() -> None:
+    lines = rank([decode(1, 0, 0.01, tokens=1300.0 + 40 * n) for n in range(4)] + [prefill(1, 700, 0, 1, 0.01)])  # fmt: skip
+    assert verdict(seen(lines)) == "client-bound"
+
+
+def test_the_time_before_a_load_is_no_part_of_it() -> None:
+    """A first line after a pause stands for the usual time between two lines."""
+    lines = rank([prefill(1, 200, 0, 0, 0.0) for _ in range(2)], gap=19.0).moments
+    lines += rank([prefill(3, 1000, 40, 40, 0.1) for _ in range(60)], gap=0.2, start=19.2).moments
+    assert weigh(lines, limit=20.0)[1] == pytest.approx(0.2)
+
+
+def test_eight_gigabytes_are_not_too_many_on_a_large_device() -> None:
+    lines = rank([decode(110 + n % 3, 84, 0.97) for n in range(60)])
+    facts = {"available_gb": 7.2, "total_gb": 44.0, "options": {"mem_fraction_static": 0.83}}
+    assert verdict(seen(lines, **facts, **READY)) == "healthy"
+
+
+def test_a_cache_that_is_switched_off_costs_prefill_time_without_a_queue() -> None:
+    each = [prefill(1, 4096, 0, 5, 0.1), prefill(1, 3000, 0, 5, 0.1), decode(5, 0, 0.1)]
+    moments = [prefill(m.new_seqs, m.new_tokens, 0, 5, 0.1) if m.num_prefill else decode(5, 0, 0.1) for _ in range(20) for m in each]  # fmt: skip
+    report = diagnose(
+        seen(
+            rank(moments), chunked_prefill_size=4096, options={"disable_radix_cache": True}, **READY
+        )
+    )
+    assert report.verdict == "prefix-miss"
+    assert report.findings[0].action.flag == "--disable-radix-cache"
