@@ -8,7 +8,7 @@ import pytest
 from doctor_cases import decode, prefill, rank, retract, seen
 
 from setpoint.core.moments import Moment
-from setpoint.doctor.diagnose import diagnose
+from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.load import weigh
 from setpoint.doctor.observations import Event, Observations
 from setpoint.doctor.readers.log.reader import read_chunks
