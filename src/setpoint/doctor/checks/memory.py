@@ -86,8 +86,9 @@ def place_of(case: Case, event: Event) -> str:
     tried, ran = event.values.get("tried_mib"), running_before(case, event)
     if where != "decode" or event.values.get("by") != "order" or ran is None:
         return where
-    too_large = isinstance(tried, float) and tried > max(LOGITS_MIB * ran, LEAST_MIB)
-    return "prefill" if too_large and _may_be_prefill(case, event, tried) else where
+    if not isinstance(tried, float) or tried <= max(LOGITS_MIB * ran, LEAST_MIB):
+        return where
+    return "prefill" if _may_be_prefill(case, event, tried) else where
 
 
 def _may_be_prefill(case: Case, event: Event, tried: float) -> bool:
