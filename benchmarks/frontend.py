@@ -52,6 +52,7 @@ from setpoint.frontend.http.port import bind_socket
 from setpoint.frontend.http.serve import make_server
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
+from setpoint.frontend.text.template_source import find_chat_template
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.link import SocketLink
@@ -330,7 +331,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     print(environment("uvicorn", "starlette", "uvloop", "msgspec") + "\n")
-    text = TextProcessor.from_folder(locate(None, log=print).folder)
+    folder = locate(None, log=print).folder
+    text = TextProcessor.from_folder(folder, find_chat_template(folder))
     step_s = args.step_ms / 1e3
     wanted = [
         name for name in VARIANTS if any(name.startswith(each) for each in args.only.split(","))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from setpoint.checkpoint.description import read_description
 from setpoint.checkpoint.source import ModelSource
 from setpoint.checkpoint.spec import read_spec
 from setpoint.config.options import Options
@@ -98,7 +99,7 @@ def test_a_path_that_cannot_be_is_a_bad_request(serve: Serve, tmp_path: Path, na
     served = write_tiny_llama(tmp_path / "served")
     found = LaunchedCheckpoints(
         Options.of(model_path=str(served), update_weights_folder=str(tmp_path)),
-        ModelSource(served, str(served), "folder", False),
+        ModelSource(served, str(served), "folder", False, read_description(served)),
         read_spec(served),
     )
     serve(scenario, profiles_folder=str(tmp_path), checkpoints=found)

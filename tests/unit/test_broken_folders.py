@@ -17,7 +17,7 @@ from setpoint.core.errors import CheckpointError
 from setpoint.core.jsonfile import parse_json
 from setpoint.engine.models.config import ConfigReader
 from setpoint.frontend.text.processor import TextProcessor
-from setpoint.launch.configuration import configured, sampling_defaults
+from setpoint.launch.configuration import settled
 from setpoint.testing.byte_tokenizer import write_byte_tokenizer
 from setpoint.testing.tiny_models import write_tiny_llama
 
@@ -35,13 +35,13 @@ def folder(tmp_path: Path) -> Path:
 
 def read(folder: Path) -> dict[str, float]:
     """All that the parent process reads of a folder -> what it recommends for sampling."""
-    source, _, _ = configured(
+    served = settled(
         Options.of(model_path=str(folder), max_total_tokens=512),
         read_environment({}),
         frozenset({"max_total_tokens"}),
     )
-    TextProcessor.from_folder(source.folder, chat_template=None).close()
-    return sampling_defaults("model", source)
+    TextProcessor.from_folder(served.tokenizer, served.template).close()
+    return dict(served.sampling)
 
 
 def write(name: str, content: str | bytes) -> Break:

@@ -14,8 +14,11 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import filter_repo_objects
 
-from setpoint.checkpoint import source
+from setpoint.checkpoint import safetensors_file, source
+from setpoint.checkpoint.description import Description
+from setpoint.checkpoint.safetensors_file import TensorInfo
 from setpoint.checkpoint.source import DEFAULT_MODEL, locate
+from setpoint.checkpoint.spec import spec_of
 from setpoint.core.errors import CheckpointError
 from setpoint.testing import tiny_gguf
 
@@ -38,7 +41,10 @@ def quiet(line: str) -> None:
 def folder_with(path: Path, *names: str) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     for name in names:
-        (path / name).write_text("{}")
+        if name.endswith(".safetensors"):
+            safetensors_file.write(path / name, [TensorInfo("x", (1,), "U8")], [b"x"])
+        else:
+            (path / name).write_text("{}")
     return path
 
 
@@ -137,35 +143,86 @@ def test_an_unreachable_hub_is_one_line_with_advice() -> None:
     assert "name a local folder or GGUF file" in message
 
 
+LISTING = [
+    "config.json",
+    "model.safetensors",
+    "1_Pooling/config.json",
+    "onnx/model.safetensors",
+    "onnx/tokenizer.json",
+    "pytorch_model.bin",
+]
+
+
+class Hub:
+    """A hub whose repository has LISTING, at one commit."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder_with(folder / ("a" * 40))
+        self.asked: list[tuple[str | None, list[str]]] = []
+        """Each download: its revision and the files that it is for."""
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", self.download)
+
+    def download(self, hub_id: str, *, revision: str | None, **how: Any) -> str:
+        patterns = {name: how[name] for name in ("allow_patterns", "ignore_patterns")}
+        files = list(filter_repo_objects(LISTING, **patterns))
+        self.asked.append((revision, files))
+        folder_with(self.folder, *(name for name in files if "/" not in name))
+        return str(self.folder)
+
+
+SMALL = ["config.json", "1_Pooling/config.json"]
+
+
 def test_a_hub_id_is_fetched_without_what_is_not_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = folder_with(tmp_path / "snapshot", "config.json", "model.safetensors")
-    asked: dict[str, Any] = {}
+    hub = Hub(tmp_path, monkeypatch)
+    assert locate("owner/model", revision="v2", log=quiet).folder == hub.folder
+    whole = ["config.json", "model.safetensors", "1_Pooling/config.json"]
+    assert hub.asked == [("v2", SMALL), ("a" * 40, whole)], "both of one commit"
+    hub.asked.clear()
+    locate("owner/model", log=quiet)
+    assert hub.asked == [(None, SMALL)], "the weights are here"
 
-    def download(hub_id: str, **how: Any) -> str:
-        asked.update(how, hub_id=hub_id)
-        return str(folder)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert locate("owner/model", revision="v2", log=quiet).folder == folder
-    assert (asked["hub_id"], asked["revision"]) == ("owner/model", "v2")
-    listing = [
-        "config.json",
-        "model.safetensors",
-        "1_Pooling/config.json",
-        "onnx/model.safetensors",
-        "onnx/tokenizer.json",
-        "pytorch_model.bin",
-    ]
-    patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
-    assert list(filter_repo_objects(listing, **patterns)) == [
-        "config.json",
-        "model.safetensors",
-        "1_Pooling/config.json",
-    ]
+def test_random_weights_need_no_download_of_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(tmp_path, monkeypatch)
     locate("owner/model", load_format="dummy", log=quiet)
-    assert "*.safetensors" not in asked["allow_patterns"]
+    assert hub.asked == [(None, SMALL)]
+
+
+def test_a_model_that_is_not_admitted_is_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(tmp_path, monkeypatch)
+
+    def refuse(description: Description) -> None:
+        raise CheckpointError(f"{description.config} does not fit")
+
+    assert refusal(lambda: locate("owner/model", log=quiet, admit=refuse)) == "{} does not fit"
+    assert hub.asked == [(None, SMALL)]
+    assert [file.name for file in hub.folder.iterdir()] == ["config.json"]
+
+
+def test_a_gguf_file_that_is_not_admitted_is_not_converted(tmp_path: Path) -> None:
+    path = tiny_gguf.write(
+        tmp_path / "m.gguf",
+        tiny_gguf.gguf_tensors(MODEL, MODEL.weights()),
+        tiny_gguf.metadata(MODEL),
+    )
+    described: list[Description] = []
+
+    def refuse(description: Description) -> None:
+        described.append(description)
+        raise CheckpointError("it does not fit")
+
+    assert refusal(lambda: locate(str(path), log=quiet, admit=refuse)) == "it does not fit"
+    assert not (tmp_path / "xdg").exists(), "not even its digest is computed"
+    found = locate(str(path), log=quiet)
+    (before,), after = described, found.description
+    assert spec_of(before) == spec_of(after), "the header says what the folder will say"
 
 
 def test_the_default_model_comes_from_the_hub_cache_first(

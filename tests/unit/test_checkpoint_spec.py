@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from setpoint.checkpoint import safetensors_file
+from setpoint.checkpoint.description import read_description
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
 from setpoint.core.weightfiles import INDEX_NAME
@@ -211,7 +211,7 @@ def test_an_index_names_the_files(folder: Path) -> None:
         save_file({part: np.zeros(8, np.float32)}, folder / f"{part}.safetensors")
     index = folder / INDEX_NAME
     index.write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}))
-    assert [tensor.name for tensor in safetensors_file.read_headers(folder)] == ["a", "b"]
+    assert [tensor.name for tensor in read_description(folder).tensors] == ["a", "b"]
     index.write_text(json.dumps({"weight_map": {"a": "a.safetensors", "c": "c.safetensors"}}))
     assert "lacks c.safetensors" in refusal(folder)
     index.write_text("[]")
@@ -270,7 +270,7 @@ def test_a_config_that_is_no_object_is_refused(folder: Path, text: str) -> None:
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
-    assert f"Cannot read {tmp_path / 'config.json'}" in refusal(tmp_path)
+    assert f"{tmp_path} has no config.json" in refusal(tmp_path)
 
 
 def test_a_damaged_safetensors_file_is_one_line_wherever_it_ends(folder: Path) -> None:

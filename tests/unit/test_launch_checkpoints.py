@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from setpoint.checkpoint.description import read_description
 from setpoint.checkpoint.source import ModelSource
 from setpoint.checkpoint.spec import read_spec
 from setpoint.config.options import Options
@@ -19,7 +20,7 @@ def checkpoints(folder: Path, allowed: Path | None) -> LaunchedCheckpoints:
     options = Options.of(
         model_path=str(folder), update_weights_folder=None if allowed is None else str(allowed)
     )
-    source = ModelSource(folder, str(folder), "folder", False)
+    source = ModelSource(folder, str(folder), "folder", False, read_description(folder))
     return LaunchedCheckpoints(options, source, read_spec(folder))
 
 

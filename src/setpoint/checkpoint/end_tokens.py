@@ -8,7 +8,6 @@ the config names.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from setpoint.core.errors import CheckpointError
 from setpoint.core.jsonfile import read_object
@@ -28,32 +27,22 @@ def tokenizer_end_ids(folder: Path) -> tuple[int, ...]:
     if not path.is_file():
         return ()
     tokenizer = read_object(path)
+    config_path = folder / "tokenizer_config.json"
+    config = read_object(config_path) if config_path.is_file() else {}
     try:
         added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or ()}
         ids = [added[text] for text in TURN_ENDS if text in added]
-        named = _eos_token(folder)
+        named = config.get("eos_token")
+        if isinstance(named, dict):
+            named = named.get("content")
         eos = added.get(named)
         if eos is None and named is not None:
-            eos = _vocabulary(tokenizer).get(named)
+            vocabulary = tokenizer["model"]["vocab"]
+            if isinstance(vocabulary, list):  # of a unigram model: the id is the place
+                vocabulary = {text: place for place, (text, _) in enumerate(vocabulary)}
+            eos = vocabulary.get(named)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise CheckpointError(
             f"{path} cannot be read as a tokenizer; fetch it again, or pass --tokenizer-path."
         ) from None
     return tuple(ids if eos is None else dict.fromkeys([eos, *ids]))
-
-
-def _eos_token(folder: Path) -> str | None:
-    path = folder / "tokenizer_config.json"
-    named = read_object(path).get("eos_token") if path.is_file() else None
-    return named.get("content") if isinstance(named, dict) else named
-
-
-def _vocabulary(tokenizer: dict[str, Any]) -> dict[str, int]:
-    """Text -> id of the vocabulary's own tokens, without the added ones. In a unigram model the id
-    is the token's index in the list."""
-    vocabulary = tokenizer["model"]["vocab"]
-    return (
-        {text: place for place, (text, _) in enumerate(vocabulary)}
-        if isinstance(vocabulary, list)
-        else vocabulary
-    )

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from setpoint.checkpoint import gguf_llama, gguf_tokenizer, safetensors_file
+from setpoint.checkpoint.description import Description
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.checkpoint.gguf_kinds import check_kind
 from setpoint.core.errors import CheckpointError
@@ -70,9 +71,12 @@ class _Plan:
         return sum(info.num_bytes for info in _block_infos(self))
 
 
-def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
+def converted_folder(
+    path: Path, *, log: Callable[[str], None], admit: Callable[[Description], None] | None = None
+) -> Path:
     """The Hugging Face-style folder of a GGUF file; the file is converted now if the cache does not
-    have it.
+    have it. ``admit`` is called before a conversion with what the file's header says, and may
+    refuse by raising.
 
     A file that cannot be converted is refused before anything is written. Several processes may
     call this at once: one converts and the others wait for it. After a conversion, the folders that
@@ -87,6 +91,8 @@ def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
     try:
         with GGUFFile(path) as file:
             plan = _plan(file)
+            if admit is not None:
+                admit(_description(path, plan))
             folder = _folder(root, name, _digest(path, root))
             root.mkdir(parents=True, exist_ok=True)
             with folder.with_suffix(folder.suffix + ".lock").open("w") as lock:
@@ -221,6 +227,18 @@ def _plan(file: GGUFFile) -> _Plan:
     }
     blocks = [target for target in targets if target.source.kind.name in BLOCK_KINDS]
     return _Plan(config, generation, tokens, dtype, targets, blocks)
+
+
+def _description(path: Path, plan: _Plan) -> Description:
+    """What ``read_description`` will say of the folder."""
+    return Description(
+        path=path,
+        config=plan.config,
+        generation_path=path,
+        generation=plan.generation,
+        tensors=tuple(_weight_infos(plan)),
+        blocks=tuple(_block_infos(plan)),
+    )
 
 
 def _write_files(file: GGUFFile, plan: _Plan, folder: Path, *, log: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from setpoint.checkpoint.families import WRAPPERS
 from setpoint.core.errors import CheckpointError
@@ -40,12 +40,9 @@ TEXT_ONLY = "Setpoint serves decoders, which continue a text."
 EMBEDDINGS = f"{TEXT_ONLY} It also serves the embeddings of decoders (--is-embedding)."
 
 
-def refuse_others(folder: Path) -> None:
-    """Raise CheckpointError if the folder holds something other than a decoder of text. An empty
-    folder passes."""
-    if (folder / CONFIG_NAME).is_file():
-        refuse_other_configs(folder / CONFIG_NAME, read_object(folder / CONFIG_NAME))
-    elif (folder / ADAPTER_NAME).is_file():
+def refuse_folder(folder: Path) -> NoReturn:
+    """Raise a CheckpointError that says what a folder without a config.json is."""
+    if (folder / ADAPTER_NAME).is_file():
         base = read_object(folder / ADAPTER_NAME).get("base_model_name_or_path")
         of = f" for {base}" if isinstance(base, str) and base.isprintable() else ""
         raise CheckpointError(
@@ -53,10 +50,17 @@ def refuse_others(folder: Path) -> None:
             " supported. Merge it into its base model with peft's merge_and_unload, save the"
             " result, and name that folder."
         )
-    elif (folder / PIPELINE_NAME).is_file():
+    if (folder / PIPELINE_NAME).is_file():
         name = read_object(folder / PIPELINE_NAME).get("_class_name")
         which = f" ({name})" if isinstance(name, str) and name.isprintable() else ""
         raise CheckpointError(f"{folder} is a diffusion pipeline{which}. {TEXT_ONLY}")
+    ggufs = sorted(folder.glob("*.gguf"))
+    hint = (
+        f"name the GGUF file itself, e.g. {ggufs[0]}"
+        if ggufs
+        else "name a Hugging Face model folder"
+    )
+    raise CheckpointError(f"{folder} has no {CONFIG_NAME}; {hint}.")
 
 
 def refuse_other_configs(path: Path, config: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ normalisation), and ``1_Pooling/config.json`` names the kind of pooling. Reads n
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,21 @@ KINDS: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean"}
 """sentence-transformers' name of a kind of pooling -> ours."""
 OLD_KEYS = {"pooling_mode_lasttoken": "lasttoken", "pooling_mode_mean_tokens": "mean"}
 """Configs from before sentence-transformers 5.2 hold one true or false per kind of pooling."""
+
+
+def check_generates(folder: Path, spec: ModelSpec, *, log: Callable[[str], None]) -> None:
+    """Raise CheckpointError for a decoder without its head. ``log`` is told of a whole one that its
+    authors made for embeddings."""
+    if spec.architecture.endswith("Model") and not spec.architecture.endswith("LMHeadModel"):
+        raise CheckpointError(
+            f"{folder} is an embedding model ({spec.architecture}), which generates no text; add"
+            " --is-embedding to serve its embeddings."
+        )
+    if (folder / MODULES_NAME).is_file():
+        log(
+            f"{folder} is an embedding model ({MODULES_NAME}), and what it generates will be of no"
+            " use; --is-embedding serves its embeddings."
+        )
 
 
 def read_pooling(folder: Path, spec: ModelSpec) -> Pooling:
@@ -52,8 +68,10 @@ def read_pooling(folder: Path, spec: ModelSpec) -> Pooling:
             f"{path}: {what} is not supported for embeddings; supported: Transformer, Pooling,"
             " Normalize."
         )
+    config_path = folder / paths["Pooling"] / "config.json"
+    config = read_object(config_path)
     return Pooling(
-        _kind(folder / paths["Pooling"] / "config.json"),
+        _kind(config_path, config),
         "Normalize" in paths,
         spec.hidden_size,
         lengths,
@@ -61,8 +79,7 @@ def read_pooling(folder: Path, spec: ModelSpec) -> Pooling:
     )
 
 
-def _kind(path: Path) -> PoolingKind:
-    config = read_object(path)
+def _kind(path: Path, config: Mapping[str, Any]) -> PoolingKind:
     named: Any = config.get("pooling_mode")
     if named is None:
         modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]

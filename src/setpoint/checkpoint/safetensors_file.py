@@ -1,5 +1,5 @@
-"""Reads and writes safetensors files without the safetensors library: the headers of a folder's
-files, and a writer that streams.
+"""Reads and writes safetensors files without the safetensors library: the header of a file, and a
+writer that streams.
 
 The library's writer needs every tensor in memory at once; here a converted model is written one
 tensor at a time. This module knows nothing of models. Format: 8 bytes little-endian header length,
@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from setpoint.core.errors import CheckpointError
-from setpoint.core.weightfiles import weight_files
 
 MAX_HEADER_BYTES = 100_000_000
 """The safetensors library's limit."""
@@ -98,12 +97,6 @@ def read_header(path: Path) -> list[TensorInfo]:
             f" file has {size}. Download it again."
         )
     return infos
-
-
-def read_headers(folder: Path) -> Iterator[TensorInfo]:
-    """Every tensor of the folder's weight files."""
-    for path in weight_files(folder):
-        yield from read_header(path)
 
 
 def write(path: Path, infos: list[TensorInfo], chunks: Iterable[bytes]) -> None:

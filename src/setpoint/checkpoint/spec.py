@@ -1,25 +1,23 @@
-"""Reads a model folder's config.json into the ModelSpec that both planes and planning use.
+"""Makes the ModelSpec that both planes and planning use of a model's description.
 
-Works on JSON and safetensors headers; reads no weights and imports no torch. It knows the keys that
+Works on the content of JSON files and headers; imports no torch. It knows the keys that
 decoders share; keys that only one architecture has stay in ``ModelSpec.config``, where the engine's
 declaration of the model reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from setpoint.checkpoint import safetensors_file
 from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, shown
+from setpoint.checkpoint.description import Description, read_description
 from setpoint.checkpoint.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
-from setpoint.checkpoint.other_models import CONFIG_NAME, refuse_other_configs
-from setpoint.core.jsonfile import read_object
-from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE, KeptBlocks, ModelSpec, language_tensor
+from setpoint.checkpoint.safetensors_file import TensorInfo
+from setpoint.core.model import BLOCK_KINDS, KeptBlocks, ModelSpec
 
 EMBEDDING = "model.embed_tokens.weight"
-GENERATION_NAME = "generation_config.json"
 MAX_HEADS = 1 << 16
 MAX_LAYERS = 1 << 12
 """Most layers accepted. The deepest models have a few hundred; objects are made for every layer
@@ -33,13 +31,18 @@ longrope."""
 
 
 def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> ModelSpec:
-    """The ModelSpec of the model in ``folder``; ``overrides`` replaces top-level keys of its config
+    """``spec_of`` the model in ``folder``."""
+    return spec_of(read_description(folder), overrides=overrides)
+
+
+def spec_of(description: Description, *, overrides: dict[str, Any] | None = None) -> ModelSpec:
+    """The ModelSpec of a described model; ``overrides`` replaces top-level keys of its config
     (``--json-model-override-args``).
 
     Raises CheckpointError that names the key and the file if anything is missing or invalid.
     """
-    path = folder / CONFIG_NAME
-    config, wrapper = _language_config(path, read_object(path) | (overrides or {}))
+    path = description.path
+    config, wrapper = _language_config(path, description.config | (overrides or {}))
     family = FAMILIES.get(str(config.get("model_type", "")), Family())
     config = {**family.defaults, **config}
     reader = ConfigFile(path, {**_usual_names(config), **config})
@@ -57,11 +60,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
         )
     if head_dim % 2:
         reader.fail("head_dim", f"is {head_dim}; rotary positions need an even size")
-    tensors = [
-        tensor
-        for tensor in safetensors_file.read_headers(folder)
-        if not wrapper or language_tensor(tensor.name)
-    ]
+    tensors = description.language_tensors if wrapper else description.tensors
     tie = reader.flag("tie_word_embeddings")
     spec = {
         "num_layers": reader.positive("num_hidden_layers", at_most=MAX_LAYERS),
@@ -79,12 +78,12 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
         tie_embeddings=tie,
         dtype=reader.dtype(tensors),
         num_parameters=_count_stored(tensors, tie) or _count_planned(spec, config, tie, family),
-        eos_token_ids=_eos_ids(folder, reader),
+        eos_token_ids=_eos_ids(description, reader),
         num_rotaries=family.num_rotaries,
         head_norms=family.head_norms,
         num_norms=family.num_norms,
         rope_by_context=_rope(reader)[0] in ROPES_BY_CONTEXT,
-        blocks=_blocks(folder, tensors),
+        blocks=_blocks(description.blocks, tensors),
         wrapper=wrapper,
         pooling=None,
         windows=family.windows(reader, spec["num_layers"]),
@@ -95,9 +94,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
 
 def _language_config(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """The language model's config, and the name of the multimodal architecture that contains it (""
-    if there is none). Where both configs have a key, the outer one's value holds. Refuses other
-    kinds of models."""
-    refuse_other_configs(path, config)
+    if there is none). Where both configs have a key, the outer one's value holds."""
     if config.get("text_config") is None:
         return config, ""
     reader = ConfigFile(path, config)
@@ -167,25 +164,24 @@ def _context_len(reader: ConfigFile, family: Family) -> int:
     return max(length, int(original * factor))
 
 
-def _eos_ids(folder: Path, reader: ConfigFile) -> tuple[int, ...]:
+def _eos_ids(description: Description, reader: ConfigFile) -> tuple[int, ...]:
     """The token ids of generation_config.json, which lists every token that ends a turn, then those
     of the config itself."""
-    path = folder / GENERATION_NAME
-    generation = ConfigFile(path, read_object(path)).ids("eos_token_id") if path.is_file() else ()
-    return tuple(dict.fromkeys(generation + reader.ids("eos_token_id")))
+    generation = ConfigFile(description.generation_path, description.generation)
+    return tuple(dict.fromkeys(generation.ids("eos_token_id") + reader.ids("eos_token_id")))
 
 
-def _blocks(folder: Path, tensors: list[safetensors_file.TensorInfo]) -> KeptBlocks | None:
-    path = folder / BLOCKS_FILE
-    if not path.is_file():
-        return None
+def _blocks(stored: Iterable[TensorInfo], tensors: Iterable[TensorInfo]) -> KeptBlocks | None:
+    """What the engine keeps of a GGUF's blocks; None if there are none."""
     sizes = {tensor.name: tensor.num_elements for tensor in tensors}
     kept, held = {}, {}
-    for tensor in safetensors_file.read_header(path):
+    for tensor in stored:
         name, _, kind = tensor.name.rpartition(".")
         if block := BLOCK_KINDS.get(kind):
             kept[name, kind] = tensor.num_bytes
             held[name] = block.in_memory(tensor.num_bytes)
+    if not kept:
+        return None
     return KeptBlocks(
         num_parameters=sum(sizes.get(name, 0) for name, _ in kept),
         num_bytes=sum(kept.values()),
@@ -195,7 +191,7 @@ def _blocks(folder: Path, tensors: list[safetensors_file.TensorInfo]) -> KeptBlo
     )
 
 
-def _count_stored(tensors: list[safetensors_file.TensorInfo], tie: bool) -> int:
+def _count_stored(tensors: Iterable[TensorInfo], tie: bool) -> int:
     """Number of stored parameters. Some checkpoints store a tied head a second time; it counts
     once."""
     return sum(

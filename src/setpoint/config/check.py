@@ -17,6 +17,7 @@ from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.groups.metrics import check_metrics
 from setpoint.config.groups.model import chat_template_kwargs, model_overrides
 from setpoint.config.groups.scheduling import SchedulingOptions
+from setpoint.config.groups.traces import otlp_url
 from setpoint.config.options import GROUPS, Options
 from setpoint.config.sglang import instead, is_known_value
 from setpoint.core.constraint import KINDS
@@ -80,6 +81,8 @@ def check_options(options: Options) -> None:
         )
     _check_priorities(scheduling)
     check_metrics(options.metrics)
+    if options.traces.enable_trace:
+        otlp_url(options.traces.otlp_traces_endpoint)
     if scheduling.schedule_policy == "shortest-prefill-first" and memory.disable_radix_cache:
         raise ConfigError(
             "--schedule-policy shortest-prefill-first needs the prefix cache; drop"

@@ -11,12 +11,13 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path, *, complete: bool = True) -> list[Path]:
     """The safetensors files that hold the model: model.safetensors, else those that the index
     names; empty if the folder has neither.
 
-    Raises CheckpointError if the index is unreadable, or names a file that is missing or outside
-    the folder.
+    complete: False if files may be missing that the index names; the list is then empty. Raises
+    CheckpointError if the index is unreadable, or names a file that is missing or outside the
+    folder.
     """
     single, index = folder / SINGLE_NAME, folder / INDEX_NAME
     if single.is_file():
@@ -33,6 +34,8 @@ def weight_files(folder: Path) -> list[Path]:
         )
     names = sorted(set(tensors.values()))
     missing = [name for name in names if not (folder / name).is_file()]
+    if missing and not complete:
+        return []
     if missing:
         raise CheckpointError(
             f"{folder} lacks {', '.join(missing)}, which {INDEX_NAME} names. Download the model"

@@ -10,19 +10,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from setpoint.checkpoint.source import ModelSource
 from setpoint.config.decisions import Decision
 from setpoint.config.environment import unread_variables
 from setpoint.config.options import OPTION_FIELDS, server_args
-from setpoint.config.resolved import ResolvedConfig
+from setpoint.launch.served import Served
 
 logger = logging.getLogger(__name__)
 
 
-def announce(config: ResolvedConfig, source: ModelSource, environ: Mapping[str, str]) -> None:
+def announce(served: Served, environ: Mapping[str, str]) -> None:
     """Log the model, the options, the decisions, and the environment variables that have no
     effect."""
-    logger.info("Model: %s (%s)", source.name, source.origin)
+    config = served.config
+    logger.info("Model: %s (%s)", served.source.name, served.source.origin)
     defaults = {field.name: field.default for field in OPTION_FIELDS}
     shown = {
         name: value

@@ -36,12 +36,8 @@ def make_service(
     storage: Storage | None = None,
 ) -> Service:
     """startup_s: how long the start took. storage: where clients' files are kept, if anywhere."""
-    config, options, spec, source = (
-        engine.config,
-        engine.config.options,
-        engine.asked.model,
-        engine.source,
-    )
+    served = engine.served
+    config, options, spec, source = served.config, served.config.options, served.spec, served.source
     frontend = FrontendConfig(
         pooling=spec.pooling,
         model_path=options.model.model_path or source.name,
@@ -61,7 +57,7 @@ def make_service(
         enable_cache_report=options.answers.enable_cache_report,
         stream_include_usage=options.answers.stream_response_default_include_usage,
         stream_always_usage=options.answers.enable_force_include_usage,
-        sampling_defaults=engine.sampling,
+        sampling_defaults=dict(served.sampling),
         preferred_sampling=preferred_sampling(options.answers),
         chat_template_kwargs=chat_template_kwargs(options.model),
         tool_call_parser=options.model.tool_call_parser,
@@ -75,14 +71,14 @@ def make_service(
         },
         server_info={
             **server_info(config, startup_s=startup_s),
-            "launch_command": launch_command(options, engine.asked.given),
+            "launch_command": launch_command(options, served.asked.given),
         },
         metrics=metrics_config(config, facts, startup_s=startup_s),
         profiles_folder=config.env.torch_profiler_dir,
         health_generates=config.env.health_endpoint_generation,
         health_timeout_s=config.env.health_check_timeout_s,
     )
-    live = LiveConfig(Running.started(engine.asked, config, facts.max_total_num_tokens))
+    live = LiveConfig(Running.started(served.asked, config, facts.max_total_num_tokens))
     checkpoints = LaunchedCheckpoints(options, source, spec)
     service = Service(frontend, client, engine.text, live, storage, checkpoints)
     _add_readers(service, options)

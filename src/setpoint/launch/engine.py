@@ -15,21 +15,18 @@ import subprocess
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from setpoint.checkpoint.source import DEFAULT_MODEL, ModelSource, tokenizer_folder
+from setpoint.checkpoint.source import DEFAULT_MODEL
 from setpoint.config.environment import EnvSettings
-from setpoint.config.live import Asked
 from setpoint.config.options import Options
-from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.progress import reported_to
 from setpoint.launch.announce import announce
-from setpoint.launch.configuration import configured, sampling_defaults
-from setpoint.launch.job import EngineJob
+from setpoint.launch.configuration import settled
 from setpoint.launch.phases import Phases
-from setpoint.launch.preflight import check_room, preflight
+from setpoint.launch.preflight import preflight
 from setpoint.launch.process import end, hand_over, spawn_engine
+from setpoint.launch.served import Served
 from setpoint.observe.waiting import Display, Waiting
 
 if TYPE_CHECKING:
@@ -40,17 +37,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, frozen=True)
 class Launched:
-    """An engine process that has its job, and the parts of that job."""
+    """An engine process that has its job, and what the job was made from."""
 
     process: subprocess.Popen[bytes]
-    asked: Asked
-    config: ResolvedConfig
-    source: ModelSource
+    served: Served
     text: TextProcessor
     link: socket.socket
     """This process's end of the link to the engine; closed by the code that created this."""
-    sampling: dict[str, float]
-    """The sampling that the model's authors recommend, if that was asked for."""
     waiting: Waiting
     """Shows what the start is doing until ``end`` is called."""
 
@@ -81,17 +74,18 @@ def launched(
             process = spawn_engine(stderr, descriptor)
         try:
             with reported_to(waiting.doing):
-                source, asked, config = configured(options, env, given)
+                served = settled(options, env, given)
                 phases.mark("model and configuration")
-                check_room(config, asked, source)
-                sampling = sampling_defaults(options.answers.sampling_defaults, source)
-                tokenizer = _tokenizer_folder(options, source)
-                text = _text(options, tokenizer)
+                # Read now, while the engine process imports torch: errors in the tokenizer are
+                # reported before weights are loaded.
+                from setpoint.frontend.text.processor import TextProcessor
+
+                text = TextProcessor.from_folder(served.tokenizer, served.template)
             phases.mark("tokenizer")
-            announce(config, source, os.environ)
-            job = EngineJob(config, asked.model, str(source.folder), str(tokenizer), descriptor)
-            hand_over(process, job)
-            yield Launched(process, asked, config, source, text, link, sampling, waiting)
+            announce(served, os.environ)
+            hand_over(process, served.job(descriptor))
+            _warn_of_template(served, text)
+            yield Launched(process, served, text, link, waiting)
         finally:
             if os.getpid() == owner:  # a forked child that ends also gets here
                 waiting.end()
@@ -100,26 +94,13 @@ def launched(
                 end(process)
 
 
-def _tokenizer_folder(options: Options, source: ModelSource) -> Path:
-    if options.model.tokenizer_path is None or options.model.skip_tokenizer_init:
-        return source.folder
-    return tokenizer_folder(options.model.tokenizer_path, log=logger.info)
-
-
-def _text(options: Options, folder: Path) -> TextProcessor:
-    """The text processor. It is read now, while the engine process imports torch, so that errors in
-    it are reported before weights are loaded."""
-    from setpoint.frontend.text.processor import TextProcessor
-
-    if options.model.skip_tokenizer_init:
-        return TextProcessor(None)
-    text = TextProcessor.from_folder(folder, chat_template=options.model.chat_template)
+def _warn_of_template(served: Served, text: TextProcessor) -> None:
     # A file of --chat-template has been tried before (preflight).
-    if options.model.chat_template is None and (limit := text.template_exceeds()) is not None:
+    given = served.config.options.model.chat_template
+    if given is None and (limit := text.template_exceeds()) is not None:
         logger.warning(
             "The chat template in %s cannot be used: %s. Chats will be answered 400; pass another"
             " template with --chat-template.",
-            folder,
+            served.tokenizer,
             limit,
         )
-    return text

@@ -44,7 +44,7 @@ class EngineSession:
 
     async def __aenter__(self) -> EngineSession:
         self.client.attach(self.line)
-        watchdog_s = self.engine.config.options.server.watchdog_timeout
+        watchdog_s = self.engine.served.config.options.server.watchdog_timeout
         self.watcher = asyncio.create_task(
             watch(self.engine.process, self.line, watchdog_s=watchdog_s)
         )

@@ -32,7 +32,7 @@ class NoGrammars:
 def engine_grammars(job: EngineJob) -> GrammarFactory:
     """The factory of an engine."""
     model, backend = job.config.options.model, job.config.options.execution.grammar_backend
-    if backend == "none" or model.is_embedding or model.skip_tokenizer_init:
+    if backend == "none" or model.is_embedding or job.tokenizer_folder is None:
         return NoGrammars()
     return grammar_factory(
         backend,

@@ -13,7 +13,8 @@ class EngineJob(msgspec.Struct, frozen=True):
     config: ResolvedConfig
     spec: ModelSpec
     folder: str
-    tokenizer_folder: str
+    tokenizer_folder: str | None
+    """None with --skip-tokenizer-init."""
     link: int
     """Descriptor of the engine's end of the link, which the process inherited."""
 

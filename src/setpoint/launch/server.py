@@ -15,8 +15,8 @@ import socket
 import threading
 import time
 from asyncio import Task
-from collections.abc import Callable, Coroutine, Iterator, Sequence, Set
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Coroutine, Sequence, Set
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,28 +57,21 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
     phases = Phases()
     faulthandler.enable()  # native code that crashes: the log has the stack of every thread
     setup_logging(options.logs.log_level, milliseconds=env.log_ms)
-    with (
-        bind_socket(options.server.host, options.server.port) as sock,
-        _storage(options) as storage,
-        launched(options, env, given=given, phases=phases, display=in_the_log()) as engine,
-    ):
+    with ExitStack() as stack:
+        sock = stack.enter_context(bind_socket(options.server.host, options.server.port))
+        storage = None
+        if options.answers.file_storage_path is not None:
+            from setpoint.frontend.storage.storage import Storage
+
+            storage = stack.enter_context(closing(Storage(Path(options.answers.file_storage_path))))
+        engine = stack.enter_context(
+            launched(options, env, given=given, phases=phases, display=in_the_log())
+        )
         serving = _Serving(engine, sock, storage, phases)
         code: int = run_until_asked(serving.run, limit_s=lambda: serving.drain_s + END_S)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # this is the end already
         return code
-
-
-@contextmanager
-def _storage(options: Options) -> Iterator[Storage | None]:
-    """The folder for clients' files, before anything is loaded. Raises ConfigError."""
-    if options.answers.file_storage_path is None:
-        yield None
-        return
-    from setpoint.frontend.storage.storage import Storage
-
-    with closing(Storage(Path(options.answers.file_storage_path))) as storage:
-        yield storage
 
 
 class _Serving:
@@ -97,7 +90,7 @@ class _Serving:
     def drain_s(self) -> float:
         """How long running requests may continue after a signal, as it is set now."""
         if self._service is None:
-            return self._engine.config.options.server.drain_timeout
+            return self._engine.served.config.options.server.drain_timeout
         return self._service.live.frontend.drain_timeout_s
 
     async def run(self, asked: Asked) -> int:
@@ -113,7 +106,7 @@ class _Serving:
             service = self._service = await session.service_unless(stopped)
             if service is None:
                 return 0
-            options = self._engine.config.options
+            options = self._engine.served.config.options
             log_level = options.logs.log_level_http or options.logs.log_level
             app = create_app(service, DIALECTS, local_only=is_loopback(self._sock))
             leave_out_of_access_log(options.logs.uvicorn_access_log_exclude_prefixes)
@@ -225,7 +218,7 @@ async def _cut_at_second_signal(asked: Asked, server: Server) -> None:
 
 
 async def _open(session: EngineSession, service: Service, phases: Phases) -> None:
-    options = session.engine.config.options
+    options = session.engine.served.config.options
     if not options.server.skip_server_warmup:
         await service.warm_up()
     phases.mark("warm-up")

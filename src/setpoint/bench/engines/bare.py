@@ -20,7 +20,7 @@ from setpoint.core.cachegroups import cache_layout
 from setpoint.core.errors import ConfigError
 from setpoint.core.progress import reported_to
 from setpoint.launch.announce import announce
-from setpoint.launch.configuration import configured
+from setpoint.launch.configuration import settled
 from setpoint.launch.preflight import preflight
 from setpoint.launch.process import engine_environment
 from setpoint.observe.logline import log_fallback, setup_logging
@@ -50,8 +50,9 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
 
 def _load(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -> Subject:
     options = line.options
-    source, asked, config = configured(options, env, line.given)
-    announce(config, source, os.environ)
+    served = settled(options, env, line.given)
+    announce(served, os.environ)
+    config, spec = served.config, served.spec
     if length > config.context_len:
         raise ConfigError(
             f"--input-len and --output-len add up to {length}, more than the context of"
@@ -65,12 +66,10 @@ def _load(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -
     from setpoint.launch.loading import compile_small_steps
     from setpoint.launch.mapping import engine_config
 
-    runner = build_runner(engine_config(config, asked.model, str(source.folder)))
+    runner = build_runner(engine_config(config, spec, str(served.source.folder)))
     report = runner.report
     refuse_emulation({"kernel_level": report.level, "kernels_emulated": report.emulated})
-    pages = -(-length // config.options.memory.page_size) * len(
-        cache_layout(asked.model, length).groups
-    )
+    pages = -(-length // config.options.memory.page_size) * len(cache_layout(spec, length).groups)
     runner.allocate(num_pages=num_slots * pages, max_slots=num_slots, context_len=length)
     if config.options.execution.enable_torch_compile:
         not_compiled = compile_small_steps(runner, config.options)
@@ -83,12 +82,12 @@ def _load(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -
         executor=InprocExecutor(runner),
         page_size=config.options.memory.page_size,
         num_groups=runner.num_groups,
-        vocab_size=asked.model.vocab_size,
+        vocab_size=spec.vocab_size,
         chunk_tokens=(
             config.chunked_prefill_size if config.chunked_prefill_size > 0 else num_slots * length
         ),
         about={
-            "model": source.name,
+            "model": served.source.name,
             "dtype": config.options.model.dtype,
             "device": config.options.execution.device,
             "num_threads": config.num_threads,

@@ -20,7 +20,6 @@ from setpoint.core.request import Ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.text.shapes import TemplateShapes
 from setpoint.frontend.text.template_process import TemplateProcess
-from setpoint.frontend.text.template_source import find_chat_template
 from setpoint.frontend.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -65,20 +64,16 @@ class TextProcessor:
         self._templates = ThreadPoolExecutor(1, thread_name_prefix="templates")
 
     @classmethod
-    def from_folder(cls, folder: str | Path, *, chat_template: str | None = None) -> TextProcessor:
-        """Read a checkpoint's tokenizer and chat template; ``chat_template`` is the path of a file
-        that replaces the latter.
-
-        Raises CheckpointError or ConfigError. ``close`` ends the template's process.
-        """
+    def from_folder(cls, folder: str | Path | None, template: str | None = None) -> TextProcessor:
+        """Read a checkpoint's tokenizer, and start the process of a chat template, given as its
+        source. ``close`` ends that process. folder: None: there is no text. Raises
+        CheckpointError."""
+        if folder is None:
+            return cls(None)
         tokenizer = Tokenizer.from_folder(folder)
-        source = find_chat_template(folder, override=chat_template)
-        template = (
-            None
-            if source is None
-            else TemplateProcess(source, special_tokens=tokenizer.special_tokens)
-        )
-        return cls(tokenizer, template)
+        if template is None:
+            return cls(tokenizer)
+        return cls(tokenizer, TemplateProcess(template, special_tokens=tokenizer.special_tokens))
 
     @property
     def tokenizer(self) -> Tokenizer:

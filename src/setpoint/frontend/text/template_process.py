@@ -12,13 +12,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import msgspec
 
 from setpoint.core.errors import CheckpointError, RequestError
 from setpoint.frontend.text.template import cannot_compile, cannot_render
+from setpoint.frontend.text.template_source import find_chat_template
 from setpoint.frontend.text.template_worker import (
     CPU_SECONDS,
     DONE,
@@ -153,3 +154,17 @@ def _ending(code: int) -> str:
         if code < 0
         else f"its process ended with exit code {code}"
     )
+
+
+def check_template_file(path: str) -> None:
+    """Raise CheckpointError or ConfigError if the template in a file of --chat-template cannot be
+    read or compiled, or exceeds a limit. It runs in its own process even here: what it computes may
+    take for ever."""
+    source = find_chat_template("", override=path) or ""
+    try:
+        template = TemplateProcess(source)
+    except CheckpointError as error:
+        raise CheckpointError(f"--chat-template {path}: {error}") from None
+    with closing(template):
+        if (limit := template.exceeded()) is not None:
+            raise CheckpointError(f"--chat-template {path} cannot be used: {limit}.")

@@ -1,0 +1,65 @@
+"""What a model says about itself in its small files: configs, and the headers of its weights.
+
+It is read once, and everything that a start wants to know of the model follows from it. It can be
+had before the weights are here: from the header of a GGUF file that is not converted yet, or from
+the small files of a hub repository. Reads no weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from setpoint.checkpoint.other_models import CONFIG_NAME, refuse_folder, refuse_other_configs
+from setpoint.checkpoint.safetensors_file import TensorInfo, read_header
+from setpoint.core.jsonfile import read_object
+from setpoint.core.model import BLOCKS_FILE, language_tensor
+from setpoint.core.weightfiles import weight_files
+
+GENERATION_NAME = "generation_config.json"
+
+
+@dataclass(slots=True, frozen=True)
+class Description:
+    """The content of a model's small files."""
+
+    path: Path
+    """The config.json or GGUF file, which messages name."""
+    config: dict[str, Any]
+    generation_path: Path
+    generation: dict[str, Any]
+    """generation_config.json; empty without that file."""
+    tensors: tuple[TensorInfo, ...]
+    """Every stored tensor; empty if the weights are not here or there are none."""
+    blocks: tuple[TensorInfo, ...]
+    """The tensors of ``core.model.BLOCKS_FILE``; empty without that file."""
+
+    @property
+    def language_tensors(self) -> tuple[TensorInfo, ...]:
+        """The tensors of the language model in a multimodal one."""
+        return tuple(tensor for tensor in self.tensors if language_tensor(tensor.name))
+
+
+def read_description(folder: Path, *, complete: bool = True) -> Description:
+    """The description of the model in a folder.
+
+    complete: False if weights may be missing; those that are here are then left alone unless all
+    are. Raises CheckpointError if a file is unreadable, or for what is no decoder of text.
+    """
+    path, generation = folder / CONFIG_NAME, folder / GENERATION_NAME
+    blocks = folder / BLOCKS_FILE
+    if not path.is_file():
+        refuse_folder(folder)
+    config = read_object(path)
+    generation_config = read_object(generation) if generation.exists() else {}
+    files = weight_files(folder, complete=complete)
+    refuse_other_configs(path, config)
+    return Description(
+        path=path,
+        config=config,
+        generation_path=generation,
+        generation=generation_config,
+        tensors=tuple(tensor for file in files for tensor in read_header(file)),
+        blocks=tuple(read_header(blocks)) if files and blocks.is_file() else (),
+    )

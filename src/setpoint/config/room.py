@@ -1,0 +1,41 @@
+"""Whether there is room for a configured model on this machine, before anything of it is loaded."""
+
+from __future__ import annotations
+
+from setpoint.config.hardware import available_bytes
+from setpoint.config.live import Asked
+from setpoint.config.pool import memory_model
+from setpoint.config.resolved import ResolvedConfig
+from setpoint.core.errors import OutOfMemoryError
+from setpoint.planning.fit import Choices, check_fit
+from setpoint.planning.memory import format_bytes
+
+GGUF_FAMILY = "LlamaForCausalLM"
+"""The architecture that is served from GGUF files (``checkpoint.gguf_convert``)."""
+
+
+def check_room(asked: Asked, config: ResolvedConfig, *, name: str, is_stored: bool) -> None:
+    """Raises OutOfMemoryError if the model cannot fit, or not even one page of KV cache, into the
+    memory that is free before the weights are loaded. is_stored: the model's parameters were
+    counted in files, not computed from its dimensions."""
+    model, options = asked.model, config.options
+    on_cpu = options.execution.device == "cpu"
+    free = available_bytes() if on_cpu else asked.hardware.gpu_bytes
+    if free is None:  # the size of the GPU is not known; the engine will see
+        return
+    page = model.kv_bytes_per_token(config.kv_element_bytes) * options.memory.page_size
+    if on_cpu and page > free:
+        raise OutOfMemoryError(
+            f"--page-size {options.memory.page_size} is too large: one page of KV cache would take"
+            f" {format_bytes(page)}, and {format_bytes(free)} are free."
+        )
+    check_fit(
+        memory_model(config, model),
+        free,
+        name=name,
+        is_stored=is_stored,
+        choices=Choices(
+            int8=on_cpu and options.model.model_impl != "transformers",
+            gguf=on_cpu and model.architecture == GGUF_FAMILY,
+        ),
+    )
