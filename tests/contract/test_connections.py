@@ -14,6 +14,7 @@ import pytest
 
 from setpoint.frontend.http.connection import MAX_HEAD_BYTES, Connection
 from setpoint.testing.fake_engine import FakeEngine
+from setpoint.testing.server import PATIENCE_S
 
 Url = Callable[..., str]
 JSON = {"content-type": "application/json"}
@@ -89,7 +90,7 @@ def test_a_head_of_megabytes_is_refused(http_url: Url) -> None:
 
 
 def test_a_long_head_within_the_limit_is_read(http_url: Url) -> None:
-    with httpx.Client() as client:
+    with httpx.Client(timeout=PATIENCE_S) as client:
         assert (
             client.get(
                 f"{http_url(FakeEngine())}/ready", headers={"x-long": "a" * (MAX_HEAD_BYTES - 1000)}
@@ -121,7 +122,7 @@ def test_slow_requests_end(http_url: Url, monkeypatch: pytest.MonkeyPatch) -> No
             assert answer.startswith(b"HTTP/1.1 408 ")
             assert "did not arrive within 0.5 s" in message_of(answer)
         assert read_all(silent) == b""
-    assert 0.4 < time.monotonic() - started < 8
+    assert time.monotonic() - started >= 0.5, "nobody is cut off before the time is over"
 
 
 def test_a_slow_answer_is_waited_for(http_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +156,7 @@ def test_a_body_that_is_much_too_long_gets_its_answer(
 
 def test_a_connection_goes_on_after_a_body_that_was_not_read(http_url: Url) -> None:
     url = http_url(FakeEngine())
-    with httpx.Client() as client:
+    with httpx.Client(timeout=PATIENCE_S) as client:
         ports = [
             client.post(f"{url}/nothing", content=b" " * (1 << 20), headers=JSON).extensions[
                 "network_stream"

@@ -27,7 +27,7 @@ from setpoint.frontend.console.pages import STATIC
 from setpoint.frontend.live import LiveOption
 from setpoint.ipc.line import EngineLine
 from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.server import wait_until
+from setpoint.testing.server import PATIENCE_S, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 Serve = Callable[..., None]
@@ -287,7 +287,9 @@ def test_the_stream_over_http(http_url: Callable[..., str]) -> None:
     """A real connection: events arrive while it is open, and a viewer who leaves is forgotten."""
     url = http_url(FakeEngine(), server_info={"decisions": []}, api_key="k")
     headers = {"authorization": "Bearer k"}
-    with httpx.stream("GET", f"{url}/console/stream", headers=headers) as stream:
+    with httpx.stream(
+        "GET", f"{url}/console/stream", headers=headers, timeout=PATIENCE_S
+    ) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         assert stream.headers["cache-control"] == "no-store"
         lines = stream.iter_lines()
@@ -297,6 +299,7 @@ def test_the_stream_over_http(http_url: Callable[..., str]) -> None:
             f"{url}/generate",
             headers=headers,
             json={"text": "secret", "rid": "r1", "sampling_params": {"max_new_tokens": 2}},
+            timeout=PATIENCE_S,
         ).raise_for_status()
         seen = ""
         for line in lines:

@@ -12,6 +12,7 @@ import pytest
 
 from setpoint.frontend.drain import RETRY_AFTER_S
 from setpoint.testing.fake_engine import FakeEngine
+from setpoint.testing.server import PATIENCE_S
 
 Serve = Callable[..., None]
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -73,7 +74,7 @@ def test_answers_of_a_draining_server_are_the_last_of_their_connections(
     """So that the next request finds another server behind the same address."""
     services: list[Any] = []
     url = http_url(FakeEngine(), make_doctor=services.append)
-    with httpx.Client(base_url=url) as client:
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         assert "connection" not in client.get("/ready").headers
         services[0].drain.begin()
         response = client.get("/ready")

@@ -21,6 +21,7 @@ from setpoint.core.errors import ConfigError
 from setpoint.core.settings import Settings
 from setpoint.frontend.live import FrontendSettings, Proposal
 from setpoint.testing.fake_engine import FakeEngine
+from setpoint.testing.server import PATIENCE_S
 
 
 @dataclass
@@ -218,7 +219,7 @@ def test_without_an_assignment_it_lists_what_can_be_set(
 
 def engine_changes(url: str) -> list[Any]:
     """The decisions that changes have left."""
-    return list(httpx.get(f"{url}/server_info").json().get("decisions", []))
+    return list(httpx.get(f"{url}/server_info", timeout=PATIENCE_S).json().get("decisions", []))
 
 
 class OtherServer(BaseHTTPRequestHandler):

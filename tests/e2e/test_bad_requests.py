@@ -127,7 +127,10 @@ def test_a_body_that_is_too_large_for_anything(tiny: ServerProcess) -> None:
 
 
 def test_unknown_routes_and_methods(tiny: ServerProcess) -> None:
-    unknown, wrong = httpx.get(f"{tiny.url}/v2/nothing"), httpx.get(f"{tiny.url}/generate")
+    unknown, wrong = (
+        httpx.get(f"{tiny.url}/v2/nothing", timeout=PATIENCE_S),
+        httpx.get(f"{tiny.url}/generate", timeout=PATIENCE_S),
+    )
     assert (unknown.status_code, wrong.status_code) == (404, 405)
     for response in (unknown, wrong):
         answer = response.json()
@@ -165,12 +168,16 @@ def test_a_bad_member_of_a_stream_does_not_disturb_the_others(tiny: ServerProces
         "POST",
         f"{tiny.url}/generate",
         json=generate("good", max_new_tokens=400, ignore_eos=True) | {"stream": True},
+        timeout=PATIENCE_S,
     ) as good:
         lines = good.iter_lines()
         next(lines)
         assert (
             httpx.post(
-                f"{tiny.url}/generate", content=RAW["invalid UTF-8"], headers=JSON
+                f"{tiny.url}/generate",
+                content=RAW["invalid UTF-8"],
+                headers=JSON,
+                timeout=PATIENCE_S,
             ).status_code
             == 400
         )

@@ -15,7 +15,7 @@ from setpoint import cli
 from setpoint.bench.prompts import make_prompts
 from setpoint.config.bench import OfflineOptions, ServingOptions
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.server import ServerProcess
+from setpoint.testing.server import PATIENCE_S, ServerProcess
 
 
 def test_serving_agrees_with_the_server(
@@ -69,7 +69,12 @@ def test_serving_agrees_with_the_server(
         assert len(itls) == length - 1
         assert 0 < ttft + sum(itls) <= result["duration"]
     assert 0 < result["client_cpu_share"] < 1.5
-    assert httpx.get(f"{tiny.url}/server_info").json()["internal_states"][0]["num_running"] == 0
+    assert (
+        httpx.get(f"{tiny.url}/server_info", timeout=PATIENCE_S).json()["internal_states"][0][
+            "num_running"
+        ]
+        == 0
+    )
     printed = capsys.readouterr().out
     assert f"Output token throughput (tok/s):         {result['output_throughput']:.2f}" in printed
 

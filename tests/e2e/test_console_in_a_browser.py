@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from setpoint.testing.browser import CHROMIUM, Page, browser_page
-from setpoint.testing.server import ServerProcess, running_server
+from setpoint.testing.server import PATIENCE_S, ServerProcess, running_server
 
 pytestmark = [
     pytest.mark.full,
@@ -247,7 +247,7 @@ def test_options_change_while_the_server_runs(tiny_model: Path, tmp_path: Path) 
             )
             assert await page.evaluate(value_of("schedule_policy")) == "lpm"
             await page.click("#change-close")
-            info = httpx.get(f"{server.url}/server_info").json()
+            info = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()
             assert info["schedule_policy"] == "lpm"
             await change(page, "max_running_requests", "999999")
             await page.wait(f"/room for/.test({text_of('#change-outcome .failure')})")

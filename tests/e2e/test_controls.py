@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server import ServerProcess, engine_of, running_server, wait_until
+from setpoint.testing.server import PATIENCE_S, ServerProcess, engine_of, running_server, wait_until
 from setpoint.testing.tiny_models import write_tiny_llama
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
@@ -95,7 +95,7 @@ def test_memory_and_weights(server: ServerProcess, folder: Path) -> None:
     assert post(server, "/update_weights_from_disk", **body).json()["success"]
     new = text(server)
     assert new != old
-    info = httpx.get(f"{server.url}/model_info").json()
+    info = httpx.get(f"{server.url}/model_info", timeout=PATIENCE_S).json()
     assert (info["weight_version"], info["model_path"]) == ("one", str(folder / "1"))
     back = {"model_path": str(folder / "0")}
     assert post(server, "/update_weights_from_disk", **back).json()["success"]

@@ -71,10 +71,10 @@ def test_a_drain_from_its_beginning_to_its_end(
         stream = Stream(server, ENDLESS)
         before = len(stream.chunks)
         server.process.send_signal(number)
-        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
-        assert httpx.get(f"{server.url}/ready").text == "draining\n"
-        assert httpx.get(f"{server.url}/health").status_code == 503
-        refused = httpx.post(f"{server.url}/generate", json={"text": "b"})
+        wait_until(lambda: httpx.get(f"{server.url}/ready", timeout=PATIENCE_S).status_code == 503)
+        assert httpx.get(f"{server.url}/ready", timeout=PATIENCE_S).text == "draining\n"
+        assert httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 503
+        refused = httpx.post(f"{server.url}/generate", json={"text": "b"}, timeout=PATIENCE_S)
         assert refused.status_code == 503
         assert "draining" in refused.json()["error"]["message"]
         assert int(refused.headers["retry-after"]) > 0
@@ -106,7 +106,7 @@ def test_a_second_signal_ends_at_once(
     with serving(tiny_model, tmp_path, "--drain-timeout", "600") as server:
         stream = Stream(server, ENDLESS)
         server.process.send_signal(number)
-        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
+        wait_until(lambda: httpx.get(f"{server.url}/ready", timeout=PATIENCE_S).status_code == 503)
         server.process.send_signal(number)
         assert server.wait_end() == 0
         stream.join(PATIENCE_S)
@@ -118,7 +118,12 @@ def test_a_second_signal_ends_at_once(
 def test_the_time_may_change_while_the_server_runs(tiny_model: Path, tmp_path: Path) -> None:
     with serving(tiny_model, tmp_path, "--drain-timeout", "600") as server:
         body = {"server_args": {"drain_timeout": 0}}
-        assert httpx.post(f"{server.url}/set_internal_state", json=body).status_code == 200
+        assert (
+            httpx.post(
+                f"{server.url}/set_internal_state", json=body, timeout=PATIENCE_S
+            ).status_code
+            == 200
+        )
         stream = Stream(server, ENDLESS)
         server.process.send_signal(signal.SIGTERM)
         assert server.wait_end() == 0

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server import running_server
+from setpoint.testing.server import PATIENCE_S, running_server
 from setpoint.testing.tiny_models import write_tiny_llama
 
 TEXTS = ["Paris lies on the Seine.", "x", "Prefixes are shared. " * 20]
@@ -60,7 +60,10 @@ def test_vectors_over_http_equal_transformers(folder: Path, tmp_path: Path) -> N
     )
     with running_server(tmp_path / "server", *arguments) as server:
         assert "Decision: embedding_pooling=mean (by modules.json)" in server.errors
-        assert httpx.get(f"{server.url}/model_info").json()["is_generation"] is False
+        assert (
+            httpx.get(f"{server.url}/model_info", timeout=PATIENCE_S).json()["is_generation"]
+            is False
+        )
         assert httpx.get(f"{server.url}/health_generate", timeout=30).status_code == 200
         client = openai.OpenAI(
             base_url=f"{server.url}/v1", api_key="none", timeout=60, max_retries=0
@@ -68,7 +71,9 @@ def test_vectors_over_http_equal_transformers(folder: Path, tmp_path: Path) -> N
         for _ in range(2):
             answer = client.embeddings.create(model="default", input=TEXTS)
             for item, text in zip(answer.data, TEXTS, strict=True):
-                ids = httpx.post(f"{server.url}/tokenize", json={"prompt": text}).json()["tokens"]
+                ids = httpx.post(
+                    f"{server.url}/tokenize", json={"prompt": text}, timeout=PATIENCE_S
+                ).json()["tokens"]
                 with torch.inference_mode():
                     hidden = model(torch.tensor([ids])).last_hidden_state[0].mean(0)
                 np.testing.assert_allclose(

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server import ServerProcess, running_server
+from setpoint.testing.server import PATIENCE_S, ServerProcess, running_server
 from setpoint.testing.tiny_models import write_tiny_llama
 
 CONTEXT = 64
@@ -175,7 +175,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, S
 
 @pytest.fixture(scope="module")
 def document(servers: Mapping[str, ServerProcess]) -> Document:
-    return Document(httpx.get(f"{servers['generates'].url}/openapi.json").json())
+    return Document(
+        httpx.get(f"{servers['generates'].url}/openapi.json", timeout=PATIENCE_S).json()
+    )
 
 
 def test_every_route_that_takes_values_is_here(document: Document) -> None:

@@ -13,7 +13,7 @@ import torch
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.byte_tokenizer import write_byte_tokenizer
 from setpoint.testing.library_goldens import THROUGH_TRANSFORMERS
-from setpoint.testing.server import ServerProcess, running_server
+from setpoint.testing.server import PATIENCE_S, ServerProcess, running_server
 
 PROMPTS = ["Prefixes are shared. " * 6 + end for end in ("One.", "Two.", "And three.")]
 ARGUMENTS = (
@@ -92,7 +92,9 @@ def check(server: ServerProcess, model: torch.nn.Module) -> None:
     for num_cached in (0, 100):
         answers = server.generate(text=PROMPTS, sampling_params=sampling)
         for text, answer in zip(PROMPTS, answers, strict=True):
-            ids = httpx.post(f"{server.url}/tokenize", json={"prompt": text}).json()["tokens"]
+            ids = httpx.post(
+                f"{server.url}/tokenize", json={"prompt": text}, timeout=PATIENCE_S
+            ).json()["tokens"]
             with torch.inference_mode():
                 for _ in range(20):
                     ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))

@@ -17,7 +17,7 @@ from extreme_values import EXPRESSIONS, GRAMMARS, HI, LOOP, SCHEMAS, TOOL, TOOLS
 
 from setpoint.testing.server import PATIENCE_S, ServerProcess, running_server
 
-READY_S = 5.0
+READY_S = 30.0
 """Longest wait for /ready while hostile requests are worked on. A healthy server answers within
 milliseconds; the bound leaves room for a busy machine, and a loop that is held up by a grammar or a
 schema exceeds it."""

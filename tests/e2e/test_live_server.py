@@ -127,11 +127,13 @@ def test_every_live_option_changes_under_load(
     server: ServerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert VALUES.keys() == {each.name for each in LIVE}
-    start = httpx.get(f"{server.url}/server_info").json()
+    start = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()
     with Clients(server) as clients:
         for name, value in VALUES.items():
             assert one_set(server, **{name: value})[name][1] == value
-            assert httpx.get(f"{server.url}/get_server_info").json()[name] == value
+            assert (
+                httpx.get(f"{server.url}/get_server_info", timeout=PATIENCE_S).json()[name] == value
+            )
         wait_until(lambda: min(clients.rounds) >= 1, timeout_s=4 * PATIENCE_S)
     lines = [line for line in server.messages if line.startswith("Settings changed by 127.0.0.1: ")]
     assert len(lines) == len(VALUES)
@@ -147,7 +149,7 @@ def test_every_live_option_changes_under_load(
     assert "max_running_requests: 3 -> 8\n" in out
     assert "chunked_prefill_size: 64 -> 512\n" in out
     assert any(line.endswith(" (it is over)") for line in server.messages)
-    info = httpx.get(f"{server.url}/server_info").json()
+    info = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()
     assert {name: info[name] for name in VALUES} == back
     clients.check(PROMPTS[3])
     assert not clients.wrong
@@ -194,7 +196,7 @@ def test_the_logs_options_take_effect(server: ServerProcess) -> None:
 def test_what_is_refused_harms_nobody(
     server: ServerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = httpx.get(f"{server.url}/server_info").json()
+    before = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()
     for word, message in (
         ("chunked_prefil_size=64", "Did you mean chunked_prefill_size?"),
         ("page_size=16", "page_size cannot change while the server runs: a restart is needed."),
@@ -205,6 +207,6 @@ def test_what_is_refused_harms_nobody(
     ):
         assert main(["set", server.url, "decode_log_interval=7", word]) == 1
         assert message in capsys.readouterr().err
-    after = httpx.get(f"{server.url}/server_info").json()
+    after = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()
     assert after["decode_log_interval"] == before["decode_log_interval"]
     assert server.is_idle()

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from setpoint.testing.server import ServerProcess
+from setpoint.testing.server import PATIENCE_S, ServerProcess
 
 
 @pytest.fixture
@@ -44,15 +44,15 @@ def test_the_model_names_its_tokenizer(smol: ServerProcess) -> None:
     """Clients and benchmarks load the tokenizer from the path that /model_info gives."""
     from tokenizers import Tokenizer
 
-    info = httpx.get(f"{smol.url}/model_info").json()
+    info = httpx.get(f"{smol.url}/model_info", timeout=PATIENCE_S).json()
     ids = (
         Tokenizer.from_file(f"{info['tokenizer_path']}/tokenizer.json")
         .encode("The capital of France is")
         .ids
     )
     assert (
-        httpx.post(f"{smol.url}/tokenize", json={"prompt": "The capital of France is"}).json()[
-            "tokens"
-        ]
+        httpx.post(
+            f"{smol.url}/tokenize", json={"prompt": "The capital of France is"}, timeout=PATIENCE_S
+        ).json()["tokens"]
         == ids
     )

@@ -97,7 +97,7 @@ def test_sigterm_under_load_ends_in_order(server: ServerProcess) -> None:
     assert "Traceback" not in server.errors
     assert "ERROR" not in server.errors
     with pytest.raises(httpx.ConnectError):
-        httpx.get(server.url)
+        httpx.get(server.url, timeout=PATIENCE_S)
 
 
 def test_the_engine_ends_with_its_parent(server: ServerProcess) -> None:
@@ -170,4 +170,4 @@ def test_no_compiler_outlives_a_server_that_ends_while_it_builds(
         assert len(compilers) > 2
         server.process.send_signal(number)
         server.wait_end()
-        wait_until(lambda: not any(_is_alive(each) for each in compilers), timeout_s=10)
+        wait_until(lambda: not any(_is_alive(each) for each in compilers), timeout_s=PATIENCE_S)

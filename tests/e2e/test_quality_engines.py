@@ -18,7 +18,7 @@ from setpoint import Engine
 from setpoint.bench.divergence import compare
 from setpoint.bench.engines.quality import cut, measure
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.server import ServerProcess
+from setpoint.testing.server import PATIENCE_S, ServerProcess
 
 TEXT = "The quick brown fox jumps over the lazy dog; 12 boxing wizards, 34 quartz sphinxes. " * 6
 
@@ -33,7 +33,7 @@ class Served:
         return self._server.generate(**request)
 
     def get_server_info(self) -> Any:
-        return httpx.get(f"{self._server.url}/server_info").json()
+        return httpx.get(f"{self._server.url}/server_info", timeout=PATIENCE_S).json()
 
 
 def test_a_damaged_model_is_much_worse(

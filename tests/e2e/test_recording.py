@@ -42,10 +42,10 @@ def traffic(server: ServerProcess) -> None:
         assert len(list(pool.map(ask, range(40)))) == 40
     sampling = {"max_new_tokens": 500, "ignore_eos": True}
     left = {"text": "left", "stream": True, "sampling_params": sampling}
-    with httpx.stream("POST", f"{server.url}/generate", json=left) as response:
+    with httpx.stream("POST", f"{server.url}/generate", json=left, timeout=PATIENCE_S) as response:
         next(response.iter_lines())
-    httpx.post(f"{server.url}/generate", json={"input_ids": [999_999]})
-    httpx.post(f"{server.url}/flush_cache")
+    httpx.post(f"{server.url}/generate", json={"input_ids": [999_999]}, timeout=PATIENCE_S)
+    httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("content", ["off", "on"])
@@ -62,7 +62,9 @@ def test_a_server_is_recorded_and_replayed(content: str, tiny_model: Path, tmp_p
     limits = ("--max-total-tokens", "600", "--chunked-prefill-size", "32")
     with running_server(tmp_path, *arguments, *limits) as server:
         traffic(server)
-        (state,) = httpx.get(f"{server.url}/server_info").json()["internal_states"]
+        (state,) = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()[
+            "internal_states"
+        ]
         assert state["recording"]["num_bytes"] > 0
         assert state["recording"]["ended"] is None
     done = replay(path)

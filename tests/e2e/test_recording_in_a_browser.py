@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from setpoint.testing.browser import CHROMIUM, browser_page
-from setpoint.testing.server import running_server, wait_until
+from setpoint.testing.server import PATIENCE_S, running_server, wait_until
 
 pytestmark = [
     pytest.mark.full,
@@ -34,7 +34,10 @@ def recording(tiny_model: Path, tmp_path: Path) -> Path:
     with running_server(tmp_path / "server", *options) as server:
         body = {"text": "abc", "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}}
         for _ in range(3):
-            assert httpx.post(f"{server.url}/generate", json=body).status_code == 200
+            assert (
+                httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).status_code
+                == 200
+            )
             time.sleep(1.5)  # so that the bar has somewhere to go
     return path
 

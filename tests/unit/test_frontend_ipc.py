@@ -56,7 +56,7 @@ def nobody() -> None:
 
 
 def receive_some(engine: EngineSocket) -> list[object]:
-    return list(engine.receive(timeout_s=5))
+    return list(engine.receive(timeout_s=60))
 
 
 def test_requests_go_out_and_tokens_come_back_in_order(ends: Ends) -> None:
@@ -67,7 +67,7 @@ def test_requests_go_out_and_tokens_come_back_in_order(ends: Ends) -> None:
         client.attach(line)
         try:
             engine.send(Ready(SOME_FACTS))
-            assert await line.wait_ready(timeout_s=5)
+            assert await line.wait_ready(timeout_s=60)
             assert line.facts == SOME_FACTS
             mailbox = Mailbox()
             client.submit(request("a", 100_000), mailbox, 0)
@@ -119,7 +119,7 @@ def test_late_events_of_a_stopped_request_do_not_reach_the_next_one_with_its_rid
         client, line = EngineClient(), EngineLine(link)
         client.attach(line)
         engine.send(Ready(SOME_FACTS))
-        assert await line.wait_ready(timeout_s=5)
+        assert await line.wait_ready(timeout_s=60)
         old = client.submit(request("again"), Mailbox())
         with pytest.raises(RequestError, match="Duplicate request ID 'again'"):
             client.submit(request("again"), Mailbox())
@@ -144,7 +144,7 @@ def test_an_abort_reaches_the_open_requests_whose_rid_begins_with_it(ends: Ends)
         client, line = EngineClient(), EngineLine(link)
         client.attach(line)
         engine.send(Ready(SOME_FACTS))
-        assert await line.wait_ready(timeout_s=5)
+        assert await line.wait_ready(timeout_s=60)
         gone, *numbers = (
             client.submit(request(rid), Mailbox()) for rid in ("job-0", "job-1", "job-2", "other")
         )
@@ -170,7 +170,7 @@ def test_an_engine_that_starts_first_or_late_misses_nothing(ends: Ends) -> None:
     async def scenario() -> None:
         client, line = EngineClient(), EngineLine(link)
         client.attach(line)
-        assert await line.wait_ready(timeout_s=5)
+        assert await line.wait_ready(timeout_s=60)
         client.submit(request("a"), Mailbox())
         await asyncio.sleep(0)
         client.shutdown()
