@@ -23,7 +23,7 @@ import transformers
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import SetpointError
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 
 SMALL = {
     "hidden_size": 64,

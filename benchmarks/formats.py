@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 from machine import environment
 
-from setpoint.frontend.chat.formats.registry import REASONING_FORMATS, TOOL_FORMATS
+from setpoint.frontend.chat.chat_request import Tool
+from setpoint.frontend.chat.formats.format_registry import REASONING_FORMATS, TOOL_FORMATS
 from setpoint.frontend.chat.parser import DeltaParser, PlainParser
-from setpoint.frontend.chat.request import Tool
 
 TOOLS = (Tool("look"),)
 REPETITIONS = 5

@@ -21,8 +21,8 @@ import torch
 from machine import environment
 
 from setpoint.core.model import BLOCK_KINDS
-from setpoint.engine.attention import cpu as cpu_attention
-from setpoint.engine.attention.base import (
+from setpoint.engine.attention import cpu_attention as cpu_attention
+from setpoint.engine.attention.attention_backend import (
     AttentionBackend,
     AttentionBatch,
     AttentionShape,
@@ -32,8 +32,8 @@ from setpoint.engine.kernels.cpu import library
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.quant import blocks, packed
-from setpoint.engine.quant import cpu as panels
-from setpoint.engine.quant.base import Blocks, PackedWeight
+from setpoint.engine.quant import cpu_linear as panels
+from setpoint.engine.quant.linear_method import Blocks, PackedWeight
 
 BF16 = torch.bfloat16
 KV_DTYPES = (BF16, torch.float8_e4m3fn, torch.float8_e5m2)

@@ -25,12 +25,12 @@ import torch
 from kernels import BF16, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, NUM_LAYERS, PRODUCTS, Attend, problem
 from machine import environment
 
-from setpoint.engine.attention import cpu as cpu_attention
-from setpoint.engine.attention.base import AttentionShape, AttentionVariant
+from setpoint.engine.attention import cpu_attention as cpu_attention
+from setpoint.engine.attention.attention_backend import AttentionShape, AttentionVariant
 from setpoint.engine.kernels.cpu import library
 from setpoint.engine.kernels.cpu import ops as cpu_ops
-from setpoint.engine.quant import cpu as panels
-from setpoint.engine.quant.base import PackedWeight
+from setpoint.engine.quant import cpu_linear as panels
+from setpoint.engine.quant.linear_method import PackedWeight
 
 STEPS = (
     Attend("prefill 4 x 512", (512,) * 4, 512),

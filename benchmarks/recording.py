@@ -26,12 +26,12 @@ from typing import Any
 import msgspec
 from machine import environment
 
-from setpoint.bench.http import ExchangeError, Server
+from setpoint.bench.http_client import ExchangeError, Server
 from setpoint.core.records import StepDone
 from setpoint.recording.codec import as_record
 from setpoint.recording.format import KeptMessage, KeptPlan, KeptRecord
-from setpoint.recording.reader import open_recording
-from setpoint.testing.server import ServerProcess, running_server
+from setpoint.recording.recording_reader import open_recording
+from setpoint.testing.server_process import ServerProcess, running_server
 
 STALL_S = 120.0
 SMALL = (

@@ -30,9 +30,9 @@ from setpoint.frontend.telemetry.metrics.requests import RequestMetrics
 from setpoint.observe.moment_keeper import MomentKeeper
 from setpoint.observe.readers import EngineReaders
 from setpoint.scheduler.cache.manager import KVCache
-from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
+from setpoint.scheduler.scheduler_config import SchedulerConfig
 
 PROMPT_TOKENS = 32
 STEP_MS = 20.0

@@ -33,9 +33,9 @@ from setpoint.core.result import StepResult, one_each
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.settings import PrioritySettings, Settings
 from setpoint.scheduler.cache.manager import KVCache
-from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.policy import POLICIES, QUEUE_LIMIT
 from setpoint.scheduler.scheduler import Scheduler
+from setpoint.scheduler.scheduler_config import SchedulerConfig
 
 NUM_RUNNING = 256
 NUM_WAITING = 2000

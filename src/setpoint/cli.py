@@ -132,7 +132,7 @@ def _batch(arguments: list[str]) -> int:
 
 def _chat(arguments: list[str]) -> int:
     line, env = _read("chat", arguments)
-    from setpoint.chat.run import chat
+    from setpoint.commands.chat_command import chat
 
     return chat(line, env, api_key=os.environ.get("OPENAI_API_KEY"))
 

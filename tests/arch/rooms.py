@@ -171,6 +171,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "commands": (
         {
             "batch",
+            "chat",
             "config",
             "core",
             "doctor",
@@ -178,13 +179,14 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "frontend.http",
             "launch",
             "observe",
+            "offline",
             "playback",
             "recording",
             "top",
         },
         {"httpx2", "msgspec", "rich", "uvicorn"},
     ),
-    "chat": ({"config", "core", "observe", "offline"}, {"httpx2", "msgspec"}),
+    "chat": ({"core", "offline"}, {"httpx2", "msgspec"}),
     "bench": (
         {"checkpoint.source", "config", "core", "frontend.text", "observe"},
         {"httptools", "msgspec", "numpy", "rich", "uvloop"},
@@ -205,7 +207,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         },
         {"msgspec", "numpy"},
     ),
-    "cli": ({"bench", "bench.engines", "chat", "commands", "config", "core", "launch"}, set()),
+    "cli": ({"bench", "bench.engines", "commands", "config", "core", "launch"}, set()),
 }
 EVERYTHING = {"testing"}
 """Rooms that may import whatever is there."""

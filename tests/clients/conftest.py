@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.testing.server import ServerProcess, running_server
+from setpoint.testing.server_process import ServerProcess, running_server
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".venv-clients"

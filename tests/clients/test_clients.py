@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.testing.server import ServerProcess
+from setpoint.testing.server_process import ServerProcess
 
 HERE = Path(__file__).parent
 CLIENTS = sorted(path.parent.name for path in HERE.glob("*/constraints.txt"))

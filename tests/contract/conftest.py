@@ -17,12 +17,12 @@ from fastapi import FastAPI
 
 from setpoint.batch.worker import BatchWorker
 from setpoint.frontend.apis.dialects import DIALECTS
-from setpoint.frontend.checkpoints import Checkpoints
+from setpoint.frontend.checkpoint_names import Checkpoints
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import MakeDialect, create_app
 from setpoint.frontend.http.port import bind_socket
 from setpoint.frontend.http.serve import make_server
-from setpoint.frontend.live import FrontendSettings, LiveOptions
+from setpoint.frontend.live_options import FrontendSettings, LiveOptions
 from setpoint.frontend.service import Service
 from setpoint.frontend.storage.storage import Storage
 from setpoint.frontend.telemetry.watching import Doctor

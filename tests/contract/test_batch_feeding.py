@@ -12,7 +12,7 @@ import batches
 import pytest
 from batches import Batch, ids, line, records, write
 
-from setpoint.batch.progress import status
+from setpoint.batch.batch_progress import status
 from setpoint.frontend import feed
 from setpoint.testing.fake_engine import FakeEngine
 

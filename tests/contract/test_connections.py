@@ -14,7 +14,7 @@ import pytest
 
 from setpoint.frontend.http.connection import MAX_HEAD_BYTES, Connection
 from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.server import PATIENCE_S
+from setpoint.testing.server_process import PATIENCE_S
 
 Url = Callable[..., str]
 JSON = {"content-type": "application/json"}

@@ -21,13 +21,13 @@ from conftest import Server, make_service
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.moments import Moment
 from setpoint.frontend.console.broadcast import MAX_BEHIND_BYTES, Broadcast
-from setpoint.frontend.console.facts import facts_of
-from setpoint.frontend.console.feed import MAX_VIEWERS, ConsoleFeed
-from setpoint.frontend.console.pages import STATIC
-from setpoint.frontend.live import LiveOption
+from setpoint.frontend.console.event_feed import MAX_VIEWERS, ConsoleFeed
+from setpoint.frontend.console.server_facts import facts_of
+from setpoint.frontend.console.static_pages import STATIC
+from setpoint.frontend.live_options import LiveOption
 from setpoint.ipc.line import EngineLine
 from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.server import PATIENCE_S, wait_until
+from setpoint.testing.server_process import PATIENCE_S, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 Serve = Callable[..., None]
@@ -72,7 +72,7 @@ def events(chunk: bytes) -> list[tuple[str, Any]]:
 
 
 def test_a_viewer_gets_the_past_and_then_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("setpoint.frontend.console.feed.EVERY_S", 0.01)
+    monkeypatch.setattr("setpoint.frontend.console.event_feed.EVERY_S", 0.01)
 
     async def main() -> None:
         watch = ScriptedWatch(Moment(at=1.0, running=3.0), Moment(at=2.0, usage=1 / 3))
@@ -157,7 +157,7 @@ def test_viewers_who_come_at_once_are_no_more_either() -> None:
 
 
 def test_the_stream_ends_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("setpoint.frontend.console.feed.EVERY_S", 0.01)
+    monkeypatch.setattr("setpoint.frontend.console.event_feed.EVERY_S", 0.01)
 
     async def main() -> None:
         async with feeding(ScriptedWatch()) as feed:
@@ -189,8 +189,10 @@ def test_a_viewer_who_reads_nothing_loses_the_connection(
     http_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The write that waits for this viewer would wait as long as its connection is there."""
-    monkeypatch.setattr("setpoint.frontend.console.feed.EVERY_S", 0.01)
-    monkeypatch.setattr("setpoint.frontend.console.feed.ALIVE", b":" + b"x" * 200_000 + b"\n\n")
+    monkeypatch.setattr("setpoint.frontend.console.event_feed.EVERY_S", 0.01)
+    monkeypatch.setattr(
+        "setpoint.frontend.console.event_feed.ALIVE", b":" + b"x" * 200_000 + b"\n\n"
+    )
     address = urlsplit(http_url(FakeEngine(), server_info={"decisions": []}))
     with socket.socket() as viewer:
         viewer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

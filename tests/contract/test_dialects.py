@@ -17,7 +17,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.dialects import DIALECTS
-from setpoint.frontend.http.bodies import BodyReader
+from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.connection import MAX_HEAD_BYTES
 from setpoint.frontend.http.dialect import Dialect, Dialects
 from setpoint.frontend.http.openapi import add_route

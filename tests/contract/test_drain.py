@@ -12,7 +12,7 @@ import pytest
 
 from setpoint.frontend.drain import RETRY_AFTER_S
 from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.server import PATIENCE_S
+from setpoint.testing.server_process import PATIENCE_S
 
 Serve = Callable[..., None]
 MESSAGES = [{"role": "user", "content": "hi"}]

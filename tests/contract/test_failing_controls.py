@@ -13,7 +13,7 @@ from setpoint.checkpoint.description import read_description
 from setpoint.checkpoint.source import ModelSource
 from setpoint.checkpoint.spec import read_spec
 from setpoint.config.options import Options
-from setpoint.frontend.checkpoints import Checkpoint
+from setpoint.frontend.checkpoint_names import Checkpoint
 from setpoint.launch.checkpoints import LaunchedCheckpoints
 from setpoint.testing.fake_engine import FakeEngine
 from setpoint.testing.tiny_models import write_tiny_llama

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from answers import HI, says
 
-from setpoint.frontend.chat.formats.registry import TOOL_FORMATS
+from setpoint.frontend.chat.formats.format_registry import TOOL_FORMATS
 
 Serve = Callable[..., None]
 TEMPLATE = (

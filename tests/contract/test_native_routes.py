@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from setpoint.core.messages import Finish
-from setpoint.frontend.apis.sglang.logprobs import NativeLogprobs
+from setpoint.frontend.apis.sglang.sglang_logprobs import NativeLogprobs
 from setpoint.testing.byte_tokenizer import EOS_ID
 from setpoint.testing.fake_engine import FakeEngine
 

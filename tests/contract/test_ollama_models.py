@@ -10,7 +10,7 @@ import pytest
 from ollama_answers import lines, post
 
 from setpoint.core.model import Pooling
-from setpoint.frontend.apis.ollama.models import OLLAMA_VERSION
+from setpoint.frontend.apis.ollama.model_tags import OLLAMA_VERSION
 from setpoint.testing.specs import tiny_spec
 
 Serve = Callable[..., None]

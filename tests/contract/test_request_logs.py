@@ -13,12 +13,12 @@ import pytest
 
 from setpoint.core.control import OptionChange
 from setpoint.core.settings import Settings
-from setpoint.frontend.live import FrontendSettings, Proposal
+from setpoint.frontend.live_options import FrontendSettings, Proposal
 from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.frontend.telemetry.request_export import RequestExport
 from setpoint.observe.logline import LineFormatter
 from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.server import wait_until
+from setpoint.testing.server_process import wait_until
 
 Serve = Callable[..., None]
 NASTY = 'a "quoted"\nline\u2028\x1b[31m and é'

@@ -19,9 +19,9 @@ from setpoint.config.live import LIVE
 from setpoint.core.control import OptionChange
 from setpoint.core.errors import ConfigError
 from setpoint.core.settings import Settings
-from setpoint.frontend.live import FrontendSettings, Proposal
+from setpoint.frontend.live_options import FrontendSettings, Proposal
 from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.server import PATIENCE_S
+from setpoint.testing.server_process import PATIENCE_S
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 from setpoint.core.control import PauseMode
 from setpoint.core.errors import RequestError
 from setpoint.core.operations import LoadWeights, MemoryPart, ReleaseMemory, RestoreMemory
-from setpoint.frontend.checkpoints import Checkpoint
+from setpoint.frontend.checkpoint_names import Checkpoint
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]

@@ -15,11 +15,12 @@ from random import Random
 import strangers_admission
 import strangers_compute
 import strangers_ended
+import strangers_healthy
 import strangers_memory
-import strangers_more
 import strangers_no_memory
-import strangers_rest
+import strangers_too_little
 import strangers_toy
+import strangers_two_causes
 from strangers_labels import Change, Written
 
 HERE = Path(__file__).parent / "strangers"
@@ -30,8 +31,9 @@ PARTS = (
     strangers_memory,
     strangers_no_memory,
     strangers_ended,
-    strangers_rest,
-    strangers_more,
+    strangers_healthy,
+    strangers_too_little,
+    strangers_two_causes,
     strangers_toy,
 )
 PAINTERS = tuple(painter for part in PARTS for painter in part.PAINTERS)

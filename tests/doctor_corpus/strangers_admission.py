@@ -377,6 +377,66 @@ def full_careful(r: Random) -> Written:
     )
 
 
+def optimistic_many(r: Random) -> Written:
+    sheet = paper(r, H100_8B, L4_7B, A100_40)
+    sheet.start(schedule_conservativeness=0.3)
+    for _ in range(r.randint(15, 25)):
+        load(sheet, 2, running=(50, 100), usage=(0.97, 1.0), queue=(20, 60))
+        for _ in range(r.randint(1, 4)):
+            sheet.retract(r.randint(2, 12), 0.21, r.uniform(0.4, 0.8))
+    return done(
+        sheet,
+        "kv-optimistic",
+        "storms",
+        "Storms of retractions, a dozen requests at a time, under a lowered conservativeness.",
+        ((CONS, UP),),
+        OPT_WRONG,
+    )
+
+
+def conservative_2024(r: Random) -> Written:
+    sheet = paper(r, H100_8B, A100_40, era="2024")
+    sheet.start()
+    load(sheet, r.randint(35, 60), running=(80, 140), usage=(0.55, 0.8), queue=(200, 420))
+    return done(
+        sheet,
+        "kv-conservative",
+        "2024",
+        "The first guide's case: usage below 0.9 and a queue, no cap in reach.",
+        ((CONS, DOWN),),
+        CONS_WRONG,
+    )
+
+
+def cap_edge(r: Random) -> Written:
+    sheet = paper(r, H100_8B, A100_TP2)
+    cap = 64
+    sheet.start(running=cap, max_running_requests=cap)
+    load(sheet, r.randint(35, 60), running=(cap, cap), cap=cap, usage=(0.6, 0.85), queue=(10, 40))
+    return done(
+        sheet,
+        "seq-cap",
+        "high-usage",
+        "All 64 slots are taken and requests wait, while a fifth of the pool is free.",
+        ((CAP, UP),),
+        CAP_WRONG,
+    )
+
+
+def full_2024(r: Random) -> Written:
+    sheet = paper(r, A10G, RTX_4090, era="2024")
+    sheet.start(mem_fraction_static=0.92)
+    load(sheet, r.randint(35, 60), running=(6, 14), usage=(0.97, 1.0), queue=(100, 400))
+    return done(
+        sheet,
+        "kv-full",
+        "2024",
+        "Ten long requests fill the small device's pool all the time, hundreds wait, no retractions.",
+        (),
+        FULL_WRONG,
+    )
+
+
 PAINTERS: tuple[Painter, ...] = (
     client_few,
     client_middle,
@@ -397,4 +457,8 @@ PAINTERS: tuple[Painter, ...] = (
     full,
     full_growing,
     full_careful,
+    optimistic_many,
+    conservative_2024,
+    cap_edge,
+    full_2024,
 )

@@ -24,6 +24,7 @@ from strangers_paper import (
     H100_70B,
     H200_V3,
     L4,
+    RTX_4090,
     paper,
 )
 from strangers_state import load
@@ -269,6 +270,88 @@ def graph_no_start(r: Random) -> Written:
     )
 
 
+def blocking_giant(r: Random) -> Written:
+    sheet = paper(r, H100_70B, H200_V3)
+    sheet.start(chunked_prefill_size=4096)
+    for _ in range(2):
+        load(sheet, 25, running=(30, 50), usage=(0.1, 0.2), queue=(0, 1))
+        waiting = 0
+        for piece in range(r.randint(35, 60)):
+            sheet.at += 0.6
+            waiting += r.choice((0, 0, 1, 1))
+            sheet.prefill(1, 4096, 0, 0.15 + piece * 4096 / sheet.pool, 38, waiting)
+            if piece % 9 == 8:
+                sheet.decode(38, 0.15 + piece * 4096 / sheet.pool, 90.0, waiting)
+        sheet.prefill(min(waiting, 9), 3100, 0, 0.5, 38, max(0, waiting - 9))
+        sheet.prefill(max(1, waiting - 9), 2900, 0, 0.5, 47, 0)
+    return done(
+        sheet,
+        "long-prompt-blocking",
+        "giant",
+        "Two prompts of some 200,000 tokens take a chunk after another; whoever comes waits until they are done.",
+        (),
+        BLOCK_WRONG,
+    )
+
+
+def graph_light(r: Random) -> Written:
+    sheet = paper(r, H100_8B, A100_40, RTX_4090, era=r.choice(("2025", "0.5.23")))
+    sheet.start(free=4.9, disable_cuda_graph=True)
+    load(sheet, r.randint(40, 80), running=(4, 12), usage=(0.1, 0.3), queue=(0, 0), graph=False)
+    return done(
+        sheet,
+        "graph-miss",
+        "light",
+        "Four to twelve requests, an empty queue, and no graphs: each step is slow for no reason.",
+        (("--disable-cuda-graph", "set"), ("--disable-cuda-graph", "decrease")),
+        GRAPH_WRONG,
+    )
+
+
+def graph_low_queue(r: Random) -> Written:
+    sheet = paper(r, H100_70B, A100_TP2, era=r.choice(("2025", "0.5.23")))
+    limit = 16
+    key = "cuda_graph_max_bs_decode" if sheet.era == "0.5.23" else "cuda_graph_max_bs"
+    sheet.start(free=6.2, **{key: limit})
+    load(
+        sheet,
+        r.randint(40, 80),
+        running=(30, 60),
+        usage=(0.3, 0.6),
+        queue=(0, 0),
+        graph_limit=limit,
+    )
+    return done(
+        sheet,
+        "graph-miss",
+        "no-queue",
+        "Nobody waits, but all decode batches of 30 to 60 requests run without graphs, which end at 16.",
+        ((GRAPH, UP),),
+        GRAPH_WRONG,
+        ("client-bound",),
+    )
+
+
+def queue_moderate(r: Random) -> Written:
+    sheet = paper(r, H100_8B, A100_TP2, era="0.5.23")
+    sheet.start(free=5.5, schedule_policy="lpm")
+    low = 2300
+    for _ in range(8):
+        load(
+            sheet, 8, running=(130, 200), usage=(0.93, 0.98), queue=(low, low + 400), hit=(0.1, 0.4)
+        )
+        low += 350
+    return done(
+        sheet,
+        "queue-too-long",
+        "growing",
+        "From 2,300 to 5,000 wait, more each minute.",
+        (),
+        QUEUE_WRONG,
+        ("kv-full",),
+    )
+
+
 PAINTERS: tuple[Painter, ...] = (
     budget,
     budget_max_prefill,
@@ -281,4 +364,8 @@ PAINTERS: tuple[Painter, ...] = (
     graph_small,
     graph_off,
     graph_no_start,
+    blocking_giant,
+    graph_light,
+    graph_low_queue,
+    queue_moderate,
 )

@@ -157,6 +157,27 @@ def dead_assert(r: Random) -> Written:
     )
 
 
+def leak_creeps(r: Random) -> Written:
+    sheet = paper(r, H100_8B, L4, era=r.choice(("2025", "0.5.23")))
+    sheet.start()
+    kept = 0.02
+    for _ in range(12):
+        load(sheet, 5, running=(8, 16), usage=(kept + 0.04, kept + 0.06), queue=(0, 0))
+        for running in (3, 1):
+            sheet.at += 1
+            sheet.decode(running, kept + 0.003, running * 70.0, 0)
+        sheet.at += 30
+        kept += 0.075
+    return done(
+        sheet,
+        "pool-leak",
+        "creeps",
+        "Usage rises from burst to burst and does not fall when one request is left: tokens are lost, although no message says so.",
+        (),
+        LEAK_WRONG,
+    )
+
+
 PAINTERS: tuple[Painter, ...] = (
     leak,
     leak_req,
@@ -164,4 +185,5 @@ PAINTERS: tuple[Painter, ...] = (
     dead_access,
     dead_nccl,
     dead_assert,
+    leak_creeps,
 )

@@ -16,6 +16,7 @@ from strangers_labels import (
     done,
 )
 from strangers_paper import (
+    A10G,
     A100_40,
     A100_80,
     A100_TP2,
@@ -23,6 +24,7 @@ from strangers_paper import (
     H100_70B,
     H200_V3,
     L4,
+    RTX_4090,
     paper,
 )
 from strangers_state import load
@@ -193,6 +195,42 @@ def prefix_disabled_long(r: Random) -> Written:
     )
 
 
+def headroom_small(r: Random) -> Written:
+    sheet = paper(r, RTX_4090, A10G, era=r.choice(("2025", "0.5.23")))
+    sheet.fraction = 0.96
+    sheet.start(free=r.uniform(0.08, 0.25))
+    load(sheet, r.randint(40, 80), running=(16, 30), usage=(0.91, 0.95), queue=(20, 60))
+    return done(
+        sheet,
+        "mem-headroom-low",
+        "small-device",
+        "A consumer device with a hundred megabytes to spare; the load itself is in the good state.",
+        ((MEM, DOWN),),
+        HEAD_WRONG,
+    )
+
+
+def prefix_2024(r: Random) -> Written:
+    sheet = paper(r, H100_8B, A100_TP2, era="2024")
+    sheet.start(schedule_policy="fcfs", disable_radix_cache=True)
+    for _ in range(r.randint(25, 40)):
+        running, waiting, used = r.randint(30, 50), r.randint(10, 60), r.uniform(0.5, 0.75)
+        for _ in range(r.randint(2, 4)):
+            sheet.at += 0.5
+            sheet.prefill(2, 2 * 1850 + r.randint(-60, 60), 0, used, running, waiting)
+        sheet.at += 0.6
+        sheet.decode(running, used, r.uniform(700, 1400), waiting)
+    return done(
+        sheet,
+        "prefix-miss",
+        "hit-rate",
+        "A hit rate of 0.00% with the cache switched off and prompts that all have the same length.",
+        (),
+        PREFIX_WRONG,
+        ("prefill-budget",),
+    )
+
+
 PAINTERS: tuple[Painter, ...] = (
     underused,
     underused_guide,
@@ -202,4 +240,6 @@ PAINTERS: tuple[Painter, ...] = (
     prefix_disabled,
     prefix_thrash,
     prefix_disabled_long,
+    headroom_small,
+    prefix_2024,
 )

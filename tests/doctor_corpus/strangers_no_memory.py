@@ -288,6 +288,54 @@ def oom_decode_short(r: Random) -> Written:
     )
 
 
+def init_pool(r: Random) -> Written:
+    sheet = paper(r, H100_8B, A100_40, RTX_4090)
+    sheet.fraction = 0.98
+    sheet.start("weights")
+    sheet.say(
+        f"Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem={sheet.machine.gb - 0.4 - sheet.machine.weights:.2f} GB"
+    )
+    trace(
+        sheet,
+        (*BEGIN, ("mem_cache/memory_pool.py", 204, "_create_buffers")),
+        no_memory(sheet, "1.96 GiB", "1.31 GiB"),
+    )
+    killed(sheet)
+    return done(
+        sheet,
+        "oom-init",
+        "pool",
+        "The pool of the wanted share cannot be allocated: too large a share.",
+        ((MEM, DOWN),),
+        ((MEM, UP),),
+    )
+
+
+def decode_oom_2024(r: Random) -> Written:
+    sheet = paper(r, A100_40, A10G, era="2024")
+    sheet.start(free=1.1)
+    load(sheet, r.randint(15, 40), running=(120, 200), usage=(0.85, 0.97), queue=(0, 10))
+    sheet.decode(196, 0.97, 2211.7, 2)
+    trace(
+        sheet,
+        (
+            *LOOP[:2],
+            ("model_executor/model_runner.py", 433, "forward_decode"),
+            ("models/llama.py", 310, "forward"),
+        ),
+        no_memory(sheet, "244.00 MiB", "88.00 MiB"),
+    )
+    killed(sheet)
+    return done(
+        sheet,
+        "oom-decode",
+        "2024",
+        "CUDA out of memory while 196 requests are decoded.",
+        ((CAP, DOWN), (MEM, DOWN)),
+        DECODE_WRONG,
+    )
+
+
 PAINTERS: tuple[Painter, ...] = (
     init_weights,
     init_graphs,
@@ -299,4 +347,6 @@ PAINTERS: tuple[Painter, ...] = (
     oom_decode_sampler,
     oom_decode_pool,
     oom_decode_short,
+    init_pool,
+    decode_oom_2024,
 )

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from setpoint.playback.routes import create_app
+from setpoint.playback.playback_routes import create_app
 from setpoint.testing.browser import CHROMIUM, Page, browser_page
-from setpoint.testing.server import wait_until
+from setpoint.testing.server_process import wait_until
 
 pytestmark = [
     pytest.mark.full,

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from setpoint.testing.browser import CHROMIUM, Page, browser_page
-from setpoint.testing.server import PATIENCE_S, ServerProcess, running_server
+from setpoint.testing.server_process import PATIENCE_S, ServerProcess, running_server
 
 pytestmark = [
     pytest.mark.full,

@@ -14,7 +14,13 @@ import httpx
 import pytest
 
 from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server import PATIENCE_S, ServerProcess, engine_of, running_server, wait_until
+from setpoint.testing.server_process import (
+    PATIENCE_S,
+    ServerProcess,
+    engine_of,
+    running_server,
+    wait_until,
+)
 from setpoint.testing.tiny_models import write_tiny_llama
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}

@@ -13,7 +13,7 @@ from setpoint.testing.byte_tokenizer import (
     make_byte_tokenizer,
     write_byte_tokenizer,
 )
-from setpoint.testing.server import ServerProcess, running_server
+from setpoint.testing.server_process import ServerProcess, running_server
 from setpoint.testing.tiny_models import write_tiny_llama
 
 CONFIG_EOS, EOM_ID = 2, VOCAB_SIZE

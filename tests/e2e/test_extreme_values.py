@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server import PATIENCE_S, ServerProcess, running_server
+from setpoint.testing.server_process import PATIENCE_S, ServerProcess, running_server
 from setpoint.testing.tiny_models import write_tiny_llama
 
 CONTEXT = 64

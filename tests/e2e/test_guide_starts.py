@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from setpoint.testing.guide_commands import GUIDE_COMMANDS
-from setpoint.testing.server import running_server
+from setpoint.testing.server_process import running_server
 
 ACCEPTED = {
     tuple(command.argv(model="")): command for command in GUIDE_COMMANDS if not command.refused

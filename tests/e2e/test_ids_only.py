@@ -15,7 +15,7 @@ import pytest
 
 from setpoint import Engine
 from setpoint.core.errors import RequestError
-from setpoint.testing.server import ServerProcess, running_server
+from setpoint.testing.server_process import ServerProcess, running_server
 from setpoint.testing.tiny_models import write_tiny_llama
 
 FLAG = "--skip-tokenizer-init"

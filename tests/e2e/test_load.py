@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from setpoint.testing.neartie import Greedy, Tally
-from setpoint.testing.server import ServerProcess, running_server, wait_until
+from setpoint.testing.server_process import ServerProcess, running_server, wait_until
 
 TOPICS = (
     "rain",

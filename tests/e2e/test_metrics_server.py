@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from setpoint.observe.catalogue import SERIES
 from setpoint.testing.otlp import collecting
-from setpoint.testing.server import ServerProcess, running_server, wait_until
+from setpoint.testing.server_process import ServerProcess, running_server, wait_until
 
 
 def page(url: str) -> dict[str, float]:

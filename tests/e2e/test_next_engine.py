@@ -21,7 +21,7 @@ from setpoint.launch.engine import launched
 from setpoint.launch.engine_session import EngineSession
 from setpoint.launch.phases import Phases
 from setpoint.launch.process import watch
-from setpoint.offline.calls import Calls
+from setpoint.offline.program_calls import Calls
 
 PROMPTS = ["Once upon a time", "a"]
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "n": 2, "max_new_tokens": 12, "ignore_eos": True}

@@ -11,11 +11,11 @@ import openai
 import pydantic
 import pytest
 
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.deltas import gathered
-from setpoint.frontend.chat.formats.registry import TOOL_FORMATS
+from setpoint.frontend.chat.formats.format_registry import TOOL_FORMATS
 from setpoint.frontend.chat.parser import parsed
-from setpoint.frontend.chat.request import Tool
-from setpoint.testing.server import ServerProcess
+from setpoint.testing.server_process import ServerProcess
 
 ASKED: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
 PARAMETERS = {

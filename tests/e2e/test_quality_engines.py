@@ -16,9 +16,9 @@ from safetensors.numpy import load_file, save_file
 
 from setpoint import Engine
 from setpoint.bench.divergence import compare
-from setpoint.bench.engines.quality import cut, measure
+from setpoint.bench.engines.quality import cut_windows, measure
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.server import PATIENCE_S, ServerProcess
+from setpoint.testing.server_process import PATIENCE_S, ServerProcess
 
 TEXT = "The quick brown fox jumps over the lazy dog; 12 boxing wizards, 34 quartz sphinxes. " * 6
 
@@ -49,7 +49,7 @@ def test_a_damaged_model_is_much_worse(
         if name.endswith("down_proj.weight")
     }
     save_file(weights, path, {"format": "pt"})
-    windows, prefix = cut({"mine.txt": TEXT}, Tokenizer.from_folder(tiny_model), 256)
+    windows, prefix = cut_windows({"mine.txt": TEXT}, Tokenizer.from_folder(tiny_model), 256)
     prompts = windows.prompts(prefix)
     reference = measure(Served(tiny), windows, prompts, name="reference")
     with Engine(str(damaged), dtype="float32") as engine:

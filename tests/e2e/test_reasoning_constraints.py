@@ -13,7 +13,7 @@ import pytest
 from tokenizers import AddedToken
 
 from setpoint.testing.byte_tokenizer import BOS_ID, CHAT_TEMPLATE, EOS_ID, make_byte_tokenizer
-from setpoint.testing.server import ServerProcess, running_server
+from setpoint.testing.server_process import ServerProcess, running_server
 from setpoint.testing.tiny_models import write_tiny_llama
 
 SCHEMA = {

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from setpoint import Engine
-from setpoint.testing.server import PATIENCE_S, ServerProcess, engine_of, running_server
+from setpoint.testing.server_process import PATIENCE_S, ServerProcess, engine_of, running_server
 
 SAID = re.compile(r"(\d+) steps, (\d+) requests, 0 differing plans")
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from setpoint.testing.browser import CHROMIUM, browser_page
-from setpoint.testing.server import PATIENCE_S, running_server, wait_until
+from setpoint.testing.server_process import PATIENCE_S, running_server, wait_until
 
 pytestmark = [
     pytest.mark.full,

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from setpoint.testing.server import PATIENCE_S, ServerProcess, wait_until
+from setpoint.testing.server_process import PATIENCE_S, ServerProcess, wait_until
 
 TIMES = 40
 LONG = 200

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.testing import tiny_gguf
 from setpoint.testing.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server import (
+from setpoint.testing.server_process import (
     PATIENCE_S,
     READY,
     ServerProcess,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from setpoint.testing.server import running_server
+from setpoint.testing.server_process import running_server
 
 LLAMA_70B = {
     "hidden_size": 8192,

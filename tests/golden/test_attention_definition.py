@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from setpoint.engine.attention import torch_ref
-from setpoint.engine.attention.base import AttentionBatch, AttentionShape, AttentionVariant
+from setpoint.engine.attention.attention_backend import (
+    AttentionBatch,
+    AttentionShape,
+    AttentionVariant,
+)
 
 HEADS, HEAD_DIM, CONTEXT = 4, 8, 64
 ROWS = [(0, 1), (0, 17), (9, 1), (30, 1), (16, 16), (5, 30)]

@@ -11,13 +11,13 @@ import torch
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.plan import OWN_LENGTH
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build, capture
 from setpoint.engine.kernels.cpu.build import LEVEL_VARIABLE
 from setpoint.engine.kernels.program import KINDS, NotCapturable
 from setpoint.engine.models.decoder import CausalLM
-from setpoint.engine.models.registry import MODELS
+from setpoint.engine.models.model_registry import MODELS
 from setpoint.engine.runner import replay_way as replay
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.against_transformers import write_tiny

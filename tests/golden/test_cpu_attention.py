@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from setpoint.engine.attention import cpu as cpu_attention
+from setpoint.engine.attention import cpu_attention as cpu_attention
 from setpoint.engine.attention import torch_ref
-from setpoint.engine.attention.base import AttentionBatch, AttentionShape, AttentionVariant
+from setpoint.engine.attention.attention_backend import (
+    AttentionBatch,
+    AttentionShape,
+    AttentionVariant,
+)
 from setpoint.engine.kernels.cpu import build
 
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -11,7 +11,7 @@ import torch
 from setpoint.engine.kernels.cpu import build
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ref import RefOps
-from setpoint.engine.quant import cpu as cpu_linear
+from setpoint.engine.quant import cpu_linear as cpu_linear
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

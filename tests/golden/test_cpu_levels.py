@@ -11,7 +11,7 @@ import pytest
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.records import Fallback
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build, library
 from setpoint.engine.kernels.cpu.choices import summary

@@ -37,7 +37,7 @@ build.FLAGS = tuple(flag.replace("-O3", "-O0") for flag in build.FLAGS)
 """For a library that is loaded, not used."""
 CHOOSE = """
 import torch
-from setpoint.engine.kernels.registry import choose_ops
+from setpoint.engine.kernels.kernel_registry import choose_ops
 choice = choose_ops(torch.device('cpu'), torch.bfloat16)
 print(choice.name, '|', choice.fallback)
 """

@@ -16,7 +16,7 @@ import torch
 from test_cpu_attention import CASES, Case, Problem, make_problem
 
 from setpoint.engine.kernels.cpu import build, library
-from setpoint.engine.quant import cpu as cpu_linear
+from setpoint.engine.quant import cpu_linear as cpu_linear
 from setpoint.engine.quant import w8a8_int8_cpu
 
 BF16 = torch.bfloat16

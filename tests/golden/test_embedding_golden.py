@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from setpoint.checkpoint.pooling import read_pooling
 from setpoint.checkpoint.spec import read_spec
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.layers.linear import NoHead
 from setpoint.testing.harness import Harness

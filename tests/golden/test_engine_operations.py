@@ -24,9 +24,9 @@ from setpoint.core.operations import (
     StartProfile,
     StopProfile,
 )
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
+from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.engine.executor.operations import EngineOperator
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.harness import Harness
 from setpoint.testing.tiny_models import write_tiny_llama

@@ -13,10 +13,10 @@ from test_captured_steps import make_runner, of_architecture, said, same
 
 from setpoint.core.plan import StepPlan
 from setpoint.engine.kernels.device import Shared
+from setpoint.engine.kernels.kernel_registry import make_recorder
 from setpoint.engine.kernels.program import Program
-from setpoint.engine.kernels.registry import make_recorder
 from setpoint.engine.layers.context import Backends
-from setpoint.engine.models.registry import MODELS
+from setpoint.engine.models.model_registry import MODELS
 from setpoint.engine.runner.batch import ForwardBatch
 from setpoint.engine.runner.forward_pass import Answer, ForwardPass, Inputs
 from setpoint.engine.runner.model_runner import Forward

@@ -17,13 +17,13 @@ from setpoint.checkpoint.gguf_convert import _round_bf16, converted_folder
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE, ModelSpec
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build
 from setpoint.engine.quant import blocks as block_linear
-from setpoint.engine.quant import cpu as panel_linear
-from setpoint.engine.quant.base import Blocks
+from setpoint.engine.quant import cpu_linear as panel_linear
 from setpoint.engine.quant.blocks import KINDS
+from setpoint.engine.quant.linear_method import Blocks
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing import tiny_gguf
 from setpoint.testing.plans import Driver

@@ -22,7 +22,7 @@ from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.checkpoint.safetensors_file import read_headers
 from setpoint.checkpoint.spec import read_spec
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.testing import tiny_gguf
 from setpoint.testing.plans import Driver

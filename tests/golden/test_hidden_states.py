@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from setpoint.checkpoint.spec import read_spec
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.testing.harness import Harness
 from setpoint.testing.tiny_models import TINY, write_tiny_llama

@@ -11,7 +11,7 @@ import torch
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.request import LogprobOptions, RequestOptions
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.plans import Driver

@@ -15,8 +15,8 @@ import pytest
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.model import Pooling
-from setpoint.engine.executor.build import EngineConfig, build_runner
-from setpoint.engine.models.registry import MODELS
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
+from setpoint.engine.models.model_registry import MODELS
 from setpoint.planning.memory import GIB, captured_bytes
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.goldens import GOLDENS
@@ -47,7 +47,7 @@ from setpoint.config.options import Options
 from setpoint.config.pool import memory_model
 from setpoint.config.resolve import resolve
 from setpoint.core.sampling import SamplingParams
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.planning.memory import activation_bytes, captured_bytes
 from setpoint.testing.plans import Driver
@@ -106,7 +106,7 @@ import json, re, sys
 from pathlib import Path
 
 from setpoint.checkpoint.spec import read_spec
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.testing.plans import Driver
 

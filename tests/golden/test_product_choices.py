@@ -19,7 +19,7 @@ from setpoint.engine.kernels.cpu.calls import LinearCall
 from setpoint.engine.kernels.cpu.choices import CLASS_ROWS, Choice, summary
 from setpoint.engine.kernels.cpu.probe import PROBED_ROWS, measure
 from setpoint.engine.quant import blocks as block_linear
-from setpoint.engine.quant import cpu as panel_linear
+from setpoint.engine.quant import cpu_linear as panel_linear
 from setpoint.engine.quant import w8a8_int8_cpu
 
 BF16 = torch.bfloat16

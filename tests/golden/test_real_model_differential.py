@@ -22,7 +22,7 @@ from setpoint.checkpoint.source import locate
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.request import LogprobOptions
 from setpoint.core.settings import PrioritySettings
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.scheduler.policy import POLICIES

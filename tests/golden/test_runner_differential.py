@@ -12,7 +12,7 @@ import pytest
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.plan import OWN_LENGTH
 from setpoint.core.sampling import SamplingParams
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.goldens import GOLDENS

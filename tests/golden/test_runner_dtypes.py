@@ -13,7 +13,7 @@ from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.plan import PlanBuilder
 from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.core.result import PositionLogprobs
-from setpoint.engine.executor.build import KV_DTYPES, EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import KV_DTYPES, EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.engine.sampling import logprobs

@@ -11,7 +11,7 @@ import pytest
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.request import LogprobOptions
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner import model_runner, rows
 from setpoint.testing.harness import Harness, Outcome

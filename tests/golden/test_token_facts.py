@@ -11,7 +11,7 @@ import pytest
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.messages import Tokens
 from setpoint.core.request import SAMPLING_MASK, unpack_ids
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.testing.harness import Harness
 from setpoint.testing.tiny_models import write_tiny_llama

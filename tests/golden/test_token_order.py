@@ -18,14 +18,14 @@ from setpoint.core.plan import Admit, TokenMasks
 from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.core.result import PositionLogprobs
 from setpoint.core.sampling import SamplingParams
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.engine.kernels import registry
+from setpoint.engine.kernels import kernel_registry as registry
 from setpoint.engine.kernels.cpu import build
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.kernels.ref import RefOps
-from setpoint.engine.quant import base as quant
+from setpoint.engine.quant import linear_method as quant
 from setpoint.engine.runner.rows import SlotTable
 from setpoint.engine.sampling.logprobs import Logprobs
 from setpoint.engine.sampling.sampler import sample

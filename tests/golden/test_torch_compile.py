@@ -16,7 +16,7 @@ import torch
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor import compiling
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.compiling import CompileReport, Duration, compile_steps
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.layers.opaque import TracedOps

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
-from setpoint.engine.attention.base import AttentionVariant
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.attention.attention_backend import AttentionVariant
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.models import library_model
 from setpoint.engine.runner.model_runner import ModelRunner

@@ -12,12 +12,12 @@ import torch
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import ConfigError
 from setpoint.core.records import Fallback
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build as kernels
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.quant import w8a8_int8, w8a8_int8_cpu
-from setpoint.engine.quant.base import PackedWeight
+from setpoint.engine.quant.linear_method import PackedWeight
 from setpoint.engine.quant.w8a8_int8 import block_size, quantize_rows, rotate
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.planning.memory import weight_bytes

@@ -18,7 +18,7 @@ import torch
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.records import Refusal, StepDone
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.against_transformers import write_tiny

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.engine.models.registry import build_model
+from setpoint.engine.models.model_registry import build_model
 from setpoint.testing.against_transformers import measure, write_tiny
 from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.plans import Driver, allocate_rows

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setpoint.frontend.apis.anthropic.content import SIGNATURE, BlockEvents, Event, blocks_of
+from setpoint.frontend.apis.anthropic.content_blocks import SIGNATURE, BlockEvents, Event, blocks_of
 from setpoint.frontend.chat.deltas import Delta, ReasoningDelta, TextDelta, ToolCallDelta
 
 texts = st.text(alphabet="ab \n{🙂", min_size=1, max_size=6)

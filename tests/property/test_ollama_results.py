@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from setpoint.core.errors import RequestError
-from setpoint.frontend.apis.ollama.protocol import OllamaChatBody
+from setpoint.frontend.apis.ollama.ollama_bodies import OllamaChatBody
 
 NAMES = st.sampled_from("ab")
 IDS = st.sampled_from(["", "1", "2"])

@@ -19,7 +19,7 @@ from setpoint.core.records import Record
 from setpoint.core.settings import Settings
 from setpoint.frontend.telemetry.metrics.engines import EngineFigures
 from setpoint.frontend.telemetry.metrics.exposition import Metrics
-from setpoint.frontend.telemetry.metrics.http import HttpMetrics
+from setpoint.frontend.telemetry.metrics.http_counts import HttpMetrics
 from setpoint.frontend.telemetry.metrics.requests import RequestMetrics
 from setpoint.ipc.client import EngineClient
 from setpoint.observe.logline import ready_line

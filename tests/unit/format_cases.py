@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.deltas import Answer, Delta, gathered
 from setpoint.frontend.chat.parser import DeltaParser, parsed
-from setpoint.frontend.chat.request import Tool
 
 WEATHER = Tool(
     "get_weather",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.batch import record
+from setpoint.batch import output_record as record
 from setpoint.batch.entry import BatchError, Entry, Marks, Problem, Survey
 from setpoint.batch.journal import Journal
 from setpoint.batch.output import InOrder

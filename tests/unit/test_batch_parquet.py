@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from setpoint.batch import parquet_output, record
+from setpoint.batch import output_record as record
+from setpoint.batch import parquet_output
 from setpoint.batch.entry import BatchError, Entry, Marks, Survey
 from setpoint.batch.jsonl import parse_line
 from setpoint.batch.parquet import ParquetSource

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from setpoint.batch.progress import display, status
+from setpoint.batch.batch_progress import display, status
 from setpoint.batch.tally import Tally
 from setpoint.frontend.feed import EngineView
 from setpoint.ipc.client import EngineClient

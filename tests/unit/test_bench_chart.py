@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from setpoint.bench import chart, svg
-from setpoint.bench.metrics import Run
-from setpoint.bench.record import Prompt, Record
+from setpoint.bench.request_record import Prompt, Record
+from setpoint.bench.run_metrics import Run
 
 SVG = "{http://www.w3.org/2000/svg}"
 RESULT: dict[str, Any] = {

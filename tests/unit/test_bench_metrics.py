@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from setpoint.bench import comparison, metrics
-from setpoint.bench.load import arrival_times
-from setpoint.bench.metrics import Run
-from setpoint.bench.record import Prompt, Record
+from setpoint.bench import comparison
+from setpoint.bench import run_metrics as metrics
+from setpoint.bench.paced_load import arrival_times
+from setpoint.bench.request_record import Prompt, Record
+from setpoint.bench.run_metrics import Run
 from setpoint.core.errors import ConfigError
 
 

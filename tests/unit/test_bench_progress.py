@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from setpoint.bench import progress
+from setpoint.bench import bench_progress as progress
 from setpoint.observe.waiting import Waiting
 
 

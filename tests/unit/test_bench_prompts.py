@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from setpoint.bench.prompts import make_prompts
+from setpoint.bench.prompt_sets import make_prompts
 from setpoint.config.bench import DatasetOptions
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.text.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from setpoint.config.environment import read_environment
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
 from setpoint.core.jsonfile import parse_json
-from setpoint.engine.models.config import ConfigReader
+from setpoint.engine.models.model_config import ConfigReader
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.launch.configuration import settled
 from setpoint.testing.byte_tokenizer import write_byte_tokenizer

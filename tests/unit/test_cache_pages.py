@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from setpoint.scheduler.cache.pages import PagePool
+from setpoint.scheduler.cache.page_list import PagePool
 
 
 def test_hands_out_every_page_once_and_never_the_dummy_page() -> None:

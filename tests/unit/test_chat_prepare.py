@@ -15,9 +15,9 @@ from setpoint.core.errors import RequestError
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.chat.chat_request import ChatRequest, Tool
 from setpoint.frontend.chat.deltas import gathered
 from setpoint.frontend.chat.parser import joining_reasoning, parsed
-from setpoint.frontend.chat.request import ChatRequest, Tool
 from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.jobs import SequenceOutput

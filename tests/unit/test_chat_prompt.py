@@ -10,8 +10,8 @@ import pytest
 from setpoint.core.errors import RequestError
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.chat.chat_request import ChatRequest, Tool
 from setpoint.frontend.chat.prompt import chat_prompt
-from setpoint.frontend.chat.request import ChatRequest, Tool
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer

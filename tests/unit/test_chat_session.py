@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from setpoint.chat.answers import AnswerChunk
+from setpoint.chat.chat_screen import Screen, printable
 from setpoint.chat.conversation import Conversation, read_params
 from setpoint.chat.repetition import goes_in_circles
-from setpoint.chat.screen import Screen, printable
 from setpoint.chat.session import Session
 from setpoint.core.errors import ContextLengthError, RequestError
 

@@ -44,7 +44,7 @@ BODY = {
 @pytest.mark.parametrize(
     ("module", "call"),
     [
-        ("setpoint.frontend.apis.anthropic.protocol", f"parse({BODY}, module.MessagesBody)"),
+        ("setpoint.frontend.apis.anthropic.messages_body", f"parse({BODY}, module.MessagesBody)"),
         ("setpoint.grammar.tags", f"module.parsed('''{TAG}''')"),
     ],
     ids=["a long and a short body", "two grammars"],

@@ -9,8 +9,8 @@ import pytest
 from format_cases import TOOLS, streamed
 
 from setpoint.frontend.chat.deltas import gathered
+from setpoint.frontend.chat.formats.format_registry import TOOL_FORMATS
 from setpoint.frontend.chat.formats.json_array import JSON_ARRAY
-from setpoint.frontend.chat.formats.registry import TOOL_FORMATS
 from setpoint.frontend.chat.parser import parsed
 from setpoint.frontend.chat.turn.calling import Calling
 

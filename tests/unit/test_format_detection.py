@@ -10,7 +10,7 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.chat_formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from setpoint.config.options import Options
 from setpoint.frontend.chat.formats.detect import detect
-from setpoint.frontend.chat.formats.registry import reasoning_format, tool_format
+from setpoint.frontend.chat.formats.format_registry import reasoning_format, tool_format
 from setpoint.launch.configuration import settled
 from setpoint.testing.chat_templates import TEMPLATES
 from setpoint.testing.tiny_models import write_tiny_llama

@@ -11,11 +11,11 @@ from grammar_cases import verdict
 from tool_format_cases import KIMI_CALL, KIMI_CALLS, V3_CALL, V3_CALLS, V31_CALL
 from xml_format_cases import DSML_CALLS, MINIMAX_CALLS
 
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.deltas import gathered
+from setpoint.frontend.chat.formats.format_registry import TOOL_FORMATS
 from setpoint.frontend.chat.formats.json_array import JSON_ARRAY, required_calls
-from setpoint.frontend.chat.formats.registry import TOOL_FORMATS
 from setpoint.frontend.chat.parser import parsed
-from setpoint.frontend.chat.request import Tool
 
 TOOL = Tool(
     "get",

@@ -21,7 +21,7 @@ from setpoint.recording.frames import (
     FrameReader,
     frame,
 )
-from setpoint.recording.reader import open_recording
+from setpoint.recording.recording_reader import open_recording
 from setpoint.testing.harness import Harness
 from setpoint.testing.recordings import record
 

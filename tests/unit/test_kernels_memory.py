@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from setpoint.engine.kernels import memory
-from setpoint.engine.kernels.memory import (
+from setpoint.engine.kernels import host_memory as memory
+from setpoint.engine.kernels.host_memory import (
     HUGE_PAGE,
     PIECE,
     in_huge_pages,

@@ -16,7 +16,7 @@ from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySetti
 from setpoint.launch.mapping import scheduler_config
 from setpoint.launch.settings import live_settings
 from setpoint.planning.memory import GIB
-from setpoint.scheduler.config import SchedulerConfig
+from setpoint.scheduler.scheduler_config import SchedulerConfig
 from setpoint.testing.harness import Harness
 from setpoint.testing.specs import tiny_spec
 

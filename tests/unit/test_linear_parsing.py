@@ -14,11 +14,11 @@ import pytest
 from counted_text import Work, counting
 from format_cases import TOOLS
 
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.deltas import gathered
-from setpoint.frontend.chat.formats.registry import REASONING_FORMATS, TOOL_FORMATS
+from setpoint.frontend.chat.formats.format_registry import REASONING_FORMATS, TOOL_FORMATS
 from setpoint.frontend.chat.formats.xml_values import ANY, ArgumentTypes
 from setpoint.frontend.chat.parser import DeltaParser, PlainParser, joining_reasoning
-from setpoint.frontend.chat.request import Tool
 
 TEXTS = (
     *(

@@ -11,8 +11,8 @@ import pytest
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
-from setpoint.engine.models.config import NEUTRAL
-from setpoint.engine.models.registry import build_model
+from setpoint.engine.models.model_config import NEUTRAL
+from setpoint.engine.models.model_registry import build_model
 from setpoint.testing.goldens import GOLDENS
 
 CONFIGS = {golden.name: golden.config for golden in GOLDENS}

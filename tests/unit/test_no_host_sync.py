@@ -23,10 +23,10 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.core.plan import OWN_LENGTH, StepPlan, TokenMasks
 from setpoint.core.request import SAMPLING_MASK, LogprobOptions, RequestOptions
 from setpoint.core.sampling import SamplingParams
-from setpoint.engine.attention import base as attention
-from setpoint.engine.executor.build import EngineConfig, build_runner
-from setpoint.engine.kernels import registry as kernels
-from setpoint.engine.quant import base as quant
+from setpoint.engine.attention import attention_backend as attention
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
+from setpoint.engine.kernels import kernel_registry as kernels
+from setpoint.engine.quant import linear_method as quant
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.goldens import GOLDENS

@@ -29,7 +29,7 @@ from workloads import QUICK, VOCAB, Workload
 from setpoint.checkpoint.source import locate
 from setpoint.checkpoint.spec import read_spec
 from setpoint.testing.byte_tokenizer import write_byte_tokenizer
-from setpoint.testing.server import wait_until
+from setpoint.testing.server_process import wait_until
 from setpoint.testing.tiny_models import write_tiny_llama
 
 SERVER = """

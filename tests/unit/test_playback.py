@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 
 from setpoint.core.errors import SourceError
 from setpoint.core.moments import Moment
-from setpoint.playback import lives
+from setpoint.playback import sequence_lives as lives
 from setpoint.playback.film import Film
-from setpoint.playback.routes import create_app
+from setpoint.playback.playback_routes import create_app
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from setpoint.checkpoint.spec import read_spec
-from setpoint.engine.models.registry import build_model
+from setpoint.engine.models.model_registry import build_model
 
 ONES = {"type": "longrope", "long_factor": [1.5] * 48, "short_factor": [1.0] * 48}
 

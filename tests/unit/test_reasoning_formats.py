@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from setpoint.frontend.chat.deltas import gathered
-from setpoint.frontend.chat.formats.reasoning import MARKED
-from setpoint.frontend.chat.formats.registry import (
+from setpoint.frontend.chat.formats.format_registry import (
     REASONING_FORMATS,
     reasoning_format,
     tool_format,
 )
+from setpoint.frontend.chat.formats.reasoning import MARKED
 from setpoint.frontend.chat.parser import DeltaParser, PlainParser, parsed
 
 CALL = '<tool_call>{"name": "ping"}</tool_call>'

@@ -13,10 +13,10 @@ import pytest
 
 from setpoint.core.records import Turn
 from setpoint.recording import segments, writer
-from setpoint.recording.content import Open
 from setpoint.recording.format import ON, KeptPlan, RecordingError
 from setpoint.recording.frames import FrameReader, frame
-from setpoint.recording.reader import open_recording
+from setpoint.recording.kept_content import Open
+from setpoint.recording.recording_reader import open_recording
 from setpoint.recording.replay import Replay
 from setpoint.recording.segments import Segments
 from setpoint.recording.writer import RecordingWriter
@@ -91,7 +91,7 @@ def test_another_format_is_refused_by_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = record(short_run(), tmp_path / "run")
-    monkeypatch.setattr("setpoint.recording.reader.FORMAT", 77)
+    monkeypatch.setattr("setpoint.recording.recording_reader.FORMAT", 77)
     with pytest.raises(RecordingError, match="in format 2; this version reads format 77"):
         open_recording(path)
 

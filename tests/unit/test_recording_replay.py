@@ -19,8 +19,8 @@ from setpoint.core.request import Request
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.settings import PrioritySettings
 from setpoint.recording import codec
-from setpoint.recording.content import LEFT_OUT, Withheld
 from setpoint.recording.format import OFF, ON, KeptArrival
+from setpoint.recording.kept_content import LEFT_OUT, Withheld
 from setpoint.recording.replay import Outcome
 from setpoint.scheduler.conservativeness import NewTokenRatio
 from setpoint.scheduler.prefill import PrefillPlanner

@@ -12,7 +12,7 @@ import torch
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.cachegroups import cache_layout
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner import claim_ahead
 from setpoint.engine.runner.claim_ahead import ClaimAhead

@@ -18,9 +18,9 @@ from safetensors.numpy import load_file, save_file
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError, ConfigError
 from setpoint.core.model import ModelSpec
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.kernels.cpu.library import load
-from setpoint.engine.quant.cpu import PANEL
+from setpoint.engine.quant.cpu_linear import PANEL
 from setpoint.testing.tiny_models import write_tiny_llama
 
 Tensors = dict[str, np.ndarray]

@@ -13,7 +13,7 @@ from setpoint.core.plan import TokenMasks
 from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.core.result import StepResult
 from setpoint.core.sampling import SamplingParams
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner import model_runner
 from setpoint.testing.plans import Driver

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from setpoint.core.request import Ids
-from setpoint.scheduler.config import RatioConfig
 from setpoint.scheduler.conservativeness import NewTokenRatio
 from setpoint.scheduler.retraction import RunningView, retraction_order
+from setpoint.scheduler.scheduler_config import RatioConfig
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.scripted import hashed_token, reference
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from setpoint.core.messages import ToFrontend, TokenEvent, Tokens
 from setpoint.core.records import GrammarLate, PreparationEnded, RequestDone, Turn
 from setpoint.observe.catalogue import BY_NAME, SERIES
-from setpoint.observe.docs import PATH, page
 from setpoint.observe.engine_metrics import IDLE_S, EngineMetrics
 from setpoint.observe.figures import Figures
+from setpoint.observe.metrics_page import PATH, page
 from setpoint.observe.series import COMMON_LABELS, Histogram, Kind, Scope
 from setpoint.observe.tee import Tee
 from setpoint.testing.harness import Harness, Wire
@@ -132,7 +132,7 @@ def test_everything_that_the_engine_says_is_declared() -> None:
 
 
 def test_the_page_has_the_declared_series() -> None:
-    """If this fails: python -m setpoint.observe.docs."""
+    """If this fails: python -m setpoint.observe.metrics_page."""
     present = PATH.read_text(encoding="utf-8")
     assert page(present) == present
 

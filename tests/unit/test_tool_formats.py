@@ -18,13 +18,13 @@ from tool_format_cases import until
 from setpoint.config.groups.chat_formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.chat.deltas import gathered
-from setpoint.frontend.chat.formats.json_array import JSON_ARRAY, array_schema, required_calls
-from setpoint.frontend.chat.formats.registry import (
+from setpoint.frontend.chat.formats.format_registry import (
     REASONING_FORMATS,
     TOOL_FORMATS,
     reasoning_format,
     tool_format,
 )
+from setpoint.frontend.chat.formats.json_array import JSON_ARRAY, array_schema, required_calls
 from setpoint.frontend.chat.parser import parsed
 from setpoint.frontend.text.detokenizer import make_detokenizer
 from setpoint.frontend.text.tokenizer import Tokenizer as OurTokenizer

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from setpoint.frontend.chat.formats.registry import tool_format
-from setpoint.frontend.chat.request import Tool
+from setpoint.frontend.chat.chat_request import Tool
+from setpoint.frontend.chat.formats.format_registry import tool_format
 
 
 @pytest.mark.parametrize("required", [3, None, "a", [["a"]], [{}], ["b"]])

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from setpoint.batch.entry import BatchError, Marks, Survey
-from setpoint.batch.record import RecordHead, decode_head, first_bytes, parse_record_id
+from setpoint.batch.output_record import RecordHead, decode_head, first_bytes, parse_record_id
 from setpoint.batch.tally import Tally
 
 

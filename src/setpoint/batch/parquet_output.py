@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from setpoint.batch.entry import BatchError, Survey
+from setpoint.batch.output_record import Record, decode
 from setpoint.batch.parquet import first_line, load_pyarrow
-from setpoint.batch.record import Record, decode
 from setpoint.batch.tally import Tally
 
 WRITE_ROWS, WRITE_BYTES = 1024, 32 << 20

@@ -11,14 +11,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterable, Callable, Sequence
 
-from setpoint.batch import record
+from setpoint.batch import output_record as record
 from setpoint.batch.entry import BatchError, Entry, Problem
 from setpoint.batch.journal import Journal
 from setpoint.batch.output import Output
 from setpoint.batch.tally import Tally
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.frontend.apis.openai.replies import Exchange
-from setpoint.frontend.apis.openai.table import Api, openai_apis
+from setpoint.frontend.apis.openai.route_table import Api, openai_apis
 from setpoint.frontend.feed import EngineView, Gate
 from setpoint.frontend.jobs import Job
 from setpoint.frontend.service import Service

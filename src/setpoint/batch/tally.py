@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from setpoint.batch.record import Error
+from setpoint.batch.output_record import Error
 
 
 @dataclass(slots=True)

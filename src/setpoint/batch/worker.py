@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
-from setpoint.batch import record
+from setpoint.batch import output_record as record
 from setpoint.batch.entry import BatchError, Marks, Problem, Survey
 from setpoint.batch.journal import Journal
 from setpoint.batch.jsonl import JsonlSource

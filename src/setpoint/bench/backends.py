@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from setpoint.bench.record import Prompt, Record
+from setpoint.bench.request_record import Prompt, Record
 
 DONE = b"[DONE]"
 

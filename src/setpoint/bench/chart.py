@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from setpoint.bench import svg
-from setpoint.bench.metrics import Run, concurrency, itls_s, token_times, ttft_s
+from setpoint.bench.run_metrics import Run, concurrency, itls_s, token_times, ttft_s
 
 WIDTH, HEIGHT = 420, 190
 """Size of one chart, including its margins."""

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from setpoint.bench import breakdown, comparison, report
+from setpoint.bench.bench_progress import waiting
 from setpoint.bench.breakdown import PHASES, Limits, Shape, Turns, shape_text
-from setpoint.bench.progress import waiting
 from setpoint.config.bench import OneBatchOptions
 from setpoint.core.executor import Executor
 from setpoint.core.plan import OWN_LENGTH, Admit, PlanBuilder, StepPlan

@@ -18,16 +18,17 @@ from typing import Any
 
 import msgspec
 
-from setpoint.bench import comparison, metrics, report
+from setpoint.bench import comparison, report
+from setpoint.bench import run_metrics as metrics
 from setpoint.bench.backends import BACKENDS, RequestOptions, on_event
+from setpoint.bench.bench_progress import progress, waiting
 from setpoint.bench.chart import serving_chart
 from setpoint.bench.emulation import refuse_emulation
-from setpoint.bench.http import ExchangeError, Server
-from setpoint.bench.load import arrival_times, drive
-from setpoint.bench.metrics import Run
-from setpoint.bench.progress import progress, waiting
-from setpoint.bench.prompts import make_prompts
-from setpoint.bench.record import Prompt, Record
+from setpoint.bench.http_client import ExchangeError, Server
+from setpoint.bench.paced_load import arrival_times, drive
+from setpoint.bench.prompt_sets import make_prompts
+from setpoint.bench.request_record import Prompt, Record
+from setpoint.bench.run_metrics import Run
 from setpoint.checkpoint.source import tokenizer_folder
 from setpoint.config.bench import ServingOptions
 from setpoint.core.errors import ConfigError, SetpointError

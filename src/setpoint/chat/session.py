@@ -12,9 +12,9 @@ from contextlib import closing
 from pathlib import Path
 
 from setpoint.chat.answers import Source
+from setpoint.chat.chat_screen import Screen
 from setpoint.chat.conversation import PARAMS, Conversation, read_params
 from setpoint.chat.repetition import CircleWatch
-from setpoint.chat.screen import Screen
 from setpoint.core.errors import ContextLengthError, RequestError
 
 REPEATED = "repeated"

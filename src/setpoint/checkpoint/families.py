@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from setpoint.checkpoint import windows
+from setpoint.checkpoint import layer_windows as windows
 from setpoint.checkpoint.configfile import ConfigFile
 
 OTHER_NAMES = (

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from setpoint.batch import parquet, parquet_output
+from setpoint.batch.batch_progress import EVERY_S, Display, display
 from setpoint.batch.entry import BatchError, Entry, Source, Survey
 from setpoint.batch.journal import Journal
 from setpoint.batch.jsonl import JsonlSource
 from setpoint.batch.output import AsTheyCome, InOrder, Output
-from setpoint.batch.progress import EVERY_S, Display, display
 from setpoint.batch.reading import read_at_once
 from setpoint.batch.run import BatchRun
 from setpoint.batch.tally import Tally

@@ -10,7 +10,7 @@ from setpoint.config.commands import ConsoleOptions
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.http.port import bind_socket
 from setpoint.playback.film import Film
-from setpoint.playback.routes import create_app
+from setpoint.playback.playback_routes import create_app
 
 HOST = "127.0.0.1"
 

@@ -14,7 +14,7 @@ from setpoint.observe.logline import LineFormatter, LogLines
 from setpoint.observe.tee import Tee
 from setpoint.recording.codec import as_record
 from setpoint.recording.format import Header, KeptRecord, KeptResult, KeptTurn, consistent
-from setpoint.recording.reader import Recording, open_recording
+from setpoint.recording.recording_reader import Recording, open_recording
 from setpoint.recording.replay import Outcome, Replay
 
 

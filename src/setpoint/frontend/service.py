@@ -20,13 +20,13 @@ from setpoint.core.excerpt import excerpt
 from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.bodies import parse
-from setpoint.frontend.checkpoints import Checkpoints, NoCheckpoints
+from setpoint.frontend.checkpoint_names import Checkpoints, NoCheckpoints
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.drain import Drain
 from setpoint.frontend.hidden_states import check_hidden_states
 from setpoint.frontend.intake import Intake, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
-from setpoint.frontend.live import LiveOptions, Proposal
+from setpoint.frontend.live_options import LiveOptions, Proposal
 from setpoint.frontend.sessions import Sessions, Turn
 from setpoint.frontend.storage.responses import ResponseStore
 from setpoint.frontend.storage.storage import Storage

@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
-from setpoint.grammar.refusal import not_compiled
+from setpoint.grammar.constraint_refusal import not_compiled
 from setpoint.grammar.schema import prepared_schema, read_schema
 from setpoint.grammar.tag_definition import NO_FORCING, lark_of
 from setpoint.grammar.tags import parsed

@@ -14,6 +14,7 @@ from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Ids
 from setpoint.grammar.cache import CompiledCache
+from setpoint.grammar.constraint_refusal import not_compiled
 from setpoint.grammar.definition import definition
 from setpoint.grammar.factory import CachingFactory
 from setpoint.grammar.lookahead import Automaton
@@ -26,7 +27,6 @@ from setpoint.grammar.masks import (
 )
 from setpoint.grammar.paced import Paced
 from setpoint.grammar.patience import Patience
-from setpoint.grammar.refusal import not_compiled
 from setpoint.grammar.vocabulary import Vocabulary
 
 LIMITS: dict[str, Any] = {

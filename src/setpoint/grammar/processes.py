@@ -22,6 +22,7 @@ from typing import Protocol
 
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
+from setpoint.grammar.constraint_refusal import not_compiled
 from setpoint.grammar.process_messages import (
     Advance,
     Compile,
@@ -35,7 +36,6 @@ from setpoint.grammar.process_messages import (
     from_process,
     packed,
 )
-from setpoint.grammar.refusal import not_compiled
 
 COMPILE_S = 20.0
 """Computing time in which a constraint must be compiled."""

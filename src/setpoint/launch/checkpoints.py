@@ -16,7 +16,7 @@ from setpoint.core.errors import CheckpointError, RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.model import ModelSpec
 from setpoint.core.weightfiles import weight_files
-from setpoint.frontend.checkpoints import Checkpoint
+from setpoint.frontend.checkpoint_names import Checkpoint
 from setpoint.frontend.client_paths import check_path
 
 LOADABLE = ("auto", "safetensors", "dummy")

@@ -25,8 +25,8 @@ from setpoint.core.control import EngineFacts, MemoryUsage
 from setpoint.core.errors import SetpointError
 from setpoint.core.messages import Failed, Ready, Starting
 from setpoint.core.progress import reported_to
+from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.engine.executor.operations import EngineOperator
 from setpoint.engine.kernels.device import accelerator_name
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc.sockets import EngineSocket

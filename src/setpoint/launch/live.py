@@ -10,7 +10,7 @@ from typing import Any
 from setpoint.config.groups.declare import Field, Option
 from setpoint.config.keywords import as_keywords, naming_keywords
 from setpoint.config.live import LIVE, Running, read_values
-from setpoint.frontend.live import FrontendSettings, LiveOption, Proposal
+from setpoint.frontend.live_options import FrontendSettings, LiveOption, Proposal
 from setpoint.launch.settings import live_settings
 from setpoint.observe.logline import set_log_level
 

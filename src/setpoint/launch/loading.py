@@ -15,7 +15,7 @@ from setpoint.core.limits import CAPTURED_TOKENS
 from setpoint.core.model import ModelSpec
 from setpoint.core.progress import report
 from setpoint.core.records import Fallback, Observer
-from setpoint.engine.executor.build import build_runner
+from setpoint.engine.executor.build_runner import build_runner
 from setpoint.engine.executor.compiling import compile_steps
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.runner.model_runner import ModelRunner

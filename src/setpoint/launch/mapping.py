@@ -12,11 +12,11 @@ from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
-from setpoint.engine.executor.build import EngineConfig
+from setpoint.engine.executor.build_runner import EngineConfig
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.recording.writer import RecordingConfig
 from setpoint.scheduler.cache.manager import CacheConfig
-from setpoint.scheduler.config import RatioConfig, SchedulerConfig
+from setpoint.scheduler.scheduler_config import RatioConfig, SchedulerConfig
 
 
 def cache_config(options: Options, pool: KVPool) -> CacheConfig:

@@ -11,7 +11,7 @@ import msgspec
 
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import NOT_YET, SamplingParams, unknown_parameter
-from setpoint.frontend.apis.sglang.protocol import UNSUPPORTED
+from setpoint.frontend.apis.sglang.sglang_bodies import UNSUPPORTED
 from setpoint.frontend.bodies import asks_for_something, parse
 
 T = TypeVar("T", bound=msgspec.Struct)

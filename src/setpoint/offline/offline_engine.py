@@ -25,7 +25,7 @@ from setpoint.config.options import Options
 from setpoint.core.errors import EngineDeadError
 from setpoint.core.sampling import SamplingParams
 from setpoint.offline.background import BackgroundService
-from setpoint.offline.calls import Calls
+from setpoint.offline.program_calls import Calls
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from setpoint.doctor.limits import binding_limit
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.kept import observed
 from setpoint.doctor.readers.recording import opened, read_recording
-from setpoint.playback.lives import Lives
+from setpoint.playback.sequence_lives import Lives
 
 REPORT_S = 120.0
 """The report at a time is about this many seconds before it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from setpoint.core.request import Ids, pack_ids
 from setpoint.recording.format import HASH_BYTES
-from setpoint.scheduler.config import SchedulerConfig
+from setpoint.scheduler.scheduler_config import SchedulerConfig
 
 ID_BYTES = 4
 

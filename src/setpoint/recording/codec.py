@@ -28,7 +28,6 @@ from setpoint.core.records import (
 )
 from setpoint.core.request import pack_ids
 from setpoint.core.result import one_each
-from setpoint.recording.content import Content
 from setpoint.recording.format import (
     Kept,
     KeptPlan,
@@ -37,6 +36,7 @@ from setpoint.recording.format import (
     KeptTurn,
     RecordingError,
 )
+from setpoint.recording.kept_content import Content
 
 Entry = Callable[[Any, Content], Kept]
 

@@ -17,7 +17,7 @@ from setpoint.core.errors import SetpointError
 from setpoint.core.request import RequestOptions
 from setpoint.core.settings import Settings
 from setpoint.scheduler.cache.manager import CacheConfig
-from setpoint.scheduler.config import SchedulerConfig
+from setpoint.scheduler.scheduler_config import SchedulerConfig
 
 FORMAT = 2
 """The version of the format. It changes whenever a reader of the previous version would misread a

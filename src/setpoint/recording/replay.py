@@ -16,7 +16,6 @@ from setpoint.core.messages import Finish, Submit, ToLoop, decode_to_loop
 from setpoint.core.operations import MemoryPart
 from setpoint.core.records import Received, Record, ResultTaken, Turn
 from setpoint.recording.codec import INPUTS, MEASURED, kept
-from setpoint.recording.content import Content
 from setpoint.recording.differences import Output, difference
 from setpoint.recording.format import (
     Header,
@@ -29,7 +28,8 @@ from setpoint.recording.format import (
     RecordingError,
     consistent,
 )
-from setpoint.recording.reader import Recording
+from setpoint.recording.kept_content import Content
+from setpoint.recording.recording_reader import Recording
 from setpoint.recording.script import script_of
 from setpoint.recording.surroundings import (
     EndOfResults,

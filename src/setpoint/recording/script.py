@@ -12,10 +12,10 @@ from setpoint.core.messages import Submit
 from setpoint.core.request import Ids, unpack_ids
 from setpoint.recording import surrogates
 from setpoint.recording.chain import Places
-from setpoint.recording.content import Content, Open, Surrogates
 from setpoint.recording.format import OFF, Kept, KeptArrival, KeptResult, RecordingError
-from setpoint.recording.reader import Recording
-from setpoint.scheduler.config import SchedulerConfig
+from setpoint.recording.kept_content import Content, Open, Surrogates
+from setpoint.recording.recording_reader import Recording
+from setpoint.scheduler.scheduler_config import SchedulerConfig
 
 
 class Script(Protocol):

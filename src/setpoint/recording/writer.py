@@ -23,12 +23,12 @@ from setpoint.core.records import Record
 from setpoint.core.settings import Settings
 from setpoint.recording.chain import Places
 from setpoint.recording.codec import field_names, kept
-from setpoint.recording.content import Content, Open, Withheld
 from setpoint.recording.format import OFF, Header, Kept
 from setpoint.recording.frames import MAX_PAYLOAD_BYTES
+from setpoint.recording.kept_content import Content, Open, Withheld
 from setpoint.recording.segments import Segments
 from setpoint.scheduler.cache.manager import CacheConfig
-from setpoint.scheduler.config import SchedulerConfig
+from setpoint.scheduler.scheduler_config import SchedulerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from setpoint.scheduler.emit import (
     logprob_block,
     token_event,
 )
-from setpoint.scheduler.masks import grammar_failure
 from setpoint.scheduler.sequence import MAX_FORCED, Sequence
 from setpoint.scheduler.state import State, StepDraft
+from setpoint.scheduler.step_masks import grammar_failure
 
 
 class Committer:

@@ -4,7 +4,7 @@ retraction recomputes it, and an idle engine resets it."""
 
 from __future__ import annotations
 
-from setpoint.scheduler.config import RatioConfig
+from setpoint.scheduler.scheduler_config import RatioConfig
 
 
 class NewTokenRatio:

@@ -33,18 +33,18 @@ from setpoint.core.records import (
 from setpoint.core.request import Request
 from setpoint.core.result import StepResult
 from setpoint.core.settings import Settings
-from setpoint.scheduler.arrival import new_sequence, urgency_of
+from setpoint.scheduler.arrival_checks import new_sequence, urgency_of
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.cadence import Cadence
 from setpoint.scheduler.commit import Committer
-from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.decode import DecodePlanner
 from setpoint.scheduler.emit import GRAMMAR_ENDED
-from setpoint.scheduler.masks import token_masks
 from setpoint.scheduler.prefill import PrefillPlanner
+from setpoint.scheduler.scheduler_config import SchedulerConfig
 from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.standstill import Standstill
 from setpoint.scheduler.state import State, StepDraft
+from setpoint.scheduler.step_masks import token_masks
 
 UNAVAILABLE = "ServiceUnavailableError"
 TOO_MANY_PREPARING = "Too many requests wait for their grammar."

@@ -16,12 +16,12 @@ from setpoint.core.preparation import Preparer
 from setpoint.core.records import Observer, Outcome, Refusal
 from setpoint.core.settings import Settings
 from setpoint.scheduler.cache.manager import KVCache
-from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.conservativeness import NewTokenRatio
 from setpoint.scheduler.emit import request_done, token_event
 from setpoint.scheduler.holdings import Holdings
 from setpoint.scheduler.preparing import Preparing
 from setpoint.scheduler.queue import WaitingQueue
+from setpoint.scheduler.scheduler_config import SchedulerConfig
 from setpoint.scheduler.sequence import MAX_FORCED, Sequence, Status
 
 

@@ -26,7 +26,7 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.core.cachegroups import cache_layout
 from setpoint.core.errors import RequestError
 from setpoint.core.plan import StepPlan
-from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor, InprocStep
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer

@@ -62,7 +62,7 @@ from setpoint.core.operations import MemoryPart, Operation
 from setpoint.core.pool import PoolStats
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.settings import Settings
-from setpoint.frontend.live import FrontendSettings, Proposal
+from setpoint.frontend.live_options import FrontendSettings, Proposal
 
 EMBEDDING_SIZE = 4
 SOME_FACTS = EngineFacts(max_total_num_tokens=1000, max_running_requests=8, max_req_input_len=256)

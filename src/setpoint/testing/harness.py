@@ -22,9 +22,9 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.core.settings import Settings
 from setpoint.scheduler import invariants
 from setpoint.scheduler.cache.manager import CacheConfig
-from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
+from setpoint.scheduler.scheduler_config import SchedulerConfig
 from setpoint.scheduler.sequence import MAX_FORCED, Sequence
 from setpoint.testing.preparers import ScriptedPreparer, nothing_to_prepare
 from setpoint.testing.scripted import NextToken, NumTokens, ScriptedExecutor, hashed_token

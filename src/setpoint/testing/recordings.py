@@ -7,7 +7,7 @@ from pathlib import Path
 
 from setpoint.core.records import Record
 from setpoint.recording.format import OFF
-from setpoint.recording.reader import open_recording
+from setpoint.recording.recording_reader import open_recording
 from setpoint.recording.replay import Outcome, Replay
 from setpoint.recording.writer import RecordingConfig, start_recording
 from setpoint.testing.harness import Harness

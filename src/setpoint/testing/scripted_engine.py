@@ -24,9 +24,9 @@ from setpoint.core.settings import Settings
 from setpoint.ipc.sockets import EngineSocket
 from setpoint.launch.heartbeat import heartbeat
 from setpoint.scheduler.cache.manager import KVCache
-from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
+from setpoint.scheduler.scheduler_config import SchedulerConfig
 from setpoint.testing.harness import Recorder
 from setpoint.testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token
 

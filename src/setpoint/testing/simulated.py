@@ -16,9 +16,9 @@ from setpoint.core.records import Observer
 from setpoint.core.result import EAGER, StepResult, one_each
 from setpoint.core.settings import Settings
 from setpoint.scheduler.cache.manager import CacheConfig
-from setpoint.scheduler.config import RatioConfig, SchedulerConfig
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
+from setpoint.scheduler.scheduler_config import RatioConfig, SchedulerConfig
 
 VOCAB = 32000
 END_OF_TEXT = 0

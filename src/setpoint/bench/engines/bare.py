@@ -59,7 +59,7 @@ def _load(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -
             f" {config.context_len} tokens."
         )
     os.environ.update(engine_environment())  # OpenMP reads it when torch is loaded
-    from setpoint.engine.executor.build import build_runner
+    from setpoint.engine.executor.build_runner import build_runner
     from setpoint.engine.executor.inproc import InprocExecutor
     from setpoint.engine.executor.measured import MeasuredExecutor
     from setpoint.engine.kernels.cpu.limits import machine_limits

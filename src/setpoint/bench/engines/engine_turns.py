@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from setpoint.bench.bench_progress import waiting
 from setpoint.bench.breakdown import PHASES, Shape, Turns, shape_text
-from setpoint.bench.progress import waiting
-from setpoint.bench.prompts import make_prompts
+from setpoint.bench.prompt_sets import make_prompts
 from setpoint.config.bench import OfflineOptions
 from setpoint.config.commandline import CommandLine
 from setpoint.config.environment import EnvSettings

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from setpoint.bench import comparison, report
+from setpoint.bench.bench_progress import waiting
 from setpoint.bench.emulation import refuse_emulation
-from setpoint.bench.metrics import totals
-from setpoint.bench.progress import waiting
-from setpoint.bench.prompts import make_prompts
-from setpoint.bench.record import Prompt
+from setpoint.bench.prompt_sets import make_prompts
+from setpoint.bench.request_record import Prompt
+from setpoint.bench.run_metrics import totals
 from setpoint.config.bench import OfflineOptions
 from setpoint.config.commandline import CommandLine
 from setpoint.config.environment import EnvSettings

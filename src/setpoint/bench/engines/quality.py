@@ -25,8 +25,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from setpoint.bench import report
+from setpoint.bench.bench_progress import waiting
 from setpoint.bench.divergence import Predictions, Windows, compare, table
-from setpoint.bench.progress import waiting
 from setpoint.config.bench import QualityOptions
 from setpoint.config.commandline import CommandLine
 from setpoint.config.environment import EnvSettings

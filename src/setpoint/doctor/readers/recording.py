@@ -26,7 +26,7 @@ from setpoint.recording.format import (
     consistent,
 )
 from setpoint.recording.frames import MARKER
-from setpoint.recording.reader import Recording, open_recording
+from setpoint.recording.recording_reader import Recording, open_recording
 from setpoint.recording.segments import segments_there
 
 

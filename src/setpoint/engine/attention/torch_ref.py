@@ -11,7 +11,11 @@ from __future__ import annotations
 import torch
 
 from setpoint.core.limits import REFERENCE_SCORES
-from setpoint.engine.attention.base import AttentionBatch, AttentionShape, AttentionVariant
+from setpoint.engine.attention.attention_backend import (
+    AttentionBatch,
+    AttentionShape,
+    AttentionVariant,
+)
 
 
 class TorchRefAttention:

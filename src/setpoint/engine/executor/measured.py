@@ -19,10 +19,10 @@ import torch
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.result import StepResult
 from setpoint.core.work import Work
-from setpoint.engine.attention.base import AttentionBatch, AttentionVariant
+from setpoint.engine.attention.attention_backend import AttentionBatch, AttentionVariant
 from setpoint.engine.executor.inproc import InprocExecutor, InprocStep
 from setpoint.engine.layers.context import Backends
-from setpoint.engine.quant.base import PackedWeight
+from setpoint.engine.quant.linear_method import PackedWeight
 from setpoint.engine.runner.eager_way import EagerWay
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.engine.runner.replay_way import ReplayWay

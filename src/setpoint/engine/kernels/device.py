@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from setpoint.core.errors import ConfigError
-from setpoint.engine.kernels.memory import give_back_heap
+from setpoint.engine.kernels.host_memory import give_back_heap
 
 Mark = float | torch.cuda.Event
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import torch
 
-from setpoint.engine.attention.base import AttentionVariant
+from setpoint.engine.attention.attention_backend import AttentionVariant
 from setpoint.engine.kernels.ref import store
-from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.context import ForwardContext
+from setpoint.engine.layers.module import Layer
 
 
 class PagedAttention(Layer):

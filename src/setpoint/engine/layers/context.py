@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from setpoint.engine.attention.base import AttentionBackend, AttentionBatch
+from setpoint.engine.attention.attention_backend import AttentionBackend, AttentionBatch
 from setpoint.engine.kernels.ops import Ops
-from setpoint.engine.quant.base import PackedWeight
+from setpoint.engine.quant.linear_method import PackedWeight
 
 
 @dataclass(slots=True, frozen=True)

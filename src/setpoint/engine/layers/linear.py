@@ -6,10 +6,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.context import Backends
-from setpoint.engine.layers.embedding import Embedding
-from setpoint.engine.quant.base import BlockMethod, Blocks, GatedMethod, LinearMethod, PackedWeight
+from setpoint.engine.layers.module import Layer
+from setpoint.engine.layers.token_embedding import Embedding
+from setpoint.engine.quant.linear_method import (
+    BlockMethod,
+    Blocks,
+    GatedMethod,
+    LinearMethod,
+    PackedWeight,
+)
 
 
 class Linear(Layer):

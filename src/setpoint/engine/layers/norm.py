@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from setpoint.engine.kernels.ops import Ops
-from setpoint.engine.layers.base import Layer
+from setpoint.engine.layers.module import Layer
 
 
 class RMSNorm(Layer):

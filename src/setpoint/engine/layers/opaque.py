@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from setpoint.engine.attention.base import AttentionBatch, AttentionVariant
+from setpoint.engine.attention.attention_backend import AttentionBatch, AttentionVariant
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.layers.attention import store_and_attend
 from setpoint.engine.layers.context import ForwardContext
-from setpoint.engine.quant.base import PackedWeight
+from setpoint.engine.quant.linear_method import PackedWeight
 
 
 @dataclass(slots=True, frozen=True)

@@ -19,14 +19,14 @@ import torch
 from torch import nn
 
 from setpoint.core.model import ModelSpec
-from setpoint.engine.attention.base import AttentionVariant
+from setpoint.engine.attention.attention_backend import AttentionVariant
 from setpoint.engine.layers.attention import PagedAttention
-from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.context import Backends, ForwardContext
-from setpoint.engine.layers.embedding import Embedding
 from setpoint.engine.layers.linear import GatedLinear, Linear, TiedHead
+from setpoint.engine.layers.module import Layer
 from setpoint.engine.layers.norm import RMSNorm
 from setpoint.engine.layers.rotary import RotaryEmbedding
+from setpoint.engine.layers.token_embedding import Embedding
 
 
 class SelfAttention(Layer):

@@ -10,13 +10,13 @@ import torch
 
 from setpoint.core.model import ModelSpec
 from setpoint.engine.layers.attention import PagedAttention
-from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.context import ForwardContext
-from setpoint.engine.layers.embedding import Embedding
+from setpoint.engine.layers.module import Layer
 from setpoint.engine.layers.norm import RMSNorm
 from setpoint.engine.layers.rotary import RotaryEmbedding
-from setpoint.engine.models.config import ConfigReader
+from setpoint.engine.layers.token_embedding import Embedding
 from setpoint.engine.models.decoder import CausalLM, Decoder, GatedMLP, SelfAttention, head
+from setpoint.engine.models.model_config import ConfigReader
 
 GELU = "gelu_pytorch_tanh"
 

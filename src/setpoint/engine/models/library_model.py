@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from setpoint.core.model import ModelSpec
-from setpoint.engine.attention.base import AttentionVariant
+from setpoint.engine.attention.attention_backend import AttentionVariant
 from setpoint.engine.layers.attention import store_and_attend
 from setpoint.engine.layers.context import Backends, ForwardContext
 from setpoint.engine.layers.opaque import attend
 from setpoint.engine.models.transformers_windows import Windows
-from setpoint.engine.quant.base import LinearMethod, PackedWeight
+from setpoint.engine.quant.linear_method import LinearMethod, PackedWeight
 
 SEAT = "setpoint_seat"
 """The attribute of an attention layer that holds our ``Seat``. An attribute is needed because not

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from setpoint.core.model import ModelSpec
 from setpoint.engine.layers.attention import PagedAttention
-from setpoint.engine.models.config import ConfigReader
 from setpoint.engine.models.decoder import (
     CausalLM,
     GatedMLP,
@@ -12,6 +11,7 @@ from setpoint.engine.models.decoder import (
     SelfAttention,
     causal_lm,
 )
+from setpoint.engine.models.model_config import ConfigReader
 
 
 def llama(spec: ModelSpec, config: ConfigReader) -> CausalLM:

@@ -19,7 +19,7 @@ from setpoint.core.errors import ConfigError, OutOfMemoryError
 from setpoint.core.progress import report
 from setpoint.engine.layers.linear import NoHead, TiedHead
 from setpoint.engine.models.weight_sources import Checkpoint, Dummy, Part
-from setpoint.engine.quant.base import BlockMethod, LinearMethod
+from setpoint.engine.quant.linear_method import BlockMethod, LinearMethod
 
 
 def load_weights(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from setpoint.core.model import ModelSpec
 from setpoint.engine.layers.attention import PagedAttention
-from setpoint.engine.models.config import ConfigReader
 from setpoint.engine.models.decoder import (
     CausalLM,
     GatedMLP,
@@ -13,6 +12,7 @@ from setpoint.engine.models.decoder import (
     SelfAttention,
     causal_lm,
 )
+from setpoint.engine.models.model_config import ConfigReader
 
 
 def phi3(spec: ModelSpec, config: ConfigReader) -> CausalLM:

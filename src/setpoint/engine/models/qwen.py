@@ -5,7 +5,6 @@ from __future__ import annotations
 from setpoint.core.model import ModelSpec
 from setpoint.engine.layers.attention import PagedAttention
 from setpoint.engine.layers.norm import RMSNorm
-from setpoint.engine.models.config import ConfigReader
 from setpoint.engine.models.decoder import (
     CausalLM,
     GatedMLP,
@@ -13,6 +12,7 @@ from setpoint.engine.models.decoder import (
     SelfAttention,
     causal_lm,
 )
+from setpoint.engine.models.model_config import ConfigReader
 
 WINDOW_KEYS = ("sliding_window", "use_sliding_window", "layer_types", "max_window_layers")
 

@@ -22,7 +22,7 @@ from setpoint.engine.models.library_model import (
     library_attention,
     trial_ids,
 )
-from setpoint.engine.quant.base import LinearMethod
+from setpoint.engine.quant.linear_method import LinearMethod
 
 NAME = "setpoint"
 """The name of our attention in the library's registry."""

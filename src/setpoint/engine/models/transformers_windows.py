@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from setpoint.core.model import ModelSpec
-from setpoint.engine.attention.base import AttentionVariant
+from setpoint.engine.attention.attention_backend import AttentionVariant
 
 
 class Windows:

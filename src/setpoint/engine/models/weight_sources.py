@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE, language_tensor
 from setpoint.core.weightfiles import INDEX_NAME, SINGLE_NAME, weight_files
-from setpoint.engine.quant.base import Blocks
+from setpoint.engine.quant.linear_method import Blocks
 
 BODY, HEAD = "model.", "lm_head."
 """Prefixes of the names of the decoder's and of the head's tensors. A checkpoint that holds only a

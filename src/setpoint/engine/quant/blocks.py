@@ -13,10 +13,10 @@ import torch
 from setpoint.core.model import BLOCK_KINDS
 from setpoint.engine.kernels.cpu.calls import BlockRowsCall
 from setpoint.engine.kernels.cpu.library import Kernels, load
-from setpoint.engine.kernels.memory import in_huge_pages
+from setpoint.engine.kernels.host_memory import in_huge_pages
 from setpoint.engine.kernels.ops import KernelsUnavailable
-from setpoint.engine.quant.base import Blocks
-from setpoint.engine.quant.cpu import PANEL, PanelWeight, interleave
+from setpoint.engine.quant.cpu_linear import PANEL, PanelWeight, interleave
+from setpoint.engine.quant.linear_method import Blocks
 
 KINDS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
 """Kind of block -> its number in ggml, which the C++ code also uses (blocks.h, Kind)."""

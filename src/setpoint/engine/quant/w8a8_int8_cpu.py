@@ -10,7 +10,7 @@ import torch
 from setpoint.engine.kernels.cpu.calls import Int8LinearCall
 from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
-from setpoint.engine.quant.cpu import GATES, PANEL, interleave, panels
+from setpoint.engine.quant.cpu_linear import GATES, PANEL, interleave, panels
 from setpoint.engine.quant.w8a8_int8 import MAX_K, block_size
 
 UNSIGNED = 128

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from setpoint.engine.kernels.device import claims_later
-from setpoint.engine.kernels.memory import populate
+from setpoint.engine.kernels.host_memory import populate
 from setpoint.engine.runner.kv_pool import KVPool
 
 AHEAD_BYTES = 1 << 30

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from setpoint.core.request import Ids
-from setpoint.engine.attention.base import AttentionBatch
+from setpoint.engine.attention.attention_backend import AttentionBatch
 from setpoint.engine.kernels.device import Shared, to_device
 from setpoint.engine.layers.context import Backends, ForwardContext
 from setpoint.engine.runner.batch import ForwardBatch

@@ -31,13 +31,13 @@ from setpoint.engine.layers.context import Backends
 from setpoint.engine.runner.batch import ForwardBatch, build_batch
 from setpoint.engine.runner.claim_ahead import ClaimAhead
 from setpoint.engine.runner.eager_way import EagerWay
-from setpoint.engine.runner.footprint import activation_bytes
 from setpoint.engine.runner.forward_pass import Answer, ForwardPass
-from setpoint.engine.runner.hidden_states import HiddenStateCollector
+from setpoint.engine.runner.hidden_state_rows import HiddenStateCollector
 from setpoint.engine.runner.kv_pool import KVPool
-from setpoint.engine.runner.pooling import Pooled, Pooler
+from setpoint.engine.runner.pooled_rows import Pooled, Pooler
 from setpoint.engine.runner.replay_way import ReplayWay
 from setpoint.engine.runner.rows import SlotTable
+from setpoint.engine.runner.step_footprint import activation_bytes
 from setpoint.engine.runner.way import Ran, Way
 from setpoint.engine.sampling.logprobs import Logprobs, prompt_logprobs
 from setpoint.engine.sampling.sampler import Sampled, concatenate, masks_of, sample

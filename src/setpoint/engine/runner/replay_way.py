@@ -14,8 +14,8 @@ import torch
 
 from setpoint.core.limits import CAPTURED_TOKENS, LOGITS_ROWS
 from setpoint.engine.kernels.device import Shared, to_device
+from setpoint.engine.kernels.kernel_registry import make_recorder
 from setpoint.engine.kernels.program import NotCapturable
-from setpoint.engine.kernels.registry import make_recorder
 from setpoint.engine.layers.context import Backends
 from setpoint.engine.runner.batch import ForwardBatch
 from setpoint.engine.runner.forward_pass import Answer, ForwardPass, Inputs

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from setpoint.frontend.apis.anthropic.dialect import AnthropicDialect
-from setpoint.frontend.apis.ollama.dialect import OllamaDialect
-from setpoint.frontend.apis.openai.dialect import OpenAIDialect
-from setpoint.frontend.apis.sglang.dialect import SGLangDialect
-from setpoint.frontend.console.dialect import ConsoleDialect
+from setpoint.frontend.apis.anthropic.anthropic_dialect import AnthropicDialect
+from setpoint.frontend.apis.ollama.ollama_dialect import OllamaDialect
+from setpoint.frontend.apis.openai.openai_dialect import OpenAIDialect
+from setpoint.frontend.apis.sglang.sglang_dialect import SGLangDialect
+from setpoint.frontend.console.console_dialect import ConsoleDialect
 from setpoint.frontend.http.app import MakeDialect
 
 DIALECTS: Sequence[MakeDialect] = (

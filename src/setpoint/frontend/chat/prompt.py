@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from setpoint.core.errors import RequestError
-from setpoint.frontend.chat.messages import as_text, checked_messages
-from setpoint.frontend.chat.request import ChatRequest
+from setpoint.frontend.chat.chat_messages import as_text, checked_messages
+from setpoint.frontend.chat.chat_request import ChatRequest
 from setpoint.frontend.chat.tools import check_tools, for_template, offered, told_in_messages
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.shapes import TemplateShapes

@@ -10,8 +10,8 @@ import msgspec
 
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
-from setpoint.frontend.chat.messages import as_text
-from setpoint.frontend.chat.request import ChatRequest, Tool
+from setpoint.frontend.chat.chat_messages import as_text
+from setpoint.frontend.chat.chat_request import ChatRequest, Tool
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 """Names that can stand in a prompt, in JSON and in a grammar as they are."""

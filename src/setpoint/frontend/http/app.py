@@ -10,10 +10,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from setpoint.frontend.http.access import AccessLogMiddleware
 from setpoint.frontend.http.auth import ApiKeyMiddleware
-from setpoint.frontend.http.bodies import BodyReader
+from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.browsers import LocalOnlyMiddleware
 from setpoint.frontend.http.dialect import Dialect, Dialects
-from setpoint.frontend.http.errors import ErrorHandlers
+from setpoint.frontend.http.error_responses import ErrorHandlers
 from setpoint.frontend.http.metered import MeteredMiddleware
 from setpoint.frontend.http.openapi import describe_bodies
 from setpoint.frontend.http.routes import each_route

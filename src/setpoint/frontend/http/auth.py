@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from setpoint.frontend.http.dialect import Dialects
-from setpoint.frontend.http.errors import error_response
+from setpoint.frontend.http.error_responses import error_response
 from setpoint.frontend.refusal import Refusal
 
 _UNAUTHORIZED = Refusal(

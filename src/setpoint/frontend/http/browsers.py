@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from setpoint.core.excerpt import excerpt
 from setpoint.frontend.http.dialect import Dialects
-from setpoint.frontend.http.errors import error_response
+from setpoint.frontend.http.error_responses import error_response
 from setpoint.frontend.refusal import Refusal
 
 _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[\w.-]+))(?::[0-9]*)?")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from setpoint.frontend.telemetry.metrics.http import HttpMetrics
+from setpoint.frontend.telemetry.metrics.http_counts import HttpMetrics
 
 UNMATCHED = "unmatched"
 """The route of a path that no route has: a client could send any number of different ones."""

@@ -21,10 +21,10 @@ from setpoint.core.pool import PoolStats
 from setpoint.core.request import Ids
 from setpoint.scheduler.cache.evict import eviction_policy as policy_of
 from setpoint.scheduler.cache.handle import NO_PAGES, PrefixHandle
-from setpoint.scheduler.cache.pages import PagePool
+from setpoint.scheduler.cache.page_list import PagePool
 from setpoint.scheduler.cache.radix import RadixTree
 from setpoint.scheduler.cache.soundness import tree_problems
-from setpoint.scheduler.cache.windows import WindowPages
+from setpoint.scheduler.cache.window_pages import WindowPages
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

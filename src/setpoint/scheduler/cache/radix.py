@@ -15,7 +15,7 @@ from setpoint.core.request import Ids, pack_ids, unpack_ids
 from setpoint.scheduler.cache.evict import EvictionQueue, Lru
 from setpoint.scheduler.cache.handle import NO_PAGES, PrefixHandle
 from setpoint.scheduler.cache.node import TOKEN_BYTES, Label, Node, PageLabel
-from setpoint.scheduler.cache.windows import WindowPages
+from setpoint.scheduler.cache.window_pages import WindowPages
 
 
 class RadixTree:

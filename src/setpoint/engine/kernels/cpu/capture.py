@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from setpoint.engine.kernels.cpu.calls import ProgramCall, ProgramOp
 from setpoint.engine.kernels.cpu.library import KERNELS, Kernels, load
-from setpoint.engine.kernels.memory import in_huge_pages
+from setpoint.engine.kernels.host_memory import in_huge_pages
 from setpoint.engine.kernels.program import KINDS, NotCapturable
 
 Counts = tuple[int, int, int]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from setpoint.engine.kernels.cpu.library import Kernels, load
-from setpoint.engine.kernels.memory import in_huge_pages
+from setpoint.engine.kernels.host_memory import in_huge_pages
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 PRODUCTS = {"float32": 0, "bfloat16": 1, "int8": 2}

@@ -8,7 +8,7 @@ from typing import Any
 
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Ids
-from setpoint.frontend.apis.ollama.protocol import EmbedBody, EmbeddingsBody
+from setpoint.frontend.apis.ollama.ollama_bodies import EmbedBody, EmbeddingsBody
 from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.intake import MAX_SEQUENCES
 from setpoint.frontend.jobs import Job, SequenceOutput

@@ -6,16 +6,22 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from setpoint.core.errors import RequestError
-from setpoint.frontend.apis.ollama.answers import DURATIONS, NOTHING, PieceParser, durations, stamp
-from setpoint.frontend.apis.ollama.protocol import (
+from setpoint.frontend.apis.ollama.ollama_answers import (
+    DURATIONS,
+    NOTHING,
+    PieceParser,
+    durations,
+    stamp,
+)
+from setpoint.frontend.apis.ollama.ollama_bodies import (
     UNSUPPORTED,
     OllamaChatBody,
     OllamaGenerateBody,
     TextBody,
 )
-from setpoint.frontend.apis.openai.logprobs import Names, chat_logprobs
+from setpoint.frontend.apis.openai.openai_logprobs import Names, chat_logprobs
 from setpoint.frontend.chat.deltas import Answer, arguments_of
-from setpoint.frontend.chat.limits import limited
+from setpoint.frontend.chat.output_limit import limited
 from setpoint.frontend.chat.parser import MakeParser, PlainParser
 from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
 from setpoint.frontend.intake import new_rid

@@ -9,11 +9,12 @@ from typing import Any, Literal
 import msgspec
 
 from setpoint.core.errors import ContextLengthError, RequestError
-from setpoint.frontend.apis.openai.bodies.protocol import UNSUPPORTED, CommonBody, cut_of
-from setpoint.frontend.apis.openai.bodies.tools import FunctionTool, choice_of, tools_of
-from setpoint.frontend.apis.openai.logprobs import Names, chat_logprobs
+from setpoint.frontend.apis.openai.bodies.openai_bodies import UNSUPPORTED, CommonBody, cut_of
+from setpoint.frontend.apis.openai.bodies.tool_fields import FunctionTool, choice_of, tools_of
+from setpoint.frontend.apis.openai.openai_logprobs import Names, chat_logprobs
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.bodies import asks_for_something, naming_as_sent
+from setpoint.frontend.chat.chat_request import ChatRequest
 from setpoint.frontend.chat.deltas import Answer, ToolCallDelta, gathered
 from setpoint.frontend.chat.parser import (
     DeltaParser,
@@ -22,7 +23,6 @@ from setpoint.frontend.chat.parser import (
     parsed,
     without_reasoning,
 )
-from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.chat.turn.prepare import Chat
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import new_rid

@@ -13,9 +13,9 @@ from setpoint.core.bounds import convert_field
 from setpoint.core.errors import RequestError
 from setpoint.core.request import LogprobCount
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.apis.openai.bodies.prompts import read_prompts
-from setpoint.frontend.apis.openai.bodies.protocol import UNSUPPORTED, CommonBody, cut_of
-from setpoint.frontend.apis.openai.logprobs import CompletionLogprobs, Names, join
+from setpoint.frontend.apis.openai.bodies.openai_bodies import UNSUPPORTED, CommonBody, cut_of
+from setpoint.frontend.apis.openai.bodies.prompt_fields import read_prompts
+from setpoint.frontend.apis.openai.openai_logprobs import CompletionLogprobs, Names, join
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.bodies import naming_as_sent
 from setpoint.frontend.intake import MAX_SEQUENCES, new_rid

@@ -13,10 +13,10 @@ from setpoint.core import request as core
 from setpoint.core.errors import RequestError
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.apis.openai.bodies.prompts import read_prompts
-from setpoint.frontend.apis.openai.bodies.protocol import AnyBody, Side, cut_of
+from setpoint.frontend.apis.openai.bodies.openai_bodies import AnyBody, Side, cut_of
+from setpoint.frontend.apis.openai.bodies.prompt_fields import read_prompts
 from setpoint.frontend.apis.openai.vector_bytes import Dtype, packed_vector
-from setpoint.frontend.chat.request import ChatRequest
+from setpoint.frontend.chat.chat_request import ChatRequest
 from setpoint.frontend.chat.turn.prepare import Chat
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.embedding import check_dimensions, vector_of

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from setpoint.frontend.apis.openai.bodies.protocol import CommonBody
+from setpoint.frontend.apis.openai.bodies.openai_bodies import CommonBody
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.hidden_states import last_hidden_state
 from setpoint.frontend.jobs import Job, Piece, SequenceOutput

@@ -12,8 +12,8 @@ import numpy as np
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Ids, LogprobOptions, Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.apis.openai.bodies.prompts import read_prompts
-from setpoint.frontend.apis.openai.bodies.protocol import AnyBody
+from setpoint.frontend.apis.openai.bodies.openai_bodies import AnyBody
+from setpoint.frontend.apis.openai.bodies.prompt_fields import read_prompts
 from setpoint.frontend.embedding import vector_of
 from setpoint.frontend.intake import MAX_SEQUENCES, namespace, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput

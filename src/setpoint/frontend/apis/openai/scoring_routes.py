@@ -16,8 +16,8 @@ from setpoint.frontend.apis.openai.scoring import (
     ScoringApi,
     ScoringExchange,
 )
-from setpoint.frontend.http.bodies import BodyReader
-from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.body_reader import BodyReader
+from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import cancelled_with_client
 from setpoint.frontend.service import Service

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from setpoint.frontend.drain import WORD
-from setpoint.frontend.http.bodies import BodyReader
-from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.body_reader import BodyReader
+from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.intake import check_rid
 from setpoint.frontend.service import Service

@@ -9,8 +9,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from setpoint.core.control import PauseMode
-from setpoint.frontend.http.bodies import BodyReader
-from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.body_reader import BodyReader
+from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.service import Service
 

@@ -12,7 +12,7 @@ from fastapi.responses import PlainTextResponse
 from setpoint import __version__
 from setpoint.core.control import EngineFacts, InternalState
 from setpoint.core.errors import RequestError
-from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.service import Service
 

@@ -13,8 +13,7 @@ from setpoint.core import request as core
 from setpoint.core.errors import RequestError
 from setpoint.core.request import SAMPLING_MASK, RequestOptions, unpack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.apis.sglang.logprobs import NativeLogprobs
-from setpoint.frontend.apis.sglang.protocol import (
+from setpoint.frontend.apis.sglang.sglang_bodies import (
     EncodeBody,
     GenerateBody,
     naming_prompt,
@@ -23,6 +22,7 @@ from setpoint.frontend.apis.sglang.protocol import (
     rids_of,
     samplings_of,
 )
+from setpoint.frontend.apis.sglang.sglang_logprobs import NativeLogprobs
 from setpoint.frontend.chat.turn.thinking import Reasoning
 from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.hidden_states import hidden_states

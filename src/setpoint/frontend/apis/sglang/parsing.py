@@ -9,12 +9,12 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from setpoint.core.errors import ConfigError, RequestError
-from setpoint.frontend.apis.openai.bodies.tools import FunctionTool, tools_of
+from setpoint.frontend.apis.openai.bodies.tool_fields import FunctionTool, tools_of
 from setpoint.frontend.apis.sglang.controls import ControlBodies
 from setpoint.frontend.chat.deltas import Answer, Delta, gathered
-from setpoint.frontend.chat.formats.registry import reasoning_format, tool_format
+from setpoint.frontend.chat.formats.format_registry import reasoning_format, tool_format
 from setpoint.frontend.chat.parser import DeltaParser, PlainParser
-from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.jobs import ClientGoneError
 from setpoint.frontend.service import Service

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from setpoint.core.bounds import INT32_MAX
 from setpoint.frontend.apis.sglang.controls import ControlBodies
-from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.intake import check_rid
 from setpoint.frontend.service import Service

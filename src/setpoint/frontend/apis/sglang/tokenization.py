@@ -10,12 +10,12 @@ from fastapi import APIRouter, Request, Response
 
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Ids
-from setpoint.frontend.apis.openai.bodies.tools import FunctionTool
+from setpoint.frontend.apis.openai.bodies.tool_fields import FunctionTool
 from setpoint.frontend.apis.openai.chat import ChatBody, ReasoningEffort, chat_request
 from setpoint.frontend.bodies import as_id_lists
 from setpoint.frontend.chat.turn.prepare import Chat
-from setpoint.frontend.http.bodies import BodyReader
-from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.body_reader import BodyReader
+from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.intake import MAX_SEQUENCES
 from setpoint.frontend.service import Service

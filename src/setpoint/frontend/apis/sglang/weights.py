@@ -13,7 +13,7 @@ from setpoint.core.control import PauseMode
 from setpoint.core.errors import RequestError
 from setpoint.core.operations import LoadWeights, MemoryPart, ReleaseMemory, RestoreMemory
 from setpoint.frontend.apis.sglang.controls import ControlBodies
-from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.intake import check_key
 from setpoint.frontend.service import Service

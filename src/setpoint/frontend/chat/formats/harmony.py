@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.deltas import Delta, ReasoningDelta, TextDelta, ToolCallDelta
-from setpoint.frontend.chat.formats.format import new_call_id
 from setpoint.frontend.chat.formats.json_scan import JsonScan
 from setpoint.frontend.chat.formats.scanning import Markers
+from setpoint.frontend.chat.formats.tool_format import new_call_id
 from setpoint.frontend.chat.parser import DeltaParser
-from setpoint.frontend.chat.request import Tool
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _FINAL = f"{_CHANNEL}final{_MESSAGE}"

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.json_scan import JsonScan, Scan
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS
 from setpoint.frontend.chat.formats.sections import SectionMachine
 from setpoint.frontend.chat.formats.structure import Format, calls, calls_in_section, held_arguments
 from setpoint.frontend.chat.parser import DeltaParser
-from setpoint.frontend.chat.request import Tool
 
 _MAX_HEADER_CHARS = MAX_NAME_CHARS + 128
 

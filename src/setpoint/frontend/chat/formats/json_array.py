@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from setpoint.frontend.chat.formats.format import ToolFormat
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.json_calls import JsonCalls, JsonWriting
 from setpoint.frontend.chat.formats.structure import (
     arguments_schema,
     json_value,
     structural_tag,
 )
-from setpoint.frontend.chat.request import Tool
+from setpoint.frontend.chat.formats.tool_format import ToolFormat
 
 JSON_ARRAY = JsonCalls(
     name="json",

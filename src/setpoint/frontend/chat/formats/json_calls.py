@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.headed import read_header
 from setpoint.frontend.chat.formats.json_call import JsonCall
 from setpoint.frontend.chat.formats.json_scan import JsonScan, json_text
@@ -15,7 +16,6 @@ from setpoint.frontend.chat.formats.machine import CallMachine
 from setpoint.frontend.chat.formats.scanning import Markers
 from setpoint.frontend.chat.formats.structure import calls, calls_in_section, held_arguments, tag
 from setpoint.frontend.chat.parser import DeltaParser
-from setpoint.frontend.chat.request import Tool
 
 
 class JsonWriting(NamedTuple):

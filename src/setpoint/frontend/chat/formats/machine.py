@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from setpoint.frontend.chat.deltas import Delta, TextDelta, ToolCallDelta
-from setpoint.frontend.chat.formats.format import new_call_id
 from setpoint.frontend.chat.formats.json_scan import Scan
 from setpoint.frontend.chat.formats.scanning import Markers, Trimmed, is_cut
+from setpoint.frontend.chat.formats.tool_format import new_call_id
 
 State = Callable[[], bool]
 """One step of reading: whether it got any further. It takes text from ``_text`` at ``_at``, as much

@@ -13,9 +13,9 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.json_calls import JsonCalls, JsonMachine, JsonWriting
 from setpoint.frontend.chat.parser import DeltaParser
-from setpoint.frontend.chat.request import Tool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

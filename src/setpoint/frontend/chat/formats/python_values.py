@@ -8,9 +8,9 @@ import warnings
 from threading import Lock
 from typing import Any
 
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.json_scan import json_text
 from setpoint.frontend.chat.formats.scanning import is_cut
-from setpoint.frontend.chat.request import Tool
 
 _SIGNS = re.compile(r"[\"'()\[\]{}]")
 _IN_STRING = {'"': re.compile(r'[\\"]'), "'": re.compile(r"[\\']")}

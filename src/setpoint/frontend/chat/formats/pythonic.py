@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.machine import CallMachine
 from setpoint.frontend.chat.formats.python_values import PythonScan, keyword_arguments
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers
 from setpoint.frontend.chat.parser import DeltaParser
-from setpoint.frontend.chat.request import Tool
 
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from setpoint.frontend.chat.request import Tool
+from setpoint.frontend.chat.chat_request import Tool
 
 Format = dict[str, Any]
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.json_scan import json_text
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers, is_cut
 from setpoint.frontend.chat.formats.sections import SectionMachine
 from setpoint.frontend.chat.formats.xml_structure import XmlWriting, xml_structure
 from setpoint.frontend.chat.formats.xml_values import ANY, STRING, ArgumentTypes, as_json
 from setpoint.frontend.chat.parser import DeltaParser
-from setpoint.frontend.chat.request import Tool
 
 _KEY = re.compile(r'\s*+(?P<key>[^"<>\s]*+(?:\s++[^"<>\s]++)*+)\s*+')
 """Possessive, because there is only one way to match: what is no key is tried once."""

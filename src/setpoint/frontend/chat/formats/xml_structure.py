@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.structure import (
     Format,
     calls,
@@ -14,7 +15,6 @@ from setpoint.frontend.chat.formats.structure import (
     json_value,
     tag,
 )
-from setpoint.frontend.chat.request import Tool
 
 _OF_AN_OBJECT = {"type", "properties", "required", "additionalProperties", "title", "description"}
 _OF_A_STRING = {"type", "enum", "title", "description", "default", "examples"}

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.json_scan import json_text
 from setpoint.frontend.chat.formats.python_values import python_value
-from setpoint.frontend.chat.request import Tool
 
 ANY = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 STRING = frozenset({"string"})

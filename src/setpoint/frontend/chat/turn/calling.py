@@ -12,11 +12,11 @@ import msgspec
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.chat.formats.format import ToolFormat
+from setpoint.frontend.chat.chat_request import ChatRequest, Tool
 from setpoint.frontend.chat.formats.json_array import required_calls
 from setpoint.frontend.chat.formats.structure import Format, structural_tag
+from setpoint.frontend.chat.formats.tool_format import ToolFormat
 from setpoint.frontend.chat.parser import DeltaParser, PlainParser, held
-from setpoint.frontend.chat.request import ChatRequest, Tool
 from setpoint.frontend.chat.tools import offered
 
 _NOT_PARSED = (

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import msgspec
 
 from setpoint.core import request as core
-from setpoint.frontend.chat.formats.format import ToolFormat
+from setpoint.frontend.chat.chat_request import ChatRequest
+from setpoint.frontend.chat.formats.format_registry import tool_format
 from setpoint.frontend.chat.formats.hermes import HERMES
-from setpoint.frontend.chat.formats.registry import tool_format
+from setpoint.frontend.chat.formats.tool_format import ToolFormat
 from setpoint.frontend.chat.parser import DeltaParser, MakeParser
 from setpoint.frontend.chat.prompt import chat_prompt
-from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.chat.turn.calling import Calling, calling_of, constrained
 from setpoint.frontend.chat.turn.thinking import Reasoning, Thinking
 from setpoint.frontend.intake import Cut

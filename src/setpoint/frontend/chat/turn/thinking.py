@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from setpoint.core.errors import RequestError
-from setpoint.frontend.chat.formats.registry import reasoning_format
+from setpoint.frontend.chat.formats.format_registry import reasoning_format
 from setpoint.frontend.chat.prompt import Prompt
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service

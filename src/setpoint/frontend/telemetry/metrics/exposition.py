@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.frontend.telemetry.metrics.engines import EngineFigures
-from setpoint.frontend.telemetry.metrics.http import HttpMetrics
+from setpoint.frontend.telemetry.metrics.http_counts import HttpMetrics
 from setpoint.frontend.telemetry.metrics.requests import RequestMetrics
 from setpoint.ipc.client import EngineClient
 from setpoint.observe.catalogue import SERIES

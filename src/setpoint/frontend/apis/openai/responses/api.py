@@ -15,10 +15,10 @@ from setpoint.frontend.apis.openai.responses.body import (
     ResponsesBody,
     chat_request,
 )
-from setpoint.frontend.apis.openai.responses.events import Event, OutputEvents
 from setpoint.frontend.apis.openai.responses.items import items_of, messages_of
 from setpoint.frontend.apis.openai.responses.reply import ResponseHead
-from setpoint.frontend.apis.openai.responses.tools import Toolbox
+from setpoint.frontend.apis.openai.responses.response_events import Event, OutputEvents
+from setpoint.frontend.apis.openai.responses.response_tools import Toolbox
 from setpoint.frontend.chat.parser import MakeParser, parsed
 from setpoint.frontend.chat.turn.prepare import Chat
 from setpoint.frontend.intake import new_rid

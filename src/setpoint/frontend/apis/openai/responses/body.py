@@ -11,11 +11,11 @@ from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.apis.openai.bodies.protocol import UNSUPPORTED as UNSUPPORTED_ANYWHERE
-from setpoint.frontend.apis.openai.bodies.protocol import SamplingBody
+from setpoint.frontend.apis.openai.bodies.openai_bodies import UNSUPPORTED as UNSUPPORTED_ANYWHERE
+from setpoint.frontend.apis.openai.bodies.openai_bodies import SamplingBody
 from setpoint.frontend.apis.openai.kept.fields import check_metadata
-from setpoint.frontend.apis.openai.responses.tools import Toolbox
-from setpoint.frontend.chat.request import ChatRequest
+from setpoint.frontend.apis.openai.responses.response_tools import Toolbox
+from setpoint.frontend.chat.chat_request import ChatRequest
 
 UNSUPPORTED = (
     *UNSUPPORTED_ANYWHERE,

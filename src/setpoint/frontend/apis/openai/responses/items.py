@@ -12,7 +12,7 @@ from setpoint.core.bounds import convert_field
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.wording import kind_of
-from setpoint.frontend.apis.openai.responses.tools import called_name
+from setpoint.frontend.apis.openai.responses.response_tools import called_name
 from setpoint.frontend.intake import new_rid
 
 Item = Mapping[str, Any]

@@ -1,0 +1,127 @@
+"""Attention over the paged pool by the C++ kernel (kernels/cpu/attention_run.h): any mix of prefill
+and decode rows in one call.
+
+Works on bf16 and fp32 and reads K and V, which may be in fp8, in place from their pages. A row's
+result is bit for bit the same whatever other rows are in the batch, however its prompt was cut into
+chunks, and on any number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from setpoint.engine.attention.attention_backend import (
+    AttentionBatch,
+    AttentionShape,
+    AttentionVariant,
+)
+from setpoint.engine.kernels.cpu.calls import AttentionCall
+from setpoint.engine.kernels.cpu.library import DTYPES, KV_DTYPES, Kernels, load
+from setpoint.engine.kernels.ops import KernelsUnavailable
+
+HEAD_DIM_MULTIPLE = 16
+"""Head dimensions must be a multiple of this, so that they fill whole vectors at the widest
+instruction level."""
+MAX_GROUP = 64
+"""Most query heads per key/value head (plan.h, kQueryRows)."""
+
+
+class Plan:
+    """The division of a step's work among threads (plan.h), and the arguments of the kernel's
+    call, which contain it."""
+
+    def __init__(self, shape: AttentionShape, kernels: Kernels) -> None:
+        self._kernels = kernels
+        plan = kernels.plan_create()
+        weakref.finalize(self, kernels.plan_free, plan)
+        self.call = AttentionCall(
+            plan=plan,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            page_size=shape.page_size,
+            q_dtype=DTYPES[shape.dtype],
+            kv_dtype=KV_DTYPES[shape.kv_dtype],
+        )
+        self.address = ctypes.addressof(self.call)
+        self._planned: Callable[[], AttentionBatch | None] = lambda: None
+        """The batch that the plan is for, through a weak reference: its tensors may lie in memory
+        that is given back after the step."""
+
+    def cover(self, batch: AttentionBatch) -> None:
+        """Make the plan for this batch, unless it is made already: every layer of a group has the
+        same rows, so once per step suffices."""
+        if batch is self._planned():
+            return
+        call = self.call
+        call.cu_q = batch.cu_q.data_ptr()
+        call.kv_lens = batch.kv_lens.data_ptr()
+        call.slots = batch.slots.data_ptr()
+        call.page_table = batch.page_table.data_ptr()
+        call.table_stride = batch.page_table.stride(0)
+        call.threads = torch.get_num_threads()
+        call.rows = len(batch.kv_lens_host)
+        self._kernels.attention_plan(self.address)
+        self._planned = weakref.ref(batch)
+
+
+class CpuAttention:
+    """Implements ``attention.base.AttentionBackend``."""
+
+    def __init__(self, shape: AttentionShape, kernels: Kernels) -> None:
+        self._shape = shape
+        self._kernels = kernels
+        self.level = kernels.level
+        self._plans: dict[int, Plan] = {}
+        """Cache group -> its plan. Each group needs its own, because the page table says which rows
+        share keys."""
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        batch: AttentionBatch,
+        variant: AttentionVariant,
+    ) -> torch.Tensor:
+        q_stride = q.stride()
+        assert q_stride[1:] == (self._shape.head_dim, 1)
+        assert q.dtype == self._shape.dtype
+        assert k_cache.dtype == v_cache.dtype == self._shape.kv_dtype
+        plan = self._plans.get(batch.group)
+        if plan is None:
+            plan = self._plans[batch.group] = Plan(self._shape, self._kernels)
+        plan.cover(batch)
+        out = torch.empty(q.shape, dtype=self._shape.dtype)
+        call = plan.call
+        call.q = q.data_ptr()
+        call.q_stride = q_stride[0]
+        call.out = out.data_ptr()
+        call.k_cache = k_cache.data_ptr()
+        call.v_cache = v_cache.data_ptr()
+        call.scale = variant.scale
+        call.softcap = variant.softcap or 0.0
+        call.window = variant.window or 0
+        self._kernels.attention(plan.address)
+        return out
+
+
+def create(shape: AttentionShape, *, level: str | None = None) -> CpuAttention:
+    """The backend at the given instruction level (None: the best). Raises KernelsUnavailable with
+    the reason if it cannot serve this shape on this machine."""
+    if shape.dtype not in DTYPES or shape.kv_dtype not in KV_DTYPES:
+        raise KernelsUnavailable(
+            "the C++ kernels take bf16 and fp32, and fp8 in the cache, not"
+            f" {shape.dtype} with {shape.kv_dtype} in the cache"
+        )
+    if shape.head_dim % HEAD_DIM_MULTIPLE:
+        raise KernelsUnavailable(
+            f"the head dimension {shape.head_dim} is not a multiple of {HEAD_DIM_MULTIPLE}"
+        )
+    if shape.num_heads > MAX_GROUP * shape.num_kv_heads:
+        raise KernelsUnavailable(f"more than {MAX_GROUP} query heads share a key/value head")
+    return CpuAttention(shape, load(level))

@@ -1,0 +1,134 @@
+"""Carries out operations on a running engine (``core.operations``): gives its memory back and
+allocates it again, loads other weights, traces steps.
+
+The loop calls it between two steps, after checking that the operation fits the state of the
+requests.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from torch import nn
+
+from setpoint.core.errors import CheckpointError, OutOfMemoryError, RequestError, SetpointError
+from setpoint.core.operations import (
+    FreezeGarbage,
+    LoadWeights,
+    MemoryPart,
+    Operation,
+    ReleaseMemory,
+    RestoreMemory,
+    StartProfile,
+    StopProfile,
+)
+from setpoint.core.progress import reported_to
+from setpoint.engine.executor.build_runner import EngineConfig, load_model
+from setpoint.engine.executor.inproc import InprocExecutor
+
+logger = logging.getLogger(__name__)
+
+
+class EngineOperator:
+    """Implements ``core.operations.Operator`` for one executor."""
+
+    def __init__(
+        self,
+        executor: InprocExecutor,
+        config: EngineConfig,
+        *,
+        available_bytes: Callable[[], int],
+        heartbeat: Callable[[], None],
+    ) -> None:
+        """config: the configuration of the executor's runner. available_bytes: returns the memory
+        of the device that is free now. heartbeat: called at intervals while weights are loaded."""
+        self._executor = executor
+        self._runner = executor.runner
+        self._config = config
+        self._available_bytes = available_bytes
+        self._heartbeat = heartbeat
+        self._released: set[MemoryPart] = set()
+        """The parts that clients have released, and those that a failed operation has lost."""
+
+    @property
+    def released(self) -> frozenset[MemoryPart]:
+        if not self._released and not self._runner.is_assembled:
+            return frozenset({MemoryPart.CUDA_GRAPH})  # restoring it builds the steps again
+        return frozenset(self._released)
+
+    def operate(self, call_id: int, operation: Operation) -> str:
+        match operation:
+            case StartProfile():
+                self._executor.profiler.start(operation)
+                return operation.path
+            case StopProfile():
+                return self._executor.profiler.stop()
+            case FreezeGarbage():
+                gc.collect()
+                gc.freeze()
+                return ""
+            case ReleaseMemory() | RestoreMemory() | LoadWeights():
+                self._change(operation)
+                return ""
+
+    def _change(self, operation: ReleaseMemory | RestoreMemory | LoadWeights) -> None:
+        """Change memory or weights."""
+        if not self._runner.can_be_taken_apart:
+            raise RequestError(
+                "Memory and weights cannot be changed if the server runs with"
+                " --enable-torch-compile: the compiled code would be lost."
+            )
+        match operation:
+            case ReleaseMemory(parts):
+                self._released |= set(parts)  # first, because a release that raises has begun
+                self._runner.release(parts)
+            case RestoreMemory(parts):
+                self._restore(parts)
+            case LoadWeights(folder, load_format):
+                self._load(replace(self._config, model_folder=folder, load_format=load_format))
+
+    def _restore(self, parts: Collection[MemoryPart]) -> None:
+        weights = MemoryPart.WEIGHTS in parts
+        model = self._model(self._config) if weights else None
+        self._put_back(parts, model)
+
+    def _load(self, config: EngineConfig) -> None:
+        """Load the new weights while the old ones are kept, so that these stay in use if that
+        fails."""
+        if MemoryPart.WEIGHTS in self._released:
+            self._put_back([MemoryPart.WEIGHTS], self._model(config))
+        else:
+            needed, free = self._runner.report.weight_bytes, self._available_bytes()
+            if needed > free:
+                raise OutOfMemoryError(
+                    f"The new weights do not fit next to the old ones: they need {needed >> 20}"
+                    f" MiB, and {free >> 20} MiB are free. Release the weights first"
+                    " (/release_memory_occupation)."
+                )
+            model = self._model(config)
+            if self._released:
+                self._runner.model = model
+            else:
+                self._runner.replace(model)
+        self._config = config
+
+    def _put_back(self, parts: Collection[MemoryPart], model: nn.Module | None) -> None:
+        left = self._released - set(parts)
+        self._runner.restore(pool=MemoryPart.KV_CACHE in parts, model=model, complete=not left)
+        self._released = left
+
+    def _model(self, config: EngineConfig) -> nn.Module:
+        try:
+            with reported_to(lambda doing: self._heartbeat()):
+                return load_model(config, self._runner)
+        except SetpointError:
+            raise
+        except Exception as error:  # a file that is cut short, a disk that fails
+            logger.exception("Loading weights from %s failed.", config.model_folder)
+            raise CheckpointError(
+                f"The weights in {config.model_folder} cannot be read: {type(error).__name__};"
+                " the server's log has the details."
+            ) from None

@@ -1,0 +1,166 @@
+"""What Ollama's clients ask about models: ``/api/tags``, ``/api/show``, ``/api/ps``,
+``/api/pull`` and ``/api/version``. There is one model, which is always loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+from setpoint import __version__
+from setpoint.frontend.apis.ollama.ollama_answers import stamp
+from setpoint.frontend.apis.ollama.ollama_bodies import PullBody, ShowBody
+from setpoint.frontend.service import Service
+
+OLLAMA_VERSION = "0.12.6"
+"""The version of Ollama whose API these routes follow. Clients compare it with the one they
+need."""
+
+_NEVER = datetime(9999, 12, 31, tzinfo=UTC).isoformat().replace("+00:00", "Z")
+_GIB = 1 << 30
+_LEVELS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+
+class ModelApi:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._config = service.config
+        self._started_at = stamp()
+
+    def tags(self) -> dict[str, Any]:
+        entry = self._entry() | {"modified_at": self._started_at, "size": self._size()}
+        return {"models": [entry]}
+
+    async def running(self) -> dict[str, Any]:
+        """The answer of ``/api/ps``. Raises EngineDeadError."""
+        line = self._service.engine.choose()
+        usage = (await line.get_state()).report.memory_usage
+        size = round((usage.weight + usage.kvcache + usage.graph) * _GIB)
+        entry = self._entry() | {
+            "size": size,
+            "size_vram": size if line.facts.accelerator else 0,
+            "expires_at": _NEVER,
+            "context_length": self._config.context_len,
+        }
+        return {"models": [entry]}
+
+    def version(self) -> dict[str, Any]:
+        return {"version": OLLAMA_VERSION, "setpoint_version": __version__}
+
+    async def pull(self, raw: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
+        """The statuses of ``/api/pull``, and whether the client asked for a stream of them. There
+        is nothing to download: the served model is here, and answers under any name."""
+        body, warnings = self._service.read(raw, PullBody, route="/api/pull")
+        warnings += body.warnings(self._config.served_model_name)
+        digest, size = self._entry()["digest"], self._size()
+        return [
+            {"status": "pulling manifest"},
+            {
+                "status": f"pulling {digest[:12]}",
+                "digest": f"sha256:{digest}",
+                "total": size,
+                "completed": size,
+            },
+            *({"status": warning} for warning in warnings),
+            {"status": "success"} | _told(warnings),
+        ], body.stream is not False
+
+    async def show(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """The answer of ``/api/show``."""
+        body, warnings = self._service.read(raw, ShowBody, route="/api/show")
+        warnings += body.warnings(self._config.served_model_name)
+        return {
+            "modified_at": self._started_at,
+            "details": self._details(),
+            "model_info": self._model_info(),
+            "capabilities": self._capabilities(),
+            "parameters": f"num_ctx {self._config.context_len}",
+            "template": "",
+            "modelfile": "",
+            "license": "",
+            **_told(warnings),
+        }
+
+    def _entry(self) -> dict[str, Any]:
+        config = self._config
+        identity = f"{config.model_path}\n{config.weight_version}"
+        return {
+            "name": config.served_model_name,
+            "model": config.served_model_name,
+            # Of the names, not of the file: clients tell models apart by it.
+            "digest": hashlib.sha256(identity.encode()).hexdigest(),
+            "details": self._details(),
+        }
+
+    def _details(self) -> dict[str, Any]:
+        spec = self._config.spec
+        details = {"parent_model": "", "format": "", "family": "", "families": []}
+        if spec is None:
+            return {**details, "parameter_size": "", "quantization_level": ""}
+        blocks = spec.blocks
+        return {
+            "parent_model": "",
+            "format": "safetensors" if blocks is None else "gguf",
+            "family": spec.model_type,
+            "families": [spec.model_type],
+            "parameter_size": _in_short(spec.num_parameters),
+            "quantization_level": (
+                _LEVELS.get(spec.dtype, spec.dtype) if blocks is None else "+".join(blocks.kinds)
+            ),
+        }
+
+    def _size(self) -> int:
+        """Bytes of the weights in the checkpoint."""
+        spec = self._config.spec
+        if spec is None:
+            return 0
+        blocks = spec.blocks
+        if blocks is None:
+            return spec.num_parameters * _BYTES[spec.dtype]
+        rest = max(0, spec.num_parameters - blocks.num_parameters)
+        return blocks.num_bytes + rest * _BYTES[spec.dtype]
+
+    def _model_info(self) -> dict[str, Any]:
+        """Facts under the names that a GGUF file gives them."""
+        spec = self._config.spec
+        if spec is None:
+            return {}
+        family = spec.model_type
+        return {
+            "general.architecture": family,
+            "general.basename": self._config.served_model_name,
+            "general.parameter_count": spec.num_parameters,
+            f"{family}.context_length": self._config.context_len,
+            f"{family}.block_count": spec.num_layers,
+            f"{family}.embedding_length": spec.hidden_size,
+            f"{family}.feed_forward_length": spec.intermediate_size,
+            f"{family}.attention.head_count": spec.num_heads,
+            f"{family}.attention.head_count_kv": spec.num_kv_heads,
+            f"{family}.vocab_size": spec.vocab_size,
+        }
+
+    def _capabilities(self) -> list[str]:
+        config = self._config
+        if config.pooling is not None:
+            return ["embedding"]
+        able = {
+            "completion": True,
+            # Of models whose template knows nothing of tools, the prompt itself asks for calls.
+            "tools": config.tool_call_parser != "none"
+            or not self._service.text.template_reads("tools"),
+            "thinking": config.reasoning_parser != "none",
+        }
+        return [name for name, is_able in able.items() if is_able]
+
+
+def _told(warnings: list[str]) -> dict[str, Any]:
+    return {"warnings": warnings} if warnings else {}
+
+
+def _in_short(count: int) -> str:
+    """A number of parameters as people say it: 134.5M, 7.2B."""
+    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= size:
+            return f"{count / size:.1f}{letter}"
+    return str(count)

@@ -1,0 +1,247 @@
+"""The bodies of Ollama's routes (docs/ollama.md), and their conversion to the neutral chat's
+request. Pure data and conversions; knows nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from setpoint.core.errors import RequestError
+from setpoint.core.request import LogprobOptions, RequestOptions
+from setpoint.frontend.apis.ollama.sampling_options import OptionsBody
+from setpoint.frontend.apis.openai.bodies.tool_fields import FunctionTool, tools_of
+from setpoint.frontend.bodies import other_model_warning
+from setpoint.frontend.chat.chat_request import ChatRequest
+from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.intake import check_key
+
+UNSUPPORTED = ("suffix", "template", "context", "images", "width", "height", "steps")
+"""Keys of ``/api/generate`` that are refused by name."""
+
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+Think = bool | Literal["low", "medium", "high"]
+
+
+class FunctionBody(msgspec.Struct):
+    name: str
+    arguments: dict[str, Any] | None = None
+
+
+class CallBody(msgspec.Struct):
+    function: FunctionBody
+    id: str = ""
+
+
+class MessageBody(msgspec.Struct):
+    role: str
+    content: str | None = ""
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[CallBody] | None = None
+    tool_name: str | None = None
+    """Of a result: the tool that was called."""
+    tool_call_id: str | None = None
+
+
+class AnyBody(msgspec.Struct, kw_only=True):
+    model: str
+    keep_alive: Any = None
+    """Without effect: the model stays loaded."""
+    options: OptionsBody | None = None
+
+    @property
+    def own_options(self) -> OptionsBody:
+        return self.options or OptionsBody()
+
+    def warnings(self, config: FrontendConfig) -> list[str]:
+        """What the client should know about its body. Raises RequestError (400)."""
+        return [
+            *self.own_options.warnings(config.context_len),
+            *_other_model(self.model, config.served_model_name),
+        ]
+
+
+class TextBody(AnyBody, kw_only=True):
+    """The fields of the two bodies that ask for text."""
+
+    stream: bool | None = True
+    format: str | dict[str, Any] | None = None
+    think: Think | None = None
+    logprobs: bool | None = False
+    top_logprobs: TopLogprobs | None = 0
+
+    @property
+    def is_stream(self) -> bool:
+        return self.stream is not False
+
+    def warnings(self, config: FrontendConfig) -> list[str]:
+        if self.think and config.reasoning_parser == "none":
+            raise RequestError(
+                "think: this model does not think, or the server was started without its"
+                " --reasoning-parser."
+            )
+        return super().warnings(config)
+
+    def schema(self) -> dict[str, Any] | None:
+        """The JSON schema that the answer must satisfy. Raises RequestError (400)."""
+        if self.format is None or self.format == "":
+            return None
+        if isinstance(self.format, dict):
+            return self.format
+        if self.format != "json":
+            raise RequestError('format must be "json" or a JSON schema.')
+        return {"type": "object"}
+
+    def request_options(self) -> RequestOptions:
+        return RequestOptions(
+            stream=self.is_stream,
+            logprobs=LogprobOptions(top=self.top_logprobs or 0) if self.logprobs else None,
+        )
+
+    def chat_request(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        defaults: Mapping[str, float],
+        *,
+        tools: list[FunctionTool] | None = None,
+    ) -> ChatRequest:
+        """The turn in neutral form. Raises RequestError (400)."""
+        return ChatRequest(
+            messages=messages,
+            sampling=self.own_options.sampling(defaults, self.schema()),
+            options=self.request_options(),
+            tools=tools_of(tools),
+            thinking=None if self.think is None else bool(self.think),
+            variables={"reasoning_effort": self.think} if isinstance(self.think, str) else {},
+        )
+
+
+class OllamaChatBody(TextBody, kw_only=True):
+    messages: list[MessageBody] = msgspec.field(default_factory=list)
+    tools: list[FunctionTool] | None = None
+
+    def history(self) -> list[dict[str, Any]]:
+        """The messages for a chat template. Raises RequestError (400) for images, and for a result
+        without a call before it."""
+        history = []
+        unanswered = _Unanswered([])
+        for index, message in enumerate(self.messages):
+            if message.images:
+                raise RequestError(f"messages[{index}].images: this model reads text only.")
+            neutral: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+            if message.thinking:
+                neutral["reasoning_content"] = message.thinking
+            if message.tool_calls:
+                ids = [
+                    call.id or f"call_{index}_{number}"
+                    for number, call in enumerate(message.tool_calls)
+                ]
+                calls = list(map(_call, ids, message.tool_calls))
+                neutral["tool_calls"] = calls
+                unanswered = _Unanswered(calls)
+            if message.role == "tool":
+                neutral |= _answered(message, unanswered, f"messages[{index}]")
+            history.append(neutral)
+        return history
+
+
+class OllamaGenerateBody(TextBody, kw_only=True):
+    prompt: str | None = ""
+    system: str | None = None
+    raw: bool | None = False
+
+    def history(self) -> list[dict[str, Any]]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": self.prompt or ""}]
+
+
+class EmbedBody(AnyBody, kw_only=True):
+    input: str | list[str]
+    truncate: bool | None = True
+    """False: a text beyond the context is refused instead of cut."""
+    dimensions: int | None = None
+
+
+class EmbeddingsBody(AnyBody, kw_only=True):
+    prompt: str
+
+
+class ModelBody(msgspec.Struct, kw_only=True):
+    """A body that is about a model and asks for no text."""
+
+    model: str | None = None
+    name: str | None = None
+    """The older name of ``model``."""
+
+    def warnings(self, served: str) -> list[str]:
+        """Raises RequestError (400) if the body names no model."""
+        name = self.model or self.name
+        if name is None:
+            raise RequestError("model is missing.")
+        return _other_model(name, served)
+
+
+class ShowBody(ModelBody, kw_only=True):
+    verbose: bool | None = False
+
+
+class PullBody(ModelBody, kw_only=True):
+    stream: bool | None = True
+    insecure: bool | None = False
+    """Whether a download may be unencrypted; there is none."""
+
+
+def _other_model(name: str, served: str) -> list[str]:
+    """A warning for a client whose name for the model, with or without its tag, does not mean the
+    served one; any name is served."""
+    check_key(name, "model")
+    if name.removesuffix(":latest") in (served, "default"):
+        return []
+    return [other_model_warning(name, served)]
+
+
+_ANY_CALL = "any", None
+
+
+def _call(call_id: str, call: CallBody) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": call.function.arguments or {}}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+class _Unanswered:
+    """The calls of one message that no result belongs to yet. To find one takes the same time
+    however many there are."""
+
+    def __init__(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        self._calls = dict(enumerate(calls))
+        self._found: dict[tuple[str, str | None], deque[int]] = {}
+        """What is known of a call -> the numbers of such calls, in order."""
+        for number, call in self._calls.items():
+            for known in (("id", call["id"]), ("name", call["function"]["name"]), _ANY_CALL):
+                self._found.setdefault(known, deque()).append(number)
+
+    def take(self, call_id: str | None, name: str | None) -> Mapping[str, Any] | None:
+        """The call that a result belongs to: the one with its id, else the first of its tool, else,
+        for a result without an id, the first. None if there is none."""
+        for known in (("id", call_id), ("name", name), *([_ANY_CALL] if call_id is None else [])):
+            numbers = self._found.get(known, ())
+            while numbers:
+                call = self._calls.pop(numbers.popleft(), None)
+                if call is not None:
+                    return call
+        return None
+
+
+def _answered(message: MessageBody, unanswered: _Unanswered, where: str) -> dict[str, Any]:
+    """The fields that say which call a result belongs to."""
+    call = unanswered.take(message.tool_call_id, message.tool_name)
+    if call is None:
+        raise RequestError(
+            f"{where} is the result of a tool, but there is no earlier call without a result."
+        )
+    return {"tool_call_id": call["id"], "name": call["function"]["name"]}

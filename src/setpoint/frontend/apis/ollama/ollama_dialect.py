@@ -1,0 +1,154 @@
+"""Ollama's API as a dialect: HTTP around the APIs of this room. It answers for every path below
+``/api``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from setpoint.core.errors import RequestError
+from setpoint.frontend.apis.ollama.embed import (
+    EMBED_ROUTE,
+    EMBEDDINGS_ROUTE,
+    EmbedApi,
+    EmbedExchange,
+)
+from setpoint.frontend.apis.ollama.model_tags import ModelApi
+from setpoint.frontend.apis.ollama.ollama_bodies import (
+    EmbedBody,
+    EmbeddingsBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    PullBody,
+    ShowBody,
+)
+from setpoint.frontend.apis.ollama.text import (
+    CHAT_ROUTE,
+    GENERATE_ROUTE,
+    LoadReply,
+    TextApi,
+    TextExchange,
+)
+from setpoint.frontend.http.body_reader import BodyReader
+from setpoint.frontend.http.dialect import Dialect
+from setpoint.frontend.http.error_responses import json_response
+from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.http.sse import EventStream, cancelled_with_client
+from setpoint.frontend.refusal import Refusal
+from setpoint.frontend.service import Service
+
+LINES = "application/x-ndjson"
+"""The type of a stream: one JSON object on each line."""
+
+_REFUSED = {
+    "/api/push": ("POST",),
+    "/api/create": ("POST",),
+    "/api/copy": ("POST",),
+    "/api/delete": ("DELETE",),
+    "/api/blobs/{digest}": ("HEAD", "POST"),
+}
+"""Routes that change what models a server has."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class OllamaDialect(Dialect):
+    prefix = "/api"
+    hint = f"Chats go to {CHAT_ROUTE}; /docs lists every route."
+
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
+        self._bodies = bodies
+        self._models = ModelApi(service)
+        text, embed = TextApi(service), EmbedApi(service)
+        self.router = router = APIRouter(tags=["ollama"])
+        add_route(router, CHAT_ROUTE, self._texts(text.chat), "POST", body=OllamaChatBody)
+        add_route(
+            router, GENERATE_ROUTE, self._texts(text.generate), "POST", body=OllamaGenerateBody
+        )
+        vectors = self._vectors(embed.open, EmbedExchange.reply)
+        add_route(router, EMBED_ROUTE, vectors, "POST", body=EmbedBody)
+        vectors = self._vectors(embed.open_one, EmbedExchange.reply_one)
+        add_route(router, EMBEDDINGS_ROUTE, vectors, "POST", body=EmbeddingsBody)
+        add_route(router, "/api/show", self.show, "POST", body=ShowBody)
+        add_route(router, "/api/pull", self.pull, "POST", body=PullBody)
+        add_route(router, "/api/tags", self.tags, "GET", "HEAD")
+        add_route(router, "/api/ps", self.running, "GET", "HEAD")
+        add_route(router, "/api/version", self.version, "GET", "HEAD")
+        for path, methods in _REFUSED.items():
+            add_route(router, path, self.refuse, *methods)
+
+    def error_body(self, refusal: Refusal) -> dict[str, Any]:
+        return {"error": refusal.message}
+
+    def stream_end(self, refusal: Refusal | None) -> bytes:
+        return b"" if refusal is None else _line(self.error_body(refusal))
+
+    async def show(self, request: Request) -> Response:
+        return json_response(await self._bodies.read(request, self._models.show))
+
+    async def pull(self, request: Request) -> Response:
+        statuses, is_stream = await self._bodies.read(request, self._models.pull)
+        if is_stream:
+            return Response(b"".join(map(_line, statuses)), media_type=LINES)
+        return json_response(statuses[-1])
+
+    async def tags(self) -> Response:
+        return json_response(self._models.tags())
+
+    async def running(self) -> Response:
+        return json_response(await self._models.running())
+
+    async def version(self) -> Response:
+        return json_response(self._models.version())
+
+    async def refuse(self) -> Response:
+        raise RequestError(
+            "This server only serves the model that it was started with; it does not create, copy,"
+            " upload or delete models."
+        )
+
+    def _texts(
+        self, open_: Callable[[dict[str, Any]], Awaitable[TextExchange | LoadReply]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def create(request: Request) -> Response:
+            exchange = await self._bodies.read(request, open_)
+            if isinstance(exchange, LoadReply):
+                media_type = LINES if exchange.is_stream else "application/json"
+                return Response(_line(exchange.content), media_type=media_type)
+            if exchange.is_stream:
+                lines = _lines(exchange)
+                return EventStream(exchange.job, lines, self.stream_end, media_type=LINES)
+            with exchange.job, cancelled_with_client(exchange.job, request.receive):
+                outputs = await exchange.job.wait()
+            return await self._bodies.answer(
+                outputs, lambda: json_response(exchange.reply(outputs[0]))
+            )
+
+        return create
+
+    def _vectors(
+        self,
+        open_: Callable[[dict[str, Any]], Awaitable[EmbedExchange]],
+        reply: Callable[[EmbedExchange, Any], dict[str, Any]],
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def create(request: Request) -> Response:
+            exchange = await self._bodies.read(request, open_)
+            with exchange.job, cancelled_with_client(exchange.job, request.receive):
+                outputs = await exchange.job.wait()
+            return json_response(reply(exchange, outputs))
+
+        return create
+
+
+async def _lines(exchange: TextExchange) -> AsyncGenerator[bytes, None]:
+    async with aclosing(exchange.objects()) as objects:
+        async for each in objects:
+            yield _line(each)
+
+
+def _line(content: Any) -> bytes:
+    return _encode(content) + b"\n"

@@ -1,0 +1,123 @@
+"""``/v1/batches``: creates, lists, returns and cancels batches. They are run elsewhere
+(``setpoint.batch.worker``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from setpoint.core.errors import RequestError
+from setpoint.core.excerpt import excerpt
+from setpoint.frontend.apis.openai.kept.fields import (
+    check_metadata,
+    expiry_seconds,
+    page,
+    window_seconds,
+)
+from setpoint.frontend.http.body_reader import BodyReader
+from setpoint.frontend.http.error_responses import json_response
+from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.service import Service
+from setpoint.frontend.storage.batches import ENDED, Batch
+from setpoint.frontend.storage.storage import required
+
+ROUTE = "/v1/batches"
+_MOST = 100
+
+
+class BatchBody(msgspec.Struct, kw_only=True):
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_after: dict[str, Any] | None = None
+
+
+class BatchRoutes:
+    def __init__(self, service: Service, bodies: BodyReader, endpoints: Collection[str]) -> None:
+        """endpoints: the routes that a batch may name."""
+        self._service = service
+        self._bodies = bodies
+        self._endpoints = endpoints
+        self._storage = service.storage
+
+    def install(self, router: APIRouter) -> None:
+        one = ROUTE + "/{batch_id}"
+        add_route(router, ROUTE, self.create, "POST", body=BatchBody)
+        add_route(router, ROUTE, self.batches, "GET", "HEAD")
+        add_route(router, one, self.batch, "GET", "HEAD")
+        add_route(router, one + "/cancel", self.cancel, "POST")
+
+    async def create(self, request: Request) -> Response:
+        book = required(self._storage).batches
+        body, warnings = await self._bodies.read(request, self._read)
+        if body.endpoint not in self._endpoints:
+            known = ", ".join(self._endpoints)
+            raise RequestError(
+                f"endpoint must be one of {known}; got {excerpt(body.endpoint, 64)!r}."
+            )
+        check_metadata(body.metadata)
+        batch = await book.create(
+            endpoint=body.endpoint,
+            input_file_id=body.input_file_id,
+            completion_window=body.completion_window,
+            window_s=window_seconds(body.completion_window),
+            metadata=body.metadata,
+            output_expires_after_s=expiry_seconds(
+                body.output_expires_after, "output_expires_after"
+            ),
+        )
+        return json_response(_shown(batch) | ({"warnings": warnings} if warnings else {}))
+
+    async def batches(self, after: str | None = None, limit: int = 20) -> Response:
+        batches = required(self._storage).batches.listing()
+        return json_response(page(batches, _shown, after=after, limit=limit, most=_MOST))
+
+    async def batch(self, batch_id: str) -> Response:
+        return json_response(_shown(required(self._storage).batches.get(batch_id)))
+
+    async def cancel(self, batch_id: str) -> Response:
+        return json_response(_shown(await required(self._storage).batches.cancel(batch_id)))
+
+    async def _read(self, raw: dict[str, Any]) -> tuple[BatchBody, list[str]]:
+        return self._service.read(raw, BatchBody, route=ROUTE)
+
+
+def _shown(batch: Batch) -> dict[str, Any]:
+    has_ended = batch.status in ENDED
+    faults = [
+        {"code": each.code, "message": each.message, "line": each.line, "param": each.param}
+        for each in batch.errors
+    ]
+    times = (
+        "in_progress",
+        "finalizing",
+        "completed",
+        "failed",
+        "expired",
+        "cancelling",
+        "cancelled",
+    )
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": {"object": "list", "data": faults} if faults else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id if has_ended else None,
+        "error_file_id": batch.error_file_id if has_ended else None,
+        "created_at": batch.created_at,
+        "expires_at": batch.expires_at,
+        **{f"{status}_at": batch.times.get(status) for status in times},
+        "request_counts": {
+            "total": batch.num_requests,
+            "completed": batch.num_answered,
+            "failed": batch.num_failed,
+        },
+        "metadata": batch.metadata,
+    }

@@ -1,0 +1,46 @@
+"""The OpenAI routes that answer with a whole reply or chunks of it: HTTP around
+``frontend.apis.openai.table``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from setpoint.frontend.apis.openai.openai_errors import stream_end
+from setpoint.frontend.apis.openai.route_table import Api, chunk_apis
+from setpoint.frontend.http.body_reader import BodyReader
+from setpoint.frontend.http.error_responses import json_response
+from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
+from setpoint.frontend.service import Service
+
+
+class OpenAIRoutes:
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
+        self._bodies = bodies
+        self._apis = chunk_apis(service)
+
+    def install(self, router: APIRouter) -> None:
+        for route, api in self._apis.items():
+            add_route(router, route, _handler(api, self._bodies), "POST", body=api.body)
+
+
+def _handler(api: Api, bodies: BodyReader) -> Callable[[Request], Awaitable[Response]]:
+    async def create(request: Request) -> Response:
+        exchange = await bodies.read(request, api.open)
+        if exchange.is_stream:
+            return EventStream(exchange.job, _events(exchange.chunks()), stream_end)
+        with exchange.job, cancelled_with_client(exchange.job, request.receive):
+            outputs = await exchange.job.wait()
+        return await bodies.answer(outputs, lambda: json_response(exchange.reply(outputs)))
+
+    return create
+
+
+async def _events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            yield event(chunk)

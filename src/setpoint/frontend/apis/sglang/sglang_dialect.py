@@ -1,0 +1,73 @@
+"""SGLang's API as a dialect: its routes have no common prefix, and it answers for every path that
+no other dialect claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from setpoint.frontend.apis.openai.openai_dialect import OpenAIDialect
+from setpoint.frontend.apis.openai.openai_errors import error_body, stream_end
+from setpoint.frontend.apis.sglang.admin import FLUSH_ROUTE, AdminRoutes
+from setpoint.frontend.apis.sglang.controls import ControlBodies, ControlRoutes
+from setpoint.frontend.apis.sglang.doctor_route import DoctorRoutes
+from setpoint.frontend.apis.sglang.loads import LoadRoutes
+from setpoint.frontend.apis.sglang.log_settings import LOGGING_ROUTE, LogSettingsRoutes
+from setpoint.frontend.apis.sglang.metrics_route import METRICS_ROUTE, MetricsRoutes
+from setpoint.frontend.apis.sglang.missing import install_missing
+from setpoint.frontend.apis.sglang.parsing import ParsingRoutes
+from setpoint.frontend.apis.sglang.profiles import FREEZE, START, STOP, ProfileRoutes
+from setpoint.frontend.apis.sglang.session_routes import SessionRoutes
+from setpoint.frontend.apis.sglang.sglang_routes import NativeRoutes
+from setpoint.frontend.apis.sglang.tokenization import TokenizationRoutes
+from setpoint.frontend.apis.sglang.weights import WeightRoutes
+from setpoint.frontend.http.body_reader import BodyReader
+from setpoint.frontend.http.dialect import Dialect
+from setpoint.frontend.refusal import Refusal
+from setpoint.frontend.service import Service
+
+
+class SGLangDialect(Dialect):
+    prefix = ""
+    hint = OpenAIDialect.hint
+    public = ("/health", "/ready", METRICS_ROUTE)
+    changed_by_get = (FLUSH_ROUTE, START, STOP)
+    admin = (
+        FLUSH_ROUTE,
+        "/abort_request",
+        "/set_internal_state",
+        START,
+        STOP,
+        FREEZE,
+        LOGGING_ROUTE,
+        "/pause_generation",
+        "/continue_generation",
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
+        "/update_weights_from_disk",
+        "/update_weight_version",
+    )
+
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
+        self.router = APIRouter()
+        NativeRoutes(service, bodies).install(self.router)
+        TokenizationRoutes(service, bodies).install(self.router)
+        LogSettingsRoutes(service, bodies).install(self.router)
+        AdminRoutes(service, bodies).install(self.router)
+        controls = ControlBodies(service, bodies)
+        ControlRoutes(service, controls).install(self.router)
+        ParsingRoutes(service, controls).install(self.router)
+        ProfileRoutes(service, controls).install(self.router)
+        WeightRoutes(service, controls).install(self.router)
+        SessionRoutes(service, controls).install(self.router)
+        install_missing(self.router)
+        LoadRoutes(service).install(self.router)
+        MetricsRoutes(service).install(self.router)
+        DoctorRoutes(service).install(self.router)
+
+    def error_body(self, refusal: Refusal) -> dict[str, Any]:
+        return error_body(refusal)
+
+    def stream_end(self, refusal: Refusal | None) -> bytes:
+        return stream_end(refusal)

@@ -1,0 +1,91 @@
+"""SGLang's own routes: ``/generate`` and ``/encode`` (docs/sglang/api.md)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from setpoint.frontend.apis.openai.openai_errors import stream_end
+from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
+from setpoint.frontend.apis.sglang.sglang_bodies import UNSUPPORTED, EncodeBody, GenerateBody
+from setpoint.frontend.http.body_reader import BodyReader
+from setpoint.frontend.http.error_responses import json_response
+from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
+from setpoint.frontend.jobs import Job, Piece
+from setpoint.frontend.service import Service
+
+
+class NativeRoutes:
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
+        self._service = service
+        self._bodies = bodies
+        self._config = service.config
+        self._api = NativeApi(service)
+
+    def install(self, parent: APIRouter) -> None:
+        router = APIRouter(tags=["native"])
+        add_route(router, "/generate", self.generate, "POST", "PUT", body=GenerateBody)
+        add_route(router, "/encode", self.encode, "POST", "PUT", body=EncodeBody)
+        parent.include_router(router)
+
+    async def generate(self, request: Request) -> Response:
+        body, prepared, job = await self._bodies.read(request, self._open_generate)
+        if body.stream:
+            return EventStream(job, self._stream(job, prepared), stream_end)
+        with job, cancelled_with_client(job, request.receive):
+            outputs = await job.wait()
+
+        def respond() -> Response:
+            results = [self._api.result(output, prepared) for output in outputs]
+            return json_response(results if prepared.is_list else results[0])
+
+        return await self._bodies.answer(outputs, respond)
+
+    async def encode(self, request: Request) -> Response:
+        body, prepared, job = await self._bodies.read(request, self._open_encode)
+        with job, cancelled_with_client(job, request.receive):
+            outputs = await job.wait()
+        results = [self._api.embedding(output, prepared, body.dimensions) for output in outputs]
+        return json_response(results if prepared.is_list else results[0])
+
+    async def _open_generate(self, raw: dict[str, Any]) -> tuple[GenerateBody, Prepared, Job]:
+        body, warnings = self._service.read(
+            raw, GenerateBody, route="/generate", unsupported=UNSUPPORTED
+        )
+        prepared = await self._api.prepare(body, warnings=warnings)
+        return (
+            body,
+            prepared,
+            self._service.job(
+                prepared.flat(), received=raw, no_logs=body.no_logs, turn=prepared.turn
+            ),
+        )
+
+    async def _open_encode(self, raw: dict[str, Any]) -> tuple[EncodeBody, Prepared, Job]:
+        body, warnings = self._service.read(
+            raw, EncodeBody, route="/encode", unsupported=UNSUPPORTED
+        )
+        prepared = await self._api.prepare_encode(body, warnings=warnings)
+        return (
+            body,
+            prepared,
+            self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs),
+        )
+
+    async def _stream(self, job: Job, prepared: Prepared) -> AsyncGenerator[bytes, None]:
+        async for pieces in job.pieces():
+            for piece in pieces:
+                yield await self._bodies.answer(
+                    [piece.output], partial(self._event, piece, prepared)
+                )
+
+    def _event(self, piece: Piece, prepared: Prepared) -> bytes:
+        new = piece if self._config.incremental_streaming_output else None
+        result = self._api.result(piece.output, prepared, piece=new)
+        if prepared.is_list:
+            result["index"] = piece.output.index
+        return event(result)

@@ -1,0 +1,48 @@
+"""The facts about the server that the console shows: what it is, what it has room for, and how its
+options were resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from setpoint.frontend.live_options import LiveOption
+from setpoint.frontend.service import Service
+
+_LIMITS = ("max_running_requests", "max_prefill_tokens", "chunked_prefill_size")
+
+
+async def facts_of(service: Service) -> dict[str, Any]:
+    """Raises EngineDeadError."""
+    config, info = service.config, await service.server_info()
+    (state,) = info["internal_states"]
+    return {
+        "model": config.served_model_name,
+        "model_path": config.model_path,
+        "version": info.get("version"),
+        "device": info.get("accelerator") or info.get("device"),
+        "dtype": info.get("dtype"),
+        "command": info.get("launch_command"),
+        "chats": config.pooling is None and service.text.has_chat_template,
+        "context_len": config.context_len,
+        "pool_tokens": info.get("max_total_num_tokens"),
+        "memory_gb": state["memory_usage"],
+        "limits": {name: state["settings"].get(name) for name in _LIMITS},
+        "paused": state["paused"],
+        "options": _options(info["decisions"], service.live.frontend.described),
+    }
+
+
+def _options(
+    decisions: list[Mapping[str, Any]], described: Mapping[str, LiveOption]
+) -> list[dict[str, Any]]:
+    """One for each option; of several decisions about one the last is in force. ``live``: what is
+    known of an option that can change now."""
+    latest = {each["field"]: each for each in decisions}
+    found = []
+    for name, decision in latest.items():
+        option = {key: decision[key] for key in ("field", "value", "why", "warn")}
+        live = described.get(name)
+        found.append(option if live is None else option | {"live": asdict(live)})
+    return found
