@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from setpoint import __version__
@@ -59,32 +59,27 @@ def _code(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    command = arguments[0] if arguments else ""
-    if command == "bench":
-        return _bench(arguments[1:])
-    if command in ("--help", "-h", "help"):
+    word = arguments[0] if arguments else "help"
+    if word in ("--help", "-h", "help"):
         print(_usage(), end="")
         return 0
-    if command in ("--version", "-V", "version"):
+    if word in ("--version", "-V", "version"):
         print(f"setpoint {__version__}")
         return 0
-    runs = {
-        "serve": _serve,
-        "batch": _batch,
-        "chat": _chat,
-        "set": _set,
-        "doctor": _doctor,
-        "top": _top,
-        "replay": _replay,
-        "console": _console,
-    }
-    if command in runs:
-        return runs[command](arguments[1:])
-    if not command:
-        raise ConfigError("a command is missing; see 'setpoint --help'.")
-    raise ConfigError(
-        f"unknown command {command!r}.{_nearest(command, [*runs, 'bench'])} See 'setpoint --help'."
-    )
+    from setpoint.config.commands import COMMANDS
+
+    name, rest = word, arguments[1:]
+    group = [each for each in COMMANDS if each.startswith(f"{word} ")]
+    if group:
+        if not rest or rest[0] in ("--help", "-h"):
+            print(_usage(of=word), end="")
+            return 0
+        name, rest = f"{word} {rest[0]}", rest[1:]
+    if name not in COMMANDS:
+        known = group or [each.partition(" ")[0] for each in COMMANDS]
+        see = f"setpoint {word} --help" if group else "setpoint --help"
+        raise ConfigError(f"unknown command {name!r}.{_nearest(name, known)} See {see!r}.")
+    return _RUNS[name](*_read(name, rest))
 
 
 def _nearest(word: str, commands: Iterable[str]) -> str:
@@ -116,101 +111,92 @@ def _read(command: str, arguments: list[str]) -> tuple[CommandLine, EnvSettings]
     return parse(COMMANDS[command], arguments), read_environment(os.environ)
 
 
-def _serve(arguments: list[str]) -> int:
-    line, env = _read("serve", arguments)
+_Run = Callable[["CommandLine", "EnvSettings"], int]
+_RUNS: dict[str, _Run] = {}
+"""Name of a command -> what runs it. ``config.commands`` has everything else about it."""
+
+
+def _runs(name: str) -> Callable[[_Run], _Run]:
+    """Register the decorated function as what runs the command of this name."""
+
+    def register(run: _Run) -> _Run:
+        return _RUNS.setdefault(name, run)
+
+    return register
+
+
+@_runs("serve")
+def _serve(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.launch.server import serve
 
     return serve(line.options, env, given=line.given)
 
 
-def _batch(arguments: list[str]) -> int:
-    line, env = _read("batch", arguments)
+@_runs("batch")
+def _batch(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.commands.batch_command import run_batch
 
     return run_batch(line.own, line.options, env, given=line.given)
 
 
-def _chat(arguments: list[str]) -> int:
-    line, env = _read("chat", arguments)
+@_runs("chat")
+def _chat(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.commands.chat_command import chat
 
     return chat(line, env, api_key=os.environ.get("OPENAI_API_KEY"))
 
 
-def _replay(arguments: list[str]) -> int:
-    line, _ = _read("replay", arguments)
+@_runs("replay")
+def _replay(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.commands.replay_command import replay
 
     return replay(line.own)
 
 
-def _doctor(arguments: list[str]) -> int:
-    line, _ = _read("doctor", arguments)
+@_runs("doctor")
+def _doctor(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.commands.doctor_command import doctor
 
     return doctor(line.own)
 
 
-def _set(arguments: list[str]) -> int:
-    line, _ = _read("set", arguments)
+@_runs("set")
+def _set(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.commands.set_command import set_options
 
     return set_options(line.own, api_key=os.environ.get("OPENAI_API_KEY"))
 
 
-def _top(arguments: list[str]) -> int:
-    line, _ = _read("top", arguments)
+@_runs("top")
+def _top(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.commands.top_command import top
 
     return top(line.own, api_key=os.environ.get("OPENAI_API_KEY"))
 
 
-def _console(arguments: list[str]) -> int:
-    line, _ = _read("console", arguments)
+@_runs("console")
+def _console(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.commands.console_command import console
 
     return console(line.own)
 
 
-def _bench(arguments: list[str]) -> int:
-    runs = {
-        "serving": _bench_serving,
-        "offline": _bench_offline,
-        "one-batch": _bench_one_batch,
-        "quality": _bench_quality,
-    }
-    which = arguments[0] if arguments else ""
-    if which in runs:
-        return runs[which](arguments[1:])
-    if which in ("--help", "-h"):
-        print(_usage(of="bench"), end="")
-        return 0
-    if not which:
-        raise ConfigError(
-            f"'setpoint bench' needs one of: {', '.join(runs)}. See 'setpoint bench --help'."
-        )
-    raise ConfigError(
-        f"unknown benchmark {which!r}.{_nearest(which, runs)} 'setpoint bench' has:"
-        f" {', '.join(runs)}."
-    )
-
-
-def _bench_serving(arguments: list[str]) -> int:
-    line, _ = _read("bench serving", arguments)
+@_runs("bench serving")
+def _bench_serving(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.bench.serving import bench_serving
 
     return bench_serving(line.own, api_key=os.environ.get("OPENAI_API_KEY"))
 
 
-def _bench_offline(arguments: list[str]) -> int:
-    line, env = _read("bench offline", arguments)
+@_runs("bench offline")
+def _bench_offline(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.bench.engines.offline_throughput import bench_offline
 
     return bench_offline(line, env)
 
 
-def _bench_one_batch(arguments: list[str]) -> int:
-    line, env = _read("bench one-batch", arguments)
+@_runs("bench one-batch")
+def _bench_one_batch(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.bench.engines.bare import bare_engine
     from setpoint.bench.engines.engine_turns import engine_turns
     from setpoint.bench.one_batch import bench_one_batch
@@ -222,8 +208,8 @@ def _bench_one_batch(arguments: list[str]) -> int:
     )
 
 
-def _bench_quality(arguments: list[str]) -> int:
-    line, env = _read("bench quality", arguments)
+@_runs("bench quality")
+def _bench_quality(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.bench.engines.quality import bench_quality
 
     return bench_quality(line, env)

@@ -18,9 +18,9 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from setpoint.checkpoint import source
+from setpoint.checkpoint.description import read_description
 from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.gguf_file import GGUFFile
-from setpoint.checkpoint.safetensors_file import read_headers
 from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
@@ -95,7 +95,10 @@ def test_the_converted_model_knows_the_capital_of_france(folder: Path, hf_tokeni
     assert hf_tokenizer.decode(output[0]) == "The capital of France is Paris."
     spec = read_spec(folder)
     assert spec.num_parameters == model.num_parameters() == 134_515_008
-    assert sum(tensor.num_bytes for tensor in read_headers(folder)) == 2 * spec.num_parameters
+    assert (
+        sum(tensor.num_bytes for tensor in read_description(folder).tensors)
+        == 2 * spec.num_parameters
+    )
     assert spec.eos_token_ids == tuple(model.generation_config.eos_token_id)
 
 

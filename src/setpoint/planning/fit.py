@@ -72,10 +72,13 @@ def _least_weights(model: MemoryModel, *, is_stored: bool) -> int:
     least = replace(model, head_copied=False).weights()
     if is_stored:
         return least
-    # Computed with three matrices in each MLP; a family without gates has two.
-    gates = spec.num_layers * spec.hidden_size * spec.intermediate_size
+    # Computed with three matrices in each MLP; a family without gates has two. And some families
+    # tie the head to the embeddings without a word in their configs.
+    doubtful = spec.num_layers * spec.hidden_size * spec.intermediate_size
+    if not spec.tie_embeddings and "tie_word_embeddings" not in spec.config:
+        doubtful += spec.vocab_size * spec.hidden_size
     width = 1 if model.quantization == "w8a8_int8" else model.dtype_bytes
-    return max(least - gates * width, 0)
+    return max(least - doubtful * width, 0)
 
 
 def _least_kv(model: MemoryModel) -> int:

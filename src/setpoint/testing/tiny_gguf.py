@@ -7,6 +7,7 @@ originals.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,9 +52,8 @@ class TinyLlama:
     context_len: int = 256
     tie: bool = True
 
-    def weights(self, seed: int = 0) -> dict[str, Array]:
-        """Random float32 weights by Hugging Face name, shaped [out, in]."""
-        rng = np.random.default_rng(seed)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape [out, in] of every tensor by its Hugging Face name."""
         kv = self.hidden_size // self.num_heads * self.num_kv_heads
         hidden, inner = self.hidden_size, self.intermediate_size
         shapes: dict[str, tuple[int, ...]] = {
@@ -75,8 +75,14 @@ class TinyLlama:
             shapes |= {
                 f"model.layers.{layer}.{name}.weight": shape for name, shape in block.items()
             }
+        return shapes
+
+    def weights(self, seed: int = 0) -> dict[str, Array]:
+        """Random float32 weights."""
+        rng = np.random.default_rng(seed)
         return {
-            name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()
+            name: rng.normal(0, 0.1, shape).astype(np.float32)
+            for name, shape in self.shapes().items()
         }
 
 
@@ -89,17 +95,21 @@ def gguf_tensors(model: TinyLlama, weights: dict[str, Array]) -> dict[str, Array
     """The same weights under GGUF's names and in GGUF's row order."""
     result = {}
     for name, weight in weights.items():
-        stem = name.removesuffix(".weight")
-        if stem in TOP_NAMES:
-            result[f"{TOP_NAMES[stem]}.weight"] = weight
-            continue
-        _, _, layer, part = stem.split(".", 3)
-        if part.endswith(("q_proj", "k_proj")):
-            weight = permuted(
-                weight, model.num_heads if part.endswith("q_proj") else model.num_kv_heads
-            )
-        result[f"blk.{layer}.{BLOCK_NAMES[part]}.weight"] = weight
+        if name.endswith("q_proj.weight"):
+            weight = permuted(weight, model.num_heads)
+        elif name.endswith("k_proj.weight"):
+            weight = permuted(weight, model.num_kv_heads)
+        result[gguf_name(name)] = weight
     return result
+
+
+def gguf_name(name: str) -> str:
+    """GGUF's name for a tensor with this Hugging Face name."""
+    stem = name.removesuffix(".weight")
+    if stem in TOP_NAMES:
+        return f"{TOP_NAMES[stem]}.weight"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{BLOCK_NAMES[part]}.weight"
 
 
 def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType, seed: int = 0) -> Array:
@@ -158,16 +168,7 @@ def write(
 ) -> Path:
     """Write a GGUF file, with matrices as ``kind`` and vectors as F32; returns its path. raw:
     tensors that are replaced by bytes of the given type."""
-    writer = gguf.GGUFWriter(path, arch)
-    add: dict[type, Callable[[str, Any], None]] = {
-        bool: writer.add_bool,
-        int: writer.add_uint32,
-        float: writer.add_float32,
-        str: writer.add_string,
-        list: writer.add_array,
-    }
-    for key, value in keys.items():
-        add[type(value)](key, value)
+    writer = _writer(path, arch, keys)
     for name, tensor in tensors.items():
         if raw and name in raw:
             writer.add_tensor(name, raw[name][0], raw_dtype=raw[name][1])
@@ -180,3 +181,35 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_header(path: Path, model: TinyLlama) -> Path:
+    """Write the header of a GGUF file in float16, and a hole instead of the weights; so a model of
+    any size takes no room on the disk. Returns the file's path."""
+    writer = _writer(path, "llama", metadata(model))
+    num_bytes = 0
+    for name, shape in model.shapes().items():
+        dtype = np.dtype(np.float16 if len(shape) > 1 else np.float32)
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        writer.add_tensor_info(gguf_name(name), shape, dtype, size)
+        num_bytes += size + 32  # a tensor begins at a multiple of 32 bytes
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    os.truncate(path, path.stat().st_size + num_bytes)
+    return path
+
+
+def _writer(path: Path, arch: str, keys: dict[str, Any]) -> gguf.GGUFWriter:
+    writer = gguf.GGUFWriter(path, arch)
+    add: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for key, value in keys.items():
+        add[type(value)](key, value)
+    return writer
