@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 from collections.abc import Callable
@@ -50,6 +51,29 @@ def test_a_request_is_two_lines_of_json(
     assert ("sampling_params" in finished["obj"]) == (level >= 1)
     assert finished["out"]["meta_info"]["completion_tokens"] == 3
     assert ("text" in finished["out"]) == (level >= 2)
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_the_line_of_an_end_says_where_the_time_went(
+    serve: Serve, caplog: pytest.LogCaptureFixture, form: str
+) -> None:
+    caplog.set_level("INFO")
+
+    async def scenario(server: Any) -> None:
+        await server.generate(text="abc", sampling_params={"max_new_tokens": 3})
+
+    settings = {"log_requests": True, "log_requests_level": 0, "log_requests_format": form}
+    serve(scenario, FakeEngine(num_cached=1), **settings)
+    if form == "json":
+        meta = events(caplog)[-1]["out"]["meta_info"]
+    else:
+        (line,) = (line for line in caplog.messages if line.startswith("Finish: "))
+        meta = ast.literal_eval(line.partition(", out=")[2])["meta_info"]
+    assert (meta["prompt_tokens"], meta["cached_tokens"], meta["completion_tokens"]) == (3, 1, 3)
+    assert meta["finish_reason"]["type"] == "length"
+    assert meta["num_retractions"] == 0
+    assert meta["queue_time"] == 0.25
+    assert 0 < meta["first_token_latency"] <= meta["e2e_latency"]
 
 
 @pytest.mark.parametrize(

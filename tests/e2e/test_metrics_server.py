@@ -43,7 +43,7 @@ def test_a_real_server_shows_its_work(tiny_model: Path, tmp_path: Path) -> None:
     ids = {answer["meta_info"]["id"] for answer in answers}
     lines = [json.loads(line) for line in server.errors.splitlines() if line.startswith("{")]
     assert [line["event"] for line in lines] == ["request.received", *["request.finished"] * 2]
-    assert sum("Req Time Stats(rid=" in line for line in server.messages) == 2
+    assert sum("ReqTimeStats(rid=" in line for line in server.messages) == 2
     (file,) = (tmp_path / "out").iterdir()
     assert {json.loads(line)["id"] for line in file.read_text().splitlines()} == ids
     # Sent at the latest when the server ends.

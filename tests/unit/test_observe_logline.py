@@ -155,6 +155,7 @@ def test_a_line_for_the_times_of_each_request(caplog: pytest.LogCaptureFixture) 
         num_prompt=9,
         num_cached=4,
         num_outputs=3,
+        num_retractions=1,
         accepted_at=10.0,
         admitted_at=10.5,
         first_token_at=11.0,
@@ -166,8 +167,8 @@ def test_a_line_for_the_times_of_each_request(caplog: pytest.LogCaptureFixture) 
     lines.on(done)
     lines.on(RequestDone(seq_id=2, rid="r", finish=Finish("abort"), num_prompt=9, ended_at=1.0))
     assert caplog.messages == [
-        "Req Time Stats(rid=r\\n1, input len=9, cached input len=4, output len=3, type=unified):"
-        " queue_duration=500.00ms, forward_duration=1500.00ms, start_time=10.000"
+        "ReqTimeStats(rid=r\\n1, input_len=9, cached_input_len=4, output_len=3, attempts=2,"
+        " type=unified): queue_duration=500.00ms, forward_duration=1500.00ms"
     ]
 
 

@@ -245,15 +245,15 @@ def _request_times(done: RequestDone) -> None:
     if done.accepted_at is None or done.admitted_at is None:
         return
     logger.info(
-        "Req Time Stats(rid=%s, input len=%d, cached input len=%d, output len=%d, type=unified):"
-        " queue_duration=%.2fms, forward_duration=%.2fms, start_time=%.3f",
+        "ReqTimeStats(rid=%s, input_len=%d, cached_input_len=%d, output_len=%d, attempts=%d,"
+        " type=unified): queue_duration=%.2fms, forward_duration=%.2fms",
         excerpt(done.rid),
         done.num_prompt,
         done.num_cached,
         done.num_outputs,
+        done.num_retractions + 1,
         (done.admitted_at - done.accepted_at) * 1e3,
         (done.ended_at - done.admitted_at) * 1e3,
-        done.accepted_at,
     )
 
 

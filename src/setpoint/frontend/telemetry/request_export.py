@@ -15,7 +15,6 @@ import msgspec
 from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.frontend.telemetry.measured_sequence import MeasuredSequence
 from setpoint.frontend.telemetry.request_log import summary
-from setpoint.frontend.telemetry.timings import timings_of
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +60,6 @@ class RequestExport:
         line = {
             "request_parameters": json.dumps(parameters),
             **summary(output),
-            "num_retractions": output.num_retractions,
-            **timings_of(output),
         }
         if self._num_waiting >= MAX_WAITING:
             self._book.lost_exports += 1

@@ -13,6 +13,7 @@ import msgspec
 from setpoint.core.excerpt import IS_JSON
 from setpoint.core.request import Request
 from setpoint.frontend.telemetry.measured_sequence import MeasuredSequence
+from setpoint.frontend.telemetry.timings import timings_of
 
 logger = logging.getLogger(__name__)
 
@@ -92,12 +93,15 @@ class RequestLog:
 
 
 def summary(output: MeasuredSequence) -> dict[str, Any]:
-    """What a sequence was and how it ended, in SGLang's words, without its content."""
+    """What a sequence was, how it ended and where its time went, in SGLang's words, without its
+    content."""
     return {
         "id": output.rid,
         "finish_reason": None if output.finish is None else msgspec.to_builtins(output.finish),
         "prompt_tokens": output.num_prompt,
         "completion_tokens": output.num_outputs,
         "cached_tokens": output.num_cached,
+        "num_retractions": output.num_retractions,
         "e2e_latency": output.e2e_s,
+        **timings_of(output),
     }
