@@ -80,7 +80,7 @@ def test_every_line_gets_one_record_in_openais_format(serve: Serve, tmp_path: Pa
     assert by_line[7]["response"]["body"]["object"] == "error"
     assert "stream must not be true" in by_line[8]["error"]["message"]
     assert "suffix is not supported" in by_line[9]["error"]["message"]
-    assert by_line[11]["response"]["body"]["type"] == "Bad Request"
+    assert by_line[11]["response"]["body"]["type"] == "invalid_request_error"
 
 
 def test_embeddings(serve: Serve, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi import APIRouter, Request, Response
 
-from setpoint.core.errors import RequestError
+from setpoint.core.errors import RequestError, err_type_of
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.dialects import DIALECTS
@@ -43,7 +43,10 @@ class Letters(Dialect):
         add_route(self.router, LETTERS, self.create, "POST")
 
     def error_body(self, refusal: Refusal) -> Any:
-        return {"type": "error", "error": {"type": refusal.kind, "message": refusal.message}}
+        return {
+            "type": "error",
+            "error": {"type": err_type_of(refusal.status_code), "message": refusal.message},
+        }
 
     def stream_end(self, refusal: Refusal | None) -> bytes:
         if refusal is None:

@@ -128,7 +128,7 @@ def test_the_two_kinds_of_server_refuse_each_others_work(serve: Serve) -> None:
             ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
         ):
             answer = await server.http.post(f"/v1/{route}", json=body)
-            assert (answer.status_code, answer.json()["type"]) == (400, "BadRequestError")
+            assert (answer.status_code, answer.json()["type"]) == (400, "invalid_request_error")
             assert "--is-embedding" in answer.json()["message"]
         assert (await server.http.get("/health_generate")).status_code == 200
 

@@ -275,7 +275,7 @@ def test_aborts_with_a_status_become_that_status(serve: Serve) -> None:
         response = await server.http.post("/generate", json={"text": "x"})
         error = {
             "message": "The request queue is full.",
-            "type": "SERVICE_UNAVAILABLE",
+            "type": "ServiceUnavailableError",
             "param": None,
             "code": 503,
         }

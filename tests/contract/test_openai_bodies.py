@@ -181,7 +181,8 @@ def test_what_cannot_be_honoured_is_a_400(serve: Serve, field: str, value: Any) 
         response = await server.http.post(CHAT, json={"messages": HI, field: value})
         assert response.status_code == 400, response.text
         error = response.json()
-        assert (error["object"], error["type"], error["code"]) == ("error", "BadRequestError", 400)
+        assert (error["object"], error["code"]) == ("error", 400)
+        assert error["type"] == "invalid_request_error"
         with pytest.raises(openai.BadRequestError, match=re.escape(error["message"])):
             await server.openai.chat.completions.create(
                 model="m", messages=HI, extra_body={field: value}
@@ -232,9 +233,11 @@ def test_what_clients_send_without_effect_is_accepted_and_told_if_it_asks_for_mo
         for body in (hints, {**hints, **told}):
             response = await server.http.post(CHAT, json={"messages": HI, **body})
             assert response.status_code == 200, response.text
-            warnings = response.json()["metadata"].get("warnings", "")
+            warnings = response.json()["metadata"].get("warnings", [])
             for key in told:
-                assert (f"{key} has no effect" in warnings) == (body is not hints)
+                assert any(f"{key} has no effect" in each for each in warnings) == (
+                    body is not hints
+                )
         for key in ("service_tier", "verbosity", "reasoning_effort"):
             response = await server.http.post(CHAT, json={"messages": HI, key: "huge"})
             assert (response.status_code, response.json()["param"]) == (400, key)

@@ -109,20 +109,20 @@ def test_the_death_of_the_engine_ends_everything(serve: Serve) -> None:
         native, chat, chat_stream, native_stream = await asyncio.gather(*waiting)
         assert (native.status_code, native.json()["type"], native.json()["message"]) == (
             503,
-            "SERVICE_UNAVAILABLE",
+            "ServiceUnavailableError",
             "exit code -9",
         )
         assert (chat.status_code, chat.json()["code"], chat.json()["object"]) == (503, 503, "error")
         error = json.loads(chat_stream.text.strip().split("\n\n")[-2].removeprefix("data: "))[
             "error"
         ]
-        assert (error["code"], error["type"]) == (503, "SERVICE_UNAVAILABLE")
+        assert (error["code"], error["type"]) == (503, "server_error")
         error = json.loads(native_stream.text.strip().split("\n\n")[-2].removeprefix("data: "))[
             "error"
         ]
         assert error == {
             "message": "exit code -9",
-            "type": "SERVICE_UNAVAILABLE",
+            "type": "ServiceUnavailableError",
             "param": None,
             "code": 503,
         }

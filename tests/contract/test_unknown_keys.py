@@ -156,13 +156,13 @@ def test_openai_answers_tell_in_their_metadata(
         for route, content in ((CHAT, {"messages": HI}), ("/v1/completions", {"prompt": "a"})):
             given = {**content, "max_tokens": 3, **body}
             answer = (await server.http.post(route, json=given)).json()
-            assert (answer["metadata"]["warnings"], answer["model"]) == (warning, "org/tiny")
+            assert (answer["metadata"]["warnings"], answer["model"]) == ([warning], "org/tiny")
             stream = (await server.http.post(route, json={**given, "stream": True})).text
             first, *others, _ = [
                 json.loads(line.removeprefix("data: "))
                 for line in stream.strip().split("\n\n")[:-1]
             ]
-            assert first["metadata"]["warnings"] == warning
+            assert first["metadata"]["warnings"] == [warning]
             assert all("metadata" not in other for other in others)
 
     serve(scenario)
@@ -177,7 +177,7 @@ def test_nested_keys_count_too(serve: Serve) -> None:
             "stream_options": {"include_usages": True},
         }
         first = (await server.http.post(CHAT, json=body)).text.split("\n\n")[0]
-        warning = json.loads(first.removeprefix("data: "))["metadata"]["warnings"]
+        (warning,) = json.loads(first.removeprefix("data: "))["metadata"]["warnings"]
         assert warning.startswith("The key 'stream_options.include_usages' is unknown")
         assert "'stream_options.include_usage'" in warning
 

@@ -134,9 +134,7 @@ def test_the_output_is_the_journal_in_columns(tmp_path: Path) -> None:
     entries = [Entry(number=number, num_bytes=1, custom_id=str(number)) for number in (1, 2, 3)]
     made = [
         record.answer_record(SURVEY.digest, entries[1], {"id": "r", "text": "é"}),
-        record.refusal_record(
-            SURVEY.digest, entries[0], "No.", status_code=400, err_type="BadRequestError"
-        ),
+        record.refusal_record(SURVEY.digest, entries[0], "No.", status_code=400),
     ]
     tally = Tally(2)
     for one in made:

@@ -84,13 +84,11 @@ def failure_record(digest: str, entry: Entry, problem: Problem) -> Record:
     )
 
 
-def refusal_record(
-    digest: str, entry: Entry, message: str, *, status_code: int, err_type: str
-) -> Record:
+def refusal_record(digest: str, entry: Entry, message: str, *, status_code: int) -> Record:
     """The record of a request that was sent and refused. Its response is what a server would have
     answered."""
     own_id = record_id(digest, entry.number)
-    body = error_body(Refusal(message=message, status_code=status_code, err_type=err_type))
+    body = error_body(Refusal(message=message, status_code=status_code))
     error = Error(f"status_{status_code}", message, entry.number)
     return Record(own_id, entry.custom_id, Response(status_code, own_id, body), error)
 

@@ -155,9 +155,7 @@ class BatchRun:
             except RequestError as error:
                 wait_s = next(patience, None) if error.status_code == UNAVAILABLE else None
                 if wait_s is None:
-                    return self._refusal_record(
-                        entry, error.message, status_code=error.status_code, err_type=error.err_type
-                    )
+                    return self._refusal_record(entry, error.message, status_code=error.status_code)
             except SetpointError:
                 raise
             except Exception:
@@ -165,19 +163,11 @@ class BatchRun:
                 # their answers.
                 logger.exception("An internal error occurred at line %d.", entry.number)
                 message = "Internal error; the log has the details."
-                return self._refusal_record(
-                    entry, message, status_code=500, err_type="InternalServerError"
-                )
+                return self._refusal_record(entry, message, status_code=500)
             await asyncio.sleep(wait_s)
 
-    def _refusal_record(
-        self, entry: Entry, message: str, *, status_code: int, err_type: str
-    ) -> EncodedRecord:
-        return _encode(
-            record.refusal_record(
-                self._digest, entry, message, status_code=status_code, err_type=err_type
-            )
-        )
+    def _refusal_record(self, entry: Entry, message: str, *, status_code: int) -> EncodedRecord:
+        return _encode(record.refusal_record(self._digest, entry, message, status_code=status_code))
 
     async def _answer_record(self, api: Api, entry: Entry) -> EncodedRecord:
         """The record of the reply to an entry's request. Raises RequestError, EngineDeadError."""

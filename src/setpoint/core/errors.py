@@ -32,11 +32,30 @@ class SourceError(SetpointError):
     not about an engine. Ends the command with exit code 2."""
 
 
+ERR_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    409: "ConflictError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
+"""HTTP status -> ``err_type``: the names that SGLang and the exceptions of OpenAI's Python client
+have."""
+
+
+def err_type_of(status_code: int) -> str:
+    """The name of the kind of error; one without a name is called like 400 or 500."""
+    return ERR_TYPES.get(status_code) or ERR_TYPES[400 if status_code < 500 else 500]
+
+
 class RequestError(SetpointError):
     """A request that is refused or aborted; the server keeps running.
 
-    status_code: the HTTP status; err_type: SGLang's ``err_type``, e.g. "BadRequestError";
-    retry_after_s: when to try again, if that is known.
+    status_code: the HTTP status; retry_after_s: when to try again, if that is known.
     """
 
     def __init__(
@@ -44,14 +63,17 @@ class RequestError(SetpointError):
         message: str,
         *,
         status_code: int = 400,
-        err_type: str = "BadRequestError",
         retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.status_code = status_code
-        self.err_type = err_type
         self.retry_after_s = retry_after_s
+
+    @property
+    def err_type(self) -> str:
+        """SGLang's name of the kind of error."""
+        return err_type_of(self.status_code)
 
 
 class ContextLengthError(RequestError):

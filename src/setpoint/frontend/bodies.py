@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,11 +24,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class InvalidBodyError(RequestError):
-    """A body that is not JSON, or not of the route's type. As in SGLang, the error type is the name
-    of the status."""
-
-    def __init__(self, message: str, *, status_code: int = 400) -> None:
-        super().__init__(message, status_code=status_code, err_type=HTTPStatus(status_code).phrase)
+    """A body that is not JSON, or not of the route's type."""
 
 
 def decode_object(data: bytes) -> dict[str, Any]:

@@ -33,6 +33,5 @@ class Drain:
             raise RequestError(
                 REFUSED,
                 status_code=503,
-                err_type=UNAVAILABLE,
                 retry_after_s=RETRY_AFTER_S,
             )

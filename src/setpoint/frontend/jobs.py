@@ -318,7 +318,6 @@ class Job:
         raise RequestError(
             message,
             status_code=finish.status_code,
-            err_type=finish.err_type or ("BadRequestError" if finish.status_code == 400 else ""),
         )
 
     def _stop(self) -> None:
@@ -348,9 +347,7 @@ def _fed(output: SequenceOutput, event: TokenEvent) -> Piece:
     try:
         return output.feed(event)
     except Exception as error:
-        raise RequestError(
-            log_failure("making its text", error), status_code=500, err_type="InternalServerError"
-        ) from error
+        raise RequestError(log_failure("making its text", error), status_code=500) from error
 
 
 def _size(block: LogprobBlock) -> int:

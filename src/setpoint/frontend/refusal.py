@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from http import HTTPStatus
 
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.messages import Finish
@@ -14,18 +13,12 @@ class Refusal:
     message: str
     status_code: int
     """The HTTP status."""
-    err_type: str = ""
-    """The name of the kind of error; "" for the name of the status."""
     param: str | None = None
     """The field of the body or the part of the path that is wrong."""
     code: str | None = None
     """The API's own code for the error, if it has one."""
     retry_after_s: int | None = None
     """When to try again, if that is known."""
-
-    @property
-    def kind(self) -> str:
-        return self.err_type or HTTPStatus(self.status_code).name
 
 
 def refusal_of(error: SetpointError) -> Refusal:
@@ -34,10 +27,9 @@ def refusal_of(error: SetpointError) -> Refusal:
         return Refusal(
             message=error.message,
             status_code=error.status_code,
-            err_type=error.err_type,
             retry_after_s=error.retry_after_s,
         )
-    return Refusal(message=str(error), status_code=503, err_type="SERVICE_UNAVAILABLE")
+    return Refusal(message=str(error), status_code=503)
 
 
 def error_of_abort(finish: Finish) -> RequestError:
@@ -46,4 +38,4 @@ def error_of_abort(finish: Finish) -> RequestError:
     message = finish.message or "The request was aborted."
     if finish.err_type is None:
         return RequestError(message)
-    return RequestError(message, status_code=503, err_type=finish.err_type)
+    return RequestError(message, status_code=503)

@@ -194,7 +194,6 @@ class Sessions:
                     f"{MAX_SESSIONS} sessions are already open, the limit of this server; close"
                     " some (/close_session).",
                     status_code=503,
-                    err_type="ServiceUnavailableError",
                 )
             limit = IDLE_S if timeout_s is None else timeout_s
             self._sessions[session_id] = _Session(capacity, limit, self._now())
@@ -226,7 +225,6 @@ class Sessions:
                     f"The request {excerpt(turn.rid)} does not end, because its client does not"
                     " read its answer; try again.",
                     status_code=503,
-                    err_type="ServiceUnavailableError",
                 ) from None
 
     def goes_on(self, params: SessionParams) -> bool:
@@ -264,7 +262,6 @@ class Sessions:
                     "The sessions of this server take too much memory; close some"
                     " (/close_session).",
                     status_code=503,
-                    err_type="ServiceUnavailableError",
                 )
             session.turns.add(turn)
             return turn

@@ -233,8 +233,7 @@ class EngineLine:
         finally:
             del self._calls[call.id]
         if isinstance(found, Refused):
-            kind = "BadRequestError" if found.status_code == 400 else "InternalServerError"
-            raise RequestError(found.error, status_code=found.status_code, err_type=kind)
+            raise RequestError(found.error, status_code=found.status_code)
         assert isinstance(found, answer), f"{type(call).__name__} was answered by {found!r}"
         return found
 

@@ -91,7 +91,6 @@ class LaunchedCheckpoints:
                 " server with"
                 " --update-weights-folder FOLDER to allow others.",
                 status_code=403,
-                err_type="Forbidden",
             )
         check_path(model_path, "model_path")
         try:
@@ -103,7 +102,6 @@ class LaunchedCheckpoints:
             raise RequestError(
                 "model_path must be a folder below the folder of --update-weights-folder.",
                 status_code=403,
-                err_type="Forbidden",
             )
         if not folder.is_dir():
             raise RequestError(f"model_path: the folder {excerpt(model_path)!r} does not exist.")

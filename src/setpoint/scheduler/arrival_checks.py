@@ -39,7 +39,7 @@ def new_sequence(
         and settings.priority is None
         and settings.refuse_priority
     ):
-        raise RequestError(PRIORITY_DISABLED, status_code=503, err_type="ServiceUnavailableError")
+        raise RequestError(PRIORITY_DISABLED, status_code=503)
     prompt = request.prompt()
     num_input = len(prompt)
     if num_input == 0:

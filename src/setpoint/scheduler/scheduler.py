@@ -104,7 +104,7 @@ class Scheduler:
         state = self.state
         needs = state.preparing.is_needed(seq)
         if needs and len(state.preparing) >= self.config.max_preparing_requests:
-            raise RequestError(TOO_MANY_PREPARING, status_code=503, err_type=UNAVAILABLE)
+            raise RequestError(TOO_MANY_PREPARING, status_code=503)
         self._make_room(seq)
         seq.accepted_at = state.now
         if needs:
@@ -179,7 +179,7 @@ class Scheduler:
         )
         worst = max(fresh, key=lambda other: (-other.urgency, other.seq_id), default=seq)
         if worst.urgency >= seq.urgency:
-            raise RequestError("The request queue is full.", status_code=503, err_type=UNAVAILABLE)
+            raise RequestError("The request queue is full.", status_code=503)
         self._drop(worst, "The request is aborted by a higher priority request.")
 
     def _drop(self, seq: Sequence, why: str, outcome: Outcome = "aborted") -> None:

@@ -49,7 +49,7 @@ class LocalOnlyMiddleware:
             f"{reason} This server listens on this machine only and has no API key, so it answers"
             " this machine only; see --api-key."
         )
-        refusal = Refusal(message=message, status_code=403, err_type="Forbidden")
+        refusal = Refusal(message=message, status_code=403)
         await error_response(self._dialects, scope, refusal)(scope, receive, send)
 
     def _reason(self, scope: Scope) -> str | None:

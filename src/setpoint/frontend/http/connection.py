@@ -195,7 +195,7 @@ class Connection(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        refusal = Refusal(message=message, status_code=status_code, err_type="Bad Request")
+        refusal = Refusal(message=message, status_code=status_code)
         # Its path may not have arrived yet, or may have an invalid encoding.
         path = self.url.partition(b"?")[0].decode("latin-1")
         body = msgspec.json.encode(self._dialects.error_body(path, refusal))

@@ -70,7 +70,6 @@ class ErrorHandlers:
         refusal = Refusal(
             message=self._advice.on(request, error.status_code, hint=hint) or str(error.detail),
             status_code=error.status_code,
-            err_type=str(error.status_code),
         )
         response = self._respond(request, refusal)
         response.headers.update(error.headers or {})
@@ -81,9 +80,7 @@ class ErrorHandlers:
         message = "; ".join(
             f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
         )
-        return self._respond(
-            request, Refusal(message=message, status_code=400, err_type="Bad Request")
-        )
+        return self._respond(request, Refusal(message=message, status_code=400))
 
     async def _on_client_gone(self, request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -95,6 +92,5 @@ class ErrorHandlers:
             Refusal(
                 message="Internal server error; the server's log has the details.",
                 status_code=500,
-                err_type="InternalServerError",
             ),
         )

@@ -109,7 +109,6 @@ class BatchBook:
             raise RequestError(
                 f"There is no batch {excerpt(batch_id, 64)!r}.",
                 status_code=404,
-                err_type="invalid_request_error",
             )
         return batch
 
@@ -199,7 +198,6 @@ class BatchBook:
                 f"{MAX_BATCHES} batches already wait or run, the limit of this server; retry"
                 " later.",
                 status_code=429,
-                err_type="TooManyRequests",
             )
         del self._batches[oldest.id]
         self._documents.remove(KIND, oldest.id)

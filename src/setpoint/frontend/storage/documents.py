@@ -117,7 +117,6 @@ def cannot_store(why: str) -> RequestError:
     return RequestError(
         f"The server cannot write to its storage: {why}.",
         status_code=507,
-        err_type="InsufficientStorage",
     )
 
 

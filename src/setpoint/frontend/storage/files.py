@@ -88,7 +88,6 @@ class FileStore:
             raise RequestError(
                 f"There is no file {excerpt(file_id, 64)!r}.",
                 status_code=404,
-                err_type="invalid_request_error",
             )
         return file
 
@@ -206,7 +205,6 @@ class Upload:
             raise RequestError(
                 f"A file may have at most {self._max_bytes} bytes.",
                 status_code=413,
-                err_type="RequestEntityTooLarge",
             )
         self._store.add_bytes(len(data), is_limited=self._max_bytes is not None)
         self.num_bytes += len(data)

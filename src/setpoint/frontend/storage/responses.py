@@ -79,7 +79,6 @@ class ResponseStore:
             raise RequestError(
                 f"Invalid {name!r}: {excerpt(response_id, 64)!r}. The id of a response begins with"
                 f" {ID_PREFIX!r}.",
-                err_type="invalid_request_error",
             )
         with self._lock:
             found = self._kept.get(response_id)
@@ -90,7 +89,6 @@ class ResponseStore:
                     " dropped because"
                     " newer ones needed its space.",
                     status_code=404,
-                    err_type="invalid_request_error",
                 )
             self._kept.move_to_end(response_id)
             return found[0]

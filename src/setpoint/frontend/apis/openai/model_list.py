@@ -35,7 +35,6 @@ class ModelRoutes:
         refusal = Refusal(
             message=f"The model {model_id!r} does not exist.",
             status_code=404,
-            err_type="invalid_request_error",
             param="model",
             code="model_not_found",
         )

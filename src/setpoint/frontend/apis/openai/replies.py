@@ -56,8 +56,7 @@ class Reply:
         self._reasoning_tokens = reasoning_tokens
         self._metadata: dict[str, Any] = {"weight_version": config.weight_version}
         if warnings := [*warnings, *body.other_model(config.served_model_name)]:
-            # One string: OpenAI's clients declare metadata as a map from strings to strings.
-            self._metadata["warnings"] = " ".join(warnings)
+            self._metadata["warnings"] = warnings
 
     def complete(
         self,

@@ -71,7 +71,6 @@ def _refusing(path: str, what: str) -> Callable[[], Awaitable[Response]]:
         raise RequestError(
             f"{path} is not supported by this server yet. It lacks {what}.",
             status_code=501,
-            err_type="NotImplementedError",
         )
 
     return refuse

@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import APIRouter
 
 from setpoint.frontend.apis.openai.openai_dialect import OpenAIDialect
-from setpoint.frontend.apis.openai.openai_errors import error_body, stream_end
 from setpoint.frontend.apis.sglang.admin import FLUSH_ROUTE, AdminRoutes
 from setpoint.frontend.apis.sglang.controls import ControlBodies, ControlRoutes
 from setpoint.frontend.apis.sglang.doctor_route import DoctorRoutes
@@ -19,6 +18,7 @@ from setpoint.frontend.apis.sglang.missing import install_missing
 from setpoint.frontend.apis.sglang.parsing import ParsingRoutes
 from setpoint.frontend.apis.sglang.profiles import FREEZE, START, STOP, ProfileRoutes
 from setpoint.frontend.apis.sglang.session_routes import SessionRoutes
+from setpoint.frontend.apis.sglang.sglang_errors import error_body, stream_end
 from setpoint.frontend.apis.sglang.sglang_routes import NativeRoutes
 from setpoint.frontend.apis.sglang.tokenization import TokenizationRoutes
 from setpoint.frontend.apis.sglang.weights import WeightRoutes

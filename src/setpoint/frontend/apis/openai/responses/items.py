@@ -206,7 +206,6 @@ def _referred(item_id: Any, where: str, find: Callable[[str], Item | None]) -> I
             f"{where}.id: this server stores no response with the output item"
             f" {excerpt(item_id, 64)!r}. Send the item itself.",
             status_code=404,
-            err_type="invalid_request_error",
         )
     return item
 

@@ -111,7 +111,6 @@ class ResponseRoutes:
                 " server"
                 " takes.",
                 status_code=429,
-                err_type="TooManyRequests",
             )
         response = exchange.begin_in_background()
         task = asyncio.create_task(_work(exchange), name=response["id"])
