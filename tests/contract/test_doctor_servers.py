@@ -204,7 +204,7 @@ def test_nobody_there_and_nobody_answering(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(SourceError, match="cannot be reached"):
         watched(url)
     for wrong in ("http://", "http://[1", "https://exa mple/metrics"):
-        with pytest.raises(SourceError, match="is no URL"):
+        with pytest.raises(SourceError, match="is not a URL"):
             watched(wrong)
 
 

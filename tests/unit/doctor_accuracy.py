@@ -14,7 +14,7 @@ from typing import Any
 from setpoint.core.errors import SourceError
 from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.findings import Report
-from setpoint.doctor.lives import main_one
+from setpoint.doctor.lives import main_report
 from setpoint.doctor.readers.sources import observe_sources
 
 REPOSITORY = Path(__file__).parents[2]
@@ -115,7 +115,7 @@ def _change(change: dict[str, str]) -> Change:
 
 def report_on(path: Path) -> Report:
     seen = observe_sources([str(path)], seconds=0.0)
-    report, _ = main_one([(diagnose(life), life) for life in seen])
+    report, _ = main_report([(diagnose(life), life) for life in seen])
     return report
 
 

@@ -205,9 +205,9 @@ def test_a_server_that_refuses(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("http://", "'http://' is no URL"),
-        ("https://bad host", "'https://bad host' is no URL"),
-        ("http://[::1", "'http://[::1' is no URL"),
+        ("http://", "'http://' is not a URL"),
+        ("https://bad host", "'https://bad host' is not a URL"),
+        ("http://[::1", "'http://[::1' is not a URL"),
         ("http://no-such-host.invalid", "http://no-such-host.invalid cannot be reached: "),
     ],
 )

@@ -134,9 +134,9 @@ def test_a_restart_begins_a_new_life() -> None:
     [
         ("", "no series of SGLang or Setpoint"),
         ("# HELP go_gc_duration_seconds x\ngo_gc_duration_seconds 1\n", "no series of SGLang"),
-        ("<html><body>hello</body></html>", "no page of metrics|no series"),
-        ('sglang:token_usage{x="1" 0.5', "no page of metrics"),
-        ("\x00\x01\x02", "no page of metrics|no series"),
+        ("<html><body>hello</body></html>", "not a page of metrics|no series"),
+        ('sglang:token_usage{x="1" 0.5', "not a page of metrics"),
+        ("\x00\x01\x02", "not a page of metrics|no series"),
     ],
 )
 def test_other_pages_are_refused_in_one_sentence(page: str, words: str) -> None:

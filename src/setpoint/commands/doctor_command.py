@@ -17,7 +17,7 @@ from setpoint.doctor.checks import BY_CAUSE, CHECKS
 from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.contract import contract
 from setpoint.doctor.findings import Report
-from setpoint.doctor.lives import main_one
+from setpoint.doctor.lives import main_report
 from setpoint.doctor.readers.sources import observe_sources
 from setpoint.doctor.readers.watched import Watched
 from setpoint.doctor.report.explain import print_check, print_list
@@ -70,7 +70,7 @@ def _run(options: DoctorOptions, console: Console) -> int:
             names = ", ".join(options.source)
             raise SourceError(f"{names} cannot be read: {error.strerror or error}.") from None
     reports = [(diagnose(seen), seen) for seen in lives]
-    report, seen = main_one(reports)
+    report, seen = main_report(reports)
     others = [other for other, _ in reports if other is not report]
     if options.html is not None:
         _write(Path(options.html), page(report, seen, BY_CAUSE, others))

@@ -1,4 +1,4 @@
-"""What a check is given: the observations, and what several checks compute from them."""
+"""The input of a check: the observations of one server, and figures that several checks need."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from setpoint.doctor.phases import MIN_GAP_S, label, running_of, spans, waits
 
 MIN_COVERAGE = 0.5
 MIN_LINES = 3
-"""Fewer show no state that lasts."""
+"""Fewer lines do not show a lasting state."""
 MIN_OF_BEGINNING = 5
 MIN_SECONDS = 20.0
 """So many lines, over so many seconds, are needed if a source begins with the load."""
 MIN_DECODING = 0.1
 MANY_LINES = 10
-"""This many lines are evidence, however little time they span; fewer are an excerpt."""
+"""So many lines are evidence, however short their time; fewer are an excerpt."""
 AGREE = 0.75
 """Share of the lines of an excerpt that show the same limit."""
 NEARLY = 0.97
@@ -38,11 +38,12 @@ LINES_PER_MINUTE = 60.0
 MIN_BUDGET = 256
 """Smaller prefill batches are not taken for full ones."""
 MIN_SIZES = 5
-"""Prefill batches that may show their budget."""
+"""Least number of prefill batches from which their budget is inferred."""
 MANY_EQUAL = 6
-"""Batches of exactly the greatest size, which is then their budget, however many are smaller."""
+"""If so many batches have exactly the greatest size, it is their budget, however many are
+smaller."""
 ROW = 5
-"""Batches of exactly one size in a row, of which the same holds."""
+"""If so many batches in a row have exactly the same size, it is their budget, too."""
 LOADED: tuple[Phase, ...] = ("steady",)
 
 
@@ -52,23 +53,23 @@ class Case:
 
     seen: Observations
     phases: dict[str, list[PhaseSpan]] = field(default_factory=dict)
-    """By the name of the rank."""
+    """The phases of each rank, by its name."""
     loads: dict[str, Load] = field(default_factory=dict)
-    """Steady phases by the name of the rank."""
+    """The steady phases of each rank, by its name."""
     load: Load = field(default_factory=Load)
-    """Steady phases of all ranks, in the order of time."""
+    """The steady phases of all ranks, in the order of time."""
     decoding: Load = field(default_factory=Load)
     """Those moments of ``load`` in which requests generated, or all if these are too few to stand
     for it and the others tell the usage as well: usage and running requests are judged here,
     because lines about a prefill show them before their new requests have joined."""
     limits: Limits = field(default_factory=Limits)
     slots_named: bool = False
-    """The source names the cap of ``limits.slots``; otherwise it is inferred from requests that
-    stand at one number."""
+    """Whether the source names the cap ``limits.slots``; otherwise it is inferred from a constant
+    number of running requests."""
     retractions_per_minute: float = 0.0
-    """Of the rank that has most, over its busy time."""
+    """Rate of the rank with the most retractions, over its busy time."""
     num_retractions: int = 0
-    """Of all ranks."""
+    """Number of retractions of all ranks."""
 
     @property
     def facts(self) -> Facts:
@@ -79,7 +80,7 @@ class Case:
         return self.seen.ranks
 
     def option(self, name: str, default: Any = None) -> Any:
-        """A server option by its field name; ``default`` if the source does not tell it."""
+        """A server option by its field name; ``default`` if the source does not show it."""
         value = self.facts.options.get(name)
         return default if value is None else value
 
@@ -92,7 +93,7 @@ class Case:
 
     @property
     def has_load(self) -> bool:
-        """Enough batches under load, read well enough, for a judgement."""
+        """Whether there are enough batches under load, and enough of them understood, to judge."""
         if len(self.load) < MIN_LINES or self.seen.coverage < MIN_COVERAGE:
             return False
         if not self.is_excerpt or not self._is_beginning:
@@ -101,20 +102,21 @@ class Case:
 
     @property
     def _is_beginning(self) -> bool:
-        """The first seconds of a load that begins with nothing running: they show no state yet."""
+        """Whether the source shows only the first seconds of a load that began with nothing
+        running, which do not show a state yet."""
         first = self.load.moments[0]
         most = self.load.most(running_of) or 0.0
         return first.num_prefill > 0 and first.running == 0 and most > 1
 
     @property
     def is_excerpt(self) -> bool:
-        """A few lines, as people quote them: they prove a point only if they agree, and how long
-        it lasts they do not show."""
+        """Whether the source has only a few lines, as people quote them. They prove something only
+        if they agree, and do not show how long it lasts."""
         return len(self.load) < MANY_LINES
 
     @property
     def span(self) -> str:
-        """How much of a load there is to judge: "5 lines (14 s)"."""
+        """The size of the load in words: "5 lines (14 s)"."""
         lines = f"{len(self.load):,} line{'s' * (len(self.load) != 1)}"
         seconds = self.load.moments[-1].at - self.load.moments[0].at if len(self.load) else 0.0
         return f"{lines} ({seconds:.0f} s)" if self.load.has_clock else lines
@@ -134,7 +136,7 @@ class Case:
 
 
 def examine(seen: Observations) -> Case:
-    """The case of these observations."""
+    """Make the case of these observations."""
     phases, loads = {}, {}
     clock = all(source.clock != "none" for source in seen.sources)
     for rank in seen.ranks:
@@ -184,8 +186,8 @@ def _retractions(rank: Rank) -> int:
 
 
 def _rate(rank: Rank, clock: bool) -> float:
-    """Retractions per minute of the busy time, or of its last three quarters if they are fewer
-    there: what a load began with and has ceased does not bind any more."""
+    """Retractions per minute of the busy time, or of its last three quarters if the rate is lower
+    there: retractions that occur only at the beginning of a load no longer matter."""
     rate = _retractions(rank) / _busy_minutes(rank, clock)
     later = replace(rank, moments=rank.moments[len(rank.moments) // 4 :], num_events={})
     if not any(moment.retractions for moment in rank.moments) or not later.moments:
@@ -194,7 +196,8 @@ def _rate(rank: Rank, clock: bool) -> float:
 
 
 def _busy_minutes(rank: Rank, clock: bool) -> float:
-    """At least half a minute, so that one retraction in a short log is no rate."""
+    """The busy minutes of a rank, but at least half a minute, so that one retraction in a short log
+    does not make a high rate."""
     if clock:
         minutes = sum(weigh(rank.moments, MIN_GAP_S)) / 60
     else:
@@ -256,7 +259,7 @@ def _pinned(decoding: Load) -> float | None:
 
 
 def _prefill_tokens(facts: Facts, load: Load) -> tuple[float | None, bool]:
-    """Prompt tokens that one prefill batch may have, and whether prompts stay whole in it."""
+    """The prompt tokens that one prefill batch may have, and whether prompts are never split."""
     chunk = _size(facts.chunked_prefill_size, facts.options.get("chunked_prefill_size"))
     most = _size(facts.max_prefill_tokens, facts.options.get("max_prefill_tokens"))
     if chunk is None:
@@ -286,7 +289,7 @@ def _usual_prefill(load: Load) -> float | None:
     same = sum(size >= AT_BUDGET * usual for size in sizes) >= 0.5 * len(sizes)
     if usual >= 0.98 * max(sizes) and sizes.count(usual) >= 3 and same:
         return usual
-    # Prompts of a natural length do not meet at the greatest one; chunks of long prompts do, and
+    # Prompts of natural lengths do not share the greatest length. Chunks of long prompts do, and
     # they follow one another.
     most = max(sizes)
     if most % MIN_BUDGET == 0 and sizes.count(most) >= MANY_EQUAL:

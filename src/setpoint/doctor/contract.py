@@ -12,12 +12,12 @@ from setpoint.doctor.findings import Finding, Report
 from setpoint.doctor.observations import Evidence
 
 FORMAT = 1
-"""Grows when a name changes its meaning or goes; new names do not change it."""
+"""Increases when a name changes its meaning or is removed; new names do not change it."""
 
 
 def contract(report: Report, others: Sequence[Report] = ()) -> dict[str, Any]:
-    """JSON's types alone, and no number that JSON has not. ``others``: reports about other
-    servers in the sources."""
+    """The report in JSON's types, without numbers that JSON does not have. ``others``: reports
+    about other servers in the sources."""
     found = {"format": FORMAT, **_report(report), "others": [_report(other) for other in others]}
     return {name: _plain(value) for name, value in found.items()}
 

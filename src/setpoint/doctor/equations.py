@@ -1,5 +1,5 @@
-"""From observations to values of options and to predicted effects: pure arithmetic. Shares are 0 to
-1, memory is in GB, times in seconds."""
+"""Computes values of options and predicted effects from observations: pure arithmetic. Shares are 0
+to 1, memory is in GB, times are in seconds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 
 INIT_RATIO = 0.7
-"""SGLang's SGLANG_INIT_NEW_TOKEN_RATIO: share of the outputs still allowed that is reserved at a
-conservativeness of 1."""
+"""SGLang's SGLANG_INIT_NEW_TOKEN_RATIO: the share of the remaining output limits that is reserved
+at a conservativeness of 1."""
 MAX_CONSERVATIVENESS = 1.43
 """1 / INIT_RATIO: the ratio is at most 1, so that larger values change nothing."""
 MIN_CONSERVATIVENESS = 0.1
@@ -24,7 +24,7 @@ ACTIVATION_MB_PER_TOKEN = 1.5
 def conservativeness_for(
     present: float, usage: float, running: float, queue: float
 ) -> tuple[float, float]:
-    """The --schedule-conservativeness that lets the queue in, and the growth of the batch by then.
+    """The --schedule-conservativeness that admits the queue, and the growth of the batch with it.
 
     Admission stops where usage and the reserve fill the pool: the reserve is the rest, 1 - usage.
     It is proportional to the running requests and to the conservativeness c (reserve =
@@ -61,7 +61,7 @@ def running_for(slots: float, usage: float, pool: float | None, per_request: flo
 
 
 def rounded(value: float) -> int:
-    """To a multiple that people type: of 8 from 32 on, of 64 from 512 on."""
+    """The value rounded as people type it: to a multiple of 8 from 32 on, of 64 from 512 on."""
     step = 1 if value < 32 else 8 if value < 512 else 64
     return max(int(value // step * step), 1)
 

@@ -1,4 +1,5 @@
-"""What the doctor says: plain data, the same for the terminal, JSON, HTML and ``GET /doctor``."""
+"""The types of the doctor's report: plain data, the same for the terminal, JSON, HTML and
+``GET /doctor``."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ Direction = Literal["increase", "decrease", "set"]
 
 @dataclass(slots=True, frozen=True)
 class Action:
-    """One change. flag None: what is to be done is outside the server (the client, another
+    """One change. If ``flag`` is None, the change is outside the server (in the client, on another
     machine)."""
 
     text: str
@@ -21,10 +22,10 @@ class Action:
     """As typed on the command line: "--max-running-requests"."""
     direction: Direction | None = None
     value: Any = None
-    """What to give the flag, computed from the observations; without a flag, the number that
-    ``text`` asks for, if there is one."""
+    """The new value of the flag, computed from the observations; without a flag, the number in
+    ``text``, if there is one."""
     live: bool = False
-    """Whether Setpoint takes the change while it serves (``setpoint set``)."""
+    """Whether Setpoint accepts the change while it runs (``setpoint set``)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -88,9 +89,9 @@ class Report:
     coverage: float
     sources: list[Source]
     phases: dict[str, list[PhaseSpan]] = field(default_factory=dict)
-    """By the name of the rank."""
+    """The phases of each rank, by its name."""
     evidence: tuple[Evidence, ...] = ()
-    """Of a verdict that is not the cause of a finding."""
+    """The evidence of a verdict that is not the cause of a finding."""
     missing: tuple[str, ...] = ()
-    """What a source would have to show for a surer answer; for not-enough-evidence what to do to
-    get it."""
+    """What a source would have to show for a more certain answer; for not-enough-evidence, what to
+    do to get it."""

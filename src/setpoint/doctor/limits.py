@@ -1,5 +1,5 @@
-"""Which limit binds at one moment. The checks use it for every moment of a source, a server's own
-doctor for the last one."""
+"""Determines which limit binds at one moment. The checks do this for every moment of a source, the
+doctor inside a server for the last one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Limit = Literal[
     "admission-delayed",
     "unknown",
 ]
-"""What keeps more requests from running. kv-full: memory is in use, which is as it should be if the
-queue is moderate. client-bound: nothing waits. unknown: the moment tells too little."""
+"""What keeps more requests from running. kv-full: memory is in use, which is right if the queue is
+moderate. client-bound: nothing waits. unknown: the moment shows too little."""
 
 FULL = 0.9
 """Usage from which the guides call the memory well used."""
@@ -47,19 +47,20 @@ REASONS: dict[str, Limit] = {
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """What a scheduler may use at most. None: unknown."""
+    """The limits of a scheduler. None: unknown."""
 
     slots: float | None = None
-    """Requests that may run."""
+    """Most requests that may run."""
     prefill_tokens: float | None = None
-    """Prompt tokens of one prefill batch."""
+    """Most prompt tokens of one prefill batch."""
     whole_prompts: bool = False
-    """Prompts are not cut to fill a batch: it is full if the next prompt does not fit."""
+    """Whether prompts are never cut to fill a batch, so that it is full if the next prompt does not
+    fit."""
     reasons: bool = False
-    """The source tells why requests were refused (``Moment.refusals``)."""
+    """Whether the source says why requests were refused (``Moment.refusals``)."""
     prefill_bound: bool = False
-    """Prefill batches are at that budget most of the time, so that a queue seen between two of them
-    waits for it, too."""
+    """Whether prefill batches are at their budget most of the time, so that a queue between two of
+    them waits for it, too."""
 
 
 def at_cap(moment: Moment, limits: Limits) -> bool:
@@ -87,7 +88,7 @@ def is_full(moment: Moment) -> bool:
 
 
 def other_pool(moment: Moment) -> str | None:
-    """Name of a further pool that is full while the main one is not."""
+    """The name of a second pool that is full while the main one is not."""
     full = [name for name, usage in moment.other_usage.items() if usage >= OTHER_FULL]
     return full[0] if full and (moment.usage or 0.0) < FULL else None
 
@@ -116,7 +117,7 @@ def binding_limit(moment: Moment, limits: Limits) -> Limit:
 
 
 def _reason(moment: Moment) -> Limit | None:
-    """What most refusals of the moment say."""
+    """The most frequent reason for refusals in the moment, as a limit."""
     counts: dict[Limit, int] = {}
     for name, count in moment.refusals.items():
         if name in REASONS:

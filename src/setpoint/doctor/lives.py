@@ -1,4 +1,5 @@
-"""Which of several reports is the one: there may be several sources, or several servers in one."""
+"""Chooses the report to show if there are several: of several sources, or of several servers in
+one."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from setpoint.doctor.findings import Report
 from setpoint.doctor.observations import Observations
 
 
-def main_one(reports: Sequence[tuple[Report, Observations]]) -> tuple[Report, Observations]:
-    """The latest with a finding; if there is none, the latest that is healthy."""
+def main_report(reports: Sequence[tuple[Report, Observations]]) -> tuple[Report, Observations]:
+    """The latest report with a finding; if there is none, the latest that is healthy."""
 
     def weight(place: int) -> tuple[int, int]:
         verdict = reports[place][0].verdict

@@ -1,4 +1,4 @@
-"""The loaded part of a server's life as weighted moments, and what can be asked of it."""
+"""The part of a server's life under load as weighted moments, with statistics over them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Load:
 
     @property
     def seconds(self) -> float:
-        """How long it lasts; summed over ranks. 0 without a clock."""
+        """The duration of the load, summed over ranks; 0 without a clock."""
         return sum(self.weights) if self.has_clock else 0.0
 
     def where(self, test: Test) -> Load:
@@ -40,7 +40,7 @@ class Load:
         return Load(tuple(m for m, _ in kept), tuple(w for _, w in kept), self.has_clock)
 
     def share(self, test: Test) -> float:
-        """Share of the time in which the test holds; 0 if there is no time."""
+        """The share of the time in which the test holds; 0 if there is no time."""
         total = sum(self.weights)
         return sum(self.where(test).weights) / total if total else 0.0
 

@@ -1,4 +1,4 @@
-"""What the doctor knows about a server: one shape for every source. Readers fill it, checks read
+"""What the doctor knows about a server, in one form for every source. Readers write it, checks read
 it."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class Evidence:
     """A line of a source, or a sentence with figures that were computed from it."""
 
     line: int
-    """From 1; 0 for what is not one line of a log."""
+    """Its number, from 1; 0 if it is not one line of a log."""
     text: str
     source: str = ""
     """Name of the source, if there are several."""
@@ -22,19 +22,19 @@ class Evidence:
 
 @dataclass(slots=True)
 class Facts:
-    """What a server said about itself when it started, or in ``/server_info``. None: unknown."""
+    """What a server says about itself at its start, or in ``/server_info``. None: unknown."""
 
     engine: Literal["setpoint", "sglang"] | None = None
     version: str | None = None
     model: str | None = None
     device: Literal["gpu", "cpu"] | None = None
-    """Of the ready line: available_gpu_mem or available_cpu_mem."""
+    """As in the ready line: available_gpu_mem or available_cpu_mem."""
     options: dict[str, Any] = field(default_factory=dict)
     """Server options by field name (max_running_requests, tp_size, …), as they were printed."""
     max_total_num_tokens: int | None = None
     """Size of the KV pool in tokens."""
     max_running_requests: int | None = None
-    """As resolved, which may be less than the option (sglang#30160)."""
+    """The resolved value, which may be less than the option (sglang#30160)."""
     chunked_prefill_size: int | None = None
     """-1: prompts are not split."""
     max_prefill_tokens: int | None = None
@@ -80,8 +80,8 @@ access-error: an HTTP answer of 500 or above."""
 
 @dataclass(slots=True)
 class Event:
-    """Something that happened at one time. Of each kind the first 32 and the last 32 are kept for
-    each rank; all are counted (``Rank.num_events``)."""
+    """Something that happened at one time. For each rank, the first 32 and the last 32 of each kind
+    are kept; all are counted (``Rank.num_events``)."""
 
     kind: EventKind
     at: float | None
@@ -89,15 +89,15 @@ class Event:
     text: str
     values: dict[str, float | str] = field(default_factory=dict)
     """Figures of the message, by name. retraction: num, ratio_before, ratio_after. oom: tried_mib,
-    free_mib, total_mib, where (init, prefill or decode), by (what tells where: message, traceback,
-    or order, of the lines before it), pool (1: the KV pool had no tokens left). killed and
-    traceback: way (how it ended). traceback: in ("scheduler": in the process that computes)."""
+    free_mib, total_mib, where (init, prefill or decode), by (what shows where: message, traceback,
+    or order of the lines), pool (1: the KV pool had no tokens left). killed and traceback: way (how
+    the process ended). traceback: in ("scheduler": in the process that computes)."""
 
 
 @dataclass(slots=True)
 class Rank:
-    """One scheduler: of a tensor-parallel group only the first logs batches, of a data-parallel
-    group every one does."""
+    """One scheduler. In a tensor-parallel group only the first rank logs batches, in a
+    data-parallel group every rank does."""
 
     name: str
     """As in the log's prefix ("DP0 TP0"); "" if there is only one."""
@@ -112,10 +112,10 @@ class Source:
     name: str
     kind: Literal["log", "metrics", "server", "recording", "live"]
     clock: Literal["timestamps", "estimated", "none"] = "timestamps"
-    """Where times come from. estimated: a log without timestamps, whose times follow from its
-    throughput figures. none: only the order is known."""
+    """Where times come from. estimated: from the throughput figures of a log without timestamps.
+    none: only the order is known."""
     generation: str = ""
-    """What wrote it, as "SGLang 2024", "SGLang 0.5.23", "Setpoint"."""
+    """The program that wrote it, such as "SGLang 2024", "SGLang 0.5.23", "Setpoint"."""
     num_lines: int = 0
     num_batch_lines: int = 0
     """Lines that report a batch."""
@@ -136,7 +136,8 @@ class Silence:
     last: Evidence
     """That line."""
     num_requests: int = 0
-    """Lines about requests for text, and their answers, among those that were kept."""
+    """Number of lines about requests for text, and about their answers, among those that were
+    kept."""
 
 
 @dataclass(slots=True)
@@ -147,11 +148,11 @@ class Observations:
     facts: Facts
     ranks: list[Rank]
     ended: bool = False
-    """The source shows the end of the server's life (an orderly or another one)."""
+    """Whether the source shows the end of the server's life, orderly or not."""
     silence: Silence | None = None
-    """How the source goes on after the last batch."""
+    """How the source continues after the last batch."""
     files: dict[tuple[int, str], str] = field(default_factory=dict)
-    """(number, text) of a line -> the file it is of, if there are several."""
+    """(number, text) of a line -> its file, if there are several."""
 
     @property
     def coverage(self) -> float:

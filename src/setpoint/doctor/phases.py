@@ -1,6 +1,6 @@
-"""Phases of a rank's life: start-up, ramp, steady, drain, idle. A limit is judged in the steady
-phase alone: while a load builds up every figure is low, and while a benchmark runs out of requests
-the queue is empty for a reason that is no fault of the client's."""
+"""Phases of a rank's life: start-up, ramp, steady, drain, idle. A limit is judged only in the
+steady phase: while a load builds up every figure is low, and when a benchmark runs out of requests
+the queue is empty for a reason that is not the client's fault."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LINE_STEPS = 40
 
 
 def label(moments: Sequence[Moment]) -> list[Phase]:
-    """The phase of each moment, which are in the order of time."""
+    """The phase of each moment. The moments are in the order of time."""
     labels: list[Phase] = ["steady"] * len(moments)
     for first, end in _busy(moments, labels):
         if len(moments) >= FEW_MOMENTS:
@@ -45,8 +45,8 @@ def label(moments: Sequence[Moment]) -> list[Phase]:
 def spans(
     moments: Sequence[Moment], labels: Sequence[Phase], ready_at: float | None = None
 ) -> list[PhaseSpan]:
-    """Runs of equal labels; what lies before the server was ready is start-up. A moment of a log
-    is the line that closes it, so that silence between two loads becomes an idle span."""
+    """The runs of equal labels; the time before the server was ready is start-up. A moment of a log
+    is the line that ends it, so that silence between two loads becomes an idle span."""
     found: list[PhaseSpan] = []
     limit = _gap_limit(moments)
     for index, (moment, name) in enumerate(zip(moments, labels, strict=True)):
@@ -64,8 +64,8 @@ def spans(
 
 
 def lasted(moment: Moment) -> float:
-    """Seconds that a moment covers from ``at`` on. A single line is written at the end of what it
-    tells, and covers nothing that follows."""
+    """The seconds that a moment covers from ``at`` on; 0 for a single line, which is written at the
+    end of the time that it reports."""
     is_line = moment.line > 0 and moment.num_prefill + moment.num_decode <= 1
     return 0.0 if is_line else moment.seconds
 
@@ -77,7 +77,7 @@ def _gap_limit(moments: Sequence[Moment]) -> float:
 
 
 def _is_idle(moment: Moment) -> bool:
-    """Nothing ran and nothing waited. A moment that tells neither is not idle."""
+    """Whether nothing ran and nothing waited. A moment that shows neither is not idle."""
     worked = moment.num_prefill or moment.num_decode or moment.new_tokens or moment.retractions
     known = moment.running is not None or moment.queue is not None
     nothing = not moment.running and not moment.queue and not moment.preparing
@@ -85,7 +85,7 @@ def _is_idle(moment: Moment) -> bool:
 
 
 def _busy(moments: Sequence[Moment], labels: list[Phase]) -> list[tuple[int, int]]:
-    """Runs of moments with work in them, as [first, end). Labels idle ones on the way."""
+    """The runs of moments with work, as [first, end). Labels the idle ones."""
     found: list[tuple[int, int]] = []
     limit = _gap_limit(moments)
     first: int | None = None
@@ -110,8 +110,8 @@ def waits(moment: Moment) -> bool:
 
 
 def running_of(moment: Moment) -> float | None:
-    """Requests that run, those included that this moment's prefill admits (a line about a prefill
-    does not count them)."""
+    """The running requests, with those that this moment's prefill admits, which a line about a
+    prefill does not count."""
     if moment.running is None:
         return None
     return moment.running + (moment.new_seqs if not moment.num_decode else 0)
@@ -176,7 +176,8 @@ def _is_probe(moment: Moment) -> bool:
 
 
 def _label_start(moments: Sequence[Moment], labels: list[Phase]) -> None:
-    """Probes are no load: those before a larger load begins, and all if there is nothing else."""
+    """Label probes as start-up, because they are not load: those before a larger load begins, and
+    all if there is nothing else."""
     level = max((running_of(moment) or 0.0 for moment in moments), default=0.0)
     steps = sum(moment.num_decode * (LINE_STEPS if moment.line else 1) for moment in moments)
     few = steps < PROBE_STEPS * sum(moment.num_prefill for moment in moments)

@@ -1,4 +1,5 @@
-"""How the time of a decode step grows with its batch, and what that means for the throughput."""
+"""Estimates how the time of a decode step grows with its batch, and what that means for
+throughput."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, frozen=True)
 class Step:
-    """Decode steps of a line or moment, on average."""
+    """The mean decode step of a line or moment."""
 
     seconds: float
-    """From one to the next, prefills between them included."""
+    """Time from one step to the next, with the prefills between them."""
     running: float
     prompt_tokens: float
-    """That were computed between two of them."""
+    """Prompt tokens computed between two steps."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -24,12 +25,12 @@ class FixedShare:
     times as many requests a step takes s + f (1 - s) times as long, for f times the tokens."""
 
     running: float
-    """Running requests at which it is this share."""
+    """The running requests for which the share is given."""
     share: float
     low: float
     high: float
     num_steps: int = 0
-    """Observations that it is fitted to; 0: only the device is known."""
+    """Number of observations that it is fitted to; 0: only the device is known."""
     scatter: float = 0.0
     """Share by which the means of two sources like this one differ by chance, at two standard
     deviations: as its steps vary for reasons that are neither the batch nor the prompts."""
@@ -39,28 +40,28 @@ class FixedShare:
         return self.high - self.low <= KNOWN
 
     def slowdowns(self, growth: float) -> tuple[float, float, float]:
-        """Factor of a step's time with ``growth`` times as many requests: least, expected, most.
-        Between 1 (s = 1) and ``growth`` (s = 0), whatever was observed."""
+        """The factor of a step's time with ``growth`` times as many requests: least, expected,
+        most. Always between 1 (s = 1) and ``growth`` (s = 0)."""
         shares = (self.high, self.share, self.low)
         one, expected, other = (share + growth * (1 - share) for share in shares)
         return min(one, other), expected, max(one, other)
 
     def gains(self, growth: float) -> tuple[float, float, float]:
-        """Factor of the throughput with ``growth`` times as many requests: least, expected,
+        """The factor of the throughput with ``growth`` times as many requests: least, expected,
         most."""
         least, expected, most = self.slowdowns(growth)
         return growth / most, growth / expected, growth / least
 
 
 KNOWN = 0.6
-"""Width of the interval of s up to which a step's time counts as measured."""
+"""Largest width of the interval of s at which a step's time counts as measured."""
 SPREAD = 0.2
-"""Standard deviation of a share of which only the device is known: the batch below may be three
-times as large or as small."""
+"""Standard deviation of the share if only the device is known: the batch below may be three times
+as large or as small."""
 SPREAD_UNKNOWN = 0.29
-"""That of a share of which nothing is known: of a uniform distribution."""
+"""Standard deviation of the share if nothing is known: that of a uniform distribution."""
 STEP_NOISE = 0.1
-"""Standard deviation of a step's time that is neither the batch nor the prompts, at least."""
+"""Least standard deviation of a step's time that neither the batch nor the prompts explain."""
 MOST_SCATTER = 0.5
 EVEN_BATCH = {"gpu": 64.0, "cpu": 4.0}
 """Batch whose own work takes as long as reading the weights. On a GPU: 16 GB of weights and 0.26 GB
@@ -69,12 +70,12 @@ a CPU: measured with the built-in model on two cores (docs/notebook.md)."""
 
 
 def even_batch(device: str | None, running: float) -> float:
-    """That of the device; of an unknown one, the present batch."""
+    """The batch of EVEN_BATCH for the device; for an unknown device, the present batch."""
     return EVEN_BATCH.get(device or "", running)
 
 
 def careful_growth(running: float, device: str | None) -> float:
-    """Growth of a batch to advise where step times do not tell what it brings: to twice as many
+    """The growth of a batch to advise if step times do not show its effect: to twice as many
     requests, or to where reading the weights no longer takes most of a step on this device."""
     return max(2.0, even_batch(device, running) / max(running, 1.0))
 
@@ -103,7 +104,7 @@ def fixed_share(steps: Sequence[Step], running: float, device: str | None) -> Fi
     for step in steps:
         time, batch = step.seconds / mean_s, step.running / mean_r
         prompts = step.prompt_tokens / mean_p if mean_p else 0.0
-        weight = 1 / max(time, 1.0) ** 2  # noise is in proportion
+        weight = 1 / max(time, 1.0) ** 2  # noise is proportional to the time
         rows.append((1 - batch, prompts - batch if mean_p else 0.0, time - batch, weight))
     noise = STEP_NOISE
     for _ in range(2):
@@ -127,9 +128,8 @@ def _posterior(
     prior: tuple[float, float],
     spread: float,
 ) -> tuple[float, float, float, float]:
-    """Bayesian linear regression with two coefficients, whose prior has these means and this
-    standard deviation: both, and their standard deviations. A row: two inputs, the output, its
-    weight."""
+    """Both coefficients of a Bayesian linear regression, and their standard deviations. prior,
+    spread: their prior means and standard deviation. A row: two inputs, the output, its weight."""
     sure = 1 / spread**2
     aa = sum(w * a * a for a, _, _, w in rows) / noise**2 + sure
     ab = sum(w * a * b for a, b, _, w in rows) / noise**2

@@ -1,4 +1,4 @@
-"""A row of moments of bounded length, however long the source is."""
+"""A list of moments of bounded length, however long the source is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CAPACITY = 4096
 class Timeline:
     """Collects the moments of one rank in the order in which its source has them. Each kept moment
     stands for ``stride`` moments of the source; when ``CAPACITY`` moments are kept, neighbours are
-    merged and the stride doubles. So the result depends on the source alone, not on how it was
+    merged and the stride doubles. So the result depends only on the source, not on how it was
     cut up while it was read."""
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class Timeline:
 
     @property
     def free(self) -> int:
-        """How many further moments it keeps before the stride doubles, the open one included."""
+        """How many more moments it keeps before the stride doubles, with the open one."""
         return CAPACITY - len(self._kept) + (self._in_last < self.stride and bool(self._kept))
 
     def add(self, moment: Moment, count: int = 1) -> None:
-        """Add what stands for ``count`` moments of the source, at most ``room``."""
+        """Add a moment that stands for ``count`` moments of the source, at most ``room``."""
         if self._kept and self._in_last < self.stride:
             self._kept[-1] = merge([self._kept[-1], moment])
             self._in_last += count

@@ -126,7 +126,8 @@ def _named(case: Case) -> Finding | None:
 
 
 def _action(case: Case, delayed: Load) -> Action | None:
-    """Delay less, by the option behind the most frequent reason. None if no such option is set."""
+    """A smaller delay by the option behind the most frequent reason; None if no such option is
+    set."""
     counts = {
         reason: sum(moment.refusals.get(reason, 0) for moment in delayed.moments)
         for reason in DELAYS

@@ -9,15 +9,15 @@ from setpoint.doctor.checks.memory import total_gb
 from setpoint.doctor.findings import Action, Finding, RuledOut
 
 SLOW = {"torch_native": 0.85, "triton": 0.5}
-"""Backends that are there for any device -> how sure it is that another one is faster."""
+"""Backends for any device -> the confidence that another one is faster."""
 NVIDIA_GB = (
     (14.0, 50.0, "flashinfer"),
     (75.0, 82.0, "fa3"),
     (88.0, 97.0, "fa3"),
     (135.0, 142.0, "fa3"),
 )
-"""Memory of a device -> the backend that the guide names for it: Ampere and Ada, Hopper. Other
-sizes are of other makers, or of devices whose best backend the guide leaves open."""
+"""Memory of a device -> the backend that the guide names for it (Ampere and Ada, Hopper). Other
+sizes belong to other makers, or to devices for which the guide names no single backend."""
 
 
 def find(case: Case) -> Finding | None:

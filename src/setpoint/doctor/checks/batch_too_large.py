@@ -21,7 +21,7 @@ from setpoint.doctor.step_times import FixedShare
 SLOW_S = 0.1
 """Time between tokens that readers notice: ten tokens a second."""
 ONLINE_S = 0.05
-"""… for a server that is set up for low latency."""
+"""The same for a server that is set up for low latency."""
 MIN_RUNNING = 16
 
 
@@ -72,8 +72,8 @@ def _between_tokens(moment: Moment) -> float | None:
 
 
 def _growth(slowdown: float, fixed: FixedShare) -> float:
-    """Factor of the batch with which a step takes ``slowdown`` times as long. In proportion where
-    the share is not known, or where no batch is small enough."""
+    """The factor of the batch with which a step takes ``slowdown`` times as long; ``slowdown``
+    itself if the fixed share is not known, or if no batch is small enough."""
     if fixed.is_known and fixed.share < slowdown:
         return (slowdown - fixed.share) / (1 - fixed.share)
     return slowdown

@@ -1,4 +1,4 @@
-"""What a check is."""
+"""The type of a check."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Check:
     title: str
     """The cause in a few words, as it begins a line of the report."""
     find: Callable[[Case], Finding | None]
-    """None: it does not hold, or there is no evidence for it. Pure."""
+    """The finding; None if the cause does not hold or there is no evidence for it. Pure."""
     meaning: str
-    """What it is, for someone who meets it for the first time."""
+    """What the cause is, for somebody who has never heard of it."""
     rule: str
-    """When it is found."""
+    """When the cause is reported."""
     counter_evidence: str
-    """What rules it out although the rule holds."""
+    """What rules the cause out although the rule holds."""
     guide: str
     """What the tuning guides say, in our words, and which guide says it."""
     equation: str = ""

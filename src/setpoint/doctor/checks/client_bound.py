@@ -22,7 +22,7 @@ from setpoint.doctor.limits import FULL, at_cap
 from setpoint.doctor.phases import running_of, waits
 
 MIN_SHARE = 0.8
-"""Share of the loaded time without a queue."""
+"""Least share of the loaded time without a queue."""
 
 
 def find(case: Case) -> Finding | None:

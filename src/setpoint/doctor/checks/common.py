@@ -1,4 +1,4 @@
-"""What several checks need to put a finding together: lines to quote, confidence, effects."""
+"""What several checks need to make a finding: lines to quote, confidence, effects."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from setpoint.doctor.step_times import (
 )
 
 HIGHEST = 0.97
-"""No check is surer than this of what it reads from a log."""
+"""The highest confidence of a check that reads a log."""
 
 MOST_OF_EXCERPT, LESS_PER_LINE = 0.75, 0.03
-"""Of an excerpt of nearly ten lines no check is surer than this, and less so of fewer lines."""
+"""The highest confidence for an excerpt of nearly ten lines, and how much lower it is for each line
+less."""
 
 NOISE = 0.1
-"""Share by which two measurements of one throughput differ at least."""
+"""Two measurements of the same throughput may differ by this share."""
 
 
 def quote(load: Load, count: int = 3) -> tuple[Evidence, ...]:
-    """Some moments of a load, of its whole length: of those that tell of decode steps if these are
-    enough, because they show usage and running requests as they are."""
+    """Some moments from the whole length of a load: decode lines if there are enough, because they
+    show usage and running requests as they are."""
     decoding = [moment for moment in load.moments if moment.num_decode]
     moments = decoding if len(decoding) >= count else load.moments
     if not moments:
@@ -59,19 +60,19 @@ def survived(case: Case, event: Event, seconds: float) -> bool:
 
 
 def said(case: Case, *names: str) -> tuple[Evidence, ...]:
-    """The line that tells the first of these facts or options that is known."""
+    """The line that shows the first of these facts or options that is known."""
     found = [case.facts.said[name] for name in names if name in case.facts.said]
     return tuple(found[:1])
 
 
 def once(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """Without lines that are quoted already: the ready line tells several facts."""
+    """The evidence without repeated lines: the ready line shows several facts."""
     return tuple(dict.fromkeys(evidence))
 
 
 def confidence(case: Case, share: float, load: Load, best: float = HIGHEST) -> float:
-    """From how much of the time a cause holds (``share``), in how many moments it was seen, and
-    how much of the source was understood."""
+    """The confidence of a finding, from the share of the time in which the cause holds, the number
+    of moments that show it, and how much of the source was understood."""
     seen = 1 - math.exp(-len(load) / 6)
     value = (0.35 + 0.65 * share) * (0.6 + 0.4 * seen) * (0.5 + 0.5 * case.seen.coverage)
     if case.is_excerpt:
@@ -80,19 +81,19 @@ def confidence(case: Case, share: float, load: Load, best: float = HIGHEST) -> f
 
 
 def sure_of(doublings: float) -> float:
-    """Confidence of odds that were doubled so many times."""
+    """The confidence for odds that were doubled so many times."""
     return float(1 / (1 + 2.0**-doublings))
 
 
 SHORTEST_STEP_S = 1e-6
-"""No device takes a decode step in less. A busy time is a difference of two sums, and what
-rounding leaves of an idle moment is no step."""
+"""No decode step is shorter. A busy time is a difference of two sums, and an idle moment can leave
+a remainder of rounding, which is not a step."""
 
 
 def steps(case: Case) -> list[Step]:
-    """The decode steps of this source, those of ramp and drain too, because their batches have
-    other sizes. A line's throughput is over the time since the line before, whose batch may have
-    been another one, and contains the prefills between."""
+    """The decode steps of this source, with those of ramp and drain, because their batches have
+    other sizes. The throughput of a line is that of the time since the line before; its batch may
+    have been another one then, and prefills may have run between."""
     interval = case.number("decode_log_interval") or LINE_STEPS
     found = (step for rank in case.ranks for step in _steps(rank.moments, interval))
     return [step for step in found if step.seconds >= SHORTEST_STEP_S]
@@ -122,7 +123,8 @@ def _steps(moments: Sequence[Moment], interval: float) -> Iterator[Step]:
 
 
 def fixed_share_of(case: Case, running: float) -> FixedShare:
-    """How much of a step does not depend on the batch, at this many running requests."""
+    """The share of a step's time that does not depend on the batch, at this many running
+    requests."""
     return fixed_share(steps(case), max(running, 1.0), case.facts.device)
 
 
@@ -132,8 +134,9 @@ LOOK_AGAIN = (
 
 
 def careful(case: Case, fixed: FixedShare, growth: float) -> tuple[float, str]:
-    """Growth of the batch to advise, and what to add to the advice: this much if the steps of this
-    source tell what it brings, else no more than one looks at before the next change."""
+    """The growth of the batch to advise, and a sentence to add to the advice. The growth is the
+    given one if the steps of this source show its effect, else a smaller one, after which to
+    measure again."""
     most = careful_growth(fixed.running, case.facts.device)
     if growth <= most or fixed.is_known:
         return growth, ""
@@ -141,10 +144,10 @@ def careful(case: Case, fixed: FixedShare, growth: float) -> tuple[float, str]:
 
 
 def throughput_effect(fixed: FixedShare, growth: float) -> Effect:
-    """Generated tokens per second if ``growth`` times as many requests run together. While reading
-    the weights takes most of a step, throughput grows with the batch; later it saturates. So the
-    factor is between 1 and growth, and noise adds 10 % or more on each side; where in it, the steps
-    of this source say, of all batch sizes that it has."""
+    """The effect on output throughput if ``growth`` times as many requests run together. While
+    reading the weights takes most of a step, throughput grows with the batch; later it saturates.
+    So the factor is between 1 and growth, and noise adds 10 % or more on each side. The steps of
+    all batch sizes in this source say where in that interval it is."""
     growth = max(growth, 1.0)
     low, expected, high = fixed.gains(growth)
     noise = max(NOISE, fixed.scatter)
@@ -172,7 +175,7 @@ def batch_instead(fixed: FixedShare, growth: float) -> str:
 
 
 def estimate(figure: str, low: float, expected: float, high: float, why: str) -> Effect:
-    """An effect whose interval holds the expected value, whatever the observations were."""
+    """An effect whose interval contains the expected value, whatever the observations were."""
     low, high = min(low, high), max(low, high)
     expected = min(max(expected, low), high)
     return Effect(figure, round(low, 3), round(expected, 3), round(high, 3), why)
@@ -201,14 +204,14 @@ def whole(value: float | None) -> int | None:
 
 
 def plain(value: Any) -> str:
-    """As it is typed: "16", "0.35", "fcfs"."""
+    """The value as it is typed: "16", "0.35", "fcfs"."""
     if isinstance(value, float):
         return f"{value:.0f}" if value == int(value) else f"{value:g}"
     return str(value)
 
 
 def per_minute(case: Case) -> str:
-    """As what there is: "no retractions", "1.5 retractions per minute"."""
+    """The rate of retractions in words: "no retractions", "1.5 retractions per minute"."""
     rate = case.retractions_per_minute
     if not rate:
         return "no retractions"

@@ -16,7 +16,7 @@ MOST = 1024
 MB_PER_SIZE = 2.0
 """Memory of a graph for each request of the largest batch, as SGLang reserves it."""
 BEST = 0.8
-"""A limit that keeps requests waiting is the surer finding."""
+"""The highest confidence: a limit that keeps requests waiting is more certain."""
 
 
 def find(case: Case) -> Finding | None:

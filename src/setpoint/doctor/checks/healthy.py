@@ -17,7 +17,7 @@ GOOD = 0.85
 GOOD_BEFORE_PEAKS = 0.7
 """The same, if the rest is in use at times."""
 FEW = 0.2
-"""Waiting requests for each running one that are no more than arrivals in steps."""
+"""Up to so many waiting requests for each running one are only arrivals between steps."""
 
 
 def find(case: Case) -> Finding | None:

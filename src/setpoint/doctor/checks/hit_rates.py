@@ -1,4 +1,4 @@
-"""How the share of the prompts that the prefix cache supplies changes in the course of a source."""
+"""Finds how the hit rate of the prefix cache changes in the course of a source."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from setpoint.doctor.observations import Rank
 LEAST_BEFORE = 0.35
 MOST_AFTER = 0.25
 LEFT = 0.45
-"""Share of the hit rate that is left at most."""
+"""A collapse leaves at most this share of the hit rate."""
 MIN_BATCHES = 8
 MIN_SIDE = 4
-"""Prefill batches before and after, at least …"""
+"""Least number of prefill batches before and after …"""
 MIN_PART = 0.1
-"""… and as a share of all of them."""
+"""… and least share of all of them on each side."""
 PURE = 0.7
-"""Share of the batches of each side that are on that side of the middle between the two rates."""
+"""Least share of the batches of each side that are on that side of the middle between the two
+rates."""
 ALIKE = 2.5
-"""Factor between the lengths of prompts before and after, at most: longer ones are other prompts,
-of which nothing was in the cache before either."""
+"""Largest factor between the lengths of prompts before and after: much longer prompts are other
+prompts, which were not in the cache before either."""
 MIN_PROMPT = 64
-"""Tokens; shorter prompts are probes."""
+"""Prompts with fewer tokens are probes."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,13 +42,13 @@ class Collapse:
 
 
 def collapse_of(case: Case) -> Collapse | None:
-    """Of the rank whose hit rate fell most."""
+    """The collapse of the rank whose hit rate fell most; None if none collapsed."""
     found = [each for rank in case.ranks if (each := _collapse(case, rank)) is not None]
     return max(found, key=lambda each: each.before - each.after, default=None)
 
 
 def hit_rate(moments: Sequence[Moment]) -> float:
-    """Share of the prompt tokens that the cache supplied."""
+    """The share of the prompt tokens that the cache supplied."""
     cached = sum(moment.cached_tokens for moment in moments)
     total = cached + sum(moment.new_tokens for moment in moments)
     return cached / total if total else 0.0
@@ -78,7 +79,8 @@ def _collapse(case: Case, rank: Rank) -> Collapse | None:
 
 
 def _shows_prefixes(case: Case, moment: Moment) -> bool:
-    """Whether it admits requests: the later chunks of a long prompt find nothing by design."""
+    """Whether the moment admits requests: the later chunks of a long prompt find nothing by
+    design."""
     if not moment.num_prefill or not moment.new_seqs:
         return False
     total = moment.new_tokens + moment.cached_tokens
@@ -92,7 +94,8 @@ def _shows_prefixes(case: Case, moment: Moment) -> bool:
 
 
 def _cut(rates: Sequence[float]) -> int | None:
-    """Where the mean falls most clearly: the place with the greatest standardized difference."""
+    """The place at which the mean falls most clearly: that of the greatest standardized
+    difference."""
     count = len(rates)
     side = max(MIN_SIDE, round(MIN_PART * count))
     if count < max(MIN_BATCHES, 2 * side):

@@ -1,4 +1,4 @@
-"""kv-conservative: the reserve for outputs that may still come keeps requests out."""
+"""kv-conservative: the memory reserve for future output keeps requests out."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from setpoint.doctor.limits import FULL, at_budget, binding_limit
 from setpoint.doctor.load import Load
 
 MIN_SHARE = 0.5
-"""Share of the loaded time in which only the reserve is left as the reason."""
+"""Least share of the loaded time in which only the reserve explains the queue."""
 
 CLEARLY_FREE = 0.85
 """From this usage on, what is held back is hardly worth a change."""
 PEAKS = 0.1
 """Share of the time in which the reserve is in use, if it is needed at all."""
 FEW = 0.15
-"""Waiting requests for each running one below which letting them in changes nothing."""
+"""With fewer waiting requests for each running one, letting them in would change nothing."""
 MIN_EXCERPT = 6
-"""Decode lines of an excerpt …"""
+"""Least number of decode lines of an excerpt, if no line names the cap."""
 MIN_SPREAD = 0.04
-"""… and, in any source, by how much the number of running requests varies, as a share of the
-largest, …"""
+"""If no line names the cap, the number of running requests must vary by at least this share of the
+largest …"""
 MIN_STEPS = 0.2
-"""… and how often, as a share of the lines, if no line names the cap."""
+"""… and in at least this share of the lines."""
 
 
 def find(case: Case) -> Finding | None:
@@ -91,9 +91,9 @@ def is_used_up(case: Case) -> bool:
 
 
 def _varies(case: Case, held: Load) -> bool:
-    """Whether the number of running requests changes, as it does where memory decides. Where it
-    stands still, a cap that no line names keeps requests out; a few lines do not tell the two
-    apart."""
+    """Whether the number of running requests varies, as it does where memory decides. If it is
+    constant, a cap that no line names keeps requests out. A few lines do not show which of the two
+    it is."""
     running = [round(moment.running or 0) for moment in held.moments if moment.num_decode]
     if case.is_excerpt and len(running) < MIN_EXCERPT:
         return False

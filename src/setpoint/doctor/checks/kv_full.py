@@ -36,20 +36,20 @@ PRIOR = 1.5
 """Doublings by which a full pool with a queue is rather healthy than too small: with 72 running
 requests, as many waiting and a usage of 0.95. The guides call a queue healthy."""
 EVEN_BATCH = 72.0
-"""Smaller batches are limited by the pool more surely, because each further request would cost next
-to nothing; larger ones use the device well, whatever waits."""
+"""With a smaller batch it is more likely that the pool is too small, because each further request
+would cost next to nothing; a larger one uses the device well, however many wait."""
 EVEN_USAGE = 0.95
 USAGE_STEP = 0.02
-"""Usage that doubles the odds: nothing is left even for a short request."""
+"""Difference in usage that doubles the odds: nothing is left even for a short request."""
 ARTIFICIAL = 2.0
-"""Doublings of the odds if an option holds the pool small while memory is free."""
+"""Doublings of the odds if an option keeps the pool small while memory is free."""
 MUCH_LEFT = 0.15
-"""Share of a device."""
+"""Share of a device's memory from which much of it is free."""
 UNLIMITED_RATIO = 8.0
-"""So many times as long as they run no requests should wait, however well the device is used."""
+"""Requests should never wait so many times as long as they run, however well the device is used."""
 GROWS = 1.6
 FALLS = 0.5
-"""A queue that shrinks like this is that of an offline batch."""
+"""A queue that shrinks by this factor is that of an offline batch."""
 
 
 def find(case: Case) -> Finding | None:
@@ -104,7 +104,8 @@ def _is_bound(case: Case, moment: Moment) -> bool:
 
 
 def _reserved(case: Case) -> str | None:
-    """Requests are retracted although every token that may come is reserved."""
+    """The reason, if requests are retracted although all possible output tokens are reserved; else
+    None."""
     if not retracts_often(case):
         return None
     return (
@@ -114,15 +115,15 @@ def _reserved(case: Case) -> str | None:
 
 
 def _too_small(case: Case, full: Load, share: float) -> tuple[float, str] | None:
-    """How sure it is that the queue is more than a well-used pool explains, and why; None: it is
-    not."""
+    """The confidence that the queue is longer than a well-used pool explains, and the reason; None
+    if it is not."""
     running = full.median(lambda moment: moment.running) or 1.0
     queue = full.median(lambda moment: moment.queue) or 0.0
     trend = full.trend(lambda moment: moment.queue) if len(full) >= MANY_LINES else 1.0
     if share < MIN_SHARE or trend < FALLS or queue < LEAST_QUEUE:
         return None
     grows = trend >= GROWS
-    # What waits at the end is what a growing queue has come to, and it grows on.
+    # The end of a growing queue shows how long it has become, and it goes on growing.
     end = full.moments[-max(len(full) // 3, 1) :] if grows else full.moments
     last = statistics.median(moment.queue or 0.0 for moment in end)
     odds = _doublings(case, full, running, last)
@@ -141,8 +142,8 @@ def _too_small(case: Case, full: Load, share: float) -> tuple[float, str] | None
 
 
 def _doublings(case: Case, full: Load, running: float, queue: float) -> float:
-    """Logarithm to base 2 of the odds that the pool is too small, from how long requests wait, how
-    few run, and how full the pool is."""
+    """The logarithm to base 2 of the odds that the pool is too small, from how long requests wait,
+    how few run, and how full the pool is."""
     usage = full.median(lambda moment: moment.usage) or 0.0
     ratio = queue / running
     odds = math.log2(ratio) + _within(math.log2(EVEN_BATCH / running), -2.0, 2.0)
@@ -155,7 +156,7 @@ def _doublings(case: Case, full: Load, running: float, queue: float) -> float:
 
 
 def _is_memory_left(case: Case) -> bool:
-    """Whether a good part of a GPU is free beside a pool that an option holds small."""
+    """Whether much memory of a GPU is free while an option keeps the pool small."""
     available, total = case.facts.available_gb, total_gb(case)
     if case.facts.device == "cpu":
         return False
@@ -167,7 +168,7 @@ def _within(value: float, least: float, most: float) -> float:
 
 
 def is_held_small(case: Case) -> bool:
-    """--max-total-tokens limits the pool, not the memory."""
+    """Whether --max-total-tokens limits the pool, and not the memory."""
     asked, tokens = case.number("max_total_tokens"), case.facts.max_total_num_tokens
     return bool(asked and tokens and tokens >= 0.98 * asked)
 

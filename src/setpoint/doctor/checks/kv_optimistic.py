@@ -25,12 +25,12 @@ MIN_RETRACTIONS = 3
 MIN_IN_EXCERPT = 2
 """Among a few lines: so close together they are no single event."""
 MAX_RATE = 1.2
-"""Retractions per minute of one rank that are still fine: the guides say about one."""
+"""Most retractions per minute of one rank that are still fine: the guides say about one."""
 HIGH_USAGE = 0.8
 EFFECTIVE = 0.95 * MAX_CONSERVATIVENESS
-"""From here on, a larger value changes nothing."""
+"""From this value on, a larger one changes nothing."""
 EXPECTED = 0.5
-"""Factor of the retractions: measured were 0.33 and 0.79 (docs/notebook.md)."""
+"""Expected factor of the retractions; 0.33 and 0.79 were measured (docs/notebook.md)."""
 
 
 def find(case: Case) -> Finding | None:

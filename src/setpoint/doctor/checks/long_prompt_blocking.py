@@ -12,9 +12,9 @@ from setpoint.doctor.limits import FULL, at_budget
 from setpoint.doctor.load import Load
 
 MIN_SHARE = 0.1
-"""Share of the loaded time that rows of chunks take …"""
+"""Least share of the loaded time that runs of chunks take."""
 MIN_STALLED = 0.5
-"""… and if nobody waits, so that they only hold up running requests."""
+"""The same if no request waits, so that they only hold up running ones."""
 
 
 def find(case: Case) -> Finding | None:
@@ -73,7 +73,7 @@ def find(case: Case) -> Finding | None:
 
 
 def _share(case: Case, blocking: Load) -> float:
-    """Of the loaded time, or of its lines if that is more."""
+    """Their share of the loaded time, or of its lines if that is larger."""
     time = sum(blocking.weights) / (sum(case.load.weights) or 1.0)
     return max(time, len(blocking) / max(len(case.load), 1))
 

@@ -1,4 +1,4 @@
-"""Which prefill batches carry one long prompt alone: shared by prefill-budget and
+"""Finds the prefill batches that contain only one long prompt, for prefill-budget and
 long-prompt-blocking."""
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from setpoint.doctor.load import Load, Test
 from setpoint.doctor.phases import waits
 
 ONE_PROMPT = 1.3
-"""Sequences of a batch, at most, in the mean of those that a moment sums up."""
+"""Most sequences of such a batch, as the mean of the batches of a moment."""
 MIN_CHUNKS = 3
 """Full chunks of one prompt in a row, while others wait."""
 LONGER = 2.5
 """A long prompt has at least so many times the tokens of the usual one."""
 STALLED = 2.0
-"""Running requests that a prefill holds up, at least."""
+"""Least number of running requests that a prefill holds up."""
 
 
 def chunks_of_one(case: Case) -> tuple[Load, float]:

@@ -15,16 +15,16 @@ from setpoint.doctor.checks.memory import (
 from setpoint.doctor.findings import Action, Finding, RuledOut
 
 TOO_LITTLE_GB = 4.5
-"""For a device of 80 GB. The guides say 5, but call a log good that shows 4.64."""
+"""The threshold for a device of 80 GB. The guides say 5, but call a log good that shows 4.64."""
 CPU_SHARE = 0.03
 SMALL_GB = 60.0
 LARGE_CHUNK = 8192
-"""The chunk of prompts that SGLang chooses from 60 GB on. Activations are in proportion to it, and
-smaller devices get smaller chunks."""
+"""The chunk size that SGLang chooses from 60 GB on. Activations are proportional to it, and smaller
+devices get smaller chunks."""
 MIDDLE_GB = 30.0
-"""From this size of a device on, memory is not so short that a smaller chunk is an excuse."""
+"""From this size of a device on, the threshold does not depend on the chunk size."""
 NOTHING_GB = 0.5
-"""Less than this is nothing on any GPU."""
+"""Less than this is too little on any GPU."""
 UNKNOWN_DEVICE_GB = 1.0
 
 

@@ -35,9 +35,9 @@ MIDDLE_GB = 32.0
 SMALL_DEVICE = 1.2
 """On smaller devices, graphs and activations take a larger part: more may be free in proportion."""
 CPU_SHARE = 0.5
-"""Memory of a machine belongs to others, too: only a fraction below this is called small."""
+"""Other programs use the memory of a machine, too: only a fraction below this counts as small."""
 BINDS = 0.85
-"""Usage at which admission stops for lack of memory: the rest is the reserve."""
+"""Usage at which admission stops because memory is short: the rest is the reserve."""
 
 
 def find(case: Case) -> Finding | None:
@@ -107,7 +107,7 @@ def _full(case: Case) -> Load:
 
 
 def _limited_otherwise(case: Case, present: float | None) -> bool:
-    """Another option than the fraction sizes the pool."""
+    """Whether another option than the fraction determines the size of the pool."""
     if is_held_small(case):
         return True
     if case.facts.device == "cpu":
@@ -124,7 +124,7 @@ def _free_afterwards(case: Case, total: float | None) -> float:
 def _growth(
     case: Case, available: float, total: float | None, running: float, queue: float
 ) -> float:
-    """How many times as many requests may run: as the pool grows, and as many as wait."""
+    """The factor by which running requests may grow: as the pool grows, and by as many as wait."""
     waiting = (running + queue) / running
     pool = case.facts.kv_gb
     if not pool:

@@ -1,4 +1,4 @@
-"""What several checks ask about the memory of a device. Sizes are in GB (2^30 bytes)."""
+"""Questions of several checks about the memory of a device. Sizes are in GB (2^30 bytes)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ GUIDE_DEVICE_GB = 80.0
 WANTED_FREE_GB = 6.5
 """The middle of the 5 to 8 GB that the guides want free when the server is ready."""
 LOGITS_MIB = 10.0
-"""Memory that a decode step may ask for at a time, for each running request: the logits of a
-vocabulary of 260,000 tokens in 32-bit floats take 1 MiB, with ten tokens of speculation ten."""
+"""Largest allocation of a decode step, for each running request: the logits of a vocabulary of
+260,000 tokens in 32-bit floats take 1 MiB, and ten times as much with ten tokens of speculation."""
 LEAST_MIB = 64.0
 PROMPT_TOKEN_MIB = 1.5
 """Memory that a prefill may ask for at a time, for each of its tokens: all of its activations."""
@@ -26,7 +26,7 @@ MIN_FRACTION = 0.3
 
 
 def total_gb(case: Case) -> float | None:
-    """Memory of one device: as a line says it, else the sum of what is known to be on it."""
+    """The memory of one device: as a line says, else the sum of what is known to be on it."""
     facts = case.facts
     for event in events(case, "oom"):
         if isinstance(total := event.values.get("total_mib"), float) and total > 0:
@@ -40,12 +40,12 @@ def total_gb(case: Case) -> float | None:
 
 
 def scaled(figure_gb: float, total: float | None) -> float:
-    """A figure of the guides for a device of this size: in proportion on smaller ones."""
+    """A figure of the guides for a device of this size, proportionally smaller on smaller ones."""
     return figure_gb if total is None else figure_gb * min(total / GUIDE_DEVICE_GB, 1.0)
 
 
 def fraction(case: Case) -> float | None:
-    """--mem-fraction-static as it was given or chosen, else what weights and pool take."""
+    """--mem-fraction-static as it was given or chosen, else the share of weights and pool."""
     given = case.number("mem_fraction_static")
     if given is not None and 0 < given < 1:
         return given
@@ -69,8 +69,8 @@ def within(value: float) -> float:
 
 
 def ooms(case: Case, *places: str) -> list[Event]:
-    """Failed allocations, by where they failed, in the order of the log. Those that the server
-    survived do not count: it went on for a while with other batches."""
+    """The failed allocations in these places, in the order of the log, without those that the
+    server survived, after which it went on with other batches for a while."""
     found = [event for event in events(case, "oom") if place_of(case, event) in places]
     found = [event for event in found if not survived(case, event, SURVIVES_S)]
     return sorted(found, key=lambda event: event.line)
@@ -102,7 +102,7 @@ def _may_be_prefill(case: Case, event: Event, tried: float) -> bool:
 
 
 def running_before(case: Case, event: Event) -> float | None:
-    """Running requests in the last decode line before the error, or in the last one of all."""
+    """The running requests in the last decode line before the error, or in the last one of all."""
     last = last_decode(case, event)
     if last is None:
         moments = [moment for rank in case.ranks for moment in rank.moments if moment.num_decode]
@@ -139,7 +139,7 @@ def tried_gb(event: Event) -> float | None:
 
 
 def lower_fraction(case: Case, by_gb: float, rest: str) -> Action:
-    """Take memory from the pool. rest: how the sentence goes on."""
+    """The action that takes memory from the pool. rest: the end of its sentence."""
     present, total = fraction(case), total_gb(case)
     value = None
     if present is not None:

@@ -17,9 +17,9 @@ from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.observations import Event, Evidence
 
 FEW = 8
-"""With so few running requests a cap would not help: the pool must give memory back."""
+"""With so few running requests a cap would not help; the pool must get smaller."""
 LESS = 0.8
-"""Share of the running requests that may run after the change."""
+"""The new limit, as a share of the running requests before the error."""
 
 
 def find(case: Case) -> Finding | None:
@@ -77,8 +77,8 @@ def _alternatives(event: Event) -> tuple[RuledOut, ...]:
 
 
 def _of_pool(case: Case) -> Action:
-    """The pool lacks tokens, not the device memory: one request is longer than all of the pool, or
-    as many run as may, and none can be retracted."""
+    """The action if the pool has too few tokens, while the device has memory: one request is longer
+    than the pool, or too many run and none can be retracted."""
     tokens, context = case.facts.max_total_num_tokens, case.facts.context_len
     if tokens and context and context > tokens:
         return Action(

@@ -18,18 +18,19 @@ from setpoint.doctor.observations import Event, Evidence
 
 TITLE = "Memory runs out while the server starts"
 MOST_WEIGHTS = 0.9
-"""Share of a device that weights may take: with more, no useful pool remains."""
+"""Largest share of a device that weights may take: with more, no useful pool remains."""
 POOL_SHARE = 0.1
-"""Share of the device that the pool should get at least."""
+"""Least share of the device that the pool should get."""
 NO_ROOM = (
     "increase --mem-fraction-static",
     "Raise --mem-fraction-static",
     "profiled value -",
     "negative dimension",
 )
-"""What the server says if the static share has no room for a pool."""
+"""Messages of the server if the static share has no room for a pool."""
 HELD_BY_OTHERS = 0.85
-"""If less than this share of the device is free before the weights, another process has memory."""
+"""If less than this share of the device is free before the weights are loaded, another process uses
+memory."""
 
 
 def find(case: Case) -> Finding | None:
@@ -82,7 +83,7 @@ def _stage(case: Case, found: list[Event]) -> str:
 
 
 def _static(case: Case, event: Event) -> tuple[Action, str]:
-    """The static share, weights and pool, has no room for a pool beside the weights."""
+    """The action and summary if the static share (weights and pool) has no room for a pool."""
     weights, total, present = case.facts.weights_gb, total_gb(case), fraction(case)
     value = None
     if weights is not None and total:
@@ -172,7 +173,8 @@ def _graphs(case: Case, event: Event) -> tuple[Action, str]:
 
 
 def _unknown(case: Case, event: Event) -> tuple[Action, str]:
-    """Nothing but the message: no line of the start, no traceback."""
+    """The action and summary if there is only the message, without a line of the start or a
+    traceback."""
     action = lower_fraction(
         case,
         (tried_gb(event) or 1.0) + 2.0,

@@ -12,7 +12,7 @@ from setpoint.doctor.observations import Event, Evidence
 LEAST_CHUNK = 2048
 MOST_CHUNK = 32768
 USUAL_CHUNK = 4096
-"""What the guides lower it to first."""
+"""The value that the guides try first."""
 
 
 def find(case: Case) -> Finding | None:
@@ -50,7 +50,7 @@ def find(case: Case) -> Finding | None:
 
 
 def _shown(event: Event) -> str:
-    """What tells that it was a prefill."""
+    """The sentence that says why it was a prefill."""
     if event.values.get("by") != "order":
         return "The message or its traceback shows a prefill."
     if event.values.get("where") == "decode":
@@ -59,7 +59,7 @@ def _shown(event: Event) -> str:
 
 
 def _chunk(case: Case, event: Event) -> int | None:
-    """Tokens of a prefill at most; -1 if prompts are not split; None if nothing tells."""
+    """The most tokens of a prefill; -1 if prompts are not split; None if it is not known."""
     chunk = case.facts.chunked_prefill_size
     if chunk is None:
         chunk = whole(case.number("chunked_prefill_size"))
@@ -67,7 +67,7 @@ def _chunk(case: Case, event: Event) -> int | None:
         return chunk
     moments = [moment for rank in case.ranks for moment in rank.moments]
     largest = max((moment.largest_prefill for moment in moments), default=0)
-    # Chunks are of a round size; what is larger than any usual one is a prompt in one piece.
+    # Chunks have a round size. A batch larger than any usual chunk is a prompt in one piece.
     return largest if LEAST_CHUNK < largest <= MOST_CHUNK and largest % 1024 == 0 else None
 
 

@@ -1,4 +1,4 @@
-"""other-pool-full: a further pool, of sliding windows or of states, is full."""
+"""other-pool-full: a second memory pool, for sliding windows or recurrent states, is full."""
 
 from __future__ import annotations
 

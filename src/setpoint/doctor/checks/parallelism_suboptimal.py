@@ -1,4 +1,5 @@
-"""parallelism-suboptimal: tensor parallelism where copies of the model would generate more."""
+"""parallelism-suboptimal: tensor parallelism is used where copies of the model would give more
+throughput."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from setpoint.doctor.checks.memory import total_gb
 from setpoint.doctor.findings import Action, Finding, RuledOut
 
 FITS = 0.35
-"""Share of one device that the whole model's weights may take: the rest is pool enough."""
+"""Largest share of one device for the weights of the whole model: the rest is enough for a pool."""
 LOADED = 0.5
-"""Share of the loaded time in which requests wait: only then throughput is what matters."""
+"""Least share of the loaded time in which requests wait: only then throughput matters."""
 
 
 def find(case: Case) -> Finding | None:

@@ -13,13 +13,13 @@ from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.observations import Evidence, Rank
 
 SURE = 1.05
-"""Tokens for each running request, as a multiple of the longest context."""
+"""More tokens for each running request are impossible, as a multiple of the longest context."""
 MIN_MOMENTS = 5
 MIN_LOST = 0.15
 MIN_GROWTH = 0.1
 """Shares of the pool that are in use while nothing runs, and by which they have grown."""
 MANY_MORE = 2.0
-"""Times as many requests that hold no more tokens."""
+"""So many times as many requests held no more tokens at another moment."""
 
 
 def find(case: Case) -> Finding | None:

@@ -29,9 +29,9 @@ from setpoint.doctor.load import Load
 
 MIN_SHARE = 0.4
 MIN_STALLED = 0.5
-"""Share of the loaded time if nobody waits …"""
+"""Least share of the loaded time if no request waits …"""
 MIN_FULL = 10
-"""… and full batches, at least."""
+"""… and least number of full batches."""
 
 
 def find(case: Case) -> Finding | None:
@@ -84,9 +84,9 @@ def find(case: Case) -> Finding | None:
 
 
 def stalling(case: Case) -> tuple[Load, float]:
-    """Full prefill batches that take most of the time although nobody waits: running requests
-    stand still, and more requests from the clients would only wait. Their share of the time; 0 if
-    they do not."""
+    """The full prefill batches that take most of the time although no request waits (running ones
+    stand still, and more requests would only wait), and their share of the time; 0 if they do not
+    take most of it."""
     full = case.load.where(
         lambda moment: is_cut(moment, case) and (moment.running or 0.0) >= STALLED
     )

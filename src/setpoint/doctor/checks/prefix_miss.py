@@ -19,16 +19,16 @@ SHARED = 0.4
 """A batch that finds at least this share of its prompts in the cache has shared prefixes."""
 MISSED = 0.1
 MIN_SHARED = 0.15
-"""Share of the batches that have them …"""
+"""Least share of batches with shared prefixes …"""
 MIN_MISSED = 0.5
-"""… and of those that find nothing, between which the order of requests decides."""
+"""… and of batches that find nothing. The order of requests decides which they are."""
 MAX_HIT_RATE = 0.4
 MIN_BATCHES = 10
 MIN_QUEUED = 0.5
 CACHE_ORDERS = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 LPM_LIMIT = 128
 MIN_TEMPLATE = 1000
-"""Tokens of a prompt from which a common part of it is worth a cache under load."""
+"""Prompts of so many tokens have a common part that is worth a cache under load."""
 ALIKE = 0.1
 MIN_ALIKE = 0.6
 """Share of the prompts that are within ``ALIKE`` of the usual length."""
@@ -45,8 +45,8 @@ def find(case: Case) -> Finding | None:
 
 
 def _collapsed(case: Case) -> Finding | None:
-    """Prefixes were found at first, and are not any more: those of other requests push them out
-    before they are used again."""
+    """The finding if prefixes were found at first, but later not any more, because other requests
+    evict them before they are used again."""
     found = collapse_of(case)
     if found is None:
         return None
@@ -86,7 +86,8 @@ def _ends_of(moments: Sequence[Moment]) -> tuple[Evidence, ...]:
 
 
 def _keep(case: Case, queued: float) -> Action:
-    """What keeps prefixes until they are used again: an order of requests, or more room."""
+    """The action that keeps prefixes until they are used again: another order of requests, or more
+    room."""
     policy = case.option("schedule_policy") or _default_policy(case)
     if queued >= MIN_QUEUED and policy not in CACHE_ORDERS:
         return Action(
@@ -259,7 +260,7 @@ def _hit_rate(moment: Moment) -> float:
 
 
 def _default_policy(case: Case) -> str:
-    """Servers of 2024 sorted by longest prefix match unless told otherwise."""
+    """The server's default policy: servers of 2024 sorted by longest prefix match."""
     old = any("2024" in source.generation for source in case.seen.sources)
     return "lpm" if old else "fcfs"
 

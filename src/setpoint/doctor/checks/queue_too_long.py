@@ -1,4 +1,4 @@
-"""queue-too-long: so many requests wait that handling them costs time."""
+"""queue-too-long: so many requests wait that handling the queue costs time."""
 
 from __future__ import annotations
 

@@ -76,7 +76,8 @@ def _running(load: Load) -> float:
 
 
 def _action(case: Case) -> Action:
-    """The option's values changed their names: old servers have shortest_queue."""
+    """The change of --load-balance-method, whose values were renamed: old servers have
+    shortest_queue."""
     known = case.option("load_balance_method")
     if known in ("total_requests", "total_tokens", "shortest_queue", "minimum_tokens"):
         return Action(

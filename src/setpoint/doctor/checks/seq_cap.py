@@ -1,4 +1,4 @@
-"""seq-cap: as many requests run as may run, and others wait."""
+"""seq-cap: the limit on running requests is reached, and others wait."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from setpoint.doctor.limits import FULL, at_budget, at_cap, binding_limit
 from setpoint.doctor.observations import Evidence
 
 MIN_SHARE = 0.4
-"""Share of the loaded time in which the cap binds."""
+"""Least share of the loaded time in which the cap binds."""
 
 FEW = 0.05
-"""Waiting requests for each slot below which another slot changes nothing."""
+"""With fewer waiting requests for each slot, another slot changes nothing."""
 
 
 def find(case: Case) -> Finding | None:
@@ -80,7 +80,7 @@ def _evidence(case: Case) -> tuple[Evidence, ...]:
 
 
 def _reduced(case: Case) -> bool:
-    """The server lowered the option's value when it started."""
+    """Whether the server lowered the option's value when it started."""
     asked, given = case.number("max_running_requests"), case.facts.max_running_requests
     parts = case.number("attn_dp_size") or case.number("dp_size") or 1
     if asked and given and given < asked // max(parts, 1):
@@ -101,7 +101,7 @@ def _action(case: Case, value: int, again: str) -> Action:
             "does not hold the states of that many requests. If it does so again, raise "
             "--mem-fraction-static or lower --context-length."
         )
-    # Not while it serves: the engine has as many slots as the cap had at its start.
+    # This needs a restart: the engine has as many slots as the cap had at its start.
     return Action(text, "--max-running-requests", "increase", value)
 
 

@@ -17,18 +17,18 @@ _STAMP = re.compile(r"^\[[^\]]*\] ")
 GOES_ON_S = 5.0
 """Batches this long after an error show that the server survived it."""
 SILENT_S = 60.0
-"""A log that goes on for this long without a batch although requests wait: nothing computes."""
+"""If a log goes on for this long without a batch although requests wait, the server hangs."""
 SILENT_RUNNING_S = 120.0
-"""… although requests ran that cannot all have ended before the next line about them."""
+"""The same if requests ran that cannot all have ended before the next line about them."""
 UNFINISHED = 4
-"""So many running requests do not end within the 40 steps between two lines …"""
+"""So many running requests do not all end within the 40 steps between two lines …"""
 LEVEL = 0.7
-"""… unless they were already fewer than this share of the usual number."""
+"""… unless their number was already below this share of the usual one."""
 
 
 def find(case: Case) -> Finding | None:
     if ooms(case, "init", "prefill", "decode") or events(case, "leak"):
-        return None  # those say why
+        return None  # these causes say why
     found = [event for event in _fatal(case) if not survived(case, event, GOES_ON_S)]
     if found:
         first = found[0]
@@ -69,7 +69,7 @@ def _ends_a_process(event: Event) -> bool:
 
 
 def _hangs(case: Case) -> Finding | None:
-    """No process says that it ended, but nothing computes any more."""
+    """The finding if no process says that it ended, but nothing is computed any more."""
     last = max(
         (moment for rank in case.ranks for moment in rank.moments),
         key=lambda moment: moment.line,
@@ -105,20 +105,20 @@ def _hangs(case: Case) -> Finding | None:
 
 
 def _left(last: Moment) -> str:
-    """What the last batch left behind: "12 requests ran and 3 waited"."""
+    """The open requests after the last batch, in words: "12 requests ran and 3 waited"."""
     ran, waited = round(running_of(last) or 0), round(last.queue or 0)
     return f"{counted(ran, 'request')} ran and {waited:,} waited when the last batch was logged"
 
 
 def _is_serving(case: Case, failed: list[Event]) -> bool:
-    """A server that is still starting answers health checks with 503, too."""
+    """Whether the server has started: while it starts, it answers health checks with 503, too."""
     said = any("ealth check failed" in event.text for event in failed)
     return said or bool(events(case, "ready")) or case.facts.available_gb is not None
 
 
 def _is_unfinished(case: Case, last: Moment, seconds: float, silence: Silence) -> bool:
-    """Whether the last batch left work behind that never went on: requests in the queue, running
-    ones that cannot have ended unseen, or requests that arrived later."""
+    """Whether there was work after the last batch that was never continued: requests in the queue,
+    running ones that cannot have ended unseen, or requests that arrived later."""
     usual = case.decoding.median(running_of) or 0.0
     running = running_of(last) or 0.0
     if seconds >= SILENT_S and (waits(last) or silence.num_requests > running + 1):

@@ -1,1 +1,1 @@
-"""The readers: logs, ``/metrics``, running servers and recordings become observations."""
+"""The readers, which make observations from logs, ``/metrics``, running servers and recordings."""

@@ -1,4 +1,5 @@
-"""A folder of logs: of one server (files of its ranks, rotated files, or both) or of several."""
+"""Reads a folder of logs: of one server (files of its ranks, rotated files, or both) or of
+several."""
 
 from __future__ import annotations
 
@@ -14,21 +15,21 @@ from setpoint.doctor.timeline import Timeline
 _APART_S = 5.0
 """Two files whose times overlap by no more than this are parts of one log."""
 _APART_DAY_S = 86400.0
-"""A server that wrote nothing for longer is taken for another one, and so is one whose clock counts
-from elsewhere."""
+"""If a server wrote nothing for longer, or its clock counts from another time, the later lines
+count as another server's."""
 _IDENTITY = ("model_path", "served_model_name", "port", "tp_size", "dp_size", "mem_fraction_static")
 """Options that are the same in all logs of one server."""
 _SAME_POOL = 1.25
 _CLEAR_USAGE = 0.2
-"""Usage has two decimals: below this it does not tell the size of the pool well enough."""
+"""Usage has two decimals: below this value it does not show the size of the pool well enough."""
 
 
 def read_folder(name: str) -> list[Observations]:
-    """The servers whose logs are in a folder, usually one. Files that contradict each other (in the
-    model, the options, the size of the pool, or the times) are of different servers. Of one server,
-    files of the same rank whose times follow one another are one log (it was rotated); files that
-    overlap are of different ranks, named as in their lines, or else by the file. Raises SourceError
-    if no file is a log."""
+    """The observations of the servers whose logs are in a folder, usually one. Files that
+    contradict each other (in the model, the options, the size of the pool, or the times) belong to
+    different servers. Files of one server and rank whose times follow one another are one log,
+    which was rotated. Files that overlap belong to different ranks, which are named as in their
+    lines, or else by the file. Raises SourceError if no file is a log."""
     parts: list[tuple[str, Observations]] = []
     left_out: list[str] = []
     for path in sorted(Path(name).iterdir()):
@@ -49,7 +50,7 @@ def read_folder(name: str) -> list[Observations]:
     if left_out:
         shown = ", ".join(left_out[:5]) + ("…" if len(left_out) > 5 else "")
         servers[0].sources[0].notes.append(
-            f"{len(left_out)} files are no logs of a server: {shown}."
+            f"{len(left_out)} files are not logs of a server: {shown}."
         )
     if len(servers) > 1:
         for seen in servers:
@@ -75,7 +76,7 @@ def _by_server(parts: list[Part]) -> list[list[Part]]:
 
 
 def _differ(one: Observations, other: Observations) -> bool:
-    """Whether two logs say things that cannot both be true of one server."""
+    """Whether two logs contradict each other, so that they are not of one server."""
     for name in _IDENTITY:
         values = one.facts.options.get(name), other.facts.options.get(name)
         if None not in values and values[0] != values[1]:
@@ -90,7 +91,7 @@ def _differ(one: Observations, other: Observations) -> bool:
 
 
 def _pool(seen: Observations) -> float | None:
-    """Tokens of the KV pool: as the start says, or as the lines about batches tell."""
+    """The tokens of the KV pool, as the start says or the lines about batches show."""
     if seen.facts.max_total_num_tokens:
         return float(seen.facts.max_total_num_tokens)
     sizes = [
@@ -104,7 +105,8 @@ def _pool(seen: Observations) -> float | None:
 
 
 def _is_near(part: Part, group: list[Part]) -> bool:
-    """Whether its times are of the same clock as those of a group, and not days after them."""
+    """Whether the times of the part are from the same clock as those of a group, and not days after
+    them."""
     begin = _begins(part[1])
     if not any(rank.moments for rank in part[1].ranks):
         return True
@@ -159,7 +161,7 @@ def _one(parts: list[tuple[str, Observations]]) -> Observations:
 
 
 def _files(parts: list[Part]) -> dict[tuple[int, str], str]:
-    """Which file a quoted line is of."""
+    """(number, text) of each quoted line -> its file."""
     found: dict[tuple[int, str], str] = {}
     for file, seen in parts:
         for rank in seen.ranks:
@@ -193,7 +195,7 @@ def _joined(first: Rank, second: Rank) -> Rank:
 
 
 def _facts(found: list[Facts]) -> Facts:
-    """Those of the part that says most, completed by the others."""
+    """The facts of the part that says most, completed by the others."""
     ordered = sorted(found, key=lambda facts: len(facts.said), reverse=True)
     best = ordered[0]
     for other in ordered[1:]:

@@ -1,4 +1,4 @@
-"""Facts from what a server says about itself: the answer to ``/server_info``."""
+"""Reads facts about a server from its answer to ``/server_info``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SAID = (
 
 
 def facts_of(info: Mapping[str, Any], *, engine: Literal["setpoint", "sglang"]) -> Facts:
-    """The facts in an answer to ``/server_info`` of Setpoint, or of SGLang in any version: what it
-    has not is unknown."""
+    """The facts in an answer to ``/server_info`` of Setpoint, or of SGLang in any version. What the
+    answer does not have is unknown."""
     states = info.get("internal_states")
     state = states[0] if isinstance(states, list) and states else {}
     state = state if isinstance(state, Mapping) else {}

@@ -1,4 +1,4 @@
-"""Observations from the moments that Setpoint's own engines keep: of a running server, of a
+"""Makes observations from the moments that Setpoint's own engines keep: of a running server, of a
 recording, or of the server that this code runs in."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from setpoint.doctor.observations import (
 from setpoint.doctor.readers.info import facts_of
 
 MAX_EVENTS = 64
-"""Events of a kind that are kept."""
+"""Most events of a kind that are kept."""
 
 
 def live_observations(
@@ -32,9 +32,9 @@ def live_observations(
     death: str = "",
     note: str = "",
 ) -> Observations:
-    """Of a server that is running, or has just ended. info: its ``/server_info``, with or without
-    the present state. name: what to call it. death: why its engine has ended, if it has. note: what
-    the user should know of these moments."""
+    """The observations of a server that is running, or has just ended. info: its ``/server_info``,
+    with or without the present state. name: its name in the report. death: why its engine has
+    ended, if it has. note: what the user should know about these moments."""
     facts = facts_of(info, engine="setpoint")
     end = f"The engine has ended: {death}" if death else ""
     notes = [each for each in (end, note) if each]
@@ -56,7 +56,7 @@ def observed(
     kind: Literal["live", "server", "recording"],
     notes: Sequence[str] = (),
 ) -> Observations:
-    """One rank with these moments, and the events that they tell of."""
+    """The observations of one rank with these moments, and the events that they show."""
     told = [_told(moment) for moment in moments]
     source = Source(
         name=name,
@@ -124,7 +124,8 @@ def add_events(rank: Rank, moment: Moment) -> None:
 
 
 _ENDS: dict[str, EventKind] = {"abort": "aborted", "500": "access-error", "503": "queue-full"}
-"""The ends that are events. 503: the queue was full, or the request waited too long in it."""
+"""How a request ended -> the kind of event. 503: the queue was full, or the request waited too long
+in it."""
 
 
 def _add(

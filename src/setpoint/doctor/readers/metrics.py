@@ -1,5 +1,5 @@
 """Reads ``/metrics``: a page that is scraped again and again, or a saved one. Each pair of scrapes
-is a moment: gauges are as the second one shows them, counters are what was added between."""
+is a moment: it has the gauges of the second scrape, and what was added to counters in between."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESTARTED = "The server restarted while it was watched. The report is about the 
 
 
 def is_saved(path: Path) -> bool:
-    """Whether a file begins as a page of metrics does."""
+    """Whether a file begins like a page of metrics."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -36,8 +36,8 @@ def is_saved(path: Path) -> bool:
 
 
 def read_saved(name: str) -> Observations:
-    """A saved page, or several in one file: the times between them are not known. Raises
-    SourceError."""
+    """The observations of a saved page, or of several in one file, between which the times are not
+    known. Raises SourceError."""
     try:
         with Path(name).open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -57,14 +57,14 @@ def read_saved(name: str) -> Observations:
             moment.at = float(place)
     if len(scrapes) == 1:
         source.notes.append(
-            "One saved page is one moment, and counters tell nothing without a second one. Give the"
+            "One saved page is one moment, and counters mean nothing without a second one. Give the"
             " URL of the page, or save it several times, one after the other, into one file."
         )
     return seen
 
 
 def watch_metrics(url: str, *, seconds: float, api_key: str | None) -> Observations:
-    """The page at a URL for so long. Raises SourceError if it cannot be had at first."""
+    """Watch the page at a URL for ``seconds``. Raises SourceError if it cannot be read at first."""
     with Pages(url, api_key=api_key) as pages:
         return watched_metrics(pages, url, seconds=seconds, name=url)
 
@@ -72,7 +72,8 @@ def watch_metrics(url: str, *, seconds: float, api_key: str | None) -> Observati
 def watched_metrics(
     pages: Pages, url: str, *, seconds: float, name: str, facts: Facts | None = None
 ) -> Observations:
-    """As ``watch_metrics``. name: of the source. facts: what else is known of the server."""
+    """Like ``watch_metrics``, over an open connection. name: that of the source. facts: what else
+    is known about the server."""
     scrapes: list[Scrape] = []
     note, end = "", time.monotonic() + seconds
     while True:
@@ -93,7 +94,7 @@ def watched_metrics(
 
 
 def of_scrapes(scrapes: Sequence[Scrape], *, name: str, facts: Facts | None = None) -> Observations:
-    """Scrapes of one server in their order, at least one."""
+    """The observations of the scrapes of one server, at least one, in their order."""
     source = Source(name=name, kind="metrics")
     pairs = enumerate(pairwise(scrapes), start=1)
     begins = [place for place, (before, after) in pairs if _restarted(before, after)]
@@ -201,7 +202,7 @@ def _add_tokens(moment: Moment, old: Values, new: Values) -> None:
 
 
 def _add_tokens_of_requests(moment: Moment, old: Values, new: Values) -> None:
-    """Older versions count tokens when a request ends."""
+    """Add the tokens of requests: older versions count tokens when a request ends."""
     prompts = _added(old, new, "prompt_tokens")
     cached = int(_added(old, new, "cached_tokens") or 0)
     if prompts is not None:
@@ -215,8 +216,8 @@ def _add_rates(moment: Moment) -> None:
 
 
 def _add_steps(moment: Moment, old: Values, new: Values) -> None:
-    """Numbers of steps; an engine that does not count them has made one of each kind that
-    shows."""
+    """Add the numbers of steps. If an engine does not count them, each kind that occurs counts as
+    one."""
     name = "cuda_graph_passes"
     prefills = _added_where(old, new, name, "mode", "prefill")
     if prefills is None:

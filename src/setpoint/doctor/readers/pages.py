@@ -1,4 +1,4 @@
-"""Gets pages of a server. Whatever goes wrong is one sentence for the user."""
+"""Gets pages of a server. Every error is one sentence for the user."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from setpoint.core.errors import SourceError, reason_of
 
 TIMEOUT_S = 10.0
 MAX_BYTES = 16 << 20
-"""Pages of metrics have some hundred KiB; the time to read one grows with its length."""
+"""Most bytes of a page. Pages of metrics have some hundred KiB, and the time to read one grows with
+its length."""
 
 
 class NotThereError(SourceError):
-    """The server answers, and has no such page."""
+    """The server answers, but has no such page."""
 
 
 class Pages:
@@ -71,8 +72,8 @@ class Pages:
                 self._client = self._new_client()
 
     def text(self, url: str) -> str:
-        """Raises NotThereError for a page that does not exist, SourceError for one that cannot be
-        had."""
+        """The text of a page. Raises NotThereError if it does not exist, SourceError if it cannot
+        be read."""
         content = bytearray()
         try:
             with self._in_time() as client, client.stream("GET", url) as response:
@@ -100,10 +101,11 @@ class Pages:
             raise SourceError(f"{url} answered with status {status}.")
 
     def json(self, url: str) -> Any:
-        """As ``text``; raises SourceError for a page that is not JSON."""
+        """The content of a page of JSON. Raises as ``text``, and SourceError for a page that is not
+        JSON."""
         try:
             return msgspec.json.decode(self.text(url).encode())
         except (msgspec.DecodeError, RecursionError):
             raise SourceError(
-                f"{url} does not answer with JSON; it is no server of SGLang or Setpoint."
+                f"{url} does not answer with JSON; it is not a server of SGLang or Setpoint."
             ) from None

@@ -1,5 +1,5 @@
-"""Reads a recording (``setpoint serve --record FILE``): the records go to the same keeper of
-moments that an engine has."""
+"""Reads a recording (``setpoint serve --record FILE``). Moments are made from its records by the
+same code as in an engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from setpoint.recording.segments import segments_there
 
 
 def is_recording(path: Path) -> bool:
-    """Whether a file, or the oldest part of it that is left, begins as a recording does."""
+    """Whether a file, or the oldest part of it that is left, begins like a recording."""
     if not path.exists():
         return path.parent.is_dir() and bool(segments_there(path))
     if not path.is_file():  # what is read from a pipe is gone
@@ -41,7 +41,7 @@ def is_recording(path: Path) -> bool:
 
 
 def opened(name: str) -> Recording:
-    """Raises SourceError for a recording that cannot be read from its beginning."""
+    """Open a recording. Raises SourceError if it cannot be read from its beginning."""
     try:
         return open_recording(Path(name))
     except RecordingError as error:
@@ -51,9 +51,8 @@ def opened(name: str) -> Recording:
 def read_recording(
     recording: Recording, name: str, *, also: Callable[[Kept | Record], None] | None = None
 ) -> Observations:
-    """Of a recording that is damaged, what is before the damage. Raises SourceError for one that
-    contradicts itself. also: is given each row as well,
-    and the record in place of a row that holds one."""
+    """The observations of a recording, up to any damage. Raises SourceError for one that
+    contradicts itself. also: called with each row, or with the record of a row that holds one."""
     notes: list[str] = []
     reading = _Reading(recording.header)
     try:
@@ -98,9 +97,9 @@ class _Reading:
         self.keeper = MomentKeeper(epoch=self._epoch, kept=None)
         self._settings = header.settings
         self._first: list[tuple[float, float]] = []
-        """When a first token came, in clock seconds, and how long after its request."""
+        """(when a first token came, in seconds of the clock, how long after its request)."""
         self._between: list[tuple[float, float]] = []
-        """When a request ended, and the mean time between its tokens."""
+        """(when a request ended, the mean time between its tokens)."""
         self.leaks: list[Event] = []
 
     def take(self, record: Record) -> None:
@@ -164,7 +163,7 @@ class _Reading:
 
 
 def _options(settings: Settings) -> dict[str, object]:
-    """Settings by the names of the options that they come from."""
+    """The settings by the names of their options."""
     return {
         "max_running_requests": settings.max_running_requests,
         "schedule_conservativeness": settings.conservativeness,

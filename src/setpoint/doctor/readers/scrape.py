@@ -1,5 +1,5 @@
-"""One scrape of ``/metrics`` of SGLang or Setpoint, whatever the version: names are told from their
-beginnings ``sglang:`` or ``sglang_``, with and without ``_total``."""
+"""Reads one scrape of ``/metrics`` of SGLang or Setpoint in any version: names may begin with
+``sglang:`` or ``sglang_``, with and without ``_total`` at the end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Literal
 from prometheus_client.parser import text_string_to_metric_families
 
 from setpoint.core.errors import SourceError
-from setpoint.doctor.plausible import can_be
+from setpoint.doctor.plausible import is_possible
 
 Labels = Mapping[str, str]
 Engine = Literal["setpoint", "sglang"]
 REQUEST = None
-"""The rank of series that frontends count for all ranks."""
+"""The rank of series that the frontend counts for all ranks."""
 
 
 @dataclass(slots=True)
@@ -60,21 +60,21 @@ class Scrape:
     engine: Engine
     model: str | None
     ranks: dict[str, Values]
-    """By the name of the data-parallel rank, "" if there is only one."""
+    """The series of each data-parallel rank, by its name; "" if there is only one."""
     requests: Values
-    """Of the frontend."""
+    """The series of the frontend."""
     impossible: list[str] = field(default_factory=list)
-    """Samples with a value that cannot be, which are left out: "token_usage=nan"."""
+    """Samples that were left out because their value is impossible: "token_usage=nan"."""
 
 
 def read_scrape(page: str, *, at: float, name: str) -> Scrape:
-    """Raises SourceError for a page that is not one of Prometheus' or has nothing of an engine.
-    name: of the source, for that message."""
+    """Read a page. Raises SourceError if it is not in Prometheus' format or has no series of an
+    engine. name: the source, for that message."""
     try:
         families = list(text_string_to_metric_families(page))
     except Exception as error:  # the parser raises whatever its parts do
         raise SourceError(
-            f"{name} is no page of metrics: {str(error)[:100] or type(error).__name__}."
+            f"{name} is not a page of metrics: {str(error)[:100] or type(error).__name__}."
         ) from None
     samples = [
         (short, sample.labels, float(sample.value), engine)
@@ -93,7 +93,7 @@ def read_scrape(page: str, *, at: float, name: str) -> Scrape:
     for short, labels, value, _ in samples:
         if not _is_first(labels):
             continue
-        if not _can_be(short, value):
+        if not _is_possible(short, value):
             impossible.append(f"{short}={value:g}")
             continue
         values = requests
@@ -115,10 +115,11 @@ _AMOUNTS = frozenset(
 )
 
 
-def _can_be(short: str, value: float) -> bool:
-    """Of counters, which grow for ever, any number can."""
+def _is_possible(short: str, value: float) -> bool:
+    """Whether a series can have this value. A counter, which grows for ever, can have any
+    number."""
     if short in _SHARES or short in _AMOUNTS:
-        return can_be(value, is_share=short in _SHARES)
+        return is_possible(value, is_share=short in _SHARES)
     return math.isfinite(value)
 
 
@@ -128,12 +129,12 @@ _OF_RANKS = frozenset(
         *("gen_throughput", "cache_hit_rate", "num_grammar_queue_reqs"),
     }
 )
-"""Schedulers' series, which in old versions have no label of their rank."""
+"""Series of schedulers that have no label for their rank in old versions."""
 
 
 def pages_in(text: str) -> list[str]:
-    """A file may hold several pages, one after the other: a new one begins where the first name
-    comes again."""
+    """The pages in a file, one after the other: a new page begins where the first name occurs
+    again."""
     marker = next((line for line in text.splitlines() if line.startswith("# HELP ")), None)
     if marker is None:
         return [text]
@@ -142,7 +143,8 @@ def pages_in(text: str) -> list[str]:
 
 
 def _short(name: str) -> tuple[str, str]:
-    """The name without what versions differ in, and whose it is; "" for another program's."""
+    """The name without the parts in which versions differ, and the engine whose series it is; ""
+    for another program."""
     for beginning, engine in _BEGINNINGS:
         if name.startswith(beginning):
             return name.removeprefix(beginning).removesuffix("_total"), engine
@@ -156,7 +158,7 @@ _BEGINNINGS = (
 
 
 def _is_first(labels: Labels) -> bool:
-    """Whether the sample is of the first scheduler of its group, which speaks for all."""
+    """Whether the sample is from the first scheduler of its group, which reports for all."""
     return all(labels.get(name, "0") in ("0", "") for name in ("tp_rank", "pp_rank"))
 
 
@@ -167,7 +169,7 @@ def _rank(labels: Labels) -> str:
 
 def quantiles(before: Values, after: Values, names: Iterable[str], short: str) -> dict[str, float]:
     """p50, p95 and p99 of what a histogram counted between two scrapes, linear within a bucket.
-    names: of the histogram, the first that there is."""
+    names: possible names of the histogram, of which the first existing one is used."""
     for name in names:
         later = after.by(f"{name}_bucket", "le")
         if later:
@@ -185,7 +187,8 @@ def quantiles(before: Values, after: Values, names: Iterable[str], short: str) -
 
 
 def _within(bounds: list[tuple[float, float]], wanted: float) -> float:
-    """Where this many values have been counted. Values above the last bound count as that."""
+    """The value up to which this many values were counted. Values above the last bound count as
+    that bound."""
     low, before = 0.0, 0.0
     for bound, count in bounds:
         if count >= wanted:

@@ -1,5 +1,5 @@
-"""Watches a running server, Setpoint's or SGLang's in any version: the moments that it keeps, else
-its ``/metrics``, else its loads, which it is asked for again and again."""
+"""Watches a running server of Setpoint, or of SGLang in any version: the moments that it keeps,
+else its ``/metrics``, else its loads, which are polled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from setpoint.core.conversion import convert
 from setpoint.core.errors import SourceError
 from setpoint.core.moments import Moment
 from setpoint.doctor.observations import Facts, Observations, Rank, Source
-from setpoint.doctor.plausible import can_be
+from setpoint.doctor.plausible import is_possible
 from setpoint.doctor.readers.info import facts_of
 from setpoint.doctor.readers.kept import live_observations, sentence
 from setpoint.doctor.readers.metrics import watched_metrics
@@ -27,7 +27,7 @@ Loads = dict[str, Moment]
 def watch_server(
     url: str, *, seconds: float, past_s: float = 0.0, api_key: str | None
 ) -> Observations:
-    """What the server at this URL does for so long, after what it remembers of the ``past_s``
+    """What the server at this URL does for ``seconds``, and what it remembers of the ``past_s``
     seconds before. Raises SourceError if it cannot be reached or is neither of the two."""
     base = url.rstrip("/")
     with Pages(url, api_key=api_key) as pages:
@@ -54,7 +54,8 @@ def _tells_moments(pages: Pages, base: str) -> bool:
 
 
 def _kept(pages: Pages, base: str, seconds: float, past_s: float) -> Observations:
-    """Of a Setpoint server, which keeps its moments: those of the next seconds, and before."""
+    """The observations of a Setpoint server, which keeps its moments: of the next seconds, and of
+    those before."""
     time.sleep(seconds)
     answer = pages.json(f"{base}/doctor?seconds={seconds + past_s:g}&moments=true")
     try:
@@ -87,7 +88,7 @@ def _polled(
     if load is None:
         what = "and shows no load" if is_known else "and has no /server_info, /metrics or /v1/loads"
         raise SourceError(
-            f"{base} answers {what}: it is no server of SGLang or Setpoint, or an old one that"
+            f"{base} answers {what}: it is not a server of SGLang or Setpoint, or an old one that"
             " needs --enable-metrics."
         )
     source = Source(name=base, kind="server", generation=f"SGLang {facts.version or ''}".rstrip())
@@ -115,7 +116,7 @@ def _polled(
 
 
 def _loads_of(pages: Pages, base: str, facts: Facts) -> Callable[[], Loads] | None:
-    """How to ask this server for its loads; None if it has none."""
+    """A function that asks this server for its loads; None if it has none."""
 
     def new() -> Loads:
         answer = pages.json(f"{base}/v1/loads")
@@ -144,7 +145,7 @@ def _rank(load: Mapping[str, Any]) -> str:
 
 
 def _load(load: Mapping[str, Any]) -> Moment:
-    """SGLang's /v1/loads, since 2026."""
+    """A moment from SGLang's /v1/loads, which exists since 2026."""
     running = _number(load, "num_running_reqs")
     queue = _number(load, "num_waiting_reqs")
     usage = _number(load, "token_usage")
@@ -165,8 +166,8 @@ def _load(load: Mapping[str, Any]) -> Moment:
 
 
 def _old_load(load: Mapping[str, Any], facts: Facts) -> Moment:
-    """/get_load of older versions. num_reqs: those that run and those that wait, and num_tokens are
-    of both, too."""
+    """A moment from /get_load of older versions, whose num_reqs and num_tokens count both running
+    and waiting requests."""
     queue, total = _number(load, "num_waiting_reqs"), _number(load, "num_reqs")
     running = None if total is None else max(total - (queue or 0.0), 0.0)
     tokens = None if queue else _number(load, "num_tokens")
@@ -187,10 +188,11 @@ def _old_load(load: Mapping[str, Any], facts: Facts) -> Moment:
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:
-    """Raises SourceError for a figure that cannot be: the others are worth nothing then."""
+    """The figure of this name; None if it is missing. Raises SourceError for an impossible figure,
+    because the others are then worth nothing."""
     value = values.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if not can_be(value, is_share=name == "token_usage"):
-        raise SourceError(f"The server says {name}={value:g}, which cannot be.")
+    if not is_possible(value, is_share=name == "token_usage"):
+        raise SourceError(f"The server says {name}={value:g}, which is impossible.")
     return float(value)

@@ -1,4 +1,4 @@
-"""What each SOURCE of ``setpoint doctor`` is, and who reads it."""
+"""Determines what each SOURCE of ``setpoint doctor`` is, and reads it with the right reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from setpoint.doctor.readers.server import watch_server
 def observe_sources(
     names: Sequence[str], *, seconds: float, past_s: float = 0.0, api_key: str | None = None
 ) -> list[Observations]:
-    """What the sources show, in their order; a log of several servers gives several.
+    """The observations of the sources, in their order; a log of several servers gives several.
 
     names: log files (plain, gzip or Zstandard), "-" for standard input, folders of logs, URLs of
     servers or of their /metrics, saved metrics, recordings; seconds: how long to watch a URL;
@@ -57,7 +57,7 @@ def _watch(url: str, seconds: float, past_s: float, api_key: str | None) -> Obse
     except ValueError:
         host = None
     if not host or any(character.isspace() for character in url):
-        raise SourceError(f"{url!r} is no URL: http://HOST:PORT was expected.")
+        raise SourceError(f"{url!r} is not a URL: http://HOST:PORT was expected.")
     is_page = url.partition("?")[0].rstrip("/").endswith("/metrics")
     if is_page:
         return watch_metrics(url, seconds=seconds, api_key=key)

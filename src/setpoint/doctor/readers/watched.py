@@ -1,5 +1,5 @@
-"""The last minutes of sources that go on: servers, which are asked again and again, and logs, of
-which the beginning and the end are read again when they have grown."""
+"""The last minutes of sources that still grow: servers, which are polled, and logs, whose beginning
+and end are read again when they have grown."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from setpoint.doctor.readers.recording import is_recording
 from setpoint.doctor.readers.sources import observe_sources
 
 WINDOW_S = 300.0
-"""What a verdict is about: a limit that bound before has gone, or will come back."""
+"""Seconds that a verdict is about: an earlier limit has gone, or will come back."""
 _HEAD, _TAIL = 1 << 20, 8 << 20
-"""Bytes of a log that are read: the server says its limits in the head, the tail has minutes."""
+"""Bytes of a log that are read: the head has the server's limits, the tail the last minutes."""
 
 
 class Watched:
-    """Sources whose last minutes are wanted, again and again."""
+    """Sources whose last minutes are read again and again."""
 
     def __init__(self, names: Sequence[str], *, api_key: str | None = None) -> None:
         self._names = names
@@ -30,8 +30,8 @@ class Watched:
         self._servers: dict[str, Observations] = {}
 
     def look(self, *, seconds: float) -> list[Observations]:
-        """The last WINDOW_S of each source. seconds: how long a URL is watched for it. Raises
-        SourceError for a source that cannot be read."""
+        """The observations of the last WINDOW_S of each source. seconds: how long to watch a URL.
+        Raises SourceError for a source that cannot be read."""
         return [
             recent(seen, WINDOW_S) for name in self._names for seen in self._look(name, seconds)
         ]
@@ -49,7 +49,8 @@ class Watched:
 
 
 def joined(before: Observations, after: Observations) -> Observations:
-    """What was seen of a server, and then more of it, which may begin with what was the last."""
+    """Two observations of a server as one. The later may begin with the last moment of the earlier
+    one."""
     begins = [moment.at for rank in after.ranks for moment in rank.moments]
     end = min(begins, default=float("inf"))
     earlier = {rank.name: _within(rank, end=end) for rank in before.ranks}
@@ -70,8 +71,8 @@ def joined(before: Observations, after: Observations) -> Observations:
 
 
 def recent(seen: Observations, seconds: float) -> Observations:
-    """The last of what was seen. Events without a time stay; what the server said at its start
-    stays true."""
+    """The last ``seconds`` of the observations. Events without a time stay, and so do the facts
+    that the server stated at its start."""
     ends = [moment.at + moment.seconds for rank in seen.ranks for moment in rank.moments]
     if not ends:
         return seen
@@ -80,7 +81,7 @@ def recent(seen: Observations, seconds: float) -> Observations:
 
 
 def _within(rank: Rank, *, begin: float = float("-inf"), end: float = float("inf")) -> Rank:
-    """What began in this time, and events without a time."""
+    """The part of a rank that began in this time, with events without a time."""
     events = [event for event in rank.events if event.at is None or begin <= event.at < end]
     gone = [event.kind for event in rank.events if event not in events]
     counts = {kind: count - gone.count(kind) for kind, count in rank.num_events.items()}
@@ -89,14 +90,14 @@ def _within(rank: Rank, *, begin: float = float("-inf"), end: float = float("inf
 
 
 def _is_large(path: Path) -> bool:
-    """Whether the ends of a file are enough: of a plain log, that is."""
+    """Whether a file is a large log that is not packed, so that its ends are enough."""
     if not path.is_file() or path.stat().st_size <= _HEAD + _TAIL:
         return False
     return not (is_packed(path) or is_recording(path) or is_saved(path))
 
 
 def _ends_of(name: str) -> list[Observations]:
-    """A large log without its middle, with the right numbers of lines."""
+    """The observations of a large log without its middle, with the right line numbers."""
     with Path(name).open("rb") as file:
         head = file.read(_HEAD)
         head = head[: head.rfind(b"\n") + 1]
@@ -110,7 +111,7 @@ def _ends_of(name: str) -> list[Observations]:
 
 
 def _lines_until(file: BinaryIO, begin: int, end: int) -> int:
-    """Line ends between two places of a file; leaves it at the second."""
+    """The number of line ends between two places of a file, which is left at the second."""
     file.seek(begin)
     count = sum(block.count(b"\n") for block in _blocks(file, end - begin))
     file.seek(end)
@@ -124,7 +125,7 @@ def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _renumber(seen: Observations, after: int, by: int) -> None:
-    """Adds ``by`` to the numbers of all lines behind ``after``."""
+    """Add ``by`` to the numbers of all lines after line ``after``."""
     for rank in seen.ranks:
         for moment in rank.moments:
             moment.line += by if moment.line > after else 0

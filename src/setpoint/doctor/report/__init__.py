@@ -1,1 +1,1 @@
-"""What people see of a report: the terminal, a page, and the texts of the checks."""
+"""Shows reports to people: in the terminal, as a page, and the texts of the checks."""

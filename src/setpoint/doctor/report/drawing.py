@@ -1,5 +1,5 @@
-"""One chart of the page: paths in SVG, which are stretched to the page's width, and labels around
-them, which are not."""
+"""Draws one chart of the page: paths in SVG, which are stretched to the page's width, and labels
+around them, which are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the charts of a report show: figures over time, for the terminal and for the page."""
+"""Makes the charts of a report: figures over time, for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Points = list[tuple[float, float]]
 
 
 class Reading(NamedTuple):
-    """What a figure was from ``begin`` to ``end``, in seconds since the chart's beginning. The two
-    are the same for a line of a log, which does not tell how long its moment lasted."""
+    """The value of a figure from ``begin`` to ``end``, in seconds since the chart's beginning. The
+    two are equal for a line of a log, which does not say how long its moment lasted."""
 
     begin: float
     end: float
@@ -44,19 +44,19 @@ between."""
 
 @dataclass(slots=True, frozen=True)
 class Figure:
-    """One chart. It has a line for each rank that tells the figure."""
+    """One chart. It has a line for each rank that has the figure."""
 
     title: str
     unit: str
     lines: dict[str, list[Reading]]
-    """By the name of the rank, in the order of time."""
+    """The readings of each rank, by its name, in the order of time."""
     top: float
     """Where the axis of values ends; it begins at 0."""
     limit: float | None = None
     """A value that the figure cannot exceed. It may be far above the top."""
     limit_name: str = ""
     bars: bool = False
-    """Counts, each of which stands for itself and is not connected with its neighbours."""
+    """Whether the values are counts, which are drawn as bars and not connected."""
 
     @property
     def drawn_limit(self) -> float | None:
@@ -72,9 +72,10 @@ class Charts:
     """In the time of the source."""
     seconds: float
     figures: list[Figure]
-    """The four that every report begins with (those that the source tells), then the others."""
+    """First the four with which every report begins, as far as the source has them, then the
+    others."""
     phases: list[PhaseSpan] = field(default_factory=list)
-    """In seconds since the beginning, in the order of time."""
+    """The phases, in seconds since the beginning, in the order of time."""
     marks: dict[int, float] = field(default_factory=dict)
     """Number of a line that is evidence of the first finding -> seconds since the beginning."""
     clock: str = ""
@@ -107,7 +108,7 @@ class Charts:
 
 
 def charts(report: Report, seen: Observations) -> Charts | None:
-    """None: there are not two moments to draw."""
+    """The charts of a report; None if there are not at least two moments to draw."""
     times = [
         time
         for rank in seen.ranks
@@ -188,7 +189,7 @@ def _figure(
         title=title,
         unit=unit,
         lines=lines,
-        # A limit far above everything that happened would leave no room for that.
+        # A limit far above all values would leave no room for them.
         top=top or _nice(max(largest, limit if limit and limit <= 2 * largest else 0.0)),
         limit=limit,
         limit_name=name,
@@ -222,7 +223,8 @@ def _nice(value: float) -> float:
 
 
 def _phases(report: Report, begin: float, end: float) -> list[PhaseSpan]:
-    """Of the rank with most of them: their phases differ little, and charts have one axis."""
+    """The phases of the rank with most of them: the ranks differ little, and charts have one
+    axis."""
     spans = max(report.phases.values(), key=len, default=[])
     found: list[PhaseSpan] = []
     for span in spans:
@@ -237,7 +239,8 @@ def _phases(report: Report, begin: float, end: float) -> list[PhaseSpan]:
 
 
 def _marks(report: Report, seen: Observations, begin: float) -> dict[int, float]:
-    """Nothing if there are several sources: their lines have the same numbers."""
+    """The marks of the evidence; none if there are several sources, whose lines have the same
+    numbers."""
     if not report.findings or len(report.sources) != 1:
         return {}
     lines = {evidence.line for evidence in report.findings[0].evidence if evidence.line}
@@ -259,9 +262,9 @@ def _clock(seen: Observations) -> str:
 
 
 def pieces(readings: Sequence[Reading], width: float) -> Iterator[list[Reading]]:
-    """The readings between which the figure was known all the time. ``width``: seconds that are too
-    short to be seen. Most lines of a log stand for an instant, so that only an unusual silence says
-    that nothing ran; other sources tell what each reading covers."""
+    """Yields runs of readings without a gap in which the figure was unknown. ``width``: seconds
+    that are too short to be seen. Most lines of a log stand for an instant, so that only an unusual
+    silence means that nothing ran; other sources say what each reading covers."""
     holes = [after.begin - before.end for before, after in pairwise(readings)]
     longest = width
     if 2 * sum(reading.end > reading.begin for reading in readings) < len(readings):

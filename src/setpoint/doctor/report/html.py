@@ -1,5 +1,5 @@
-"""A report as one page: no scripts, nothing from elsewhere, light and dark, printable. Everything
-that comes from a source is escaped."""
+"""Writes a report as one page: without scripts, loading nothing from elsewhere, light and dark,
+printable. Everything that comes from a source is escaped."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from setpoint.doctor.report.wording import printable
 _WHOLE = re.compile(r"((?:--|#)[a-z][\w-]+)")
 """Options, and fields of a log line."""
 _LINE = 400
-"""Characters of a line of a log that are shown; server_args have thousands."""
+"""Most characters of a line of a log that are shown; server_args have thousands."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""A browser loads nothing and runs nothing, whatever a log holds."""
+"""With this policy a browser loads nothing and runs nothing, whatever a log contains."""
 
 
 def page(
@@ -31,7 +31,8 @@ def page(
     checks: Mapping[str, Check],
     others: Sequence[Report] = (),
 ) -> str:
-    """``checks``: by cause. ``others``: reports about other servers in the sources."""
+    """The page of a report as HTML. ``checks``: by cause. ``others``: reports about other servers
+    in the sources."""
     view = _View(report, seen, checks, others)
     body = "".join(part for part in view.parts() if part)
     title = _plain(f"{report.verdict}: {view.title(report.verdict)}")
@@ -53,7 +54,7 @@ def _plain(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """As prose: a word with a hyphen in it is not divided, and a number stays with its unit."""
+    """The text as prose: words are not divided at hyphens, and numbers stay with their units."""
     parts = _WHOLE.split(printable(text))
     whole = [
         f"<span class=nb>{escape(part)}</span>" if index % 2 else escape(part)
@@ -63,14 +64,14 @@ def _text(text: str) -> str:
 
 
 def _tag(name: str, text: str, kind: str = "") -> str:
-    """ "" if there is no text."""
+    """The text in a tag; "" if there is no text."""
     attribute = f' class="{kind}"' if kind else ""
     content = _plain(text) if name == "code" else _text(text)
     return f"<{name}{attribute}>{content}</{name}>" if text else ""
 
 
 def _card(heading: str, content: Iterable[str] | str, kind: str = "") -> str:
-    """ "" without content."""
+    """A card with this heading and content; "" without content."""
     inner = "".join(content)
     head = f"<h2>{heading}</h2>" if heading else ""
     return f'<section class="card {kind}">{head}{inner}</section>' if inner else ""

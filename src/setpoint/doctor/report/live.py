@@ -13,7 +13,7 @@ from setpoint.core.errors import SourceError
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.findings import Report
-from setpoint.doctor.lives import main_one
+from setpoint.doctor.lives import main_report
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.watched import WINDOW_S, Watched
 from setpoint.doctor.report import plots
@@ -26,8 +26,9 @@ EVERY_S = 3.0
 
 
 def watch(console: Console, watched: Watched, checks: Mapping[str, Check]) -> Report:
-    """Shows reports until Ctrl-C and returns the last. On a terminal the screen is renewed; else a
-    line is written when the verdict changes. Raises SourceError if the first look fails."""
+    """Show reports until Ctrl-C; returns the last one. On a terminal the screen is renewed;
+    otherwise a line is written when the verdict changes. Raises SourceError if the first look
+    fails."""
     view = _View(console, watched, checks)
     try:
         if console.is_terminal:
@@ -65,7 +66,8 @@ class _View:
             self._look_again()
 
     def _look_again(self) -> None:
-        """What cannot be read at the moment may be there again soon."""
+        """Read the sources again. If they cannot be read now, keep the report: they may be readable
+        again soon."""
         began = time.monotonic()
         try:
             self.report, self.seen = self._diagnosed()
@@ -75,7 +77,7 @@ class _View:
         time.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
 
     def _diagnosed(self) -> tuple[Report, Observations]:
-        return main_one([(diagnose(seen), seen) for seen in self._watched.look(seconds=EVERY_S)])
+        return main_report([(diagnose(seen), seen) for seen in self._watched.look(seconds=EVERY_S)])
 
     def _screen(self) -> list[Text]:
         head = Text(f"{_clock()}, the last {duration(WINDOW_S)}; Ctrl-C ends", style=plots.FAINT)

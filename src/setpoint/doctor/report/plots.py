@@ -1,4 +1,4 @@
-"""Figures over time in characters: braille where the terminal has it, plain ASCII where not."""
+"""Plots figures over time with characters: braille if the terminal has it, otherwise ASCII."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Script:
     dots_y: int
     axis: str
     end: str
-    """Of the axis, where the largest value stands."""
+    """The upper end of the axis, beside the largest value."""
     corner: str
     rule: str
     mark: str
-    """Of evidence, on the axis of time."""
+    """Marks evidence on the axis of time."""
     dash: str
-    """Of a limit."""
+    """Draws a limit."""
     edge: str
-    """Where a phase begins."""
+    """Marks the beginning of a phase."""
 
     def char(self, bits: int) -> str:
         return chr(_BRAILLE + bits) if self.dots_y > 1 else "*"
@@ -99,12 +99,12 @@ def phases(charts: Charts, *, width: int, script: Script) -> Text:
 
 
 def label_width(figure: Figure) -> int:
-    """Columns left of the axis of values."""
+    """The number of columns left of the axis of values."""
     return len(_axis(figure, figure.top)) + 1
 
 
 def _title(figure: Figure, charts: Charts, width: int) -> Text:
-    """With the figures beside it, as far as there is room."""
+    """The title, with figures beside it as far as there is room."""
     text = of_figure(figure, charts)
     title = Text.assemble((figure.title, "bold"))
     for part in (text, text.partition(", ")[2]):
@@ -191,5 +191,5 @@ def _column(at: float, seconds: float, columns: int) -> int:
 
 
 def _row(value: float, top: float, rows: int) -> int:
-    """From the bottom."""
+    """The row of a value, counted from the bottom."""
     return min(max(round(value / top * (rows - 1)), 0), rows - 1)

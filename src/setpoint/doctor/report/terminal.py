@@ -1,7 +1,7 @@
-"""A report in the terminal: the verdict, the number that proves it, what to type, what to expect.
+"""Prints a report: the verdict, the number that proves it, what to type, what to expect.
 
-One screen unless everything is asked for. Without colours where the output is no terminal, and in
-plain ASCII where the terminal has nothing else.
+It fits on one screen unless everything is asked for. It has no colours if the output is not a
+terminal, and is plain ASCII if the terminal has nothing else.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MAX_LINES = 40
 MAX_WIDTH, MIN_WIDTH = 100, 72
 COMMAND = "bold cyan"
 _LABEL = 9
-"""Columns of the words at the left."""
+"""Columns of the labels at the left."""
 _MAX_INDENT = 32
-"""Columns of the names in a list, at most."""
+"""Most columns of the names in a list."""
 _STAMP = re.compile(r"^\[[^\]]*\] ")
 """The time and rank with which a line of a log begins; its number says where it is."""
 _ASCII = str.maketrans({"…": "~", "−": "-", "×": "x"})
 """For a terminal that has nothing else; other characters become question marks."""
 _HELD = "\ue000"
-"""Stands for a space at which no line ends, while lines are made."""
+"""Stands for a space at which a line must not end, while lines are made."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,7 +57,7 @@ SCREENS = (
     Room(evidence=2, ruled_out=3, others=1, plot_height=2, num_plots=4, item_lines=1),
     Room(evidence=2, ruled_out=2, others=1, plot_height=2, num_plots=2, item_lines=1),
 )
-"""From roomy to tight: the first that fits on one screen is taken."""
+"""From roomy to tight: the first that fits on one screen is used."""
 
 
 def width_of(console: Console) -> int:
@@ -280,7 +280,7 @@ class _Page:
     def _item(
         self, column: int, name: str, text: str, most: int, style: str = ""
     ) -> Iterator[Text]:
-        """A name, and its text from this column on, on at most so many lines."""
+        """A name, and its text from this column on, on at most ``most`` lines."""
         room = self._width - column
         lines = list(self._wrapped(Text(wording.printable(text), style=style), room))
         if len(lines) > most:
@@ -300,7 +300,7 @@ class _Page:
 
 
 def _column(names: Sequence[str]) -> int:
-    """Where the texts behind the names begin."""
+    """The column in which the texts after the names begin."""
     return min(max(map(len, names), default=0) + 4, _MAX_INDENT)
 
 

@@ -20,15 +20,15 @@ _KINDS = {
 
 
 def printable(text: str) -> str:
-    """A line of a log as it may be shown: without what steers a terminal or turns the direction of
-    the text."""
+    """A line of a log as it may be shown: without characters that control a terminal or change the
+    direction of the text."""
     return "".join(
         char if char.isprintable() else " " if char in "\t\n\r" else "\ufffd" for char in text
     )
 
 
 def number(value: float) -> str:
-    """Three or four figures: "1,234", "12.3", "0.43"; beyond that in powers of ten."""
+    """The value with three or four digits: "1,234", "12.3", "0.43"; large ones in powers of ten."""
     if abs(value) >= 1e9:
         return f"{value:.2g}"
     if abs(value) >= 100 or value == int(value):
@@ -37,13 +37,13 @@ def number(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Never rounded up to 100 %."""
+    """The share in percent, never rounded up to 100 %."""
     rounded = round(100 * share)
     return f"{99 if rounded == 100 and share < 1 else rounded} %"
 
 
 LITTLE = 0.08
-"""Change of a figure that is hardly more than the difference between two measurements."""
+"""A change of a figure that is hardly more than the difference between two measurements."""
 
 
 def effect_text(effect: Effect) -> str:
@@ -81,7 +81,8 @@ def _signed(factor: float) -> str:
 
 
 def typed(action: Action) -> str:
-    """What to put on the command line; "" if the action is no option, or takes one away."""
+    """The option and value for the command line; "" if the action is not an option or removes
+    one."""
     if action.flag is None or action.value is False:
         return ""
     if action.value in (None, True):
@@ -118,13 +119,14 @@ def title(cause: str, checks: Mapping[str, Check]) -> str:
 
 
 def split(text: str) -> tuple[str, str]:
-    """The first sentence, and the others."""
+    """The first sentence of a text, and the others."""
     first, stop, rest = text.partition(". ")
     return (first + ".", rest) if stop else (text, "")
 
 
 def how_to_change(action: Action, facts: Facts) -> str:
-    """What the option is now, and what it takes to change it; "" if the action is no option."""
+    """The present value of the option, and whether the change needs a restart; "" if the action is
+    not an option."""
     if action.flag is None:
         return ""
     now = present(action, facts)
@@ -132,7 +134,7 @@ def how_to_change(action: Action, facts: Facts) -> str:
 
 
 def live_command(action: Action, seen: Observations) -> str:
-    """Changes the option of a running Setpoint; "" if that is not possible."""
+    """The command that changes the option of a running Setpoint; "" if that is not possible."""
     if action.flag is None or not action.live or seen.facts.engine != "setpoint":
         return ""
     url = next((source.name for source in seen.sources if "://" in source.name), "URL")
@@ -166,7 +168,7 @@ def about_other(report: Report) -> str:
 
 
 def coverage_warning(report: Report) -> str:
-    """ "" if nearly every batch line was understood."""
+    """A warning if some batch lines were not understood; "" if nearly all were."""
     if report.coverage >= 0.95:
         return ""
     unknown: dict[str, int] = {}
@@ -209,7 +211,7 @@ def where(evidence: Evidence, *, several: bool) -> str:
 
 
 def excerpt(text: str, finding: Finding | None, size: int) -> str:
-    """The part of a long line that names the option of the finding; the beginning if none does."""
+    """The part of a long line that names the option of the finding, or else its beginning."""
     name = option(finding.action.flag) if finding and finding.action.flag else ""
     at = text.find(name) if name else -1
     if len(text) <= size or at < 0 or at + len(name) + 16 <= size:
@@ -219,12 +221,12 @@ def excerpt(text: str, finding: Finding | None, size: int) -> str:
 
 
 def proof(summary: str, heading: str) -> str:
-    """A summary below its title, which it may begin with."""
+    """The summary without the title with which it may begin."""
     return sentence(summary.removeprefix(f"{heading}: "))
 
 
 def sentence(text: str) -> str:
-    """With a capital letter and a full stop; "" stays so."""
+    """The text with a capital letter and a full stop; "" stays ""."""
     if not text:
         return ""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

@@ -1,4 +1,4 @@
-"""One line that reports a batch, and the pattern of all lines of the same shape.
+"""Reads one line that reports a batch, and makes the pattern of all lines of the same shape.
 
 The generations, from threads of sgl-project/sglang: early 2024 ``new fill batch. #seq: 1.
 #cached_token: 478. …`` and bare ``#running-req: 3, …`` (#393); 2024 ``Prefill batch. … cache hit
@@ -70,7 +70,7 @@ _KNOWN = {
 
 MAX_BATCH_LINE = 1 << 13
 MAX_FIELDS = 64
-"""Longer lines, or lines of more fields, are no server's. The longest have some 25 fields."""
+"""A server's lines do not have more fields; the longest have some 25."""
 _START = re.compile(
     rb"(?:([A-Za-z]+(?: fill)?) batch[.,]? *(?:\[(\d+)\])?[.,]? *(?=#)|(?=#running-req: ))"
 )
@@ -82,8 +82,8 @@ FLAG = rb"(True|False)"
 
 
 def field_of(name: str) -> str:
-    """Where a figure belongs: a field of a moment, "graph", "pool:NAME" (the usage of a further
-    pool), or "other:NAME"."""
+    """The name under which a figure is stored: a field of a moment, "graph", "pool:NAME" (the usage
+    of a second pool), or "other:NAME"."""
     found = FIELDS.get(name)
     if found is not None:
         return found
@@ -104,12 +104,12 @@ class Shape:
     of ``names``; or, if the stamp is last: rank, values, stamp, fraction."""
     kind: Kind
     names: tuple[str, ...]
-    """Of the fields, in the order of the line."""
+    """Names of the fields, in the order of the line."""
     percent: frozenset[str]
     """Fields whose values are in percent."""
     origin: str
     style: str
-    """"." or ",": what follows the word batch."""
+    """What follows the word batch: "." or ","."""
     stamp_is_last: bool
 
 
@@ -121,8 +121,8 @@ def looks_like_batch(line: bytes) -> bool:
 
 
 def shape_of(line: bytes) -> Shape | None:
-    """The shape of a line that reports a batch. None: it does not, or not every field of it can be
-    read."""
+    """The shape of a line that reports a batch; None if it reports none, or if one of its fields
+    cannot be read."""
     if b"#" not in line or len(line) > MAX_BATCH_LINE:
         return None
     wrapped = unwrap(line)

@@ -1,4 +1,4 @@
-"""Lines which say that a process of the server has ended, or that it no longer answers.
+"""Recognizes lines which say that a process of the server has ended, or no longer answers.
 
 Wordings: SGLang's own (its watchdogs of processes, its launcher, its health check; sglang#10856,
 #15235, #18582, #20287), Python's ("Fatal Python error"), the shell's ("… Segmentation fault (core
@@ -47,7 +47,7 @@ KEYWORDS = (
     b"igquit",
     b"SIG",
 )
-"""A line that has none of these tells of no death."""
+"""A line with none of these reports no death."""
 
 _CODES = (
     re.compile(rb"\bexit ?code(?:[ :=]+| is )(-?\d{1,3})\b"),
@@ -56,7 +56,8 @@ _CODES = (
     re.compile(rb"\bcode=(?:exited|killed|dumped), status=(\d{1,3})\b"),
 )
 _ORDERLY = (b"0", b"-15", b"143", b"-2", b"130", b"15", b"2")
-"""Of a process that was asked to end: by SIGTERM (15) or from the keyboard (SIGINT, 2)."""
+"""Exit codes of a process that was asked to end: by SIGTERM (15) or from the keyboard (SIGINT,
+2)."""
 
 _SIGNALS = {9: "killed", 11: "segmentation fault", 6: "abort", 7: "abort", 4: "abort", 8: "abort"}
 _KILLED = re.compile(
@@ -89,9 +90,9 @@ def was_killed(text: bytes) -> bool:
 
 
 def way_of_death(text: bytes) -> str | None:
-    """How a process ended, as the line tells: "killed" (by the system), "segmentation fault",
-    "abort", "device" (an error of it), "exit N", or "child" (no more than that one failed). None:
-    the line tells of no such end."""
+    """How a process ended, as the line says: "killed" (by the system), "segmentation fault",
+    "abort", "device" (a device error), "exit N", or "child" (only that one failed). None: the line
+    reports no such end."""
     for pattern, way in _WAYS:
         if pattern.search(text):
             return way
@@ -113,14 +114,14 @@ _WAYS = (
 
 
 def _of_code(code: int) -> str:
-    """-N (Python's) and 128 + N (the shell's) stand for signal N."""
+    """The end that an exit code means: -N (Python's) and 128 + N (the shell's) mean signal N."""
     signal = -code if code < 0 else code - 128 if code > 128 else code
     is_signal = code < 0 or code > 128 or code == 9
     return _SIGNALS.get(signal, f"exit {code}") if is_signal else f"exit {code}"
 
 
 def is_health_path(path: bytes) -> bool:
-    """Whether a request is a health check, and its path nothing that a client made up."""
+    """Whether a path is that of a health check, and not one that a client made up."""
     return _HEALTH_PATH.fullmatch(path) is not None
 
 

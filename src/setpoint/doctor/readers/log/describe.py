@@ -1,4 +1,4 @@
-"""What is said of a log as a whole: its generation, its clock, what is odd about it."""
+"""Describes a log as a whole: its generation, its clock, and what is unusual about it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _PROGRAMS = (
     ("LMDeploy", re.compile(rb"\blmdeploy\b")),
     ("nginx", re.compile(rb"\bnginx\b")),
 )
-"""Other programs, and what only their logs have."""
+"""Other programs, with text that only their logs have."""
 
 
 def observations(source: Source, origin: str, server: ServerLog, num_servers: int) -> Observations:
-    """What one server of a log shows. source: of the whole log."""
+    """The observations of one server of a log. source: the whole log."""
     life, notes = _life(server)
     ranks = life.finished_ranks()
     logs = list(life.ranks.values())
@@ -112,8 +112,8 @@ def _odd(life: Life, server: ServerLog) -> list[str]:
 
 
 def _two_pools(sizes: list[float]) -> bool:
-    """Whether #token / token usage, the size of the pool, has two values by turns. Usage has two
-    decimals, so that one pool's size scatters by a few percent."""
+    """Whether the size of the pool (#token / token usage) alternates between two values. Usage has
+    two decimals, so that the size of one pool varies by a few percent."""
     if len(sizes) < 20:
         return False
     values = np.array(sizes)
@@ -136,8 +136,8 @@ def program_of(lines: bytes) -> str:
 
 
 def refuse(source: Source, program: str) -> NoReturn:
-    """Raise SourceError for a log in which no server was found. program: what wrote it, if that is
-    known."""
+    """Raise SourceError for a log in which no server was found. program: the program that wrote it,
+    or "" if it is unknown."""
     looks = f" It looks like a log of {program}." if program else ""
     raise SourceError(
         f"{source.name} has {source.num_lines} lines, but none that SGLang or Setpoint writes about"

@@ -1,4 +1,4 @@
-"""One run of one server, from its start in the log to its end or the end of the log."""
+"""One run of one server, from its start in the log to its end, or to the end of the log."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Life:
     ranks: dict[str, RankLog] = field(default_factory=dict)
     has_options: bool = False
     is_ready: bool = False
-    """It has said so, or has run batches."""
+    """Whether it has said that it is ready, or has run batches."""
     ready_line: float = math.inf
     ended: bool = False
     last_kind: str = ""
-    """"prefill" or "decode": the last batch."""
+    """The kind of the last batch: "prefill" or "decode"."""
     num_before_ready: int = 0
-    """Batch lines after its options and before its ready line: those of another server."""
+    """Number of batch lines between its options and its ready line, which are another server's."""
     styles: set[str] = field(default_factory=set)
     """Marks of the log's generation."""
 
@@ -41,7 +41,7 @@ class Life:
 
     @property
     def has_begun(self) -> bool:
-        """It has shown more than its options and the first steps of its start."""
+        """Whether it shows more than its options and the first steps of its start."""
         return self.is_ready or self.num_batches > 0 or bool(self.fatal_events())
 
     def fatal_events(self) -> list[Event]:
@@ -63,8 +63,8 @@ class Life:
         return asked if isinstance(asked, int) and asked > 0 else 40
 
     def finished_ranks(self) -> list[Rank]:
-        """The schedulers. Of a tensor-parallel group only the first one reports batches, but each
-        warns of the same retraction: what the others say counts only where the first is silent."""
+        """The schedulers. In a tensor-parallel group only the first rank reports batches, but each
+        warns of the same retraction: what the others say counts only if the first says nothing."""
         groups: dict[str, list[RankLog]] = {}
         for rank in self.ranks.values():
             groups.setdefault(" ".join(_GROUP.findall(rank.name)), []).append(rank)
@@ -85,7 +85,7 @@ class Life:
 
 
 def _fold(leader: RankLog, other: RankLog) -> None:
-    """Give a leader the events of those kinds that it does not tell itself."""
+    """Give a leader the events of the kinds that it does not report itself."""
     for kind, count in other.num_events.items():
         if count > leader.num_events.get(kind, 0):
             leader.replace_events(kind, other)

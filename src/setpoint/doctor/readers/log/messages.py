@@ -1,9 +1,9 @@
-"""The lines that are neither batches nor start-up facts: what happened, and where.
+"""Reads the lines that are neither batches nor start-up facts: what happened, and where.
 
 Wordings from threads of sgl-project/sglang: retractions (#4184, #14972, #26248), torch's
 out-of-memory text (#4547, #5285), "Not enough memory" (#322, #4330), the pool's own (#4602, #1739),
-leaks (#105, #6888, #11970, #16067, #20010), watchdog (#7783, #18582). What tells of a process that
-ended is in ``deaths``.
+leaks (#105, #6888, #11970, #16067, #20010), watchdog (#7783, #18582). ``deaths`` recognizes the end
+of a process.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ KEYWORDS = (
     b"engine ends",
     *deaths.KEYWORDS,
 )
-"""A line that has none of these says nothing that the doctor reads."""
+"""The doctor reads nothing from a line with none of these."""
 
 _PREFIX = re.compile(
     rb"(?:\[(?:[\d:. ,-]*\d)?((?: ?[A-Z][A-Za-z_]*\d+)*|gpu(?:_id)?=\d+)\]:? ?)?"
@@ -75,7 +75,7 @@ _RETRACTED = re.compile(rb"#retracted_reqs: (\d+)")
 _RATIO = re.compile(rb"#new_token_ratio: ([\d.]+) -> ([\d.]+)")
 _STATUS = re.compile(rb'" (50\d)\b')
 _ACCESS = re.compile(rb'(?:\S+ - )?"[A-Z?]+ (\S*) HTTP/[\d.?]+(?=" \d{3})')
-"""The beginning of a line about an HTTP request, whose path and reason hold a client's words."""
+"""The beginning of a line about an HTTP request, whose path and reason may quote a client."""
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Message:
     rank: str
     at: float | None
     has_prefix: bool
-    """It begins a record of the log, so that it is no line of a traceback."""
+    """Whether it begins a record of the log, so that it is not a line of a traceback."""
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ def message_of(line: bytes) -> Message:
 
 
 def quotes_a_client(text: bytes) -> bool:
-    """Request logs hold texts of clients, who may write anything."""
+    """Whether the line may quote a client, as the lines of request logs do."""
     return _CLIENT_TEXT.search(text, 0, 200) is not None
 
 
@@ -154,12 +154,12 @@ _NO_MEMORY = re.compile(
     rb"|no room for one page"
 )
 _NO_POOL = re.compile(rb"profiled value -\d|tensor with negative dimension")
-"""What the profile leaves for the pool is less than nothing."""
+"""The memory profile leaves a negative size for the pool."""
 _HINT = re.compile(
     rb"\b(?i:if|may|might|could|avoids?|prevents?|in case|risk|when)\b[^.:]{0,60}"
     rb"out of memory"
 )
-"""Not an error but advice, such as what to do if the server runs out of memory."""
+"""Advice and not an error, such as what to do if the server runs out of memory."""
 _WATCHDOG = re.compile(rb"atchdog (?:timeout|caught)|watchdog thread terminated")
 _EXCEPTION = re.compile(
     rb"hit an exception|Traceback \(most recent"
@@ -177,7 +177,7 @@ _WORDS: dict[bytes, EventKind] = {
     b"reduced from": "reduced",
     b"fired up and ready": "ready",
 }
-"""The first of these that a line has tells what it is."""
+"""Words -> the event. The first that a line contains counts."""
 
 
 def _retraction(text: bytes) -> Happened | None:

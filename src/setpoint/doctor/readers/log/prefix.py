@@ -1,4 +1,4 @@
-"""The pattern of what stands before the message of a batch line, and of what follows it."""
+"""Makes the patterns of what precedes and follows the message of a batch line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ONE_RANK = re.compile(rb"\[((?:[A-Z_]+\d+ ?)+|gpu(?:_id)?=\d+)\] ")
 
 
 def prefix_pattern(lead: bytes, head: bytes) -> bytes:
-    """The pattern of what is before the message, with the groups stamp, fraction and rank."""
+    """The pattern of what precedes the message, with the groups stamp, fraction and rank."""
     stamps = list(STAMP.finditer(head))
     if stamps:
         last = stamps[-1]
@@ -36,7 +36,7 @@ NO_STAMP = rb"()()"
 
 
 def digits_pattern(text: bytes) -> bytes:
-    """Text as a pattern in which all digits may change."""
+    """The text as a pattern in which all digits may change."""
     return re.sub(rb"\d+", rb"\\d+", re.escape(text))
 
 
@@ -48,8 +48,9 @@ def stamp_pattern(found: re.Match[bytes]) -> bytes:
 
 
 def _general(text: bytes) -> bytes:
-    """Text as a pattern in which the digits of times may change. Digits of names may not: they
-    tell servers apart. In JSON all may, and what is left of a progress bar may be anything."""
+    """The text as a pattern in which the digits of times may change. Digits of names may not,
+    because they tell servers apart. In JSON all digits may change, and the remains of a progress
+    bar may be anything."""
     if b"%|" in text:
         return rb".*?"
     if text.startswith(b"{"):

@@ -14,7 +14,7 @@ from setpoint.doctor.timeline import Timeline
 
 KEPT_EVENTS = 64
 BACK_S = 2.0
-"""Lines of several processes may be out of order by this much."""
+"""Lines of several processes may be out of order by so many seconds."""
 _DAY_S = 86400.0
 
 
@@ -31,7 +31,7 @@ class RankLog:
         self.last_at = 0.0
         self._last_raw = float("nan")
         self.shift = 0.0
-        """What is added to a stamp now, because the clock went back."""
+        """The seconds that are added to each timestamp, because the clock went back."""
         self._decode_s = self._prefill_s = 0.0
         self._timeline = Timeline()
 
@@ -70,7 +70,8 @@ class RankLog:
 
     @property
     def events(self) -> list[Event]:
-        """Those that are kept, in the order of the lines: the first and the last of each kind."""
+        """The events that are kept, in the order of the lines: the first and the last of each
+        kind."""
         kept = (event for first, latest in self._events.values() for event in (*first, *latest))
         return sorted(kept, key=lambda event: event.line)
 
@@ -111,7 +112,7 @@ class RankLog:
         return self._repaired(at)
 
     def _repaired(self, at: Column) -> Column:
-        """Times that never go back: what the clock lost is added to all later times."""
+        """The times without going back: what the clock lost is added to all later times."""
         before = self._last_raw if self.is_stamped else at[0]
         steps = np.diff(np.append(before, at))
         lost = np.where(steps < -BACK_S, -steps, 0.0)
@@ -127,8 +128,9 @@ class RankLog:
         return np.maximum.accumulate(shifted)
 
     def _estimated(self, table: Table, interval: int) -> Column:
-        """Without timestamps: a decode line tells what was generated per second since the one
-        before, a prefill line the same of prompts; each sum is the time since the first line."""
+        """Estimated times of lines without timestamps. A decode line says how many tokens were
+        generated per second since the one before, a prefill line the same for prompts; each sum is
+        the time since the first line."""
         zeros = np.zeros(len(table))
         columns = table.columns
         decode = (

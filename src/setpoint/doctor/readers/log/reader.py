@@ -24,8 +24,8 @@ from setpoint.doctor.readers.log.wrapping import unwrap
 
 
 def read_log(name: str) -> list[Observations]:
-    """The servers that wrote a log, usually one: of each its last life, or the one before if the
-    last one shows nothing.
+    """The observations of the servers that wrote a log, usually one: of each its last life, or the
+    one before if the last one shows nothing.
 
     name: a path, or "-" for standard input; gzip and Zstandard are unpacked. Raises SourceError if
     the log cannot be read or is not one of SGLang or Setpoint.
@@ -35,7 +35,7 @@ def read_log(name: str) -> list[Observations]:
 
 
 def read_chunks(name: str, chunks: Iterable[bytes]) -> list[Observations]:
-    """As ``read_log``, of the log's bytes, however they are cut up."""
+    """Like ``read_log``, for the bytes of a log in any pieces."""
     reader = _Reader(name)
     with _without_collector():
         try:
@@ -53,8 +53,8 @@ def read_chunks(name: str, chunks: Iterable[bytes]) -> list[Observations]:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """The rows of a block are many small objects without cycles: looking for cycles among them
-    takes a quarter of the time."""
+    """Switch the garbage collector off within the block. The rows of a log are many small objects
+    without cycles, and searching them for cycles takes a quarter of the time."""
     if not gc.isenabled():
         yield
         return
@@ -66,11 +66,12 @@ def _without_collector() -> Iterator[None]:
 
 
 GRACE_S = 10.0
+"""Seconds of CPU time that any log may take."""
 LEAST_RATE = 2e6
-"""A log is read to its end as long as its lines take no more seconds of the processor than this,
-plus one for so many bytes. A server's take a twentieth; some files are made to take more."""
+"""Beyond that, a log is read only as long as so many bytes take at most a second of CPU time. A
+server's log is read twenty times as fast; some files are made to be slow."""
 MAX_SERVERS = 64
-"""That are told apart in one log; a node runs fewer."""
+"""Most servers that are told apart in one log; a node runs fewer."""
 
 
 class _Reader:
@@ -84,14 +85,14 @@ class _Reader:
         self._cut = ""
         """Why the rest of the log was not read."""
         self._program = ""
-        """The other program whose marks the lines have."""
+        """The other program that seems to have written the lines."""
         self._last_batches: dict[str, tuple[int, Clocks]] = {}
-        """By origin: the number of the last line about a batch, and its times."""
+        """Origin -> the number of its last line about a batch, and its times."""
         self._last_lines = _Lines(b"")
         self._last_first = 1
 
     def block(self, block: bytes, complete: bool) -> None:
-        """Take the next whole lines. complete: the last of them is."""
+        """Take the next lines. complete: whether the last of them is whole."""
         scanned = self._scanner.scan(block)
         if not complete:
             self._cut_off(scanned)
@@ -149,7 +150,7 @@ class _Reader:
             self._last_batches[origin] = self._first + last, clocks_of(lines.line(last))
 
     def _add_silence(self, found: list[Observations]) -> None:
-        """What the last lines of the log tell of the time after the last batch."""
+        """Add what the last lines of the log show about the time after the last batch."""
         tail = [
             (self._last_first + number, line)
             for number, line in self._last_lines.last(TAIL)
@@ -167,7 +168,8 @@ class _Reader:
             seen.silence = silence_after(clocks, after)
 
     def _server(self, origin: str) -> ServerLog | None:
-        """None: too many servers write to this log, and this one is left out."""
+        """The log of the server with this origin; None if too many servers write to this log and
+        this one is left out."""
         server = self._servers.get(origin)
         if server is None and len(self._servers) < MAX_SERVERS:
             server = self._servers[origin] = ServerLog(self._first)
@@ -186,7 +188,7 @@ class _Reader:
         while True:
             while position < len(hits) and hits[position] < index:
                 position += 1
-            if not self._open:  # only lines with a key word tell anything
+            if not self._open:  # only lines with a keyword report anything
                 if position == len(hits):
                     return
                 index = hits[position]
@@ -245,7 +247,8 @@ class _Reader:
             self._program = program_of(head)
 
     def _cut_off(self, scanned: Scanned) -> None:
-        """The last line has no end. If it is no whole batch line, it does not count as one."""
+        """Note that the last line has no end. If it is not a whole batch line, it does not count as
+        one."""
         last = scanned.num_lines - 1
         broken = [line for number, line in scanned.not_understood if number == last]
         if not broken:
@@ -258,7 +261,7 @@ class _Reader:
 
 
 def _is_a_server(seen: Observations) -> bool:
-    """Whether it shows more than errors, which any program may have."""
+    """Whether the observations show more than errors, which any program may log."""
     return bool(seen.facts.said) or any(rank.moments for rank in seen.ranks)
 
 
@@ -282,7 +285,7 @@ def _hits(lines: list[bytes]) -> list[int]:
 
 
 class _Lines:
-    """The lines of a block by number; where they begin is found out when it is asked."""
+    """The lines of a block by number. Their beginnings are found when they are needed."""
 
     def __init__(self, block: bytes) -> None:
         self._block = block

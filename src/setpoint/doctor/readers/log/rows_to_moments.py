@@ -114,7 +114,8 @@ def _prefills(
 def _graphs(
     figures: dict[str, list[Any]], columns: Mapping[str, Column], cuts: NDArray[np.int64]
 ) -> None:
-    """Of decode batches alone: that a prefill batch has no graph is the rule."""
+    """Add the graph figures of decode batches only, because prefill batches usually have no
+    graph."""
     graph = columns.get("graph")
     if graph is None:
         return

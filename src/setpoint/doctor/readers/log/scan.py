@@ -14,11 +14,11 @@ from setpoint.doctor.readers.log.stream import MAX_LINE
 
 MAX_SHAPES = 48
 MAX_GROUPS = 600
-"""Shapes, and fields of all of them. A log has a handful of shapes of at most 25 fields. Further
-ones of a hostile log are not understood."""
+"""Most shapes, and most fields of all of them. A log has a few shapes with at most 25 fields;
+further ones of a hostile log are not understood."""
 _ACCESS = rb'(?:\[[\d:. -]+\] )?(?:INFO: +)?\S+ - "[A-Z?]+ [^"\n]*" [1-4]\d\d\b.*'
-"""Requests that were answered: most lines of many logs, and of no interest. The reason of a refused
-one may quote anything, also a batch line."""
+"""Lines about answered requests: most lines of many logs, and of no interest. The reason of a
+refused request may quote anything, even a batch line."""
 _EMPTY = re.compile(rb"\n{2,}")
 _FIXED_GROUPS = 3  # stamp, fraction, rank
 
@@ -61,7 +61,7 @@ class Scanner:
     def scan(self, block: bytes) -> Scanned:
         if b"\n\n" not in block:
             return self._scan(block)
-        # Empty lines tell nothing, and there may be millions of them.
+        # Empty lines mean nothing, and there may be millions of them.
         ends = np.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")), len(block))
         filled = np.flatnonzero(np.diff(ends, prepend=-1) > 1).tolist()
         scanned = self._scan(_EMPTY.sub(b"\n", block).strip(b"\n"))

@@ -23,7 +23,8 @@ _ENUM = re.compile(r"<\w+\.\w+: (.+)>")
 
 
 def begin_of_options(text: str) -> int | None:
-    """Where the options of a line begin, after their opening bracket; None: it has none."""
+    """The place in a line where its options begin, after their opening bracket; None if it has
+    none."""
     if "rgs" not in text and "Namespace" not in text:
         return None
     found = _BEGINS.search(text)
@@ -31,13 +32,14 @@ def begin_of_options(text: str) -> int | None:
 
 
 def without_secrets(text: str) -> str:
-    """Versions of SGLang print their API keys; a report is passed on more freely than a log."""
+    """The text with its API keys masked. Some versions of SGLang print them, and a report is passed
+    on more freely than a log."""
     return _SECRET.sub(r"\1'********'", text) if "_key" in text else text
 
 
 def options_of(text: str) -> dict[str, tuple[Any, int]]:
-    """Options by field name: their values, and where they begin in the text. text: what follows the
-    opening bracket. What is cut off is left out."""
+    """The options by field name: their values, and where they begin in the text. text: what follows
+    the opening bracket. An option that is cut off is left out."""
     options: dict[str, tuple[Any, int]] = {}
     position = 0
     while len(options) < MAX_OPTIONS:
@@ -56,7 +58,7 @@ def options_of(text: str) -> dict[str, tuple[Any, int]]:
 
 
 class Brackets:
-    """Takes the pieces of a text, and finds the bracket that closes one opened before it."""
+    """Takes the pieces of a text, and finds the bracket that closes one opened before them."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -83,8 +85,8 @@ class Brackets:
 
 
 def _end_of_value(text: str, start: int) -> tuple[int, bool]:
-    """Where the value ends (at a comma or the closing bracket of the whole), and whether it does
-    before the text does."""
+    """The place where the value ends (at a comma or the closing bracket of the whole), and whether
+    it ends before the text does."""
     depth, position = 0, start
     while (mark := _MARK.search(text, position)) is not None:
         position, character = mark.end(), mark.group()

@@ -16,9 +16,9 @@ from setpoint.doctor.readers.log.table import MAX_RANKS, Column, Table, joined, 
 from setpoint.doctor.readers.log.trace import Options, Traceback
 
 MAX_LIVES = 64
-"""Starts of one server that are kept."""
+"""Most starts of one server that are kept."""
 SHOWN = 400
-"""Characters of a line that evidence shows."""
+"""Most characters of a line that evidence shows."""
 _TOLD = {
     b"even after retracting": "decode",
     b"Prefill out of memory": "prefill",
@@ -28,7 +28,7 @@ _TOLD = {
 }
 """Messages that name the step, wherever the source begins."""
 _OF_THE_POOL = (b"even after retracting", b"Try to lower your batch size", b"runs out of memory")
-"""The KV pool's own messages: no memory of the device was asked for."""
+"""Messages about the KV pool, for which no memory of the device was requested."""
 _JUST_BEFORE = 3
 """Lines between a traceback and the message that belongs to it."""
 
@@ -44,9 +44,9 @@ class ServerLog:
     def __init__(self, line: int) -> None:
         self.lives = [Life(line)]
         self.num_left_out = 0
-        """Lives that are not in ``lives`` any more."""
+        """Number of lives that were dropped from ``lives``."""
         self.pools: list[float] = []
-        """Sizes of the pool in tokens, as far as batch lines tell."""
+        """Sizes of the pool in tokens, as far as batch lines show them."""
         self.is_setpoint = False
         self.tests_retraction = False
         self._open: Traceback | Options | None = None
@@ -65,12 +65,12 @@ class ServerLog:
 
     @property
     def is_open(self) -> bool:
-        """The next lines may belong to a record that has begun."""
+        """Whether the next lines may belong to a record that has begun."""
         return self._open is not None
 
     def begin(self, tables: Mapping[str, Table], text: Callable[[int], str], first: int) -> None:
-        """tables: the block's batch lines by rank; text: of a line of the block; first: the number
-        of the block's first line."""
+        """Begin a block. tables: its batch lines by rank; text: gives the text of one of its lines;
+        first: the number of its first line."""
         room = MAX_RANKS - len(self.life.ranks)
         known = {name: table for name, table in tables.items() if name in self.life.ranks}
         new = [(name, table) for name, table in tables.items() if name not in known]
@@ -83,7 +83,8 @@ class ServerLog:
         self._tables = {}
 
     def message(self, number: int, line: bytes, message: Message, has_word: bool) -> None:
-        """number: of the line within the block; has_word: it has one of the key words."""
+        """Take a message. number: that of the line within the block; has_word: whether it contains
+        one of the keywords."""
         text = message.text
         if self._open is not None and self._continues(number, line, message, has_word):
             return
@@ -132,8 +133,8 @@ class ServerLog:
         self.life.has_options = True
 
     def _start(self, number: int) -> None:
-        """A server says its options: it begins, unless nothing has happened since the last such
-        line."""
+        """Begin a life, because a server logs its options, unless nothing has happened since the
+        last such line."""
         self._take(number)
         if self.life.has_begun or self.life.has_options:
             self._begin_life(number)
@@ -179,8 +180,8 @@ class ServerLog:
         self._events.append((message.rank, found))
 
     def _locate(self, number: int, text: bytes, event: Happened) -> None:
-        """Where an allocation failed ("where": init, prefill, decode, or unknown), and what tells
-        it ("by": the message, the traceback, or only the order of the lines)."""
+        """Set where an allocation failed ("where": init, prefill, decode, or unknown), and what
+        shows it ("by": the message, the traceback, or only the order of the lines)."""
         trace = self._trace_at(number)
         doing = [] if trace is None else list(trace.doing)
         if b"increase --mem-fraction-static" in text or b"no room for one page" in text:
@@ -226,7 +227,7 @@ class ServerLog:
         return self.life.last_kind
 
     def _take(self, end: int) -> None:
-        """Give the life that runs the lines before ``end`` that it has not had yet."""
+        """Give the present life the lines before ``end`` that it does not have yet."""
         life = self.life
         kind = self._kind_before(end)
         times: list[tuple[NDArray[np.int64], Column]] = []
@@ -261,7 +262,7 @@ class ServerLog:
         self.pools += (tokens[clear] / usage[clear]).tolist()[:: max(len(part) // 500, 1)]
 
     def _date_events(self, times: list[tuple[NDArray[np.int64], Column]]) -> None:
-        """An event without a stamp has the time of the batch line before it."""
+        """Give events without a timestamp the time of the batch line before them."""
         lines = np.concatenate([line for line, _ in times]) if times else np.zeros(0, np.int64)
         at = np.concatenate([each for _, each in times]) if times else np.zeros(0)
         order = np.argsort(lines, kind="stable")
@@ -278,7 +279,7 @@ class ServerLog:
 
 
 def _order(tables: Iterable[Table]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Numbers of all batch lines in order, and whether each is about a prefill."""
+    """The numbers of all batch lines in order, and whether each is about a prefill."""
     parts = list(tables)
     if not parts:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)

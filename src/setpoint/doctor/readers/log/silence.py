@@ -1,4 +1,5 @@
-"""How a log goes on after its last batch: a server that hangs still answers some of its clients."""
+"""Finds how a log continues after its last batch: a server that hangs still answers some
+requests."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def clocks_of(line: bytes) -> Clocks:
 
 
 def silence_after(batch: Clocks, lines: Iterable[tuple[int, bytes, str]]) -> Silence | None:
-    """What follows the last batch. lines: numbers, bytes and texts of the lines after it."""
+    """What follows the last batch; None if nothing does. lines: numbers, bytes and texts of the
+    lines after it."""
     last: tuple[float, Evidence] | None = None
     requests = 0
     for number, line, text in lines:
@@ -43,7 +45,7 @@ def silence_after(batch: Clocks, lines: Iterable[tuple[int, bytes, str]]) -> Sil
 
 
 def _between(earlier: Clocks, later: Clocks) -> float | None:
-    """Seconds between two lines, by a clock that both have."""
+    """The seconds between two lines, by a clock that both have."""
     for one, other in zip(earlier, later, strict=True):
         if one is not None and other is not None:
             seconds = other - one

@@ -1,4 +1,4 @@
-"""What a server says about itself while it starts (``Facts``).
+"""Reads what a server says about itself while it starts (``Facts``).
 
 Formats: SGLang's start-up lines since 2024 ("Load weight end. type=…, avail mem=…", "KV Cache is
 allocated. #tokens: …", "Memory pool end", "Capture cuda graph …" and, in 2026, "Capture target
@@ -16,7 +16,7 @@ from setpoint.doctor.observations import Evidence, Facts
 from setpoint.doctor.readers.log.server_args import options_of, without_secrets
 
 _AROUND = 160
-"""Characters before an option, about, and after it that evidence of a long line shows."""
+"""About how many characters before and after an option evidence from a long line shows."""
 _NUMBER = r"(-?\d+(?:\.\d+)?)"
 _PAIR = re.compile(
     r"\b(max_total_num_tokens?|chunked_prefill_size|max_prefill(?:_num)?_tokens?|"
@@ -37,15 +37,16 @@ _FIELDS = {
 
 
 def is_ready_line(text: str) -> bool:
-    """The line that sums up the memory. Messages about leaks have some of its words."""
+    """Whether this is the line that sums up the memory. Messages about leaks have some of its
+    words."""
     return re.search(r"\bmax_total_num_tokens?=\d+, ", text) is not None and (
         "max_prefill" in text or "context_len" in text
     )
 
 
 def learn(facts: Facts, text: str, said: Evidence) -> None:
-    """Take from one line what it says; the first word of a fact holds, except for free memory,
-    whose last word does."""
+    """Add the facts that one line states. The first statement of a fact holds, except for free
+    memory, where the last one does."""
     if is_ready_line(text):
         _ready(facts, text, said)
     for words, learner in _LEARNERS.items():
@@ -60,7 +61,7 @@ def put(facts: Facts, name: str, value: Any, said: Evidence, *, again: bool = Fa
 
 
 def learn_options(facts: Facts, text: str, said: Evidence) -> None:
-    """text: all of the options, of which ``said`` may show the first alone."""
+    """Add the options of a line. text: all options; ``said`` may show only the first."""
     text = without_secrets(text)
     found = options_of(text)
     facts.options = {name: value for name, (value, _) in found.items()}
@@ -75,7 +76,7 @@ def learn_options(facts: Facts, text: str, said: Evidence) -> None:
 
 
 def _about(place: int, said: Evidence, text: str) -> Evidence:
-    """The part of the line in which an option is, as it stands there."""
+    """The part of the line around an option, unchanged."""
     if place < len(said.text) - _AROUND:
         return said
     start = text.rfind(", ", 0, max(place - _AROUND, 0))
@@ -89,7 +90,7 @@ def _ready(facts: Facts, text: str, said: Evidence) -> None:
             put(facts, "available_gb", float(number), said, again=True)
             put(facts, "device", "cpu" if "cpu" in name else "gpu", said, again=True)
         else:
-            # Data parallel ranks say the same; the resolved value counts more than the option.
+            # Data-parallel ranks say the same; the resolved value counts more than the option.
             put(facts, _FIELDS.get(name, name), int(float(number)), said, again=True)
 
 

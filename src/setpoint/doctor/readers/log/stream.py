@@ -1,6 +1,6 @@
-"""Opens a log, whatever it is packed in, and cuts it into blocks of whole lines.
+"""Opens a log, packed or not, and cuts it into blocks of whole lines.
 
-Blocks depend on the bytes of the log alone, not on how they arrive, so that a pipe gives the same
+Blocks depend only on the bytes of the log, not on how they arrive, so that a pipe gives the same
 observations as a file.
 """
 
@@ -23,7 +23,7 @@ STDIN = "-"
 BLOCK = 1 << 20
 """Bytes of a block, to which its last line is added."""
 MAX_LINE = 1 << 16
-"""Bytes of a line that are looked at; request logs may have prompts of any length."""
+"""Most bytes of a line that are read; request logs may have prompts of any length."""
 
 MAX_SWOLLEN = 64 << 20
 MAX_RATIO = 250
@@ -40,22 +40,22 @@ _CONTROL = bytes(sorted({*range(32), 127} - set(b"\t\n\v\f\r\b\x1b")))
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file begins as gzip's or Zstandard's do."""
+    """Whether a file begins like one of gzip or Zstandard."""
     with path.open("rb") as file:
         return file.read(4).startswith((_GZIP, _ZSTD))
 
 
 class SwollenError(Exception):
-    """What is packed is not worth reading any further."""
+    """A packed log unpacks to too much to be read any further."""
 
 
 @contextmanager
 def opened(name: str) -> Iterator[Iterator[bytes]]:
-    """The bytes of a log in chunks, unpacked, as UTF-8 (or what else has ASCII in it).
+    """Yields the bytes of a log in chunks, unpacked, as UTF-8 (or another encoding with ASCII).
 
     name: a path, or "-" for standard input. Raises SourceError if there is nothing to read, or if
-    it is not text; what is damaged later on ends the log where the damage begins. The chunks end
-    with a SwollenError if the log is packed and unpacks without end.
+    it is not text; later damage ends the log where the damage begins. The chunks end with a
+    SwollenError if a packed log unpacks to too much.
     """
     if name == STDIN:
         if sys.stdin is None:
@@ -133,14 +133,14 @@ def _text(name: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _document(head: bytes) -> str:
-    """What a file is that begins like this, if it is a document; "" if it may be a log."""
+    """The kind of document that begins like this; "" if it may be a log."""
     if head.lstrip()[:15].lower().startswith((b"<!doctype", b"<html")):
         return "an HTML page"
     return "a JSON document" if re.match(rb"[{\[]\s*\n", head) else ""
 
 
 def _narrowed(encoding: str, first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """UTF-16 (of PowerShell's ``>``) as UTF-8."""
+    """Yields UTF-16 text (as PowerShell's ``>`` writes it) as UTF-8."""
     decoder = codecs.getincrementaldecoder(encoding)("replace")
     for chunk in _from(first[2:], chunks):
         yield decoder.decode(chunk).encode("utf-8", "replace")
@@ -152,8 +152,8 @@ def _from(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Blocks of whole lines without the last newline, in order, and whether the last line of the
-    block is complete: only the last line of a log may not be.
+    """Yields blocks of whole lines without the last newline, in order, and whether the last line of
+    the block is complete: only the last line of a log may not be.
 
     Colours are gone, and a line ends with "\\n" alone. Of an endless line, at least ``MAX_LINE``
     bytes are kept.

@@ -1,4 +1,4 @@
-"""Batch lines as columns of numbers, and columns as moments."""
+"""Makes columns of numbers from batch lines."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from setpoint.doctor.readers.log.wrapping import seconds_of
 
 Column = NDArray[np.float64]
 MAX_RANKS = 256
-"""Of one server; a log with more was made up, and the others are left out."""
+"""Most ranks of one server. A log with more is not genuine, and the others are left out."""
 _DECODER = msgspec.json.Decoder(list[float])
 
 
 @dataclass(slots=True)
 class Table:
     """Lines of one rank in the order of the log. Every column is as long as ``line``; NaN: the line
-    does not tell."""
+    does not have the figure."""
 
     line: NDArray[np.int64]
     """Numbers of the lines within the block."""
@@ -52,7 +52,7 @@ class Table:
 
 
 class _Times(dict[bytes, float]):
-    """Stamps -> seconds. Many lines have the same."""
+    """Timestamp -> seconds. Many lines have the same timestamp."""
 
     def __missing__(self, stamp: bytes) -> float:
         if len(self) > 100_000:
@@ -68,10 +68,11 @@ class Tables:
     def __init__(self) -> None:
         self._times = _Times()
         self.impossible: list[int] = []
-        """Numbers of the last block's lines with a figure that cannot be."""
+        """Numbers of the lines of the last block that have an impossible figure."""
 
     def of(self, found: Sequence[Found]) -> dict[tuple[str, str], Table]:
-        """By origin and rank. Lines with a figure that cannot be are taken out of ``found``."""
+        """The tables by origin and rank. Lines with an impossible figure are removed from
+        ``found``."""
         self.impossible = []
         parts: dict[tuple[str, str], list[Table]] = {}
         for each in found:
@@ -112,7 +113,8 @@ class Tables:
 
 
 def _possible(columns: dict[str, Column]) -> NDArray[np.bool_]:
-    """Whether every figure of a line can be. Of fields that no check reads any finite one can."""
+    """Whether all figures of each line are possible. Fields that no check reads may have any finite
+    value."""
     possible = np.ones(len(columns["is_prefill"]), np.bool_)
     for name, column in columns.items():
         group = name.partition(":")[0]

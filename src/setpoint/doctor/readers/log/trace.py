@@ -1,5 +1,5 @@
-"""Records of several lines: a traceback, whose frames tell what the server was doing, and options
-that the terminal or a shipper broke into lines."""
+"""Reads records of several lines: a traceback, whose frames show what the server was doing, and
+options that the terminal or a log shipper broke into lines."""
 
 from __future__ import annotations
 
@@ -59,21 +59,21 @@ class Traceback:
     told: dict[str, float | str]
     """Values of its event: "in" is "scheduler" if a frame is of the process that computes."""
     doing: dict[Doing, None] = field(default_factory=dict)
-    """What the frames are about, outermost first."""
+    """What the frames were doing, outermost first."""
     num_lines: int = 0
     ended: bool = False
 
     @property
     def step(self) -> str:
-        """Which step failed: "prefill", "decode", or "" if no frame tells. The sampler's memory is
-        in proportion to the running requests, as that of a decode step is."""
+        """The step that failed: "prefill", "decode", or "" if no frame shows it. The sampler counts
+        as decode, because its memory is proportional to the running requests."""
         steps = [each for each in self.doing if each in ("prefill", "decode")]
         if steps:
             return steps[-1]
         return "decode" if {"sampling", "replay"} & set(self.doing) else ""
 
     def takes(self, message: Message) -> bool:
-        """Whether the line belongs to it. The exception's line is the last one."""
+        """Whether the line belongs to the traceback, whose last line is that of the exception."""
         text = message.text
         self.num_lines += 1
         # Some wrappers put a time before each line, also before those of a frame.

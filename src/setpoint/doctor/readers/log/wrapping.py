@@ -1,4 +1,4 @@
-"""Takes off what others put around a line: container runtimes, log shippers, log collectors.
+"""Removes what other programs put around a line: container runtimes, log shippers and collectors.
 
 Forms: docker compose and ``kubectl logs --prefix`` (a name first), the Kubernetes runtime's files
 (time, stream, flag), docker's JSON files and structured loggers (the line is a value), journald and
@@ -51,9 +51,9 @@ class Unwrapped:
 
     text: bytes
     origin: str = ""
-    """Name of the container, pod or unit that wrote it; "" if the wrapping does not tell."""
+    """Name of the container, pod or unit that wrote it; "" if the wrapping does not say."""
     stamp: float | None = None
-    """The time that the wrapping tells."""
+    """The time in the wrapping."""
     start: int | None = 0
     """Where the text begins in the wrapped line; None if it is not there byte by byte."""
 
@@ -112,8 +112,8 @@ _MONTHS = {name: number for number, name in enumerate(calendar.month_abbr) if na
 
 
 def seconds_of(text: bytes) -> float | None:
-    """Seconds since 1970 (as if in UTC) of a time in ISO's or syslog's form; since midnight if it
-    has no date. None: there is none. Of syslog's form, which has no year, the year is 1970."""
+    """The seconds since 1970 (as if in UTC) of a time in ISO's or syslog's form; since midnight if
+    it has no date; None if there is no time. Syslog's form has no year; 1970 is assumed."""
     found = STAMP.search(text)
     if found is None:
         return None
