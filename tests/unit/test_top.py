@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 import socket
 import threading
 import time
@@ -11,7 +12,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
+from rich.text import Text
 
 from setpoint.commands import top_command as command
 from setpoint.config.commands import TopOptions
@@ -19,6 +21,7 @@ from setpoint.core.errors import RequestError
 from setpoint.observe.waiting import Waiting
 from setpoint.top import events
 from setpoint.top.events import Lost, parse_events, split_lines
+from setpoint.top.painter import CLEAR, Painter
 from setpoint.top.screen import WINDOW_S, Server, _recent_charts, screen
 
 KNOWN = {
@@ -159,6 +162,70 @@ def test_a_stream_has_lines_however_it_comes(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(events, "TIMEOUT_S", -1.0)
     with pytest.raises(Lost, match="takes longer"):
         [*split_lines([b"x"], "url")]
+
+
+class Terminal:
+    """A console on a terminal whose screen is kept as lines, and the characters that it was sent."""
+
+    def __init__(self, width: int = 40, height: int = 6) -> None:
+        self.file = io.StringIO()
+        self.console = Console(
+            file=self.file, force_terminal=True, color_system=None, width=width, height=height
+        )
+        self.rows = ["?" * width] * height
+        self._read = 0
+
+    def sent(self) -> str:
+        """What was sent since the last call; the screen shows it then."""
+        new = self.file.getvalue()[self._read :]
+        self._read += len(new)
+        if new.startswith(CLEAR):
+            self.rows = [""] * len(self.rows)
+        for row, text in re.findall(r"\x1b\[(\d+);1H\x1b\[K([^\x1b]*)", new):
+            self.rows[int(row) - 1] = text
+        return new
+
+
+def test_only_the_lines_that_changed_are_drawn() -> None:
+    terminal = Terminal()
+    painter = Painter(terminal.console)
+    painter.draw(Text("head\nfirst\nlast"))
+    terminal.sent()
+    assert terminal.rows == ["head", "first", "last", "", "", ""]
+    painter.draw(Text("head\nfirst\nlast"))
+    assert terminal.sent() == ""
+    painter.draw(Text("head\nother\nlast"))
+    assert len(terminal.sent()) < 20
+    painter.draw(Text("head"))
+    terminal.sent()
+    assert terminal.rows == ["head", "", "", "", "", ""]
+    painter.draw(Text("\n".join("abcdefgh")))
+    terminal.sent()
+    assert terminal.rows == list("abcdef")
+
+
+def test_a_terminal_of_another_size_is_drawn_anew() -> None:
+    terminal = Terminal()
+    painter = Painter(terminal.console)
+    painter.draw(Text("a\nb"))
+    terminal.console.size = ConsoleDimensions(30, 4)
+    painter.draw(Text("a\nb"))
+    assert CLEAR in terminal.sent()[1:]
+    assert terminal.rows[:2] == ["a", "b"]
+
+
+def test_a_screen_is_drawn_a_few_times_a_second() -> None:
+    now = [100.0]
+    painter = Painter(Terminal().console, clock=lambda: now[0])
+    assert painter.is_due
+    painter.draw(Text("a"))
+    num_drawn = 0
+    for _ in range(100):
+        now[0] += 0.01
+        if painter.is_due:
+            painter.draw(Text("b"))
+            num_drawn += 1
+    assert 1 <= num_drawn <= 2
 
 
 def test_a_new_stream_brings_no_moment_twice() -> None:

@@ -8,12 +8,12 @@ from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 
 from setpoint.config.commands import TopOptions
 from setpoint.core.errors import ConfigError
 from setpoint.observe.waiting import Waiting, on_stderr
 from setpoint.top.events import Lost, events
+from setpoint.top.painter import Painter
 from setpoint.top.screen import Server, screen
 
 AGAIN_S = 2.0
@@ -45,11 +45,12 @@ def _show(url: str, api_key: str | None, console: Console) -> None:
     if not console.is_terminal:
         _follow(stream, server, url, api_key, _Lines(server, console).renew)
         return
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    painter = Painter(console)
+    with painter.shown():
 
         def renew(name: str) -> None:
-            if name in ("", "moment", LOST):
-                live.update(screen(server, console, url=url), refresh=True)
+            if name == LOST or painter.is_due:
+                painter.draw(screen(server, console, url=url))
 
         _follow(stream, server, url, api_key, renew)
 
