@@ -97,7 +97,7 @@ def _no_answer(url: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """As it is typed."""
+    """The value as it is typed."""
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)

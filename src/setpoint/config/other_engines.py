@@ -11,13 +11,13 @@ GGML, VLLM, OLLAMA = "llama.cpp", "vLLM", "Ollama"
 
 @dataclass(slots=True, frozen=True)
 class Equivalent:
-    """What stands here for an option of another engine."""
+    """The option that replaces one of another engine."""
 
     engine: str
     flag: str = ""
     """The option here; "" if there is none to give, and ``advice`` says why."""
     advice: str = ""
-    """What else there is to know, as a sentence."""
+    """Further advice, as a sentence."""
     takes_value: bool = True
     """Whether the value there is the value here."""
 

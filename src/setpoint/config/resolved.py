@@ -28,7 +28,8 @@ class ResolvedConfig:
     whose value is settled here."""
 
     options: Options
-    """None and "auto" remain only where they have a meaning ("no limit", "as the files say")."""
+    """The options. None and "auto" remain only where they have a meaning ("no limit", "as the files
+    say")."""
     env: EnvSettings
     decisions: tuple[Decision, ...]
     """One for every option, in the order of declaration, followed by those about other subjects."""

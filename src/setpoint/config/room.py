@@ -15,7 +15,7 @@ GGUF_FAMILY = "LlamaForCausalLM"
 
 
 def check_room(asked: Asked, config: ResolvedConfig, *, name: str, is_stored: bool) -> None:
-    """Raises OutOfMemoryError if the model cannot fit, or not even one page of KV cache, into the
+    """Raise OutOfMemoryError if the model and at least one page of KV cache do not fit into the
     memory that is free before the weights are loaded. is_stored: the model's parameters were
     counted in files, not computed from its dimensions."""
     model, options = asked.model, config.options

@@ -15,9 +15,9 @@ class Arrival:
     at: float = field(default_factory=time.perf_counter)
     """``time.perf_counter`` when the head of the request was read."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """By lower-case names; written when the body is read, like ``path``."""
+    """Headers by lower-case names; written when the body is read, like ``path``."""
     path: str = ""
-    """Of the URL; "" for one that came without HTTP."""
+    """The path of the URL; "" for a request that came without HTTP."""
     outputs: list[Any] = field(default_factory=list)
     """The SequenceOutputs of the sequences that it has become; written by the Job, which knows of
     arrivals and not the other way round."""

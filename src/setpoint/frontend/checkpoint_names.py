@@ -1,4 +1,5 @@
-"""Where a client's name of a checkpoint leads to. What may be read is decided by ``launch``."""
+"""The protocol that finds the folder of a checkpoint which a client names. ``launch`` decides what
+may be read."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Checkpoints(Protocol):
 
 
 class NoCheckpoints:
-    """Of a service whose engine loads no other weights."""
+    """The names of a service whose engine loads no other weights: none."""
 
     def find(self, model_path: str, load_format: str | None) -> Checkpoint:
         raise RequestError("This server cannot load other weights.")

@@ -8,7 +8,7 @@ MAX_PATH_CHARS = 1024
 MAX_LEVELS = 64
 """Python makes missing folders by recursion, one call for each level."""
 MAX_NAME_BYTES = 255
-"""What Linux's file systems take (NAME_MAX)."""
+"""Longest name that Linux's file systems accept (NAME_MAX)."""
 
 
 def check_path(path: str, name: str) -> None:

@@ -68,7 +68,7 @@ class Cut:
     """How a client wants its prompts to be shortened."""
 
     most: int
-    """How many tokens may stay; -1: as many as fit."""
+    """Most tokens that are kept; -1: as many as fit."""
     keeps_end: bool
 
 

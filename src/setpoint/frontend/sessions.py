@@ -30,7 +30,7 @@ MAX_SESSIONS = 1024
 MAX_BYTES = 128 << 20
 """Most memory that the requests of all sessions together may take, as ``_memory`` estimates it."""
 REQUEST_BYTES = 400
-"""What a request takes in Python besides its token ids and names: 320 bytes were measured."""
+"""Bytes of a request in Python besides its token ids and names; 320 were measured."""
 ID_BYTES = 4
 END_S = 10.0
 """Longest time that a request waits for those to end that it replaces. Only a client that does not
@@ -81,7 +81,7 @@ class _Session:
     timeout_s: float
     used_at: float
     nodes: dict[str, _Node] = field(default_factory=dict)
-    """By rid; parents before children."""
+    """Nodes by rid; parents before children."""
     num_ids: int = 0
     num_bytes: int = 0
     """Estimated memory of the nodes."""

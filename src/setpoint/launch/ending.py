@@ -32,7 +32,7 @@ class Limit:
         self._at = math.inf
         self._thread: threading.Thread | None = None
         self.exit_code = 1
-        """Of a process that is ended by this limit."""
+        """The exit code of a process that is ended by this limit."""
         self.is_quiet = False
         """Whether nobody wants to know what kept the process."""
 

@@ -31,7 +31,7 @@ class _Job:
 
     seq_id: int
     request: Request | None = None
-    """What to make a grammar for; None if there is one."""
+    """The request for which to make a grammar; None if there is a grammar."""
     outputs: Ids | None = None
     is_cancelled: bool = False
     is_running: bool = False

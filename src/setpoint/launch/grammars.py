@@ -14,7 +14,7 @@ class NoGrammars:
     """Implements GrammarFactory by refusing every constraint."""
 
     def prepare(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing: there is nothing to prepare."""
 
     def constrains(self, request: Request) -> bool:
         return request.sampling.constraint is not None

@@ -14,7 +14,7 @@ class EngineJob(msgspec.Struct, frozen=True):
     spec: ModelSpec
     folder: str
     tokenizer_folder: str | None
-    """None with --skip-tokenizer-init."""
+    """The folder of the tokenizer; None with --skip-tokenizer-init."""
     link: int
     """Descriptor of the engine's end of the link, which the process inherited."""
 
@@ -24,6 +24,6 @@ def encode_job(job: EngineJob) -> bytes:
 
 
 def decode_job(line: bytes) -> EngineJob:
-    """Raises msgspec.DecodeError, for example for an empty line (the parent ended before it sent a
-    job)."""
+    """The job in a line. Raises msgspec.DecodeError, for example for an empty line (the parent
+    ended before it sent a job)."""
     return msgspec.json.decode(line, type=EngineJob)

@@ -15,8 +15,9 @@ OTLP_MODULE = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
 def preflight(options: Options) -> None:
-    """Raises ConfigError, RecordingError for a recording that cannot be made, or CheckpointError
-    for a chat template that cannot be compiled. What only few starts need is imported on use."""
+    """Check what can be known before anything is loaded. Raises ConfigError, RecordingError for a
+    recording that cannot be made, or CheckpointError for a chat template that cannot be compiled.
+    What only few starts need is imported on use."""
     if options.execution.device == "cuda" and (why := why_no_cuda()):
         raise ConfigError(
             f"--device cuda was asked for, but {why}; use --device cpu, or leave it out."

@@ -15,7 +15,7 @@ from setpoint.launch.job import EngineJob
 
 @dataclass(slots=True, frozen=True)
 class Served:
-    """What is served and how. Nothing in it is looked for again, by however many engines."""
+    """What is served and how. All engines use this record, and none looks anything up again."""
 
     source: ModelSource
     """The model's folder, and what its small files say."""

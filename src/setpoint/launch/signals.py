@@ -26,7 +26,7 @@ CLOSE_S = 1.0
 
 
 class Asked:
-    """What signals have asked for so far."""
+    """The requests of signals so far."""
 
     def __init__(self) -> None:
         """Make it on the event loop that waits for it."""

@@ -35,8 +35,8 @@ class BackgroundService:
     thread."""
 
     def __init__(self, options: Options, env: EnvSettings, *, given: Set[str]) -> None:
-        """Raises SetpointError for an engine that cannot start. If interrupted, it leaves nothing
-        running."""
+        """Start the engine. Raises SetpointError if it cannot start. If interrupted, it leaves
+        nothing running."""
         self._owner = os.getpid()
         self._lock = threading.Lock()
         """Held while a coroutine is handed over or the service ends, so the loop knows of every

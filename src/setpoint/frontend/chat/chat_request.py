@@ -37,7 +37,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = "auto"
     named_tool: str = ""
-    """With "required": the one tool to call; empty means any."""
+    """The one tool to call if calls are required; empty: any tool."""
     allowed_tools: tuple[str, ...] = ()
     """Names of the only tools that may be called, of all that the model sees; empty: any."""
     parallel_tool_calls: bool = True
@@ -49,7 +49,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     variables: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """More variables for the chat template (``chat_template_kwargs``)."""
     cut: Cut | None = None
-    """How the prompt is shortened; None: it is not."""
+    """How to shorten the prompt; None: not at all."""
     continue_final_message: bool = False
     add_generation_prompt: bool = True
     """Whether the prompt opens the model's answer. False: it ends with the last message."""

@@ -130,7 +130,8 @@ class _Held:
 
 
 def _end_of_last(text: str, marker: str, num_seen: int) -> int:
-    """Where the last marker ends that ends behind the first ``num_seen`` characters; 0 if none."""
+    """The end of the last marker that ends after the first ``num_seen`` characters; 0 if none
+    does."""
     at = text.rfind(marker, max(num_seen - len(marker) + 1, 0)) if marker else -1
     return at + len(marker) if at >= 0 else 0
 

@@ -28,7 +28,7 @@ ANSWER_S = 5.0
 
 
 class Watch(Protocol):
-    """Who knows the server's moments and what the doctor says about them."""
+    """Provides the server's moments, and what the doctor says about them."""
 
     @property
     def moments(self) -> Sequence[Moment]:
@@ -45,7 +45,8 @@ class Watch(Protocol):
         ...
 
     def followed(self) -> AbstractContextManager[None]:
-        """In this block somebody wants to see moments as soon as they are finished."""
+        """Within the block, moments are fetched as soon as they are finished, because somebody
+        watches them."""
         ...
 
 

@@ -14,7 +14,7 @@ _LIMITS = ("max_running_requests", "max_prefill_tokens", "chunked_prefill_size")
 
 
 async def facts_of(service: Service) -> dict[str, Any]:
-    """Raises EngineDeadError."""
+    """The facts about the server that the console shows. Raises EngineDeadError."""
     config, info = service.config, await service.server_info()
     (state,) = info["internal_states"]
     return {

@@ -67,7 +67,8 @@ def described(came: Arrival) -> str:
 
 
 def figures(outputs: Sequence[SequenceOutput], arrived_at: float) -> str:
-    """Of several sequences: the longest wait, the first token of all, and the sums of tokens."""
+    """The figures of a request. If it has several sequences: the longest wait, the first token of
+    all, and the sums of their tokens."""
     others = f" and {len(outputs) - 1} more" if len(outputs) > 1 else ""
     parts = [f"rid={excerpt(outputs[0].rid)}{others}"]
     waits = [output.timing.waiting_s for output in outputs if output.timing is not None]

@@ -19,7 +19,7 @@ BACKLOG = 4096
 PER_TURN = 256
 """Most connections accepted in one turn of the loop, which takes some 7 ms."""
 PEEKED_BYTES = 64
-"""How much of a request is looked at before its connection is opened; enough for the paths that
+"""How many bytes of a request are read before its connection is opened; enough for the paths that
 cannot wait."""
 RETRY_S = 1.0
 """How long nothing is accepted after the system has refused a connection for want of resources."""

@@ -39,7 +39,8 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Raises ConfigError if another program has bound the same address and listened first."""
+        """Begin to listen. Raises ConfigError if another program has bound the same address and
+        listened first."""
         await super().startup(sockets=[])
         pace = Pace(urgent=self._dialects.controls)
         make = partial(

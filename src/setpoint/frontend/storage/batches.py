@@ -92,7 +92,7 @@ class BatchBook:
         """Set when a batch was created or cancelled; the worker clears it."""
 
     def journal(self, batch: Batch) -> Path:
-        """Where the answers of an unfinished batch are collected."""
+        """The file in which the answers of an unfinished batch are collected."""
         return self._folder / f"{batch.id}.journal.jsonl"
 
     def listing(self) -> list[Batch]:
@@ -103,7 +103,7 @@ class BatchBook:
         return [batch for batch in self._batches.values() if batch.status not in ENDED]
 
     def get(self, batch_id: str) -> Batch:
-        """Raises RequestError (404)."""
+        """The batch with this id. Raises RequestError (404)."""
         batch = self._batches.get(batch_id)
         if batch is None:
             raise RequestError(

@@ -76,7 +76,7 @@ class Documents:
         return found
 
     def ids(self, kind: str) -> set[str]:
-        """Of all documents of a kind, the damaged ones included."""
+        """The ids of all documents of a kind, with the damaged ones."""
         return {
             own_id for own_id, _ in self._run("SELECT id, '' FROM documents WHERE kind = ?", kind)
         }
@@ -93,7 +93,7 @@ class Documents:
         )
 
     def remove(self, kind: str, own_id: str) -> None:
-        """Raises RequestError (507)."""
+        """Remove a document. Raises RequestError (507)."""
         self._run("DELETE FROM documents WHERE kind = ? AND id = ?", kind, own_id)
 
     def _run(self, statement: str, *values: str | bytes) -> list[tuple[str, bytes]]:

@@ -39,7 +39,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     """Unix time in seconds, as every time here."""
     filename: str
-    """As the client gave it. Never part of a path."""
+    """The name that the client gave. Never part of a path."""
     purpose: str
     expires_at: int | None = None
     """When the file is deleted; None: never."""
@@ -81,7 +81,7 @@ class FileStore:
         return list(self._files.values())
 
     def get(self, file_id: str) -> StoredFile:
-        """Raises RequestError (404)."""
+        """The file with this id. Raises RequestError (404)."""
         self._forget_expired()
         file = self._files.get(file_id)
         if file is None:
@@ -92,12 +92,12 @@ class FileStore:
         return file
 
     def path(self, file_id: str) -> Path:
-        """Where the content of a file is. ``file_id`` is an id of this store, never a client's
+        """The path of a file's content. ``file_id`` is an id of this store, never a client's
         word for one."""
         return self._folder / file_id
 
     def delete(self, file_id: str) -> None:
-        """Raises RequestError: 404, or 400 for a file that a batch still reads."""
+        """Delete a file. Raises RequestError: 404, or 400 for a file that a batch still reads."""
         file = self.get(file_id)
         if self._held.get(file.id):
             batch = next(iter(self._held[file.id]))
@@ -199,8 +199,8 @@ class Upload:
         self._store.closed(self._file, self.num_bytes)
 
     async def write(self, data: bytes) -> None:
-        """Raises RequestError: 413 for a file that is too large, 400 if all files together are, 507
-        for a disk that is full."""
+        """Write a piece. Raises RequestError: 413 for a file that is too large, 400 if all files
+        together are, 507 for a disk that is full."""
         if self._max_bytes is not None and self.num_bytes + len(data) > self._max_bytes:
             raise RequestError(
                 f"A file may have at most {self._max_bytes} bytes.",

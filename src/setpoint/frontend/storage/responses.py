@@ -21,7 +21,7 @@ MAX_BYTES = 256 << 20
 conversation before it."""
 
 BYTES_PER_VALUE = 64
-"""What a list, an object or a string takes in Python beside its content, roughly."""
+"""Approximate bytes of a list, an object or a string in Python besides its content."""
 
 Item = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ Item = Mapping[str, Any]
 @dataclass(slots=True, frozen=True, kw_only=True)
 class KeptResponse:
     response: dict[str, Any]
-    """As the API shows it."""
+    """The response as the API shows it."""
     inputs: Sequence[Item]
     """The input items of its request."""
     earlier: Sequence[Item] = ()
@@ -104,7 +104,7 @@ class ResponseStore:
         return next(item for item in output if item["id"] == item_id)
 
     def delete(self, response_id: str) -> KeptResponse:
-        """Raises like ``get``."""
+        """Delete a response. Raises the same errors as ``get``."""
         kept = self.get(response_id)
         with self._lock:
             self._drop(response_id)

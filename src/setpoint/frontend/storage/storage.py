@@ -43,7 +43,7 @@ class Storage:
 
 
 def required(storage: Storage | None) -> Storage:
-    """Raises RequestError (400) on a server that keeps nothing on disk."""
+    """The server's storage. Raises RequestError (400) if the server has none."""
     if storage is None:
         raise RequestError(
             "This server does not store files and batches. Start it with --file-storage-path"

@@ -26,7 +26,7 @@ class Latencies:
     def __init__(self) -> None:
         self._epoch = time.time() - time.perf_counter()
         self._first = [0] * _PLACES
-        """By place, of the present second; like the next."""
+        """Counts by place of the present second, like the next attribute."""
         self._between = [0] * _PLACES
         self._until = float("-inf")
         """When the present second ends, of the clock of ``time.perf_counter``."""
@@ -50,8 +50,8 @@ class Latencies:
         self._between[int(log(clipped) * _SCALE + _OFFSET)] += count
 
     def quantiles(self, at: float, seconds: float) -> dict[str, float]:
-        """Of the seconds whose middle is in that time since 1970: "ttft_p50", "itl_p95", …; none
-        without tokens."""
+        """The quantiles ("ttft_p50", "itl_p95", …) of the seconds whose middle is in that time,
+        given in seconds since 1970; none without tokens."""
         found = []
         for kept in (self._present(), *reversed(self._seconds)):
             if kept[0] + 0.5 < at:

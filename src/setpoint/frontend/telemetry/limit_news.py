@@ -24,7 +24,7 @@ class Diagnosis:
     binds: bool
     """Whether that is a limit of the server, so that an operator should know of it."""
     sentence: str
-    """What it is, the number that proves it, and what to change."""
+    """The limit, the number that proves it, and what to change."""
     report: dict[str, Any]
     """Everything, as JSON has it."""
 

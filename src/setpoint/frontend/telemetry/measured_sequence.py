@@ -20,7 +20,7 @@ class MeasuredSequence:
         self.headers = headers
         """The headers of the client's request."""
         self.path = path
-        """Of its URL; "" for a request that came without HTTP."""
+        """The path of its URL; "" for a request that came without HTTP."""
         self.text = ""
         """Text that is final: no half characters, and nothing that may still turn out to be a stop
         string."""

@@ -93,7 +93,7 @@ class RequestLog:
 
 
 def summary(output: MeasuredSequence) -> dict[str, Any]:
-    """What a sequence was, how it ended and where its time went, in SGLang's words, without its
+    """A description of a sequence, its end and its times in SGLang's terms, without its
     content."""
     return {
         "id": output.rid,

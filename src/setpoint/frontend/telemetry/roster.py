@@ -39,9 +39,9 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
     limit: int | None = None
     """The most output that it may have, if the client set one."""
     waited_s: float | None = None
-    """From its submission to its first admission, or until now."""
+    """Seconds from its submission to its first admission, or until now."""
     ran_s: float | None = None
-    """From its first admission to its end, or until now."""
+    """Seconds from its first admission to its end, or until now."""
     ttft_s: float | None = None
     tps: float | None = None
     """Output tokens per second since the first."""
@@ -69,7 +69,7 @@ class Roster:
 
     def __init__(self) -> None:
         self._open: dict[int, MeasuredSequence] = {}
-        """By the number of the submission."""
+        """Open sequences by the number of their submission."""
         self._ended: deque[Row] = deque(maxlen=MAX_ENDED)
 
     def started(self, outputs: Sequence[MeasuredSequence]) -> None:
@@ -114,7 +114,8 @@ class Roster:
         )
 
     def _known(self, seq_ids: Iterable[int]) -> list[MeasuredSequence]:
-        """Without probes and the warm-up, which are no client's."""
+        """The open sequences with these numbers. Probes and the warm-up are not among them, because
+        they are no client's."""
         return [self._open[seq_id] for seq_id in seq_ids if seq_id in self._open]
 
 

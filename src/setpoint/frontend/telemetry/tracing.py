@@ -88,7 +88,7 @@ def stages(output: MeasuredSequence, ended_at: float) -> Iterator[tuple[str, flo
 
 
 def _attributes(output: MeasuredSequence, model_name: str) -> dict[str, AttributeValue]:
-    """In the words of SGLang's spans."""
+    """The attributes of a span under SGLang's names."""
     sampling, finish = output.request.sampling, output.finish
     found: dict[str, AttributeValue] = {
         "gen_ai.request.id": output.rid,

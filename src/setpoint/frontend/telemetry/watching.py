@@ -32,7 +32,7 @@ FOLLOWED_S, LOOK_S = 1.0, 5.0
 EXAMINE_S = 10.0
 """The doctor is asked at most so often."""
 WINDOW_S = 120.0
-"""What the doctor judges: the last two minutes."""
+"""Seconds that the doctor judges: the last two minutes."""
 ANSWER_S = 2.0
 """How long the engine may take to answer, which it does between two steps."""
 REST_S = 30.0
@@ -45,7 +45,7 @@ class Life:
 
     line: EngineLine
     moments: deque[Moment] = field(default_factory=deque)
-    """Those of the last minutes, in the order of time."""
+    """The moments of the last minutes, in the order of time."""
     next: int = 0
     """Number of the first moment that the engine has not told yet."""
     silence: str = ""
@@ -93,7 +93,7 @@ class Watch:
 
     @property
     def moments(self) -> Sequence[Moment]:
-        """Those of the last minutes, of all engines."""
+        """The moments of the last minutes, of all engines."""
         return [*self._before, *(() if self._life is None else self._life.moments)]
 
     @property

@@ -42,7 +42,7 @@ def make_detokenizer(tokenizer: Tokenizer | None, *, skip_special_tokens: bool) 
 
 
 class NoText:
-    """For a server without a tokenizer, whose answers are token ids only."""
+    """The detokenizer of a server without a tokenizer, whose answers are only token ids."""
 
     def feed(self, ids: Sequence[int]) -> str:
         return ""

@@ -68,7 +68,7 @@ class RefusedExpression(Exception):
 
 
 def parsed(expression: str) -> Part:
-    """Raises RefusedExpression."""
+    """Parse an expression. Raises RefusedExpression."""
     try:
         with warnings.catch_warnings(action="ignore"):
             flags = re.compile(expression).flags
@@ -117,7 +117,8 @@ class _Reader:
                 parts.append(self._repeated(part, flags))
 
     def _item(self, flags: int) -> Part | None:
-        """None for what matches nothing, not even an empty text: flags and comments."""
+        """The next item; None for flags and comments, which match nothing, not even an empty
+        text."""
         begin, character = self._at, self._text[self._at]
         if character == "(":
             return self._group(flags)

@@ -77,7 +77,7 @@ class TextProcessor:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises RequestError (400) if there is none."""
+        """The tokenizer. Raises RequestError (400) if there is none."""
         if self.known_tokenizer is None:
             raise RequestError(f"Text cannot be read or written: {IDS_ONLY}")
         return self.known_tokenizer
@@ -101,7 +101,7 @@ class TextProcessor:
             self._template.close()
 
     def template_exceeds(self) -> str | None:
-        """As ``TemplateProcess.exceeded``; None without a template."""
+        """The same as ``TemplateProcess.exceeded``; None without a template."""
         template = self._template
         return template.exceeded() if isinstance(template, TemplateProcess) else None
 

@@ -48,13 +48,13 @@ class StopPattern:
     positions is an integer with their bits."""
 
     tests: list[Test] = field(default_factory=list)
-    """Of each position."""
+    """The test of each position."""
     follow: list[Positions] = field(default_factory=list)
     """Position -> the positions that may come next."""
     first: Positions = field(default_factory=dict)
     """The positions that a match may begin with."""
     ends: list[Positions] = field(default_factory=list)
-    """Of each expression: the positions that a match may end with."""
+    """For each expression, the positions with which a match may end."""
     has_anchors: bool = False
     _taking: dict[str, int] = field(default_factory=dict)
     _next: dict[tuple[int, Where], int] = field(default_factory=dict)
@@ -181,8 +181,8 @@ def _is_of_word(character: str) -> bool:
 
 @lru_cache(_MAX_KEPT_PATTERNS)
 def compiled(expressions: tuple[str, ...]) -> StopPattern:
-    """Raises RequestError (400) for an expression that is wrong, that is searched in no way of
-    bounded time, or that matches the empty text."""
+    """Compile expressions. Raises RequestError (400) for an expression that is wrong, that is
+    searched in no way of bounded time, or that matches the empty text."""
     pattern = StopPattern()
     builder = _Builder(pattern)
     for expression in expressions:

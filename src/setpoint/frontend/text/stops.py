@@ -88,7 +88,7 @@ class StopFinder:
         return matches
 
     def _partial_match(self, text: str) -> int:
-        """Where the longest tail begins that may become a stop; len(text) if none may."""
+        """The place where the longest tail begins that may become a stop; len(text) if none may."""
         earliest = len(text)
         if self._search is not None:
             earliest = self._search.certain - self._released

@@ -46,7 +46,7 @@ class TemplateProcess:
     threads; it serves one at a time."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Raises CheckpointError for a template that cannot be compiled."""
+        """Start the process. Raises CheckpointError for a template that cannot be compiled."""
         self.source = source
         self._job = msgspec.json.encode(TemplateJob(source, dict(special_tokens or {})))
         self._lock = threading.Lock()

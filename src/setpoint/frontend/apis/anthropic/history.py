@@ -46,7 +46,7 @@ class ToolUseBlock(msgspec.Struct):
 class ToolResultBlock(msgspec.Struct):
     tool_use_id: str | None = None
     id: str | None = None
-    """What some older clients send instead of ``tool_use_id``."""
+    """Some older clients send this instead of ``tool_use_id``."""
     content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
 

@@ -30,7 +30,7 @@ class EmbedApi:
         return await self._exchange(raw, texts, body.dimensions, bool(body.truncate), warnings)
 
     async def open_one(self, raw: dict[str, Any]) -> EmbedExchange:
-        """As ``open``, for the older route."""
+        """Like ``open``, for the older route."""
         body, warnings = self._service.read(raw, EmbeddingsBody, route=EMBEDDINGS_ROUTE)
         warnings += body.warnings(self._service.config)
         return await self._exchange(raw, [body.prompt], None, True, warnings)

@@ -44,7 +44,7 @@ class MessageBody(msgspec.Struct):
     images: list[Any] | None = None
     tool_calls: list[CallBody] | None = None
     tool_name: str | None = None
-    """Of a result: the tool that was called."""
+    """In the result of a tool: the tool that was called."""
     tool_call_id: str | None = None
 
 
@@ -179,7 +179,7 @@ class ModelBody(msgspec.Struct, kw_only=True):
     """The older name of ``model``."""
 
     def warnings(self, served: str) -> list[str]:
-        """Raises RequestError (400) if the body names no model."""
+        """Warnings for the client. Raises RequestError (400) if the body names no model."""
         name = self.model or self.name
         if name is None:
             raise RequestError("model is missing.")

@@ -52,7 +52,7 @@ class TextApi:
         return self._exchange(raw, body, prepared, warnings, _message)
 
     async def generate(self, raw: dict[str, Any]) -> TextExchange | LoadReply:
-        """As ``chat``."""
+        """Like ``chat``, for one prompt."""
         body, warnings = self._service.read(
             raw, OllamaGenerateBody, route=GENERATE_ROUTE, unsupported=UNSUPPORTED
         )

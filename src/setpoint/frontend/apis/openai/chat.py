@@ -115,7 +115,7 @@ class ChatBody(CommonBody, kw_only=True):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """None = up to the end of the context."""
+        """The limit of output tokens; None: up to the end of the context."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 

@@ -12,7 +12,7 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 
 
 class Names:
-    """How logprobs name tokens."""
+    """The names of tokens in logprobs."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
         """as_ids: as "token_id:5" instead of by their text."""

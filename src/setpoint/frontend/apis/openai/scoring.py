@@ -96,7 +96,7 @@ class ScoringApi:
         return ScoringExchange(job, reply)
 
     async def rerank(self, raw: dict[str, Any]) -> ScoringExchange:
-        """As ``score``. Raises RequestError (400) also for a model that cannot do it."""
+        """Like ``score``. Also raises RequestError (400) for a model that cannot rank."""
         # The answer is a bare list, which has no place for warnings.
         body, _ = self._service.read(raw, RerankBody, route=RERANK_ROUTE)
         body.check()

@@ -109,7 +109,8 @@ def _load(state: InternalState, facts: EngineFacts) -> dict[str, Any]:
 
 
 def _queues(state: InternalState) -> dict[str, Any]:
-    """Where the requests that do not run are; retracted ones are also among the waiting ones."""
+    """The numbers of requests that do not run, by where they are. Retracted ones also count as
+    waiting."""
     return {
         "waiting": state.num_waiting,
         "grammar": state.num_preparing,

@@ -115,8 +115,8 @@ class WeightRoutes:
 
     @asynccontextmanager
     async def _aborted(self, body: UpdateWeightsBody) -> AsyncIterator[None]:
-        """With ``abort_all_requests``, pause the engine meanwhile, so that no request comes in
-        between."""
+        """With ``abort_all_requests``, pause the engine within the block, so that no request comes
+        in between."""
         line = self._engine.choose()
         paused = (await line.get_state()).paused is not None
         if body.abort_all_requests:

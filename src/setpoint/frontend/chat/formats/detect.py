@@ -56,7 +56,8 @@ _TOOL_RULES = (
     ),
     _Rule("pythonic", ("[func_name1(",), "asks for calls in Python's syntax"),
 )
-"""In this order: the templates of some families hold the markers of an older one."""
+"""Rules in the order in which they are tried: the templates of some families contain the markers of
+an older one."""
 _REASONING_RULES = (
     _Rule("gpt-oss", ("<|channel|>", "analysis"), "writes an analysis channel"),
     _Rule("gemma4", ("<|channel>thought",), "writes <|channel>thought"),

@@ -61,12 +61,12 @@ T = TypeVar("T")
 
 
 def tool_format(name: str) -> ToolFormat:
-    """Raises ConfigError for an unknown name."""
+    """The format of tool calls with this name. Raises ConfigError for an unknown name."""
     return _looked_up(TOOL_FORMATS, name, "tool-call parser")
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
-    """Raises ConfigError for an unknown name."""
+    """The format of reasoning with this name. Raises ConfigError for an unknown name."""
     return _looked_up(REASONING_FORMATS, name, "reasoning parser")
 
 

@@ -48,7 +48,7 @@ class JsonCall:
         """Arguments that came before the name."""
 
     def raw(self) -> str:
-        """What has been read, if the call has not begun: it is text then."""
+        """The text read so far if the call has not begun, so that it is no call."""
         return "".join(self._raw)
 
     def feed(self, text: str, at: int) -> tuple[Outcome, int]:

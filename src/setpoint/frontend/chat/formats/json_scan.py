@@ -41,8 +41,8 @@ class JsonScan:
         self._in_string = False
 
     def feed(self, text: str, at: int) -> tuple[str, int]:
-        """As Scan. Characters that models leave as they are in strings but that JSON must
-        escape, such as line ends, come out escaped."""
+        """Like ``Scan.feed``. Characters that models leave as they are in strings but that JSON
+        must escape, such as line ends, come out escaped."""
         parts: list[str] = []
         if not self._kind:
             self._kind = text[at : at + 1]
@@ -99,7 +99,8 @@ def _escaped(control: re.Match[str]) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Raises ValueError for what JSON cannot hold, such as infinity."""
+    """The value as JSON text. Raises ValueError for what JSON cannot represent, such as
+    infinity."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     # Half a surrogate pair can be in a string, but not in UTF-8.
     return text if _is_utf8(text) else json.dumps(value, allow_nan=False)

@@ -129,7 +129,8 @@ class CallMachine:
         return not self._ended and is_cut(self._text, self._at, marker)
 
     def _closes(self, marker: str) -> bool | None:
-        """As ``_meets``, for a marker that ends something: the answer's end may cut it off."""
+        """Like ``_meets``, for a marker that ends something: the end of the answer may cut it
+        off."""
         if self._ended and is_cut(self._text, self._at, marker):
             self._at = len(self._text)
             return True

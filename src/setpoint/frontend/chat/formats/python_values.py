@@ -100,7 +100,8 @@ def keyword_arguments(text: str, tool: Tool | None) -> str:
 
 
 def python_value(text: str) -> Any:
-    """Raises ValueError for what is no plain value, or is longer than MAX_CHARS."""
+    """The value of a Python literal. Raises ValueError for a text that is not one, or is longer
+    than MAX_CHARS."""
     try:
         return _value(_expression(text))
     except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
@@ -123,7 +124,7 @@ def _property_names(tool: Tool | None) -> list[str]:
 
 
 def _value(node: ast.expr) -> Any:
-    """Raises ValueError for what is no plain value."""
+    """The value of a node. Raises ValueError for a node that is not a literal."""
     if isinstance(node, ast.Name) and node.id in _NAMES:
         return _NAMES[node.id]
     if isinstance(node, (ast.List, ast.Tuple)):

@@ -32,7 +32,8 @@ class Markers:
         return self._pattern.search(text, at, until)
 
     def cut(self, text: str, at: int) -> int:
-        """Where a marker may have begun that the text cuts off; the text's length if nowhere. Only
+        """The place where a marker may begin that the end of the text cuts off, else the length of
+        the text. Only
         meaningful where ``find`` finds none."""
         for index in range(max(at, len(text) - self.longest + 1), len(text)):
             if text[index] in self._heads:

@@ -45,7 +45,7 @@ class ReasoningFormat(Protocol):
 
     @property
     def needs_special_tokens(self) -> bool:
-        """As in ToolFormat."""
+        """The same as in ToolFormat."""
         ...
 
     @property

@@ -28,14 +28,14 @@ _NOT_PARSED = (
 @dataclass(slots=True, frozen=True)
 class Calling:
     tools: Sequence[Tool]
-    """Those that may be called."""
+    """The tools that may be called."""
     form: ToolFormat | None
     """The format of the calls; None if there are none to make, or none is known."""
     structure: dict[str, Any] | None
     """The structural tag that constrains them; None if they are free."""
     is_required: bool = False
     warnings: Sequence[str] = ()
-    """For the client."""
+    """Warnings for the client."""
 
     def parser(self, tools: Sequence[Tool]) -> DeltaParser:
         """A parser for one answer. tools: all of the request's."""

@@ -29,9 +29,9 @@ class PreparedChat:
     make_parser: MakeParser
     """Makes the parser of one sequence's text."""
     thinking: Thinking | None = None
-    """None without a reasoning format."""
+    """How the turn reasons; None without a reasoning format."""
     warnings: Sequence[str] = ()
-    """For the client."""
+    """Warnings for the client."""
     constrains_calls: bool = False
     """Whether the constraint of the requests is made of the schemas of tools alone."""
 

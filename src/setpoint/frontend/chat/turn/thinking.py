@@ -24,7 +24,7 @@ class Reasoning:
 
     @classmethod
     def of(cls, service: Service) -> Reasoning | None:
-        """None for a model that marks none."""
+        """The reasoning of a service's model; None if the model does not mark any."""
         return None if service.config.reasoning_parser == "none" else cls(service)
 
     def behind(self, prompt: Prompt) -> Thinking:
@@ -91,7 +91,7 @@ class Thinking:
     """Whether reasoning, or at least the marker of its end, comes before this answer."""
 
     def opened(self) -> Thinking:
-        """The same after a prompt that ends with ``opening``."""
+        """The same reasoning after a prompt that ends with ``opening``."""
         return replace(self, starts_inside=True)
 
     @property

@@ -12,9 +12,9 @@ class HttpMetrics:
         self.num_active = 0
         """Requests that are being answered; written by the middleware, like the others."""
         self.requests: Counter[tuple[str, ...]] = Counter()
-        """By route and method."""
+        """Requests by route and method."""
         self.responses: Counter[tuple[str, ...]] = Counter()
-        """By route, status and method."""
+        """Responses by route, status and method."""
 
     def samples(self) -> dict[str, Mapping[tuple[str, ...], Any]]:
         """Name of a series -> its labels' values -> number."""

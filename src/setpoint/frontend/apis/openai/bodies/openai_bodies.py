@@ -178,10 +178,10 @@ class Shortening(Protocol):
     """A body whose prompts may be shortened."""
 
     truncate_prompt_tokens: int | None
-    """How many tokens of a prompt stay, as in vLLM; -1: as many as fit."""
+    """Most tokens of a prompt that are kept, as in vLLM; -1: as many as fit."""
     truncation_side: Side | None
-    """Where they are taken away; None: at the start of a prompt to generate from, at the end of one
-    to embed."""
+    """The side that is cut off; None: the beginning of a prompt to generate from, the end of one to
+    embed."""
 
 
 def cut_of(body: Shortening, *, keeps_end: bool) -> Cut | None:
@@ -219,7 +219,7 @@ class CommonBody(SamplingBody, kw_only=True):
 
     @property
     def num_samples(self) -> int | None:
-        """How many sequences each prompt generates."""
+        """The number of sequences that each prompt generates."""
         return self.n
 
     @property

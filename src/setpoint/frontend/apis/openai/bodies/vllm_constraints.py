@@ -47,7 +47,8 @@ class Asked(NamedTuple):
 
 
 def asked_for(body: Guided) -> Iterator[Asked]:
-    """Raises RequestError (400) for an empty list of choices."""
+    """Yields the constraints that a body asks for. Raises RequestError (400) for an empty list of
+    choices."""
     older = StructuredOutputs(
         json=body.guided_json,
         regex=body.guided_regex,

@@ -63,7 +63,7 @@ class _Form:
         self._value = bytearray()
         self._disposition = b""
         self._content = bytearray()
-        """What has arrived of the file and is not written yet."""
+        """The part of the file that has arrived and is not written yet."""
         self._is_complete = False
 
     def callbacks(self) -> Any:

@@ -51,7 +51,7 @@ class Text(msgspec.Struct):
 
 
 class InputBody(SamplingBody, kw_only=True):
-    """What makes the prompt."""
+    """The keys that make the prompt."""
 
     input: str | list[Any]
     instructions: str | None = None
@@ -118,7 +118,7 @@ class ResponsesBody(InputBody, kw_only=True):
         return {**super().sent_as, "max_new_tokens": "max_output_tokens"}
 
     def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
-        """Raises RequestError (400)."""
+        """The sampling parameters of the request. Raises RequestError (400)."""
         return self.sampling_with(
             defaults,
             max_new_tokens=self.max_output_tokens,
@@ -135,7 +135,8 @@ def chat_request(
     sampling: SamplingParams,
     options: RequestOptions,
 ) -> ChatRequest:
-    """Raises RequestError (400) for a choice that cannot be honoured."""
+    """The chat that a body asks for. Raises RequestError (400) for a choice that cannot be
+    honoured."""
     choice = toolbox.choice(body.tool_choice)
     variables = dict(body.chat_template_kwargs or {})
     effort = None if body.reasoning is None else body.reasoning.effort

@@ -101,7 +101,7 @@ class _Output(msgspec.Struct):
     output: Parts
 
     def text(self, where: str) -> str:
-        """Raises RequestError (400) for an output that is not text."""
+        """The text of an output. Raises RequestError (400) for an output that is not text."""
         return _text_of(self.output, f"{where}.output")
 
 

@@ -57,7 +57,7 @@ class _Namespace(msgspec.Struct):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTool:
     tool: Tool
-    """As the model sees it."""
+    """The tool as the model sees it."""
     kind: str
     """The type of the client's tool."""
     name: str
