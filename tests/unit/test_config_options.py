@@ -8,7 +8,7 @@ from setpoint.config import docs, sglang
 from setpoint.config.check import check_options
 from setpoint.config.environment import ENV_FIELDS, EnvSettings, read_environment, unread_variables
 from setpoint.config.groups.declare import Range
-from setpoint.config.options import OPTION_FIELDS, Options, server_args
+from setpoint.config.options import GROUPS, OPTION_FIELDS, Options, server_args
 from setpoint.config.sglang import KNOWN
 from setpoint.core.errors import ConfigError
 from setpoint.core.limits import CAPTURED_TOKENS
@@ -68,6 +68,37 @@ def test_documentation_names_every_option_and_variable() -> None:
     page = docs.flags_markdown()
     assert all(f"| `{field.flag}" in page for field in OPTION_FIELDS)
     assert all(f"| `{field.about.name}` |" in page for field in ENV_FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("flag", "cells"),
+    [
+        ("--port N", ("`30000`", "1 – 65,535", "", "", "same")),
+        ("--stream-interval N", ("`1`", "≥ 1", "yes", "1 – 64", "same")),
+        ("--tp-size N", ("`1`", "`1`", "", "", "same, `--tensor-parallel-size`")),
+        ("--record FILE", ("", "", "", "", "")),
+        ("--retraction-policy POLICY", ("`length`", "`length`, `priority`", "yes", "", "same")),
+        ("--enable-dp-attention", ("", "", "", "", "same")),
+        ("--collect-tokens-histogram", ("", "", "", "", "older guides")),
+    ],
+)
+def test_a_row_says_default_range_live_and_sglangs_name(flag: str, cells: tuple[str, ...]) -> None:
+    """Red before: no column had the values that are accepted, and none SGLang's spellings."""
+    lines = docs.flags_markdown().splitlines()
+    row = next(line for line in lines if line.startswith(f"| `{flag}`"))
+    found = tuple(cell.strip() for cell in row.replace("||", "| |").split("|")[2:7])
+    assert found == cells
+
+
+def test_every_group_is_a_section_that_says_what_it_is_about() -> None:
+    page = docs.flags_markdown()
+    places = []
+    for group, fields in GROUPS.items():
+        heading = f"\n## {fields[0].about.group}\n\n{docs.PURPOSES[group]}\n\n| option |"
+        places.append(page.index(heading))
+        assert {field.about.group for field in fields} == {fields[0].about.group}
+        assert docs.PURPOSES[group].endswith(".")
+    assert places == sorted(places)
 
 
 def test_server_args_hold_every_option_and_no_secret() -> None:

@@ -279,9 +279,14 @@ def _parser(command: Command) -> argparse.ArgumentParser:
 
 
 def metavar(field: Field[Option]) -> str:
-    """The placeholder for the value in help and documentation."""
+    """What stands for the value in the help: the choices, or a placeholder."""
     if field.about.choices:
         return "{" + ",".join(map(str, field.about.choices)) + "}"
+    return placeholder(field)
+
+
+def placeholder(field: Field[Option]) -> str:
+    """One word that stands for the value."""
     return field.about.metavar or {int: "N", float: "X"}.get(
         field.kind, field.name.rpartition("_")[2].upper()
     )

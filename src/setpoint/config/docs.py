@@ -3,31 +3,36 @@ compares the two."""
 
 from __future__ import annotations
 
+import inspect
 import textwrap
 from collections.abc import Iterable, Set
-from itertools import groupby
 from pathlib import Path
 
-from setpoint.config import sglang
-from setpoint.config.commandline import default_text, metavar
+from msgspec import structs
+
+from setpoint.config import sglang as spellings
+from setpoint.config.commandline import default_text, placeholder
 from setpoint.config.commands import COMMANDS, Command
 from setpoint.config.environment import ENV_FIELDS
 from setpoint.config.groups.declare import Field, Option, Range, Scalar
-from setpoint.config.options import OPTION_FIELDS
+from setpoint.config.options import GROUPS, Options
 from setpoint.config.sglang import KNOWN
 from setpoint.config.workload import PROFILES, Advice
 
+PURPOSES = {group.name: inspect.getdoc(group.type) or "" for group in structs.fields(Options)}
+"""Name of a group of options -> what it is about."""
 PATH = Path(__file__).parents[3] / "docs" / "flags.md"
 
 _INTRO = """# Options
 
 <!-- Written by `python -m setpoint.config.docs` from src/setpoint/config; change it there. -->
 
-Names, meanings and defaults are those of SGLang 0.5.23 unless an option is marked *own*. You may
-shorten an option to an unambiguous prefix (`--tp 1`), and write whole numbers of tokens as `32k`
-(32000) or `32Ki` (32768). `--config file.yaml` reads options from a file; the command line wins.
-The server chooses the values that you do not give; `--log-level debug` and `/server_info` show
-every value with its reason.
+Names, meanings and defaults are those of SGLang 0.5.23. The column *SGLang* is empty for an option
+that SGLang does not have; where it says *same*, other spellings that both accept follow. *Range*
+has the values that are accepted, and *tune* those worth trying. You may shorten an option to an
+unambiguous prefix (`--tp 1`), and write whole numbers of tokens as `32k` (32000) or `32Ki` (32768).
+`--config file.yaml` reads options from a file; the command line wins. The server chooses the values
+that you do not give; `--log-level debug` and `/server_info` show every value with its reason.
 
 `setpoint serve` takes all options except those under the name of another command. The other
 commands take their own and the engine's; they refuse those marked *serve only*, which would have no
@@ -40,7 +45,7 @@ and their answers stay the same. `/server_info` shows the present values, and th
 changed what, with the old and the new value. Two live options are limited by the memory that was
 planned at start: `--max-running-requests` by the number of requests that there is room for, and
 `--chunked-prefill-size` by the prompt tokens of the largest step. All options that are not live
-need a restart. The column *tune* has the range worth trying.
+need a restart.
 """
 
 _WORKLOADS = """
@@ -57,8 +62,10 @@ win. If a CPU or a small GPU gets another value, the log of the start says which
 def flags_markdown() -> str:
     """The whole page."""
     parts = [_INTRO]
-    for group, fields in groupby(OPTION_FIELDS, key=lambda field: field.about.group):
-        parts.append(_option_table(group, fields))
+    parts += [
+        _option_table(fields[0].about.group, fields, about=PURPOSES[group])
+        for group, fields in GROUPS.items()
+    ]
     parts += [_command(command) for command in COMMANDS.values() if command.own_fields]
     parts.append(_workloads())
     parts.append("\n## Environment variables\n\n| variable | default | meaning |\n|---|---|---|\n")
@@ -69,10 +76,10 @@ def flags_markdown() -> str:
     parts.append("\n## Other spellings\n\n| written | taken as |\n|---|---|\n")
     parts += [
         f"| `{alias}` | {_code(flag)} |\n"
-        for alias, flag in sglang.ALIASES.items()
-        if flag in sglang.SUPPORTED
+        for alias, flag in spellings.ALIASES.items()
+        if flag in spellings.SUPPORTED
     ]
-    missing = len(KNOWN - sglang.SUPPORTED.keys() - sglang.ALIASES.keys())
+    missing = len(KNOWN - spellings.SUPPORTED.keys() - spellings.ALIASES.keys())
     rest = (
         f"The other {missing} spellings of SGLang's options (`src/setpoint/config/sglang.py`"
         " lists them all) are accepted with SGLang's own default as their value, and refused by"
@@ -108,28 +115,50 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _option_table(title: str, fields: Iterable[Field[Option]], *, sglang: Set[str] = KNOWN) -> str:
-    """``sglang``: the flags that are not marked as Setpoint's own."""
-    head = f"\n## {title}\n\n| option | default | live | tune | meaning |\n|---|---|---|---|---|\n"
+def _option_table(
+    title: str, fields: Iterable[Field[Option]], *, about: str = "", sglang: Set[str] = KNOWN
+) -> str:
+    """about: a sentence on the group. sglang: the flags that SGLang has, too."""
+    head = (
+        f"\n## {title}\n\n{about and about + chr(10) * 2}"
+        "| option | default | range | live | tune | SGLang | meaning |\n"
+        "|---|---|---|---|---|---|---|\n"
+    )
     return head + "".join(_option_row(field, sglang) for field in fields)
 
 
 def _option_row(field: Field[Option], sglang: Set[str]) -> str:
     about = field.about
-    value = (
-        ""
-        if field.kind is bool
-        else " " + metavar(field).replace("{", "").replace("}", "").replace(",", "\\|")
-    )
-    marks = ("" if field.flag in sglang or about.no_effect else "*own* ") + (
-        "*serve only* " if about.server_only else ""
-    )
-    live = "yes" if about.live else ""
+    value = "" if field.kind is bool else f" {placeholder(field)}"
     flag = f"{about.short}, {field.flag}" if about.short else field.flag
-    return (
-        f"| `{flag}{value}` | {_code(default_text(field.default))} | {live} |"
-        f" {_range(about.tunable)} | {marks}{about.meaning} |\n"
+    cells = (
+        f"`{flag}{value}`",
+        _code(default_text(field.default)),
+        _values(about),
+        "yes" if about.live else "",
+        _range(about.tunable),
+        _sglang_name(field, sglang),
+        f"{'*serve only* ' if about.server_only else ''}{about.meaning}",
     )
+    return f"| {' | '.join(cells)} |\n".replace("|  |", "| |").replace("|  |", "| |")
+
+
+def _values(about: Option) -> str:
+    """The values that an option takes, as far as its declaration limits them."""
+    if about.choices:
+        return ", ".join(f"`{choice}`" for choice in about.choices)
+    low, high = (None if end is None else f"{end:,.16g}" for end in (about.low, about.high))
+    if low is None:
+        return "" if high is None else f"≤ {high}"
+    return f"≥ {low}" if high is None else f"{low} – {high}"
+
+
+def _sglang_name(field: Field[Option], sglang: Set[str]) -> str:
+    """SGLang's name of an option, with its other spellings; empty for Setpoint's own."""
+    if field.flag not in sglang:
+        return "older guides" if field.about.no_effect else ""
+    others = [f"`{name}`" for name, flag in spellings.ALIASES.items() if flag == field.flag]
+    return ", ".join(["same", *others])
 
 
 def _range(tunable: Range | tuple[Scalar, ...] | None) -> str:

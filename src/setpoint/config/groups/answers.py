@@ -1,4 +1,4 @@
-"""What answers look like, and what is kept for clients."""
+"""The group of options "Answers"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUP = "Answers"
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of this group, as ``setpoint.config.options`` describes them."""
+    """What answers look like, and what is kept for clients."""
 
     stream_interval: Annotated[
         int,

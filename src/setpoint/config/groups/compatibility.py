@@ -1,4 +1,4 @@
-"""Options of SGLang's tuning guides that are accepted so that the guides' commands start."""
+"""The group of options "Accepted without effect"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GROUP = "Accepted without effect"
 
 
 class CompatibilityOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of this group, as ``setpoint.config.options`` describes them."""
+    """Options of SGLang's tuning guides that are accepted so that the guides' commands start."""
 
     cuda_graph_max_bs_decode: Annotated[
         int | None,

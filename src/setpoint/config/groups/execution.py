@@ -1,4 +1,4 @@
-"""Where a step runs, and on which implementations."""
+"""The group of options "Execution"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GROUP = "Execution"
 
 
 class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of this group, as ``setpoint.config.options`` describes them."""
+    """Where a step runs, and on which implementations."""
 
     device: Annotated[
         str,

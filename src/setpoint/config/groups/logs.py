@@ -1,4 +1,4 @@
-"""What is logged."""
+"""The group of options "Logs"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of this group, as ``setpoint.config.options`` describes them."""
+    """What is logged."""
 
     log_level: Annotated[
         str, Option(GROUP, "Minimum severity of what is logged.", choices=LEVELS, live=True)

@@ -1,4 +1,4 @@
-"""The memory of weights and KV pool, and what the prefix cache keeps."""
+"""The group of options "Memory and cache"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUP = "Memory and cache"
 
 
 class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of this group, as ``setpoint.config.options`` describes them."""
+    """The memory of weights and KV pool, and what the prefix cache keeps."""
 
     mem_fraction_static: Annotated[
         float | None,

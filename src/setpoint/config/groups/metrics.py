@@ -1,4 +1,4 @@
-"""What is counted, and where it is shown."""
+"""The group of options "Metrics"."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TAKEN = frozenset(
 
 
 class MetricOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of this group, as ``setpoint.config.options`` describes them."""
+    """What is counted, and where it is shown."""
 
     export_metrics_to_file: Annotated[
         bool,

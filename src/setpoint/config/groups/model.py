@@ -1,4 +1,4 @@
-"""What is served: the model, its numbers, and how its chats are written."""
+"""The group of options "Model and numerics"."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GROUP = "Model and numerics"
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of this group, as ``setpoint.config.options`` describes them."""
+    """What is served: the model, its numbers, and how its chats are written."""
 
     model_path: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""Ranks and replicas."""
+"""The group of options "Parallelism"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GROUP = "Parallelism"
 
 
 class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of this group, as ``setpoint.config.options`` describes them."""
+    """Ranks and replicas."""
 
     tp_size: Annotated[
         int, Option(GROUP, "Tensor parallel ranks; only 1 so far.", choices=(1,))

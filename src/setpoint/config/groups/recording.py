@@ -1,4 +1,4 @@
-"""The recording of a server."""
+"""The group of options "Recording"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GROUP = "Recording"
 
 
 class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of this group, as ``setpoint.config.options`` describes them."""
+    """The recording of a server."""
 
     record: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""Who is served next, and how much runs at once."""
+"""The group of options "Scheduling"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ nothing runs any more."""
 
 
 class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of this group, as ``setpoint.config.options`` describes them."""
+    """Who is served next, and how much runs at once."""
 
     workload: Annotated[
         str | None,

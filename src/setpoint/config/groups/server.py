@@ -1,4 +1,4 @@
-"""Where a server listens, whom it lets in, and how it starts and ends."""
+"""The group of options "Server"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GROUP = "Server"
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of this group, as ``setpoint.config.options`` describes them."""
+    """Where a server listens, whom it lets in, and how it starts and ends."""
 
     host: Annotated[str, Option(GROUP, "Address to listen on.", server_only=True)] = "127.0.0.1"
     port: Annotated[

@@ -1,4 +1,4 @@
-"""Spans of requests for OpenTelemetry."""
+"""The group of options "Traces"."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GROUP = "Traces"
 
 
 class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of this group, as ``setpoint.config.options`` describes them."""
+    """Spans of requests for OpenTelemetry."""
 
     enable_trace: Annotated[
         bool,
