@@ -1,4 +1,4 @@
-"""``setpoint replay``: replays a recording and compares, or prints it as a log."""
+"""``setpoint replay``: replays a recording and compares the plans, or prints it as a log."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from setpoint.recording.replay import Outcome, Replay
 
 
 def replay(options: ReplayOptions) -> int:
-    """Returns exit code 0 if every plan was equal to the recorded one, 1 if not. Raises ConfigError
-    without a file, RecordingError for a file that cannot be replayed.
+    """Run the command. Returns exit code 0 if every plan was equal to the recorded one, 1 if not.
+    Raises ConfigError without a file, RecordingError for a file that cannot be replayed.
     """
     if options.file is None:
         raise ConfigError("a recording is missing; see 'setpoint replay --help'.")
     recording = open_recording(Path(options.file))
     if options.print:
         return _print(recording)
-    logging.disable()  # the log lines of the replayed engine are not new
+    logging.disable()  # the recorded engine has already logged the lines of the replayed one
     try:
         outcome = Replay(recording).run()
     finally:
@@ -51,14 +51,14 @@ def _lines(outcome: Outcome, recording: Recording) -> list[str]:
     return [*lines, f"{counts}, 0 differing plans {took}"]
 
 
-class _AtItsTime(logging.Filter):
+class _RecordedTime(logging.Filter):
     """Gives log records the time at which they were first written."""
 
     def __init__(self, header: Header) -> None:
         super().__init__()
         self._offset = header.began_at - header.clock_at
         self.at = header.clock_at
-        """The present time in seconds of the engine's clock."""
+        """Time of the record that is being printed, in seconds of the engine's clock."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.created = self._offset + self.at
@@ -68,7 +68,7 @@ class _AtItsTime(logging.Filter):
 
 def _print(recording: Recording) -> int:
     header = recording.header
-    handler, then = logging.StreamHandler(sys.stdout), _AtItsTime(header)
+    handler, then = logging.StreamHandler(sys.stdout), _RecordedTime(header)
     handler.setFormatter(
         LineFormatter(
             "[%(asctime)s.%(msecs)03d TP0] %(levelprefix)s%(message)s", datefmt="%Y-%m-%d %H:%M:%S"

@@ -1,2 +1,2 @@
-"""Recordings of the engine's stream of records: written while it serves, printed, and replayed
+"""Recordings of the engine's records: written while it serves, printed as a log, and replayed
 without a model (decision 0027)."""

@@ -1,5 +1,5 @@
-"""Keyed hashes of the beginnings of sequences, one at every place where a prefix may end. They show
-how far two sequences are equal, and nothing else about them.
+"""Keyed hashes of the prefixes of a sequence, one for every place where a cached prefix may end.
+They show how far two sequences are equal, and nothing else about them.
 
 Works on packed ids. A *place* is a multiple of the page size, or the one length at which policies
 compare waiting prompts.
@@ -23,7 +23,7 @@ class Places:
 
     page_size: int
     also: int
-    """One more place, 0 = none: the length at which policies compare waiting prompts."""
+    """A further place, the length at which policies compare waiting prompts; 0 = none."""
 
     @classmethod
     def of(cls, page_size: int, config: SchedulerConfig) -> Places:
@@ -36,7 +36,7 @@ class Places:
 
 
 class Chain:
-    """The chain of hashes of one sequence so far."""
+    """The hashes of one sequence, which grows."""
 
     __slots__ = ("_hash", "_next", "_num_ids", "_places")
 
@@ -47,7 +47,7 @@ class Chain:
         self._next = places.after(0)
 
     def extend(self, ids: bytes) -> bytes:
-        """Append packed ids; returns the hashes of the places that they reach."""
+        """Append packed ids. Returns the hashes of the places that they reach, HASH_BYTES each."""
         hasher, reached = self._hash, []
         begin, end = 0, ID_BYTES * (self._next - self._num_ids)
         while end <= len(ids):

@@ -1,5 +1,5 @@
-"""Converts records to what a recording holds, with one entry for each kind of record. Both the
-writer and the replay use it, so recorded and replayed records can be compared.
+"""Encodes records as the rows of a recording, with one function for each kind of record. Both the
+writer and the replay use it, so that recorded and replayed records can be compared.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ from setpoint.recording.kept_content import Content
 Entry = Callable[[Any, Content], Kept]
 
 NAMES = frozenset({"rid", "preempted", "by"})
-"""Fields of records that hold one or several names that a client chose or received."""
+"""Fields of records that hold one or several names that a client or an operator chose or
+received."""
 
 
-def kept(record: Record, content: Content) -> Kept:
-    """What the recording keeps of this record. The records of a run are given in order, each
-    once."""
+def encode_record(record: Record, content: Content) -> Kept:
+    """The row of the recording for this record. Call it with the records of a run in order, once
+    each."""
     return _ENTRIES[type(record)](record, content)
 
 
 def as_record(row: KeptRecord, fields_of: Mapping[str, list[str]]) -> Record:
-    """The inverse of ``kept``, for a row of any kind; ``fields_of`` is the recording's
+    """The record of a KeptRecord, the inverse of ``encode_record``. fields_of: the recording's
     Header.fields.
 
-    Raises RecordingError for a kind or a shape that this version does not know.
+    Raises RecordingError for a kind or fields that this version does not know.
     """
     kind = _KINDS.get(row.kind)
     if kind is None or row.kind not in fields_of:
@@ -63,17 +64,17 @@ def as_record(row: KeptRecord, fields_of: Mapping[str, list[str]]) -> Record:
     try:
         record: Record = convert(values, kind)
     except msgspec.ValidationError as error:
-        raise RecordingError(f"The recording's {row.kind} has another shape: {error}.") from None
+        raise RecordingError(f"The recording's {row.kind} has other fields: {error}.") from None
     return record
 
 
 def field_names() -> dict[str, list[str]]:
-    """Kind of record -> names of its values, for the header."""
+    """Kind of KeptRecord -> names of its values, for the header."""
     return {name: list(kind.__struct_fields__) for name, kind in _KINDS.items()}
 
 
 def arrays_of(group: Rows | PageDeltas) -> dict[str, bytes]:
-    """Field -> its array as bytes."""
+    """Field -> the bytes of its array."""
     return {field.name: getattr(group, field.name).tobytes() for field in fields(group)}
 
 
@@ -85,9 +86,9 @@ def _received(record: Received, content: Content) -> Kept:
     return content.message(record.message)
 
 
-def _planned(record: StepPlanned, content: Content) -> Kept:
+def _plan(record: StepPlanned, content: Content) -> Kept:
     plan = record.plan
-    content.planned(plan)
+    content.note_plan(plan)
     return KeptPlan(
         step_id=plan.step_id,
         rows=arrays_of(plan.rows),
@@ -109,7 +110,7 @@ def _planned(record: StepPlanned, content: Content) -> Kept:
 
 def _result(record: ResultTaken, content: Content) -> Kept:
     result = record.result
-    sampled = content.sampled(result)
+    sampled = content.sampled_tokens(result)
     usual = np.array_equal(result.offsets, one_each(len(result.seq_ids)))
     return KeptResult(
         step_id=result.step_id,
@@ -147,23 +148,23 @@ def _grammar_ended(record: GrammarEnded, content: Content) -> KeptRecord:
 
 
 def _grammar_late(record: GrammarLate, content: Content) -> KeptRecord:
-    content.late(record.seq_id)
+    content.note_late(record.seq_id)
     return _whole(record, content)
 
 
-def _changed(record: SettingsChanged, content: Content) -> Kept:
-    """All values; the reason is replaced like a name, because it is in an operator's words."""
+def _settings(record: SettingsChanged, content: Content) -> Kept:
+    """All values. The reason is treated like a name, because an operator wrote it."""
     return _whole(msgspec.structs.replace(record, why=content.name(record.why)), content)
 
 
-def _operated(record: Operated, content: Content) -> Kept:
-    """All values; of an error only that there was one, because it may quote a path."""
+def _operation(record: Operated, content: Content) -> Kept:
+    """All values. An error is replaced by "refused", because it may quote a path."""
     return _whole(msgspec.structs.replace(record, error="refused" if record.error else ""), content)
 
 
 def _done(record: RequestDone, content: Content) -> KeptRecord:
-    """The values without the stop id that ended the sequence: it is the client's, and part of the
-    result."""
+    """All values except the stop id that ended the sequence: the client may have chosen it, and the
+    result has it."""
     finish = msgspec.structs.replace(content.finish(record.finish), matched=None)
     return _whole(msgspec.structs.replace(record, finish=finish), content)
 
@@ -192,16 +193,17 @@ _OWN: dict[type, Entry] = {
     Turn: _turn,
     Received: _received,
     ResultTaken: _result,
-    StepPlanned: _planned,
+    StepPlanned: _plan,
     GrammarEnded: _grammar_ended,
     GrammarLate: _grammar_late,
     RequestDone: _done,
-    SettingsChanged: _changed,
-    Operated: _operated,
+    SettingsChanged: _settings,
+    Operated: _operation,
 }
 _ENTRIES = _OWN | dict.fromkeys(_WHOLE, _whole)
 
 MEASURED = frozenset({"TurnDone", "PreparationEnded"})
-"""Kinds of records with values that are measured, or that the recording's inputs do not have."""
+"""Kinds of records that a replay does not compare: they hold measured values, or values that the
+recorded inputs do not determine."""
 INPUTS = frozenset({"SendFailed"})
 """Kinds of KeptRecord that are inputs."""

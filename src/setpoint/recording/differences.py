@@ -1,4 +1,4 @@
-"""Compares the outputs of a replay with the recorded ones, and describes a difference in words."""
+"""Compares the outputs of a replay with the recorded ones, and describes differences in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from setpoint.recording.format import KeptPlan, KeptRecord
 
 Output = KeptPlan | KeptRecord
 MAX_SHOWN = 16
-"""How many values of a list a description shows."""
+"""Most values of a list that a description shows."""
 
 _kept_record = msgspec.msgpack.Decoder(KeptRecord)
 
@@ -21,7 +21,7 @@ _kept_record = msgspec.msgpack.Decoder(KeptRecord)
 def difference(
     recorded: Output | None, replayed: Output | None, fields_of: Mapping[str, list[str]]
 ) -> str:
-    """ "" if they are the same. ``fields_of``: the recording's names of values (Header.fields)."""
+    """The difference in words; "" if there is none. fields_of: the recording's Header.fields."""
     if isinstance(replayed, KeptRecord):
         replayed = _kept_record.decode(msgspec.msgpack.encode(replayed))
     if recorded == replayed:
@@ -40,11 +40,11 @@ def difference(
         return f"{recorded.kind}: " + "; ".join(
             _both(name, one, other) for name, one, other in triples if one != other
         )
-    return _both("what comes next", _named(recorded), _named(replayed))
+    return _both("what comes next", _description(recorded), _description(replayed))
 
 
 def _parts(plan: KeptPlan) -> Iterator[tuple[str, Any]]:
-    """The names and values of a plan, in the order in which to report them."""
+    """(name, value) of each part of a plan, in the order in which to report differences."""
     yield "step_id", plan.step_id
     yield "releases", plan.releases
     yield "admits", plan.admits
@@ -57,21 +57,21 @@ def _parts(plan: KeptPlan) -> Iterator[tuple[str, Any]]:
 
 
 def _both(name: str | None, recorded: Any, replayed: Any) -> str:
-    return f"{name} recorded {_shown(recorded)}, replayed {_shown(replayed)}"
+    return f"{name} recorded {_text(recorded)}, replayed {_text(replayed)}"
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, list) and len(value) > MAX_SHOWN:
         first = ", ".join(map(str, value[:MAX_SHOWN]))
         return f"[{first}, … {len(value)} in all]"
     return str(value)
 
 
-def _named(output: Output | None) -> str:
+def _description(output: Output | None) -> str:
     match output:
         case KeptPlan(step_id):
             return f"the plan of step {step_id}"
         case KeptRecord(kind, values):
-            return f"{kind}({', '.join(map(_shown, values))})"
+            return f"{kind}({', '.join(map(_text, values))})"
         case _:
             return "nothing in this turn"

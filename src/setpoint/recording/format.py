@@ -1,8 +1,8 @@
 """The format of a recording's files. Plain data; ``codec`` makes it from records.
 
 A frame holds a msgpack array of rows, which are arrays that begin with a letter. Arrays of numbers
-are little-endian bytes of the element type that the plan has. A recording is the segments FILE,
-FILE.1, FILE.2, …, and each begins with a frame that holds its Header alone.
+are little-endian bytes with the element type of the plan. A recording consists of the segments
+FILE, FILE.1, FILE.2, …, and each begins with a frame that holds only its Header.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HASH_BYTES = 6
 """Size of a hash of ids. A hash only has to distinguish places after the same prefix."""
 
 OFF, ON = "off", "on"
-"""How content is kept: ids and names are withheld, or unchanged."""
+"""Whether content is kept. OFF: ids and names are withheld. ON: everything is kept unchanged."""
 
 
 class RecordingError(SetpointError):
@@ -36,31 +36,31 @@ class RecordingError(SetpointError):
 
 @contextmanager
 def consistent() -> Iterator[None]:
-    """Whatever a part of a recording that contradicts another one raises here becomes a
-    RecordingError; an error that is meant for the user stays what it is."""
+    """Turn an exception within the block into a RecordingError: a part of the recording contradicts
+    another one. A RecordingError is raised unchanged."""
     try:
         yield
     except RecordingError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise RecordingError(f"The recording contradicts itself: {said}.") from error
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise RecordingError(f"The recording contradicts itself: {why}.") from error
 
 
 MAX_PAGES = 1 << 26
 """Most pages of a pool that is recorded; the replay keeps an integer for each."""
 MAX_COUNT = 1 << 24
-"""Largest of the other sizes in a header, and most tokens of a request."""
+"""Largest value of the other sizes in a header."""
 MAX_SECONDS = 2.0**40
-"""Largest time in a recording."""
+"""Largest time in a recording, in seconds."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration that the engine was built from, and the facts that a reader needs first."""
+    """The configuration of the recorded engine, and the facts that a reader needs first."""
 
     format: int = FORMAT
     version: str
-    """Setpoint's version in the recorded engine."""
+    """Setpoint's version of the recorded engine."""
     recording: str
     """The same random word in every segment of one recording."""
     segment: int = 0
@@ -89,21 +89,20 @@ class KeptMessage(msgspec.Struct, frozen=True, array_like=True, tag="M"):
 
 
 class KeptArrival(msgspec.Struct, frozen=True, array_like=True, tag="A"):
-    """A Submit with its content withheld: only what plans depend on (see ``withheld``)."""
+    """A Submit with its content withheld: only what plans depend on (``content.Withheld``)."""
 
     seq_id: int
     rid: str
     num_prompt: int
     num_prior: int
     hashes: bytes
-    """Hashes, HASH_BYTES for each place in the prompt and the prior outputs where a prefix may
-    end."""
+    """HASH_BYTES for each place (``chain``) in the prompt and the prior outputs."""
     is_valid: bool
     """Whether all ids are in the vocabulary."""
     max_new_tokens: int | None
     ignore_eos: bool
     has_stop: bool
-    """Whether the request has stop strings."""
+    """Whether the request has stop strings or expressions."""
     stream_interval: int | None
     options: RequestOptions
     """With names replaced, and without token ids."""
@@ -115,7 +114,7 @@ class KeptResult(msgspec.Struct, frozen=True, array_like=True, tag="R"):
     at: float
     num_tokens: int
     offsets: bytes
-    """Empty if every row brought one token."""
+    """``StepResult.offsets``; empty if every row brought back one token."""
     ids: bytes
     """The sampled ids. Empty if content is withheld; the next three fields then replace them."""
     ends: list[int]
@@ -123,8 +122,7 @@ class KeptResult(msgspec.Struct, frozen=True, array_like=True, tag="R"):
     invalid: list[int]
     """Indices of tokens that are negative, because the logits were not finite."""
     hashes: bytes
-    """Hashes, HASH_BYTES for each place where a prefix may end that the step's tokens reach, in row
-    order."""
+    """HASH_BYTES for each place (``chain``) that the step's tokens reach, in row order."""
     embedded: dict[int, bool]
     """seq_id -> whether its embedding is finite."""
     failures: dict[int, str]
@@ -134,7 +132,7 @@ class KeptResult(msgspec.Struct, frozen=True, array_like=True, tag="R"):
 
 
 class KeptPlan(msgspec.Struct, frozen=True, array_like=True, tag="P"):
-    """A whole plan, except the contents of its requests."""
+    """A plan without the content of its requests."""
 
     step_id: int
     rows: dict[str, bytes]

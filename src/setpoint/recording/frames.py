@@ -1,5 +1,5 @@
-"""Frames in a file: each is a marker, a length, a checksum and the payload, so a tail torn by a
-crash can be told from damage. Does not know what is in a frame."""
+"""Frames in a file: each is a marker, a length, a checksum and the payload, so that a tail torn by
+a crash can be distinguished from damage. Does not know what is in a frame."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from setpoint.recording.format import RecordingError
 
 _HEAD = struct.Struct("<4sII")
 MARKER = b"\xf0SP\n"
-"""Marks the beginning of a frame; occurs in no UTF-8 text."""
-
+"""Marks the beginning of a frame; does not occur in UTF-8 text."""
 
 MAX_PAYLOAD_BYTES = 16 << 20
-"""Largest payload. What a reader makes of one takes at most some sixty times as much memory."""
+"""Largest payload. Decoded, it takes at most some sixty times as much memory."""
 MAX_RATIO = 200
-"""How many times larger a payload may be than its packed form. That of a run is five times as
-large; zlib can reach a thousand."""
+"""Largest ratio of a payload's size to that of its packed form. A real one is about five; zlib can
+reach a thousand."""
 _ALWAYS_BYTES = 4096
 """A payload of this size may have any ratio."""
 MAX_MARKERS = 16
-"""Most markers behind the last whole frame that may be of a frame which a crash has torn. The
-bytes of one hold a marker by accident once in 4 GiB."""
+"""Number of markers after the last whole frame from which the file counts as damaged. The bytes of
+a torn frame contain a marker by accident once in 4 GiB."""
 
 
 class FrameError(RecordingError):
-    """A frame that cannot be unpacked, or must not be."""
+    """A frame that cannot be unpacked, or that is too large to be."""
 
 
 def _limit(num_packed: int) -> int:
@@ -37,7 +36,8 @@ def _limit(num_packed: int) -> int:
 
 
 def frame(payload: bytes) -> bytes:
-    """The payload, compressed, as a frame. Raises FrameError for a payload that is too large."""
+    """The frame of a payload, which it compresses. Raises FrameError if the payload is too
+    large."""
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise FrameError(f"A part of the recording has more than {MAX_PAYLOAD_BYTES} bytes.")
     packed = zlib.compress(payload, 1)
@@ -49,17 +49,16 @@ def frame(payload: bytes) -> bytes:
 @dataclass(slots=True)
 class FrameReader:
     """Iterates over the payloads of a file's frames, then says how the file ends. The iteration
-    raises FrameError for a frame that is whole and cannot be unpacked."""
+    raises FrameError for a frame that is whole but cannot be unpacked."""
 
     data: bytes
     end: int = 0
-    """Number of bytes from the beginning of the file that whole frames fill; written by the
-    iteration."""
+    """Number of bytes of the whole frames read so far; written by the iteration."""
 
     def __iter__(self) -> Iterator[bytes]:
         while (found := _whole_frame(self.data, self.end)) is not None:
             packed, end = found
-            payload = _unpacked(packed)
+            payload = _unpack(packed)
             self.end = end
             yield payload
 
@@ -70,8 +69,8 @@ class FrameReader:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether a whole frame follows bytes that belong to none, or very many markers do, which
-        a crash cannot cause."""
+        """Whether bytes that belong to no frame are followed by a whole frame, or by more markers
+        than a crash can leave."""
         at = self.end
         for _ in range(MAX_MARKERS):
             at = self.data.find(MARKER, at + 1)
@@ -81,7 +80,7 @@ class FrameReader:
 
 
 def _whole_frame(data: bytes, begin: int) -> tuple[bytes, int] | None:
-    """Packed payload and end of the frame that begins there; None if there is no whole one."""
+    """(packed payload, end) of the frame at ``begin``; None if there is no whole one."""
     start = begin + _HEAD.size
     if start > len(data):
         return None
@@ -92,8 +91,8 @@ def _whole_frame(data: bytes, begin: int) -> tuple[bytes, int] | None:
     return packed, start + length
 
 
-def _unpacked(packed: bytes) -> bytes:
-    """Raises FrameError."""
+def _unpack(packed: bytes) -> bytes:
+    """The payload of a frame. Raises FrameError."""
     limit, unpacker = _limit(len(packed)), zlib.decompressobj()
     try:
         payload = unpacker.decompress(packed, limit + 1)

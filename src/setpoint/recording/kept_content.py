@@ -1,5 +1,5 @@
-"""Decides how much of clients' content a recording keeps: everything, or (the default) only what
-plans depend on. Called by the writing thread with the records in order.
+"""Decides how much of the clients' content a recording keeps: everything, or (the default) only
+what plans depend on. The writing thread calls it with the records in order.
 """
 
 from __future__ import annotations
@@ -47,23 +47,24 @@ class Content(Protocol):
         ...
 
     def finish(self, finish: Finish) -> Finish:
-        """The Finish of a sequence, without words that could quote its client."""
+        """The end of a sequence as the recording holds it: without a message that could quote the
+        client."""
         ...
 
     def message(self, message: ToLoop) -> KeptMessage | KeptArrival: ...
 
-    def planned(self, plan: StepPlan) -> None:
+    def note_plan(self, plan: StepPlan) -> None:
         """Called for each plan, before its result."""
 
-    def late(self, seq_id: int) -> None:
-        """Called when a sequence begins to leave the batch: what results bring of it before it is
-        admitted again is discarded."""
+    def note_late(self, seq_id: int) -> None:
+        """Called when a sequence's grammar is late: its results are discarded until it is admitted
+        again."""
 
     def checksum(self, admit: Admit) -> int:
-        """Checksum of the ids, for comparison."""
+        """Checksum of the ids, for comparison; 0 if ids cannot be compared."""
         ...
 
-    def sampled(self, result: StepResult) -> Sampled: ...
+    def sampled_tokens(self, result: StepResult) -> Sampled: ...
 
 
 class Open:
@@ -78,22 +79,22 @@ class Open:
     def message(self, message: ToLoop) -> KeptMessage:
         return KeptMessage(msgspec.Raw(encode(message)))
 
-    def planned(self, plan: StepPlan) -> None:
-        """Ids need no history."""
+    def note_plan(self, plan: StepPlan) -> None:
+        """Does nothing: ids are kept without regard to the plan."""
 
-    def late(self, seq_id: int) -> None:
-        """What is discarded is kept like the rest."""
+    def note_late(self, seq_id: int) -> None:
+        """Does nothing: discarded tokens are kept like the others."""
 
     def checksum(self, admit: Admit) -> int:
         return zlib.crc32(pack_ids(admit.ids))
 
-    def sampled(self, result: StepResult) -> Sampled:
+    def sampled_tokens(self, result: StepResult) -> Sampled:
         return Sampled(ids=pack_ids(result.token_ids))
 
 
 class Surrogates(Open):
-    """For a replay that runs on surrogates of names and ids: the names can be compared, the ids
-    cannot."""
+    """For a replay that runs on surrogates: the names in its records can be compared with the
+    recorded ones, the ids cannot."""
 
     def finish(self, finish: Finish) -> Finish:
         return _without_quotes(finish)
@@ -111,12 +112,12 @@ class _Running:
 
 
 LEFT_OUT = {
-    "prompt_ids": "hashes of its beginnings stand for them",
-    "prior_output_ids": "as with prompt_ids",
-    "sampling": "field by field",
+    "prompt_ids": "the hashes of its prefixes replace them",
+    "prior_output_ids": "like prompt_ids",
+    "sampling": "its fields are decided one by one",
     "stop": "has_stop says whether there are any, or any of stop_regex",
-    "stop_regex": "as with stop",
-    "stop_token_ids": "KeptResult.ends says which tokens were some",
+    "stop_regex": "like stop",
+    "stop_token_ids": "KeptResult.ends says which tokens were stop ids",
 } | dict.fromkeys(
     (
         "min_new_tokens",
@@ -138,19 +139,20 @@ LEFT_OUT = {
         "n",
         "sampling_seed",
     ),
-    "it decides tokens or text, and no plan",
+    "it affects tokens or text, but no plan",
 )
-"""Field of a Request or of its SamplingParams -> why it is not kept if content is withheld."""
+"""Field of a Request or of its SamplingParams -> why it is left out if content is withheld."""
 
 
 def _without_quotes(finish: Finish) -> Finish:
-    """A refusal's words may quote what it refuses; those of other ends are the engine's own."""
+    """``finish`` without the message of a refusal, which may quote the client. The messages of
+    other ends are the engine's own."""
     refused = finish.status_code is not None and finish.status_code < 500
     return msgspec.structs.replace(finish, message=None) if refused else finish
 
 
 class Withheld:
-    """Keeps no text, id or name that a client sent or was sent."""
+    """Keeps no text, id or name that a client sent or received."""
 
     DECIDED = frozenset(
         {
@@ -169,14 +171,14 @@ class Withheld:
             Operate,
         }
     )
-    """The messages that may be kept, with limits: of a Submit only the fields of KeptArrival, of a
-    Prepared no words about what the client sent, of a Change neither who asked nor why, of an
-    Operate no path; the others are kept whole."""
+    """The types of messages that may be kept. Content is removed from some: a Submit keeps only the
+    fields of KeptArrival, a Prepared loses the message of a refusal, and in a Change the author and
+    the reason, in an Operate the path become pseudonyms. The others are kept whole."""
 
     def __init__(
         self, places: Places, *, vocab_size: int, eos_ids: frozenset[int], key: bytes
     ) -> None:
-        """key: 32 random bytes that are stored nowhere."""
+        """key: 32 random bytes, which are stored nowhere."""
         self._places = places
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
@@ -243,7 +245,7 @@ class Withheld:
             constrain_after=(),
         )
 
-    def planned(self, plan: StepPlan) -> None:
+    def note_plan(self, plan: StepPlan) -> None:
         for slot in plan.releases:
             self._running.pop(self._slots.pop(slot, -1), None)
         for admit in plan.admits:
@@ -257,13 +259,13 @@ class Withheld:
             )
             self._slots[admit.slot] = admit.seq_id
 
-    def late(self, seq_id: int) -> None:
+    def note_late(self, seq_id: int) -> None:
         self._running.pop(seq_id, None)
 
     def checksum(self, admit: Admit) -> int:
         return 0
 
-    def sampled(self, result: StepResult) -> Sampled:
+    def sampled_tokens(self, result: StepResult) -> Sampled:
         sampled, hashes, packed = Sampled(), [], pack_ids(result.token_ids)
         tokens, ends = result.token_ids.tolist(), result.offsets.tolist()
         for seq_id, (begin, end) in zip(result.seq_ids.tolist(), pairwise(ends), strict=True):

@@ -29,14 +29,14 @@ class _Format(msgspec.Struct):
 
 
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
-"""What decoding raises: ValueError for text that is no UTF-8."""
+"""What decoding raises; ValueError for text that is not UTF-8."""
 _rows = msgspec.msgpack.Decoder(list[Kept])
 
 
 @dataclass(slots=True)
 class Recording:
-    """The files of one recording, in order. It may be iterated over several times; iterating yields
-    all rows up to the first damage, and raises RecordingError there.
+    """The files of one recording, in order. An iteration yields all rows up to the first damage and
+    raises RecordingError there; it can be repeated.
     """
 
     segments: list[Path]
@@ -54,10 +54,10 @@ class Recording:
             if header.recording != self.header.recording:
                 raise RecordingError(f"{path} belongs to another recording.")
             for payload in frames:
-                yield from _decoded(payload, path)
-            self._look_at_the_end(reader, path, is_last=number == len(self.segments) - 1)
+                yield from _decode(payload, path)
+            self._check_end(reader, path, is_last=number == len(self.segments) - 1)
 
-    def _look_at_the_end(self, reader: FrameReader, path: Path, *, is_last: bool) -> None:
+    def _check_end(self, reader: FrameReader, path: Path, *, is_last: bool) -> None:
         if not reader.num_torn:
             return
         if not is_last or reader.is_damaged:
@@ -68,7 +68,7 @@ class Recording:
 
 
 def open_recording(path: Path) -> Recording:
-    """Open the recording whose first segment is, or was, ``path``. Raises RecordingError."""
+    """The recording whose first segment is, or was, ``path``. Raises RecordingError."""
     numbers = segments_there(path)
     if not numbers:
         raise RecordingError(f"There is no recording {path}.")
@@ -80,7 +80,7 @@ def open_recording(path: Path) -> Recording:
 
 
 def _frames(reader: FrameReader, path: Path) -> Iterator[bytes]:
-    """The payloads. Raises RecordingError that names the place."""
+    """The payloads of the file's frames. Raises a RecordingError that names the place."""
     try:
         yield from reader
     except FrameError as error:
@@ -111,7 +111,7 @@ def _header(payload: bytes | None, path: Path) -> Header:
 
 
 def _check(header: Header) -> None:
-    """Raise ValueError for sizes and times that no engine has."""
+    """Raise ValueError for sizes and times that are impossible."""
     cache, scheduler, settings = header.cache, header.scheduler, header.settings
     sizes = {
         "num_pages": (cache.num_pages, MAX_PAGES),
@@ -128,7 +128,7 @@ def _check(header: Header) -> None:
             raise ValueError(f"{name} is {at}")
 
 
-def _decoded(payload: bytes, path: Path) -> list[Kept]:
+def _decode(payload: bytes, path: Path) -> list[Kept]:
     try:
         rows = _rows.decode(payload)
         for row in rows:

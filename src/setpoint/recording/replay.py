@@ -1,7 +1,7 @@
 """Replays a recording: the same scheduler, cache and loop run on recorded inputs, and all their
 outputs are compared with the recorded ones.
 
-A replay ends at its first difference, because the inputs recorded after it answer other plans.
+A replay ends at its first difference, because the inputs recorded after it belong to other plans.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from setpoint.core.conversion import convert
 from setpoint.core.messages import Finish, Submit, ToLoop, decode_to_loop
 from setpoint.core.operations import MemoryPart
 from setpoint.core.records import Received, Record, ResultTaken, Turn
-from setpoint.recording.codec import INPUTS, MEASURED, kept
+from setpoint.recording.codec import INPUTS, MEASURED, encode_record
 from setpoint.recording.differences import Output, difference
 from setpoint.recording.format import (
     Header,
@@ -30,7 +30,7 @@ from setpoint.recording.format import (
 )
 from setpoint.recording.kept_content import Content
 from setpoint.recording.recording_reader import Recording
-from setpoint.recording.script import script_of
+from setpoint.recording.script import load_script
 from setpoint.recording.surroundings import (
     EndOfResults,
     RecordedClock,
@@ -45,7 +45,7 @@ from setpoint.scheduler.scheduler import Scheduler
 
 @dataclass(slots=True)
 class Outcome:
-    """The findings of a replay."""
+    """The result of a replay."""
 
     num_steps: int = 0
     """Number of plans that were equal to the recorded ones."""
@@ -55,7 +55,7 @@ class Outcome:
     ended_by: str = ""
     """The exception that the replay raised in the recorded engine's last turn; "" if none."""
     damage: str = ""
-    """Why the rest of the recording could not be read; "" if all was read."""
+    """Why the rest of the recording could not be read; "" if all of it was."""
     seconds: float = 0.0
 
     @property
@@ -65,7 +65,7 @@ class Outcome:
 
 class _Comparison:
     """The observer of the replay. It remembers the first output that differs from the next recorded
-    one; outputs after that mean nothing."""
+    one, and ignores all outputs after that."""
 
     def __init__(self, header: Header, content: Content) -> None:
         self._fields = header.fields
@@ -80,7 +80,7 @@ class _Comparison:
     def on(self, record: Record) -> None:
         if isinstance(record, Turn | Received | ResultTaken) or self.found:
             return
-        row = kept(record, self._content)
+        row = encode_record(record, self._content)
         if isinstance(row, KeptRecord) and row.kind in MEASURED | INPUTS:
             return
         assert not isinstance(row, KeptTurn | KeptMessage | KeptArrival | KeptResult)
@@ -112,7 +112,7 @@ class Replay:
             self._build(recording)
 
     def _build(self, recording: Recording) -> None:
-        header, script = recording.header, script_of(recording)
+        header, script = recording.header, load_script(recording)
         self._recording = recording
         self._script = script
         self._clock, self._link = RecordedClock(), RecordedLink()
@@ -138,7 +138,7 @@ class Replay:
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
-        """Raises RecordingError for a recording that contradicts itself."""
+        """Replay the recording. Raises RecordingError if it contradicts itself."""
         began = time.perf_counter()
         outcome, comparison = self._outcome, self._comparison
         for turn, is_last in _with_last(self._turns()):
@@ -161,8 +161,8 @@ class Replay:
         return outcome
 
     def _step(self, is_last: bool) -> str:
-        """Run one turn. Returns the exception that it raised if the recorded engine raised none
-        there."""
+        """Run one turn. Returns the exception that it raised, as text; "" if there was none, or if
+        the recorded engine's last turn may have raised it too."""
         try:
             self._loop.step()
         except EndOfResults:
@@ -179,8 +179,8 @@ class Replay:
         return ""
 
     def _turns(self) -> Iterator[list[Kept]]:
-        """The rows of each turn, beginning with its KeptTurn, as far as the recording can be
-        read."""
+        """The rows of each turn, each list beginning with a KeptTurn, as far as the recording can
+        be read."""
         turn: list[Kept] = []
         try:
             for row in self._recording:
@@ -236,7 +236,7 @@ class Replay:
 
 
 def _with_last(turns: Iterable[list[Kept]]) -> Iterator[tuple[list[Kept], bool]]:
-    """Each turn, and whether it is the last."""
+    """(turn, whether it is the last) for each turn."""
     before: list[Kept] | None = None
     for turn in turns:
         if before is not None:

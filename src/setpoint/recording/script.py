@@ -20,12 +20,12 @@ from setpoint.scheduler.scheduler_config import SchedulerConfig
 
 class Script(Protocol):
     config: SchedulerConfig
-    """What to build the scheduler of the replay from."""
+    """The configuration of the replay's scheduler."""
     content: Content
-    """Converts the replay's own records so that they can be compared with the recorded ones."""
+    """Encodes the replay's own records so that they can be compared with the recorded ones."""
 
     def arrival(self, row: KeptArrival) -> Submit:
-        """The message of an arrival whose content was withheld."""
+        """The Submit for an arrival whose content was withheld."""
         ...
 
     def token_ids(self, row: KeptResult, seq_ids: list[int]) -> Ids:
@@ -33,23 +33,25 @@ class Script(Protocol):
         ...
 
 
-class _Originals:
-    """A script whose content was recorded: messages and tokens are used unchanged."""
+class _OriginalScript:
+    """The script of a recording with content: messages and tokens are used unchanged."""
 
     def __init__(self, recording: Recording) -> None:
         self.config = recording.header.scheduler
         self.content: Content = Open()
 
     def arrival(self, row: KeptArrival) -> Submit:
-        raise RecordingError("The recording says that it holds content, and withholds a request.")
+        raise RecordingError(
+            "The recording says that it holds content, but the content of a request is withheld."
+        )
 
     def token_ids(self, row: KeptResult, seq_ids: list[int]) -> Ids:
         return unpack_ids(row.ids)
 
 
-class _StandIns:
-    """A script whose content was withheld. There is no common end-of-sequence id: each sequence has
-    its own."""
+class _SurrogateScript:
+    """The script of a recording whose content was withheld. There is no common end-of-sequence id:
+    each sequence has a stop id of its own."""
 
     def __init__(self, recording: Recording) -> None:
         header = recording.header
@@ -70,12 +72,12 @@ class _StandIns:
 
 
 def _readable(recording: Recording) -> Iterator[Kept]:
-    """All rows before any damage, which the replay will report."""
+    """All rows before the first damage, which the replay will report."""
     with suppress(RecordingError):
         yield from recording
 
 
-def script_of(recording: Recording) -> Script:
-    """The script of a recording, which is read to its end if necessary."""
+def load_script(recording: Recording) -> Script:
+    """The script of a recording. If content was withheld, reads the recording to its end."""
     withheld = recording.header.content == OFF
-    return _StandIns(recording) if withheld else _Originals(recording)
+    return _SurrogateScript(recording) if withheld else _OriginalScript(recording)

@@ -1,5 +1,5 @@
-"""The files of a recording being written: FILE, FILE.1, FILE.2, …. Each begins with the header, and
-the oldest is deleted when together they are too large. Works on bytes."""
+"""The files of a recording that is being written: FILE, FILE.1, FILE.2, …. Each begins with the
+header, and the oldest one is deleted when all together are too large. Works on bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def segments_there(path: Path) -> list[int]:
 
 
 def check_new(path: Path) -> None:
-    """Raises RecordingError if a recording cannot be started there."""
+    """Raise RecordingError if a recording cannot be started at this path."""
     if segments_there(path):
         raise RecordingError(
             f"There already is a recording {path}. Move it away, or choose another name."
@@ -41,26 +41,26 @@ def check_new(path: Path) -> None:
 
 
 def _create(path: Path) -> int:
-    """Create a file that only its owner may read; returns its descriptor."""
+    """Create a file that only its owner may read. Returns its descriptor."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 class Segments:
-    """Writes the segments, from one thread after construction. Construction raises RecordingError;
-    later failures raise OSError."""
+    """Writes the segments; after construction from one thread only. The constructor raises
+    RecordingError; later failures raise OSError."""
 
     def __init__(self, path: Path, *, header: Callable[[int], bytes], max_bytes: int) -> None:
-        """header: returns the payload with which the segment of a given number begins."""
+        """header: returns the first payload of the segment with the given number."""
         self._path = path
         self._header = header
         self._max_bytes = max_bytes
         self._segment_bytes = max_bytes // SEGMENTS
         self._kept: deque[tuple[int, int]] = deque()
-        """Number and size of each segment that exists, except the last."""
+        """(number, size in bytes) of each segment that exists, except the last one."""
         self._number = 0
         self._size = 0
         self.num_bytes = 0
-        """Size of all segments that exist."""
+        """Size of all segments that exist, in bytes."""
         check_new(path)
         try:
             self._file = _create(path)

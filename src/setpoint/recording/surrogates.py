@@ -1,7 +1,7 @@
-"""Surrogates for withheld ids when a recording is replayed. Every place in the chain of hashes gets
-ids that occur nowhere else. So at every place where a prefix may end, two sequences have equal
-surrogates exactly as far as they had equal ids. The surrogate of the token that ended a sequence is
-that sequence's stop id. Works on a recording that is read once before it is replayed, because the
+"""Surrogates for withheld ids in the replay of a recording. Every stretch between two places of the
+chain of hashes gets ids that occur nowhere else. So two sequences have equal surrogates exactly up
+to the last place up to which they had equal ids. The surrogate of the token that ended a sequence
+is that sequence's stop id. The recording must be read once before it is replayed, because the
 hashes of an output come after its tokens.
 """
 
@@ -46,14 +46,14 @@ class Outline:
     ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
     """The surrogates of its ids; set when the sequence arrives in the replay."""
     num_given: int = 0
-    """How many of the surrogates the replay has handed out."""
+    """Number of the surrogates that the replay has used so far."""
     discarded: set[int] = field(default_factory=set)
-    """The steps whose tokens of the sequence the engine discarded, because its grammar was
+    """The steps in which the engine discarded the sequence's tokens because its grammar was
     late."""
 
 
 class SurrogateIds:
-    """Assigns surrogate ids: the same for the same beginning of a sequence."""
+    """Assigns surrogate ids: the same ids to the same prefix."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -82,12 +82,13 @@ class SurrogateIds:
     def _fresh(self, count: int) -> int:
         first, self._next = self._next, self._next + count
         if self._next >= INT32_MAX:
-            raise RecordingError("The recording holds more tokens than can be told apart.")
+            raise RecordingError("The recording holds more tokens than there are token ids.")
         return first
 
 
 def outlines(rows: Iterable[Kept], places: Places) -> dict[int, Outline]:
-    """seq_id -> outline of every sequence of the recording."""
+    """seq_id -> outline, for every sequence of the recording. Raises RecordingError for impossible
+    numbers of tokens."""
     found: dict[int, Outline] = {}
     planned: deque[KeptPlan] = deque()
     late: set[int] = set()
@@ -132,7 +133,7 @@ def _add(
 
 
 def sampling_rows(plan: KeptPlan) -> list[int]:
-    """The sequences that the plan samples for, in row order."""
+    """The seq_ids of the plan's sampling rows, in row order."""
     seq_ids = np.frombuffer(plan.rows["seq_ids"], "<i8")
     sampled: list[int] = seq_ids[np.frombuffer(plan.rows["samples"], "<i4") > 0].tolist()
     return sampled
@@ -145,7 +146,8 @@ def offsets_of(result: KeptResult, num_rows: int) -> Ids:
 
 
 def request_of(arrival: KeptArrival, outline: Outline, ids: SurrogateIds) -> Request:
-    """The request, with only what plans depend on."""
+    """The request that replaces an arrival's: with surrogates for its ids, and otherwise only what
+    plans depend on."""
     outline.ids = ids.of(outline.num_ids, bytes(outline.hashes))
     outline.num_given = arrival.num_prompt + arrival.num_prior
     prompt = outline.ids[: arrival.num_prompt].copy()
@@ -172,7 +174,7 @@ def tokens_of(result: KeptResult, seq_ids: list[int], found: dict[int, Outline])
     """The surrogates of a result's tokens."""
     offsets = offsets_of(result, len(seq_ids)).tolist()
     if result.num_tokens != offsets[-1]:
-        raise RecordingError(f"Step {result.step_id} has another number of tokens than its rows.")
+        raise RecordingError(f"The result of step {result.step_id} has a wrong number of tokens.")
     tokens = np.empty(result.num_tokens, np.int32)
     for seq_id, (first, last) in zip(seq_ids, pairwise(offsets), strict=True):
         outline = found[seq_id]

@@ -1,5 +1,5 @@
-"""The surroundings of a replayed loop, which give what was recorded: clock, link, executor and
-preparer of requests."""
+"""The surroundings of a replayed loop, which supply what was recorded: clock, link, executor,
+operator, and preparer of requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EndOfResults(Exception):
 
 
 class RecordedClock:
-    """Shows the time that the recorded clock showed at the last input."""
+    """Returns the time of the last recorded input."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -35,19 +35,22 @@ class RecordedClock:
 
 
 class RecordedLink:
-    """Gives the messages of a turn, and fails to send the events that failed in the recording."""
+    """Delivers the messages of a turn, and fails to send the events that could not be sent in the
+    recorded run."""
 
     def __init__(self) -> None:
         self.messages: list[ToLoop] = []
         self.lost: dict[int, str] = {}
-        """seq_id -> type of the exception that sending its event raises in this turn."""
+        """seq_id -> name of the type of the exception that sending its event raises in this
+        turn."""
 
     def receive(self, timeout_s: float) -> list[ToLoop]:
         messages, self.messages = self.messages, []
         return messages
 
     def send(self, message: ToFrontend) -> None:
-        """Send the events. If they fail together, the loop sends them once more, one by one."""
+        """Raise what was recorded for these events. If several fail together, the loop sends them
+        again, one by one."""
         events = message.events if isinstance(message, Tokens) else []
         if not any(event.seq_id in self.lost for event in events):
             return
@@ -61,49 +64,48 @@ class RecordedPreparer:
     def __init__(self) -> None:
         self.needed: set[int] = set()
         self.ended: dict[int, tuple[Finish, bool]] = {}
-        """seq_id -> how its grammar ended it, and whether it discarded the step's token; up to this
+        """seq_id -> (how its grammar ended it, whether the step's token was discarded); up to this
         turn."""
         self.complete: set[int] = set()
-        """The sequences of which that is so before a step of this turn has a result: by the outputs
-        that they have when they are prepared."""
+        """The sequences among them that end when they are prepared, because of the outputs that
+        they already have."""
         self.forced: dict[int, int] = {}
-        """seq_id -> how many tokens its grammar forces next; up to this turn."""
+        """seq_id -> number of tokens that its grammar forces next; up to this turn."""
 
         self.late: dict[int, bool] = {}
-        """seq_id -> whether its grammar, which is late in this turn, is so before the step's token
-        is known."""
+        """seq_id -> ``GrammarLate.discards``, for the grammars that are late in this turn."""
 
     def needs(self, seq_id: int, request: Request) -> bool:
         return seq_id in self.needed
 
     def start(self, seq_id: int, request: Request, outputs: Ids) -> None:
-        """Nothing to start: the recording holds when it was done."""
+        """Does nothing: the recording says when the preparation is done."""
 
     def make_ready(self, seq_id: int, grammar: Grammar) -> None:
-        """Nothing to start, as above."""
+        """Does nothing, like ``start``."""
 
     def take(self, seq_id: int) -> RecordedGrammar:
         return RecordedGrammar(seq_id, self)
 
     def cancel(self, seq_id: int) -> None:
-        """Nothing to free."""
+        """Does nothing."""
 
 
 class RecordedGrammar:
-    """A grammar that knows only how many tokens it forces, when it is late, and when and how it
+    """A grammar that only knows how many tokens it forces, when it is late, and when and how it
     ends."""
 
     def __init__(self, seq_id: int, recorded: RecordedPreparer) -> None:
         self._seq_id = seq_id
         self._recorded = recorded
         self._num_ahead = 0
-        """Forced tokens that are not committed yet."""
+        """Number of forced tokens that are not committed yet."""
         self._was_forced = False
-        """Whether the last committed token was forced, which is never the end."""
+        """Whether the last committed token was forced; such a token never ends the sequence."""
         self._has_accepted = False
 
     def accept(self, token: int) -> None:
-        """Raises EndOfOutput for a token that the recorded engine discarded."""
+        """Raise EndOfOutput for a token that the recorded engine discarded."""
         self._has_accepted = True
         self._was_forced = self._num_ahead > 0
         if self._was_forced:
@@ -122,7 +124,7 @@ class RecordedGrammar:
     def fill_mask(self, words: Ids, num_forced: int) -> None:
         if self._is_late(discards=True):
             raise NotReady
-        words[:1] = -1  # nothing is sampled, and the mask of the surrogates is large
+        words[:1] = -1  # one allowed token suffices: nothing is sampled, and the mask is large
 
     @property
     def terminated(self) -> bool:
@@ -132,7 +134,7 @@ class RecordedGrammar:
         return not self._was_forced and self._seq_id in ended
 
     def make_ready(self) -> None:
-        """The recording says when it is ready."""
+        """Does nothing: the recording says when the grammar is ready."""
 
     def _is_late(self, *, discards: bool) -> bool:
         found = self._recorded.late.get(self._seq_id) is discards
@@ -142,12 +144,12 @@ class RecordedGrammar:
 
 
 class RecordedOperator:
-    """Succeeds and fails as the recorded engine did."""
+    """Succeeds or fails as the recorded engine did."""
 
     def __init__(self) -> None:
         self.outcomes: dict[int, tuple[frozenset[MemoryPart], str]] = {}
-        """Id of the message -> the parts of memory that were released after it, and why it failed;
-        empty if it did not."""
+        """Id of the call -> (parts of memory that were released afterwards, why it failed, or
+        "")."""
         self.released: frozenset[MemoryPart] = frozenset()
 
     def operate(self, call_id: int, operation: Operation) -> str:
@@ -177,10 +179,10 @@ class RecordedExecutor:
         return False
 
     def shutdown(self) -> None:
-        """Nothing to free."""
+        """Does nothing."""
 
     def result(self, plan: StepPlan) -> StepResult:
-        """Raises EndOfResults."""
+        """The recorded result of the plan. Raises EndOfResults if there is none."""
         if not self.results:
             raise EndOfResults
         row = self.results.popleft()
@@ -203,12 +205,12 @@ class RecordedExecutor:
         )
 
     def _hidden_states(self, rows: Rows) -> dict[int, HiddenStates]:
-        """Empty vectors, as many as the engine brought: how much of a retracted sequence may come
-        out of the cache depends on their number."""
+        """Vectors without elements, as many as the engine brought back: their number decides how
+        much of a retracted sequence may be matched in the cache."""
         row = zip(rows.seq_ids.tolist(), rows.starts.tolist(), rows.counts.tolist(), strict=True)
         return {
             seq_id: HiddenStates(
-                # Where a decode row begins is known to engines only; its positions are all new.
+                # Only an engine knows where a decode row begins; all its positions are new.
                 sys.maxsize if start == OWN_LENGTH else start,
                 np.empty((count, 0), np.float32),
             )
@@ -223,7 +225,7 @@ class RecordedStep:
         self._executor = executor
 
     def finish(self, masks: TokenMasks | None) -> None:
-        """Nothing to wait for: the samples are recorded."""
+        """Does nothing: the samples are recorded."""
 
     def result(self) -> StepResult:
         return self._executor.result(self._plan)

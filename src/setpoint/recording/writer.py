@@ -1,7 +1,7 @@
 """Writes a recording while the engine serves (decision 0027).
 
-A reader of the stream of records: the loop's thread only queues each record, and a separate thread
-encodes and writes it. Any failure ends the recording and never the engine.
+The writer is an observer of the loop: the loop's thread only queues each record, and a separate
+thread encodes and writes it. Any failure ends the recording and never the engine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from setpoint.core.executor import Clock
 from setpoint.core.records import Record
 from setpoint.core.settings import Settings
 from setpoint.recording.chain import Places
-from setpoint.recording.codec import field_names, kept
+from setpoint.recording.codec import encode_record, field_names
 from setpoint.recording.format import OFF, Header, Kept
 from setpoint.recording.frames import MAX_PAYLOAD_BYTES
 from setpoint.recording.kept_content import Content, Open, Withheld
@@ -33,11 +33,11 @@ from setpoint.scheduler.scheduler_config import SchedulerConfig
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 0.25
-"""How much of its recording a killed process loses at most."""
+"""Most seconds of its recording that a killed process loses."""
 FRAME_RECORDS = 1000
 MAX_WAITING = 50_000
-"""How many records may wait for the writing thread: some minutes on a CPU, half a minute on a
-GPU."""
+"""Most records that may wait for the writing thread: those of some minutes on a CPU, of half a
+minute on a GPU."""
 
 
 class RecordingWriter:
@@ -71,7 +71,7 @@ class RecordingWriter:
         )
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Write the records that wait. Called once no more records come."""
+        """Write the waiting records and end the thread. Call it when no more records come."""
         self._closing.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -97,11 +97,11 @@ class RecordingWriter:
         waiting = self._waiting
         while waiting:
             count = min(len(waiting), FRAME_RECORDS)
-            self._write([kept(waiting.popleft(), self._content) for _ in range(count)])
+            self._write([encode_record(waiting.popleft(), self._content) for _ in range(count)])
             self._num_records += count
 
     def _write(self, rows: list[Kept]) -> None:
-        """Write rows as one frame, or as several if they are larger than one may be."""
+        """Write rows as one frame, or as several if they are too large for one."""
         payload = msgspec.msgpack.encode(rows)
         if len(payload) > MAX_PAYLOAD_BYTES and len(rows) > 1:
             middle = len(rows) // 2
@@ -119,7 +119,7 @@ class RecordingWriter:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class RecordingConfig:
-    """Where to record, and how much."""
+    """The recording's file, content and largest size."""
 
     path: Path
     content: str

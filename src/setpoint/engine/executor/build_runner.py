@@ -73,7 +73,7 @@ class EngineConfig:
     seed: int = 0
     """Seed of dummy weights."""
     capture: bool = True
-    """Whether small steps are captured and replayed if possible (runner.ways.replay)."""
+    """Whether small steps are captured and replayed if possible (runner.replay_way)."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class CompiledWay:
-    """Implements ``ways.base.Way`` for steps of up to ``max_tokens`` tokens.
+    """Implements ``runner.way.Way`` for steps of up to ``max_tokens`` tokens.
 
     Nothing is ever compiled outside ``compiling``: if the compiled code does not fit a step, it is
     not used again, and ``otherwise`` runs the step.

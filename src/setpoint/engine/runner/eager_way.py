@@ -13,7 +13,7 @@ from setpoint.engine.runner.way import Ran
 
 
 class EagerWay:
-    """Implements ``ways.base.Way``."""
+    """Implements ``runner.way.Way``."""
 
     name = EAGER
     num_bytes = 0

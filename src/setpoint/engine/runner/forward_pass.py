@@ -1,7 +1,7 @@
 """The forward pass of a step, operation by operation: the model and the tensors that it reads and
 writes in every step.
 
-Every way to run a step is built on it (``runner.ways``). Knows nothing of plans or sampling.
+Every way to run a step is built on it (``runner.way``). Knows nothing of plans or sampling.
 """
 
 from __future__ import annotations

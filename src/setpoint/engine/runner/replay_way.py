@@ -23,7 +23,7 @@ from setpoint.engine.runner.way import Ran
 
 
 class ReplayWay:
-    """Implements ``ways.base.Way``."""
+    """Implements ``runner.way.Way``."""
 
     name = "replay"
 

@@ -67,7 +67,7 @@ class SlotTable:
     @property
     def padding_slot(self) -> int:
         """The row after the slots, always zero, for rows that only fill a batch up to a fixed size
-        (``runner.ways``) and write to the dummy page."""
+        (``runner.way``) and write to the dummy page."""
         return len(self.columns)
 
     def tables(self) -> tuple[torch.Tensor, ...]:
