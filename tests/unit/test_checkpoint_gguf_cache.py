@@ -132,7 +132,7 @@ def test_what_will_be_written_is_said_before(tmp_path: Path, cache: Path) -> Non
     written = sum((folder / name).stat().st_size for name in ("model.safetensors", "model.blocks"))
     said = re.fullmatch(
         rf"Converting m.gguf once, to {folder}: ([\d.]+) MB \(([\d.]+) MB of weights in bfloat16,"
-        r" ([\d.]+) MB of blocks as they are\) …",
+        r" ([\d.]+) MB of unchanged blocks\) …",
         lines[0],
     )
     assert said is not None, lines

@@ -1,4 +1,4 @@
-"""Finds a model, reads its config and, for a GGUF file, converts it once; all before torch is
+"""Finds a model, reads its config and, if it is a GGUF file, converts it once; all before torch is
 imported.
 
 ``source.locate`` turns what the user named into a Hugging Face-style folder; ``spec.read_spec``

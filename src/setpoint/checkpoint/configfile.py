@@ -11,10 +11,10 @@ from setpoint.checkpoint import safetensors_file
 from setpoint.core.errors import CheckpointError
 
 MAX_DIMENSION = 1 << 28
-"""Largest dimension accepted for a tensor; far above any real model, and the product of two
-dimensions still fits 64 bits."""
+"""Largest accepted dimension of a tensor: far above that of any real model, and small enough that
+the product of two dimensions fits in 64 bits."""
 MAX_POSITIONS = (1 << 31) - 1
-"""Largest number of positions accepted: positions are 32-bit integers."""
+"""Largest accepted number of positions: positions are 32-bit integers."""
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 SHOWN_CHARS = 60
 """Most characters of a refused value that an error message shows."""
@@ -33,13 +33,14 @@ class ConfigFile:
     def positive(
         self, key: str, default: int | None = None, *, at_most: int = MAX_DIMENSION
     ) -> int:
+        """The value of ``key``, a positive integer of at most ``at_most``."""
         value = self.config.get(key)
         if value is None:
             value = default
         if value is None:
             self.fail(key, f"is missing; {self.architecture()} does not look like a text decoder")
         if type(value) is not int or value < 1:
-            self.fail(key, f"must be a positive integer, not {shown(value)}")
+            self.fail(key, f"must be a positive integer, not {short_repr(value)}")
         if value > at_most:
             self.fail(key, f"is {value}; the largest supported value is {at_most}")
         return value
@@ -48,7 +49,7 @@ class ConfigFile:
         """The value of ``key``, true or false; False if it is absent or null."""
         value = self.config.get(key)
         if value is not None and not isinstance(value, bool):
-            self.fail(key, f"must be true or false, not {shown(value)}")
+            self.fail(key, f"must be true or false, not {short_repr(value)}")
         return bool(value)
 
     def architecture(self) -> str:
@@ -59,7 +60,7 @@ class ConfigFile:
             or not isinstance(names[0], str)
             or not names[0].isidentifier()
         ):
-            self.fail("architectures", f"must list the model's class, not {shown(names)}")
+            self.fail("architectures", f"must list the model's class, not {short_repr(names)}")
         return str(self.config["architectures"][0])
 
     def ids(self, key: str) -> tuple[int, ...]:
@@ -68,7 +69,7 @@ class ConfigFile:
         value = self.config.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
-            self.fail(key, f"must be a token id or a list of them, not {shown(value)}")
+            self.fail(key, f"must be a token id or a list of them, not {short_repr(value)}")
         return tuple(ids)
 
     def dtype(self, tensors: Iterable[safetensors_file.TensorInfo]) -> str:
@@ -82,11 +83,13 @@ class ConfigFile:
             named = DTYPES.get(sizes.most_common(1)[0][0]) if sizes else None
         named = str(named).removeprefix("torch.")
         if named not in DTYPES.values():
-            self.fail("dtype", f"must be one of {', '.join(DTYPES.values())}, not {shown(named)}")
+            self.fail(
+                "dtype", f"must be one of {', '.join(DTYPES.values())}, not {short_repr(named)}"
+            )
         return named
 
 
-def shown(value: object) -> str:
-    """A refused value as an error message shows it: one line of bounded length."""
+def short_repr(value: object) -> str:
+    """The value's repr, of at most SHOWN_CHARS characters: how an error message shows it."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"

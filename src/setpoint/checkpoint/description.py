@@ -1,8 +1,8 @@
-"""What a model says about itself in its small files: configs, and the headers of its weights.
+"""Reads a model's small files: its configs and the headers of its weight files.
 
-It is read once, and everything that a start wants to know of the model follows from it. It can be
-had before the weights are here: from the header of a GGUF file that is not converted yet, or from
-the small files of a hub repository. Reads no weights.
+They are read once and tell a start everything about the model. They are available before the
+weights: in the header of a GGUF file that is not converted yet, or in a hub repository. Reads no
+weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Description:
     generation: dict[str, Any]
     """generation_config.json; empty without that file."""
     tensors: tuple[TensorInfo, ...]
-    """Every stored tensor; empty if the weights are not here or there are none."""
+    """Every stored tensor; empty without weight files."""
     blocks: tuple[TensorInfo, ...]
     """The tensors of ``core.model.BLOCKS_FILE``; empty without that file."""
 
@@ -44,8 +44,8 @@ class Description:
 def read_description(folder: Path, *, complete: bool = True) -> Description:
     """The description of the model in a folder.
 
-    complete: False if weights may be missing; those that are here are then left alone unless all
-    are. Raises CheckpointError if a file is unreadable, or for what is no decoder of text.
+    complete: False if weight files may be missing; then ``tensors`` is empty unless all are there.
+    Raises CheckpointError if a file is unreadable or the model is not a text decoder.
     """
     path, generation = folder / CONFIG_NAME, folder / GENERATION_NAME
     blocks = folder / BLOCKS_FILE

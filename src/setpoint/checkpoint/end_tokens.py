@@ -1,7 +1,7 @@
-"""The token ids with which a folder's tokenizer ends a turn. In many checkpoints only the
-tokenizer's files name them.
+"""Finds the token ids that end a turn in a folder's tokenizer files. In many checkpoints only these
+files name them.
 
-This module reads JSON files only. It does not read the model's config: ``spec`` adds the ids that
+This module reads only JSON files. It does not read the model's config: ``spec`` adds the ids that
 the config names.
 """
 
@@ -13,8 +13,8 @@ from setpoint.core.errors import CheckpointError
 from setpoint.core.jsonfile import read_object
 
 TURN_ENDS = ("<|eom_id|>", "<|content_model_end_sampling|>", "<|ifm|im_end|>")
-"""Tokens that end a turn in every tokenizer that has added them, although checkpoints do not name
-them. The list is SGLang's."""
+"""Tokens that end a turn in every tokenizer that has them as added tokens, although checkpoints do
+not name them. The list is SGLang's."""
 
 
 def tokenizer_end_ids(folder: Path) -> tuple[int, ...]:

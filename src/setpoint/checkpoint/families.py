@@ -1,4 +1,4 @@
-"""What a family of models leaves out of config.json, so that the code must supply it."""
+"""The properties of model families that config.json leaves out, so that code must supply them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ OTHER_NAMES = (
     ("ffn_dim", "intermediate_size"),
     ("n_inner", "intermediate_size"),
 )
-"""Other names of a key, in older configs, in mixture-of-experts configs and in some families; a
-later line wins."""
+"""(other name of a key, its usual name): in older configs, in mixture-of-experts configs and in
+some families. If a config has several of them, the last line counts."""
 
 
 @dataclass(slots=True, frozen=True)
 class Family:
-    """What a family's code supplies because its configs do not say it, and keys whose meaning
-    differs from other families'."""
+    """The properties of a family that its configs leave out, and its own rules for keys."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values that transformers' configuration class supplies for absent keys, where they are not
+    """Values that transformers' configuration class supplies for absent keys, if they differ from
     the usual ones."""
     stretched: bool = False
     """True if max_position_embeddings already counts the positions that a rope scaling adds."""

@@ -20,8 +20,8 @@ LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 
 
 def byte_level(file: GGUFFile, texts: Sequence[str], log: Callable[[str], None]) -> Tokenizer:
-    """The tokenizer for tokens in the order of their ids. ``log`` receives a line if the
-    pre-tokenizer had to be guessed. Raises CheckpointError for an unknown pre-tokenizer."""
+    """The tokenizer of a file. texts: its tokens, in the order of their ids. log: receives a line
+    if the pre-tokenizer had to be guessed. Raises CheckpointError for an unknown pre-tokenizer."""
     pre = file.get("tokenizer.ggml.pre", str)
     if pre is None:
         log(
@@ -40,7 +40,7 @@ def byte_level(file: GGUFFile, texts: Sequence[str], log: Callable[[str], None])
         left, _, right = merge.partition(" ")
         merges.append((left, right))
     vocabulary = {text: index for index, text in enumerate(texts)}
-    # Llama 3 keeps a word that is a token as it is, before any merge is tried.
+    # Llama 3 takes a word that is a token as it is and tries no merge.
     tokenizer = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in LLAMA3_NAMES)
     )
@@ -52,7 +52,8 @@ def byte_level(file: GGUFFile, texts: Sequence[str], log: Callable[[str], None])
 
 
 def _patterns(*patterns: str) -> pre_tokenizers.PreTokenizer:
-    """Split by each pattern in turn, then map bytes to the byte-level alphabet."""
+    """A pre-tokenizer that splits by each pattern in turn, then maps bytes to the byte-level
+    alphabet."""
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     return pre_tokenizers.Sequence(
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -74,4 +75,4 @@ PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
         r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]"
     ),
 }
-"""GGUF's tokenizer.ggml.pre -> how text is split into words before merging."""
+"""GGUF's tokenizer.ggml.pre -> factory of the pre-tokenizer that splits text into words."""

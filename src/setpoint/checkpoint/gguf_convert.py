@@ -3,10 +3,10 @@ template.
 
 Quantised matrices are written twice: dequantised, for every program that reads such folders, and
 with their blocks unchanged (``core.model.BLOCKS_FILE``), for the engine. The conversion works
-tensor by tensor with numpy, so that only one tensor is in memory at a time. The result lies in the
-user's cache folder under a digest of the file's content, so a file that moves is not converted
-again; a folder that exists is complete. This module uses no torch and does not know how the engine
-will use the weights.
+tensor by tensor with numpy, so that only one tensor is in memory at a time. The result is kept in
+the user's cache folder under a digest of the file's content, so that a file that moves is not
+converted again; a folder that exists is complete. This module uses no torch and does not know how
+the engine will use the weights.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from setpoint.core.progress import report
 from setpoint.core.weightfiles import SINGLE_NAME
 
 FORMAT = 4
-"""Version of the folders that this module writes. Raising it converts every file anew."""
+"""Version of the folders that this module writes. Raise it to convert every file again."""
 
 ARCHITECTURES = {"llama": gguf_llama}
 """GGUF's general.architecture -> the module that converts that architecture."""
 
 CHUNK_ELEMENTS = 1 << 22
-"""Elements dequantised at a time. 16 MiB of float32 keep the working set in cache and the peak
-memory low."""
+"""Number of elements that are dequantised at a time: 16 MiB of float32, so that they stay in the
+cache and the peak memory is low."""
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 @dataclass(slots=True, frozen=True)
 class _Plan:
-    """All that will be written, and how large it is; made from the file's header alone."""
+    """Everything that will be written, and its size; made from the file's header alone."""
 
     config: dict[str, Any]
     generation: dict[str, Any]
@@ -60,7 +60,7 @@ class _Plan:
     dtype: str
     weights: list[gguf_llama.Target]
     blocks: list[gguf_llama.Target]
-    """Those of the weights whose blocks are kept."""
+    """The weights whose blocks are kept."""
 
     @property
     def weight_bytes(self) -> int:
@@ -74,9 +74,9 @@ class _Plan:
 def converted_folder(
     path: Path, *, log: Callable[[str], None], admit: Callable[[Description], None] | None = None
 ) -> Path:
-    """The Hugging Face-style folder of a GGUF file; the file is converted now if the cache does not
-    have it. ``admit`` is called before a conversion with what the file's header says, and may
-    refuse by raising.
+    """The Hugging Face-style folder of a GGUF file. The file is converted now if the cache does not
+    contain the folder. ``admit`` gets the description of the file's header before a conversion, and
+    may refuse by raising.
 
     A file that cannot be converted is refused before anything is written. Several processes may
     call this at once: one converts and the others wait for it. After a conversion, the folders that
@@ -113,8 +113,8 @@ def _folder(root: Path, name: str, digest: str) -> Path:
 
 
 def _remove_earlier(root: Path, name: str, *, log: Callable[[str], None]) -> None:
-    """Remove what earlier formats made of files of this name. Their lock files stay: if a lock were
-    deleted, two processes could hold locks on different files and not wait for each other."""
+    """Remove the folders that earlier formats made from files of this name. Their lock files stay:
+    if one were deleted, two processes could lock different files and not wait for each other."""
     for earlier in root.iterdir():
         of_format = re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{16}}-v(\d+)", earlier.name)
         if of_format and int(of_format[1]) < FORMAT:
@@ -153,10 +153,10 @@ def _check_room(path: Path, plan: _Plan, root: Path) -> None:
 
 
 def _sizes(plan: _Plan) -> str:
-    """ "360 MB (269 MB of weights in bfloat16, 91 MB of blocks as they are)"."""
+    """The sizes in words: "360 MB (269 MB of weights in bfloat16, 91 MB of unchanged blocks)"."""
     parts = [f"{_size(plan.weight_bytes)} of weights in {plan.dtype}"]
     if plan.blocks:
-        parts.append(f"{_size(plan.block_bytes)} of blocks as they are")
+        parts.append(f"{_size(plan.block_bytes)} of unchanged blocks")
     return f"{_size(plan.weight_bytes + plan.block_bytes)} ({', '.join(parts)})"
 
 
@@ -165,11 +165,11 @@ def _size(num_bytes: int) -> str:
 
 
 def _noted_digest(path: Path, root: Path) -> str | None:
-    """SHA-256 of the file, if it was computed before and the file's size and modification time are
-    the same."""
+    """SHA-256 of the file, if it was noted and the file's size and modification time have not
+    changed since."""
     with suppress(OSError, ValueError):
-        *of, digest = json.loads(_note(path, root).read_text())
-        if of == _known(path):
+        *state, digest = json.loads(_note(path, root).read_text())
+        if state == _file_state(path):
             return str(digest)
     return None
 
@@ -178,7 +178,8 @@ def _note(path: Path, root: Path) -> Path:
     return root / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}.digest"
 
 
-def _known(path: Path) -> list[Any]:
+def _file_state(path: Path) -> list[Any]:
+    """The values by which a file that was not changed is recognised."""
     status = path.stat()
     return [str(path.resolve()), status.st_size, status.st_mtime_ns]
 
@@ -189,25 +190,25 @@ def _digest(path: Path, root: Path) -> str:
     if (noted := _noted_digest(path, root)) is not None:
         return noted
     try:
-        known = _known(path)
+        state = _file_state(path)
         report(f"computing the digest of {path.name}")
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
-    # Without a note the digest is computed again next time; if the cache cannot be written, the
-    # conversion says so.
+    # Without a note the digest is computed again next time. If the cache cannot be written, the
+    # conversion reports it.
     with suppress(OSError):
         root.mkdir(parents=True, exist_ok=True)
         note = _note(path, root)
         draft = note.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps([*known, digest]))
+        draft.write_text(json.dumps([*state, digest]))
         draft.rename(note)
     return digest
 
 
 def _plan(file: GGUFFile) -> _Plan:
-    """Raises CheckpointError for a file that cannot be converted."""
+    """The plan for a file. Raises CheckpointError if the file cannot be converted."""
     check_kind(file, ARCHITECTURES)
     architecture = ARCHITECTURES[file.require("general.architecture", str)]
     config = architecture.read_config(file)
@@ -265,7 +266,7 @@ def _weight_infos(plan: _Plan) -> list[safetensors_file.TensorInfo]:
 
 
 def _block_infos(plan: _Plan) -> list[safetensors_file.TensorInfo]:
-    """Raw rows, each of as many bytes."""
+    """The tensors of BLOCKS_FILE: raw rows as uint8 [rows, bytes of a row]."""
     infos = []
     for target in plan.blocks:
         source = target.source
@@ -282,7 +283,7 @@ def _all_cast(file: GGUFFile, targets: list[gguf_llama.Target], dtype: str) -> I
 
 def _rows(file: GGUFFile, target: gguf_llama.Target) -> npt.NDArray[np.uint8]:
     """The raw rows of ``target`` in the new order. In every ggml type a row is self-contained, so
-    rows can be moved before they are dequantised."""
+    that rows can be reordered before they are dequantised."""
     rows = file.rows(target.source)
     return rows if target.row_order is None else rows[target.row_order]
 
@@ -291,10 +292,10 @@ def _dtype(targets: list[gguf_llama.Target]) -> str:
     """The dtype of the converted weights: that of the matrices if they share a 16- or 32-bit float
     type, which loses nothing; otherwise bfloat16.
 
-    Every GGUF stores norms as F32, but they were trained in the matrices' dtype, so they are
-    converted to it too. Dequantised values have more bits than bfloat16 keeps; that error is small
-    compared with the quantisation's own, and bfloat16 is the dtype in which the models were
-    trained.
+    Every GGUF file stores norms as F32, but they were trained in the matrices' dtype, so they are
+    converted to it too. Dequantised values have more bits than bfloat16; that rounding error is
+    small compared with the error of the quantisation, and bfloat16 is the dtype in which the models
+    were trained.
     """
     kinds = {target.source.kind.name for target in targets if len(target.source.shape) > 1}
     return (

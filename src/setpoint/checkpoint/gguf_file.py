@@ -43,13 +43,13 @@ SCALARS = {
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
 }
-"""Metadata value types with a fixed size."""
+"""Metadata value type of fixed size -> its layout."""
 
 
 @dataclass(slots=True, frozen=True)
 class GGUFTensor:
-    """Where a tensor's bytes are. ``shape`` is in numpy's order (rows first), the reverse of
-    ggml's."""
+    """A tensor's shape, type and place in the file. ``shape`` is in numpy's order (rows first), the
+    reverse of ggml's."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,8 +60,8 @@ class GGUFTensor:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows along the last dimension. Each row is ``num_bytes / num_rows`` contiguous
-        bytes, for every quantisation."""
+        """Number of rows, which run along the last dimension. Each row is ``num_bytes / num_rows``
+        contiguous bytes, in every quantisation."""
         return int(np.prod(self.shape[:-1], dtype=np.int64))
 
 
@@ -105,8 +105,8 @@ class GGUFFile:
         self._map.close()
 
     def get(self, key: str, kind: type[T]) -> T | None:
-        """The value of ``key``, or None if it is absent. An int is accepted where a float is asked
-        for. Raises CheckpointError if the value has another type."""
+        """The value of ``key``, or None if it is absent. An int is accepted for a float. Raises
+        CheckpointError if the value has another type."""
         value = self.metadata.get(key)
         if value is None:
             return None
@@ -128,7 +128,7 @@ class GGUFFile:
         return value
 
     def rows(self, tensor: GGUFTensor) -> npt.NDArray[np.uint8]:
-        """The raw bytes of a tensor as [num_rows, bytes per row], copied out of the map."""
+        """The raw bytes of a tensor as [num_rows, bytes per row]: a copy."""
         data = self._map[tensor.offset : tensor.offset + tensor.num_bytes]
         return np.frombuffer(data, np.uint8).reshape(tensor.num_rows, -1)
 
@@ -179,14 +179,14 @@ class GGUFFile:
             num_elements *= extent
         num_bytes = num_elements // block * block_bytes
         if offset + num_bytes > self._size:
-            self._truncated(f"tensor {name!r} ends at byte {offset + num_bytes}")
+            self._fail_truncated(f"tensor {name!r} ends at byte {offset + num_bytes}")
         self.tensors[name] = GGUFTensor(name, shape, kind, offset, num_bytes)
 
     def _take(self, num_bytes: int) -> int:
         """Advance over ``num_bytes`` and return the offset where they start."""
         start = self._at
         if start + num_bytes > self._size:
-            self._truncated(f"the header needs byte {start + num_bytes}")
+            self._fail_truncated(f"the header needs byte {start + num_bytes}")
         self._at += num_bytes
         return start
 
@@ -223,7 +223,7 @@ class GGUFFile:
             raise CheckpointError(f"{self.path}: a metadata array of type {item} is not supported.")
         return [self._string() for _ in range(count)]
 
-    def _truncated(self, need: str) -> None:
+    def _fail_truncated(self, need: str) -> None:
         raise CheckpointError(
             f"{self.path} is truncated: {need}, but the file has {self._size} bytes. Download it"
             " again."

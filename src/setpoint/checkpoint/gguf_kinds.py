@@ -1,5 +1,5 @@
-"""Which GGUF files hold a model that can be converted, and what the others are. Works on a parsed
-header.
+"""Refuses GGUF files without a model that can be converted, and says what they are. Works on a
+parsed header.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TYPES = {
 }
 """general.type -> what such a file is."""
 
-_VISION = f"a vision-language model, which reads images, too. {TEXT_ONLY}"
+_VISION = f"a vision-language model, which also reads images. {TEXT_ONLY}"
 _ENCODER = f"an encoder, which generates no text. {EMBEDDINGS}"
 OTHERS = {
     **dict.fromkeys(
@@ -53,7 +53,7 @@ OTHERS = {
     "t5encoder": _ENCODER,
     "wavtokenizer-dec": f"a model of sound. {TEXT_ONLY}",
 }
-"""general.architecture of files that hold no decoder of text -> what they are."""
+"""general.architecture of files without a text decoder -> what they are."""
 
 FAMILIES = {
     "gemma2": "Gemma 2",
@@ -62,7 +62,7 @@ FAMILIES = {
     "qwen2": "Qwen2 and 2.5",
     "qwen3": "Qwen3",
 }
-"""general.architecture of families that are served, but not from GGUF files."""
+"""general.architecture of families that are served, but not from GGUF files -> their names."""
 
 _REPOSITORIES = ("general.base_model.0.repo_url", "general.repo_url", "general.source.repo_url")
 _HUB_URL = re.compile(r"https://huggingface\.co/([A-Za-z0-9][\w.-]*/[\w.-]+)/?")
@@ -76,7 +76,7 @@ def check_kind(file: GGUFFile, converted: Collection[str]) -> None:
     if architecture == "clip" or kind == PROJECTOR:
         raise CheckpointError(
             f"{path} is a vision projector, the part of a vision-language model that reads images;"
-            f" {_beside(path)}."
+            f" {_language_model_hint(path)}."
         )
     if kind in TYPES:
         raise CheckpointError(f"{path} is {TYPES[kind]}.")
@@ -93,13 +93,13 @@ def check_kind(file: GGUFFile, converted: Collection[str]) -> None:
         raise CheckpointError(_other_family(file, architecture, converted))
 
 
-def _beside(path: Path) -> str:
-    """The file that was probably meant."""
+def _language_model_hint(path: Path) -> str:
+    """Advice that names the file that was probably meant."""
     models = sorted(
         each for each in path.parent.glob("*.gguf") if not each.name.startswith(PROJECTOR)
     )
     others = [each for each in models if each != path]
-    hint = f", e.g. {others[0]}" if others else ", which usually lies beside it"
+    hint = f", e.g. {others[0]}" if others else ", which is usually in the same folder"
     return f"name the file with the language model{hint}"
 
 
@@ -120,7 +120,7 @@ def _other_family(file: GGUFFile, architecture: str, converted: Collection[str])
 
 
 def _repository(file: GGUFFile) -> str | None:
-    """The hub id that the file was made from, if it says."""
+    """The hub id of the checkpoint from which the file was made, if the file names it."""
     for key in _REPOSITORIES:
         url = file.metadata.get(key)
         if isinstance(url, str) and (found := _HUB_URL.fullmatch(url)):

@@ -1,9 +1,9 @@
-"""How GGUF's "llama" architecture maps to a Hugging Face folder: which metadata key becomes which
-config key, and which tensor becomes which.
+"""Maps GGUF's "llama" architecture to a Hugging Face folder: metadata keys to config keys, and
+tensors to tensors.
 
 Works on a parsed header; of the weights it reads only the rope factors. It knows nothing of
-quantisation or of the files on disk. To support another architecture, write another module like
-this one and add a line to ``gguf_convert.ARCHITECTURES``.
+quantisation or of the files on disk. To support another architecture, write a module like this one
+and add a line to ``gguf_convert.ARCHITECTURES``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ NEUTRAL = (
     ("embedding_scale", 0.0),
     ("residual_scale", 0.0),
 )
-"""Keys that change the computation, with the value that means "not used". Any other value is
-refused."""
+"""(key that changes the computation, value that means "not used"). Any other value is refused."""
 
 
 RowOrder = npt.NDArray[np.intp]
@@ -44,7 +43,7 @@ RowOrder = npt.NDArray[np.intp]
 
 @dataclass(slots=True, frozen=True)
 class Target:
-    """One tensor of the new checkpoint and where its rows come from."""
+    """One tensor of the new checkpoint, and the source of its rows."""
 
     name: str
     source: GGUFTensor
@@ -101,8 +100,8 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def targets(file: GGUFFile, config: dict[str, Any]) -> list[Target]:
-    """Every tensor of the new checkpoint, checked for presence and shape. A tensor of the file that
-    the model has no use for is an error."""
+    """All tensors of the new checkpoint. Raises CheckpointError if one is missing or has a wrong
+    shape, or if the file has a tensor that the model does not use."""
     hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q_rows, kv_rows = (
         config["num_attention_heads"] * head_dim,
@@ -114,13 +113,13 @@ def targets(file: GGUFFile, config: dict[str, Any]) -> list[Target]:
             "attn_q",
             "self_attn.q_proj",
             (q_rows, hidden),
-            _unpermuted(config["num_attention_heads"], head_dim),
+            _undo_permutation(config["num_attention_heads"], head_dim),
         ),
         (
             "attn_k",
             "self_attn.k_proj",
             (kv_rows, hidden),
-            _unpermuted(config["num_key_value_heads"], head_dim),
+            _undo_permutation(config["num_key_value_heads"], head_dim),
         ),
         ("attn_v", "self_attn.v_proj", (kv_rows, hidden), None),
         ("attn_output", "self_attn.o_proj", (hidden, q_rows), None),
@@ -161,10 +160,9 @@ def targets(file: GGUFFile, config: dict[str, Any]) -> list[Target]:
     return found
 
 
-def _unpermuted(num_heads: int, head_dim: int) -> RowOrder:
-    """The row order that undoes llama.cpp's: it stores the rows of a head as rotation pairs (0,
-    d/2), (1, d/2 + 1), …; this order lists the first halves of all pairs, then the second
-    halves."""
+def _undo_permutation(num_heads: int, head_dim: int) -> RowOrder:
+    """The row order that undoes llama.cpp's, which stores the rows of a head as rotation pairs (0,
+    d/2), (1, d/2 + 1), …. This order has the first elements of all pairs, then the second ones."""
     return (
         np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2).swapaxes(1, 2).ravel()
     )
@@ -191,8 +189,8 @@ def _rope_scaling(file: GGUFFile, arch: str, head_dim: int) -> dict[str, Any] | 
 
 
 def _llama3_scaling(file: GGUFFile, arch: str, tensor: GGUFTensor, head_dim: int) -> dict[str, Any]:
-    """Recover Llama 3's parameters from its per-frequency factors, and check that they produce
-    those factors."""
+    """Llama 3's rope parameters, recovered from its factors per frequency. Raises CheckpointError
+    if they do not give these factors."""
     if tensor.kind.name != "F32" or tensor.shape != (head_dim // 2,):
         raise CheckpointError(
             f"{file.path}: tensor {ROPE_FACTORS!r} is {tensor.kind.name} {tensor.shape}, not F32"
@@ -206,7 +204,7 @@ def _llama3_scaling(file: GGUFFile, arch: str, tensor: GGUFTensor, head_dim: int
     }
     theta = file.get(f"{arch}.rope.freq_base", float) or 10000.0
     # Frequencies that turn more than `high` times over the original context are kept; those that
-    # turn fewer than `low` times are divided by `factor`; those in between are blended by the
+    # turn fewer than `low` times are divided by `factor`; those in between are interpolated by the
     # number of turns.
     turns = LLAMA3_ROPE["original_max_position_embeddings"] / (
         2 * np.pi * theta ** (np.arange(head_dim // 2) * 2 / head_dim)
@@ -222,5 +220,6 @@ def _llama3_scaling(file: GGUFFile, arch: str, tensor: GGUFTensor, head_dim: int
 
 
 def _shortest(value: float) -> float:
-    """The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06."""
+    """The number with the shortest decimal that gives the same float32: 1e-05, not
+    9.999999747378752e-06."""
     return float(str(np.float32(value)))

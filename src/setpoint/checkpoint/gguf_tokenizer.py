@@ -2,8 +2,8 @@
 
 Two tokenizer families are supported: "gpt2" (byte-level BPE with merges and a named pre-tokenizer)
 and "llama" (SentencePiece BPE with scores). Any other family, and any pre-tokenizer that
-``gguf_byte_level`` does not have, is refused by name, because a tokenizer that is nearly right
-fails silently.
+``gguf_byte_level`` does not have, is refused by name, because nobody would notice that a tokenizer
+is only nearly right.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TURN_ENDS = (
     "<end_of_turn>",
     "<|endofturn|>",
 )
-"""Control tokens that end a turn in some chat format. Models list them beside EOS in their own
+"""Control tokens that end a turn in some chat format. Models list them in addition to EOS in their
 generation configs."""
 
 
@@ -56,8 +56,8 @@ class Tokens:
 
 
 def read_tokens(file: GGUFFile, vocab_size: int) -> Tokens:
-    """Read the vocabulary and check it: texts are distinct, there are no more of them than the
-    embedding's ``vocab_size`` rows, and special ids are in range."""
+    """The file's vocabulary. Raises CheckpointError unless texts are distinct, there are no more of
+    them than the embedding's ``vocab_size`` rows, and special ids are in range."""
     family = file.require("tokenizer.ggml.model", str)
     if family not in ("gpt2", "llama"):
         raise CheckpointError(
@@ -116,9 +116,7 @@ def write(
         )
     except CheckpointError:
         raise
-    except (
-        Exception
-    ) as error:  # the tokenizers library raises plain Exception for a merge that names no token
+    except Exception as error:  # the library raises Exception for a merge of unknown tokens
         raise CheckpointError(
             f"{file.path}: no tokenizer can be made from the vocabulary: {error}"
         ) from None
@@ -153,9 +151,9 @@ def write(
 
 
 def _sentencepiece(file: GGUFFile, tokens: Tokens) -> Tokenizer:
-    """A SentencePiece vocabulary as a BPE tokenizer.
+    """A BPE tokenizer with a SentencePiece vocabulary.
 
-    SentencePiece merges the two neighbours that make the token with the highest score. As BPE,
+    SentencePiece merges the two neighbours that make the token with the highest score. In BPE,
     every split of a token into two tokens is a merge, and the scores give the order of the merges.
     Characters outside the vocabulary become bytes.
     """
@@ -200,8 +198,8 @@ def _sentencepiece(file: GGUFFile, tokens: Tokens) -> Tokenizer:
 
 
 def _add_borders(file: GGUFFile, tokens: Tokens, tokenizer: Tokenizer) -> None:
-    """Add BOS before and EOS after every text, where the file asks for it or, for BOS, where the
-    file does not say and its family does so."""
+    """Let the tokenizer add BOS before and EOS after every text if the file asks for it. If it says
+    nothing about BOS, its family decides."""
     bos = file.get("tokenizer.ggml.add_bos_token", bool)
     if bos is None:
         bos = tokens.family == "llama" or file.get("tokenizer.ggml.pre", str) in LLAMA3_NAMES

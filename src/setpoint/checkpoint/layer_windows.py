@@ -1,7 +1,7 @@
-"""How far back each layer of a model sees: what the families' configs say about sliding windows.
+"""Reads the sliding windows of a model's layers from its config, by the rules of its family.
 
 Each function takes a config and its number of layers. It returns, for each layer, the number of
-positions that a token sees, including its own (None: all before it), or () if no layer has a
+positions that a token sees, including its own (None: all up to its own), or () if no layer has a
 window.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, shown
+from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, short_repr
 
 Windows = tuple[int | None, ...]
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -37,11 +37,14 @@ def gemma3(config: ConfigFile, num_layers: int) -> Windows:
 
 
 def qwen(config: ConfigFile, num_layers: int) -> Windows:
-    """Qwen's windows; most of its configs give a window and say that it is not used."""
+    """The layers from ``max_window_layers`` on, if ``use_sliding_window`` is true. Most configs of
+    Qwen give a window and say that it is not used."""
     first = config.config.get("max_window_layers")
     first = 28 if first is None else first
     if type(first) is not int or first < 0:
-        config.fail("max_window_layers", f"must be an integer of at least 0, not {shown(first)}")
+        config.fail(
+            "max_window_layers", f"must be an integer of at least 0, not {short_repr(first)}"
+        )
     found = _by_layer(config, num_layers, lambda layer: layer >= first)
     return found if config.flag("use_sliding_window") else ()
 
@@ -53,8 +56,8 @@ def _window(config: ConfigFile) -> int | None:
 
 
 def _by_layer(config: ConfigFile, num_layers: int, is_sliding: Callable[[int], bool]) -> Windows:
-    """``sliding_window`` for the layers that ``layer_types``, or ``is_sliding`` if there are no
-    types, picks; None for the others."""
+    """``sliding_window`` for the layers that ``layer_types`` names as sliding, or without
+    ``layer_types`` those for which ``is_sliding`` is true; None for the others."""
     window, kinds = _window(config), config.config.get("layer_types")
     if kinds is None:
         kinds = [SLIDING if is_sliding(layer) else FULL for layer in range(num_layers)]
@@ -65,7 +68,7 @@ def _by_layer(config: ConfigFile, num_layers: int, is_sliding: Callable[[int], b
     ):
         config.fail(
             "layer_types",
-            f"must name {num_layers} layers, each {SLIDING} or {FULL}, not {shown(kinds)}",
+            f"must name {num_layers} layers, each {SLIDING} or {FULL}, not {short_repr(kinds)}",
         )
     if window is None or SLIDING not in kinds:
         return ()

@@ -1,6 +1,6 @@
-"""Says of a checkpoint that is no decoder of text what it is, so that a start names that instead of
-the first thing that it lacks. Works on names of files and keys of config.json; knows nothing of
-what the engine can do with a decoder.
+"""Recognises checkpoints of other kinds than text decoders, so that the error says what they are
+instead of what they lack. Works on names of files and keys of config.json; does not know what the
+engine can do with a decoder.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from setpoint.core.jsonfile import read_object
 
 CONFIG_NAME = "config.json"
 ADAPTER_NAME = "adapter_config.json"
-"""Of the peft library."""
+"""The config of an adapter made by the peft library."""
 PIPELINE_NAME = "model_index.json"
-"""Of the diffusers library."""
+"""The config of a pipeline of the diffusers library."""
 
 ENCODERS = frozenset(
     {
@@ -26,7 +26,7 @@ ENCODERS = frozenset(
         "new",  # of Alibaba's gte models
     }
 )
-"""model_type of encoders, which read a whole text at once and generate none."""
+"""model_type of encoders, which read a whole text at once and generate no text."""
 SPEECH = frozenset(["moonshine", "parakeet", "seamless_m4t", "speecht5", "wav2vec2", "whisper"])
 
 ENDINGS = {
@@ -64,8 +64,8 @@ def refuse_folder(folder: Path) -> NoReturn:
 
 
 def refuse_other_configs(path: Path, config: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if this config is not that of a decoder of text. ``path``: the file,
-    for the message."""
+    """Raise CheckpointError if this config is not that of a text decoder. path: the file, for the
+    message."""
     named = config.get("architectures") or [config.get("_class_name")]
     architecture = named[0] if isinstance(named, list) and isinstance(named[0], str) else ""
     found = _kind(architecture, config)
@@ -76,8 +76,7 @@ def refuse_other_configs(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _kind(architecture: str, config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What the model is, and what can be done instead; None for a decoder, as far as can be
-    seen."""
+    """(what the model is, what can be done instead); None if it may be a decoder."""
     model_type = config.get("model_type")
     for ending, what in ENDINGS.items():
         if architecture.endswith(ending):
@@ -89,12 +88,12 @@ def _kind(architecture: str, config: Mapping[str, Any]) -> tuple[str, str] | Non
     if architecture not in WRAPPERS:
         if any(config.get(key) is not None for key in ("vision_config", "visual", "vision_tower")):
             return (
-                "a vision-language model, which reads images, too",
+                "a vision-language model, which also reads images",
                 "Of such models, only the language model of Gemma 3 is served; name a text model of"
                 " the same family.",
             )
         if config.get("audio_config") is not None:
-            return "a model that reads audio, too", TEXT_ONLY
+            return "a model that also reads audio", TEXT_ONLY
     if config.get("is_encoder_decoder") is True:
         return "an encoder-decoder", TEXT_ONLY
     is_bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")

@@ -1,5 +1,5 @@
-"""How a model folder declares that hidden states become embeddings: sentence-transformers' files,
-or a default where there are none.
+"""Reads how a model's hidden states become embeddings: from the files of sentence-transformers, or
+by a default if there are none.
 
 Works on the JSON files next to the weights: ``modules.json`` lists the steps (transformer, pooling,
 normalisation), and ``1_Pooling/config.json`` names the kind of pooling. Reads no weights.
@@ -20,7 +20,8 @@ MODULES_NAME = "modules.json"
 KINDS: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean"}
 """sentence-transformers' name of a kind of pooling -> ours."""
 OLD_KEYS = {"pooling_mode_lasttoken": "lasttoken", "pooling_mode_mean_tokens": "mean"}
-"""Configs from before sentence-transformers 5.2 hold one true or false per kind of pooling."""
+"""Key -> kind of pooling. Configs from before sentence-transformers 5.2 have one boolean key per
+kind."""
 
 
 def check_generates(folder: Path, spec: ModelSpec, *, log: Callable[[str], None]) -> None:
@@ -92,8 +93,8 @@ def _kind(path: Path, config: Mapping[str, Any]) -> PoolingKind:
 
 
 def _lengths(spec: ModelSpec) -> tuple[int, ...] | None:
-    """Lengths to which vectors may be cut, from SGLang's keys in config.json:
-    ``matryoshka_dimensions`` and ``is_matryoshka``. ``--json-model-override-args`` can add them."""
+    """``Pooling.lengths``, from SGLang's keys ``matryoshka_dimensions`` and ``is_matryoshka`` in
+    config.json, which ``--json-model-override-args`` can add."""
     named = spec.config.get("matryoshka_dimensions")
     if named is None:
         return () if spec.config.get("is_matryoshka") is True else None

@@ -1,7 +1,7 @@
-"""Reads and writes safetensors files without the safetensors library: the header of a file, and a
-writer that streams.
+"""Reads the headers of safetensors files, and writes such files as a stream, without the
+safetensors library.
 
-The library's writer needs every tensor in memory at once; here a converted model is written one
+The library's writer needs every tensor in memory at once; this one writes a converted model one
 tensor at a time. This module knows nothing of models. Format: 8 bytes little-endian header length,
 a JSON header, then the tensors' bytes, contiguous and in order.
 """
@@ -38,7 +38,7 @@ ITEM_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "U32": 4, "U64": 8}
 
 @dataclass(slots=True, frozen=True)
 class TensorInfo:
-    """One tensor as a header describes it. ``dtype`` is safetensors' name, e.g. "BF16"."""
+    """One tensor in a header. ``dtype`` is safetensors' name of it, e.g. "BF16"."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,8 +57,8 @@ class TensorInfo:
 
 
 def read_header(path: Path) -> list[TensorInfo]:
-    """The tensors of one file. Raises CheckpointError if the file is not complete, valid
-    safetensors."""
+    """The tensors of one file. Raises CheckpointError if the file is not a complete and valid
+    safetensors file."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(8)
@@ -100,8 +100,8 @@ def read_header(path: Path) -> list[TensorInfo]:
 
 
 def write(path: Path, infos: list[TensorInfo], chunks: Iterable[bytes]) -> None:
-    """Write a file of the tensors ``infos``. ``chunks`` joined are their bytes, in the same order.
-    Peak memory is one chunk."""
+    """Write a file with the tensors ``infos``. chunks: the concatenated bytes of these tensors, in
+    order, divided anyhow. Only one chunk is in memory at a time."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for info in infos:

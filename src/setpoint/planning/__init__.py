@@ -1,2 +1,2 @@
-"""Pure arithmetic about memory and time, used for start-up, advice and simulation. No I/O, no
-clock, no torch."""
+"""Pure arithmetic about memory, used for start-up, advice and simulation. No I/O, no clock, no
+torch."""

@@ -1,7 +1,7 @@
-"""Whether a model can fit, before anything of it is loaded; and if not, what would fit here.
+"""Checks before loading whether a model can fit into memory; if not, says what would fit here.
 
-A refusal must be certain, so it counts only what no start can do without. Advice must hold, so it
-comes from the whole memory plan. Pure arithmetic.
+A refusal must be certain, so it counts only what every start needs. Advice must work, so it comes
+from the whole memory plan. Pure arithmetic.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ GGUF_BITS = 4.85
 """Bits per weight of a GGUF file in Q4_K_M
 (https://github.com/ggml-org/llama.cpp/blob/master/tools/quantize/README.md)."""
 WORKSPACE_SHARE = 0.5
-"""The share of the estimated workspace that a step certainly needs."""
+"""Share of the estimated workspace that a step certainly needs."""
 USEFUL_TOKENS = 2048
-"""Advice leaves room for this many tokens, or for a whole context if that is shorter."""
+"""Number of tokens for which advice leaves room, or a whole context if that is shorter."""
 MOST_OF_MEMORY = 0.95
-"""The largest --mem-fraction-static that is advised."""
+"""Largest --mem-fraction-static that is advised."""
 WEIGHTS_SHARE = 0.9
-"""The share of the memory for weights and KV cache that the weights of an advised model take."""
+"""Share of the memory for weights and KV cache that the weights of an advised model take."""
 LEAST_CONTEXT = 512
 LEAST_PARAMETERS = 10**6
 BF16_BYTES = 2
@@ -31,7 +31,7 @@ BF16_BYTES = 2
 
 @dataclass(slots=True, frozen=True)
 class Choices:
-    """What could be chosen otherwise for this model on this machine."""
+    """The alternatives that exist for this model on this machine."""
 
     int8: bool
     """--quantization w8a8_int8 works here."""
@@ -67,13 +67,13 @@ def check_fit(
 
 
 def _least_weights(model: MemoryModel, *, is_stored: bool) -> int:
-    """No start of the model takes less for its weights."""
+    """Bytes of the weights that every start of the model takes at least."""
     spec = model.spec
     least = replace(model, head_copied=False).weights()
     if is_stored:
         return least
-    # Computed with three matrices in each MLP; a family without gates has two. And some families
-    # tie the head to the embeddings without a word in their configs.
+    # The number was computed with three matrices in each MLP; a family without gates has two. Some
+    # families tie the head to the embeddings although their configs do not say so.
     doubtful = spec.num_layers * spec.hidden_size * spec.intermediate_size
     if not spec.tie_embeddings and "tie_word_embeddings" not in spec.config:
         doubtful += spec.vocab_size * spec.hidden_size
@@ -82,7 +82,7 @@ def _least_weights(model: MemoryModel, *, is_stored: bool) -> int:
 
 
 def _least_kv(model: MemoryModel) -> int:
-    """One page for each cache group, and the dummy page."""
+    """Bytes of one page for each cache group and of the dummy page."""
     layout = model.layout
     return (len(layout.groups) + 1) * layout.page_bytes(model.page_size, model.kv_element_bytes)
 
@@ -108,7 +108,7 @@ def _advice(model: MemoryModel, available: int, choices: Choices) -> Iterator[st
 
 
 def _others(model: MemoryModel, choices: Choices) -> Iterator[tuple[str, MemoryModel]]:
-    """The same model in fewer bytes."""
+    """(option or file in words, the same model with it), for everything that takes fewer bytes."""
     narrow = replace(
         model,
         dtype_bytes=min(model.dtype_bytes, BF16_BYTES),
@@ -116,10 +116,10 @@ def _others(model: MemoryModel, choices: Choices) -> Iterator[tuple[str, MemoryM
     )
     if narrow != model:
         yield "--dtype bfloat16", narrow
-    is_plain = model.quantization in (None, "unquant") and model.spec.blocks is None
-    if choices.int8 and is_plain:
+    is_unquantised = model.quantization in (None, "unquant") and model.spec.blocks is None
+    if choices.int8 and is_unquantised:
         yield "--quantization w8a8_int8", replace(narrow, quantization="w8a8_int8")
-    if choices.gguf and is_plain:
+    if choices.gguf and is_unquantised:
         num_bytes = round(model.spec.num_parameters * GGUF_BITS / 8)
         blocks = KeptBlocks(model.spec.num_parameters, num_bytes, num_bytes, ("Q4_K",), num_bytes)
         spec = replace(model.spec, blocks=blocks)
@@ -127,7 +127,7 @@ def _others(model: MemoryModel, choices: Choices) -> Iterator[tuple[str, MemoryM
 
 
 def _fits(model: MemoryModel, available: int) -> bool:
-    """Whether there is room for the model and some use of it, by the whole plan."""
+    """Whether the memory plan has room for the model and for USEFUL_TOKENS."""
     try:
         plan = model.plan(available)
     except OutOfMemoryError:
@@ -136,7 +136,7 @@ def _fits(model: MemoryModel, available: int) -> bool:
 
 
 def _count(number: int) -> str:
-    """A number of parameters, in the unit that people use."""
+    """A number of parameters in words: "7.1 billion"."""
     for unit, size in (("billion", 10**9), ("million", 10**6)):
         if number >= size:
             return f"{number / size:.{0 if number >= 10 * size else 1}f} {unit}"

@@ -1,9 +1,9 @@
-"""The memory model: weights + KV pool + workspace + captured steps. Sizing the pool and giving
-advice use the same model.
+"""The memory model: weights + KV pool + workspace + captured steps. It sizes the pool and gives
+advice.
 
-Pure arithmetic on a :class:`ModelSpec` and on byte counts that others measured. It works before the
-weights are loaded, when everything is estimated, and afterwards, when the engine's measurements
-replace estimates. It knows nothing of devices beyond their kind.
+Pure arithmetic on a :class:`ModelSpec` and on byte counts that others measured. Before the weights
+are loaded everything is estimated; afterwards the engine's measurements replace estimates. It knows
+nothing of devices beyond their kind.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ CPU_MEM_FRACTION = 0.8
 the machine."""
 
 CPU_POOL_BYTES, CPU_POOL_CONTEXTS = 4 * GIB, 4
-"""Default ceiling of a CPU pool: the larger of this size and this many contexts. In a larger pool
-compute would run out long before memory, so the user must ask for one."""
+"""Default ceiling of a CPU pool: the larger of this size and this many contexts. Compute would run
+out long before the memory of a larger pool, so the user must ask for one."""
 
 CPU_RESERVE_SHARE, CPU_RESERVE_BYTES = 0.1, GIB
-"""What a CPU pool always leaves free: this share of the available memory, but no more than this
+"""Memory that a CPU pool always leaves free: this share of what is available, but no more than this
 many bytes."""
 
 INT8_CHANNEL_BYTES = 8
@@ -39,7 +39,7 @@ sum of its weights."""
 
 @dataclass(slots=True, frozen=True)
 class MemoryPlan:
-    """How the memory is divided, in bytes, and how many tokens the pool holds."""
+    """The division of the memory, in bytes, and the number of tokens that the pool holds."""
 
     weights_bytes: int
     kv_bytes: int
@@ -51,8 +51,8 @@ class MemoryPlan:
     graphs_bytes: int
     """Tensors that captured steps keep."""
     pool_tokens: int
-    """Tokens that the pool holds in sequences of the whole context. With one cache group it holds
-    that many in sequences of any length, and the number is a multiple of the page size."""
+    """Number of tokens that the pool holds in sequences of the whole context. With one cache group
+    it holds as many in sequences of any length, and the number is a multiple of the page size."""
     limited_by: str
     """The limit that determined the pool's size, in words with numbers."""
 
@@ -65,11 +65,11 @@ def weight_bytes(
     int8: bool = False,
     blocks: bool = False,
 ) -> int:
-    """Bytes of the weights once loaded.
+    """Bytes of the weights once they are loaded.
 
-    ``head_copied``: a tied embedding is kept twice, packed as output head and plain for look-up.
-    ``int8``: the matrices of the layers and the head take one byte per weight; the embedding stays
-    as it is. ``blocks``: a GGUF file's blocks are kept, and an embedding among them is kept once.
+    head_copied: a tied embedding is kept twice, packed for the head and unpacked for look-up. int8:
+    the matrices of the layers and of the head take one byte per weight; the embedding stays as it
+    is. blocks: a GGUF file's blocks are kept, and an embedding among them is kept once.
     """
     kept, embedding = spec.blocks if blocks else None, spec.vocab_size * spec.hidden_size
     copy = (
@@ -96,32 +96,32 @@ def weight_bytes(
 
 
 def activation_bytes(spec: ModelSpec, *, num_tokens: int, dtype_bytes: int) -> int:
-    """Peak of the temporaries of a forward pass of ``num_tokens`` tokens, without logits.
+    """Peak bytes of the temporaries of a forward pass of ``num_tokens`` tokens, without logits.
 
-    Each token needs the residual, a layer's input and its normed form, and in addition the larger
-    of attention's temporaries (q, k, v and its output) and the MLP's (gate, up, their product, and
-    that product once more in the layout of the matrix product).
+    Each token needs the residual, a layer's input and its normalised form, and in addition either
+    attention's temporaries (q, k, v and its output) or the MLP's (gate, up, their product, and that
+    product again in the layout of the matrix product), whichever are larger.
     """
     qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     return num_tokens * dtype_bytes * (3 * spec.hidden_size + max(qkv, 4 * spec.intermediate_size))
 
 
 def sampling_bytes(spec: ModelSpec, *, num_sampling: int, dtype_bytes: int) -> int:
-    """Peak of sampling ``num_sampling`` rows. Logits exist in the model's dtype; drawing a token
-    from the whole sorted vocabulary needs six more copies in float32 or wider."""
+    """Peak bytes of sampling ``num_sampling`` rows. Logits are in the model's dtype; drawing a
+    token from the whole sorted vocabulary needs six more copies in float32 or wider."""
     return num_sampling * spec.vocab_size * (dtype_bytes + 6 * max(dtype_bytes, 4))
 
 
 def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) -> int:
-    """Bytes of the tensors of a captured step (``engine.runner.ways.replay``) with CAPTURED_TOKENS
+    """Bytes of the tensors of a captured step (``engine.runner.replay_way``) with CAPTURED_TOKENS
     tokens, of which LOGITS_ROWS sample.
 
-    When a tensor is no longer needed, its memory goes to a later tensor of exactly its size
-    (``kernels.cpu.capture.Arena``). So the step keeps as many tensors of each size as ever exist at
-    the same moment; ``moments`` lists the moments with the most. From the second layer on, the
-    residual stream, a layer's input and its form after attention exist while the MLP runs; the
-    MLP's output is one more, and a norm after it another. Every cache group has places for the
-    step's tokens; ids and positions are kept once.
+    A tensor that is no longer needed gives its memory to a later tensor of exactly its size
+    (``kernels.cpu.capture.Arena``). So the step keeps, of each size, the largest number of tensors
+    that exist at one moment; ``moments`` lists the moments with the most. From the second layer on,
+    the residual stream, a layer's input and its form after attention exist while the MLP runs; the
+    MLP's output is one more, and a norm after it another. Every cache group has its own
+    ``kv_index`` of the step's tokens; ids and positions exist once.
     """
     token = CAPTURED_TOKENS * dtype_bytes
     ids, index, hidden, inner = (
@@ -151,16 +151,16 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) ->
     most: Counter[int] = Counter()
     for live in moments:
         most |= Counter(live)
-    # they exist as long as the program
-    positions_and_places = (1 + num_groups + (num_groups > 1)) * index
-    return sum(size * count for size, count in most.items()) + positions_and_places
+    # Positions and kv_index exist as long as the program.
+    places = (1 + num_groups + (num_groups > 1)) * index
+    return sum(size * count for size, count in most.items()) + places
 
 
 def reference_attention_bytes(
     spec: ModelSpec, *, num_tokens: int, context_len: int, dtype_bytes: int
 ) -> int:
-    """Bytes that ``torch_ref`` needs for one row: four score-sized temporaries of a block, and the
-    row's gathered K and V."""
+    """Bytes that ``torch_ref`` needs for one row: four temporaries of the size of a block's scores,
+    and the row's gathered K and V."""
     wide = max(dtype_bytes, 4)
     scores = min(REFERENCE_SCORES, spec.num_heads * num_tokens * context_len)
     return wide * (4 * scores + 2 * context_len * spec.num_kv_heads * spec.head_dim)
@@ -173,7 +173,7 @@ def table_bytes(num_slots: int, *, context_len: int, page_size: int, num_groups:
 
 
 def max_running_requests(pool_tokens: int, context_len: int, requested: int | None = None) -> int:
-    """How many requests may run at once in a pool of this size
+    """Most requests that may run at the same time in a pool of this size
     (docs/sglang/options.md#pool-limits). Each needs at least two tokens."""
     wanted = (
         requested
@@ -184,7 +184,7 @@ def max_running_requests(pool_tokens: int, context_len: int, requested: int | No
 
 
 def auto_mem_fraction(gpu_bytes: int, *, step_tokens: int) -> float:
-    """Default of ``mem_fraction_static`` on a GPU with ``gpu_bytes`` in all, by SGLang's formula
+    """Default of ``mem_fraction_static`` on a GPU with ``gpu_bytes`` of memory, by SGLang's formula
     (docs/sglang/options.md#memory-share)."""
     reserved = 512 * MIB + 1.5 * MIB * max(step_tokens, 2048) + 128 * MIB
     if gpu_bytes > 60 * GIB:
@@ -194,7 +194,7 @@ def auto_mem_fraction(gpu_bytes: int, *, step_tokens: int) -> float:
 
 @dataclass(slots=True, frozen=True)
 class MemoryModel:
-    """Everything that decides how memory is used, except the size of the memory itself."""
+    """Everything that determines the use of memory, except its size."""
 
     spec: ModelSpec
     device: str
@@ -203,10 +203,10 @@ class MemoryModel:
     quantization: str | None
     """``--quantization``."""
     blocks_kept: bool
-    """True: blocks of a GGUF file are kept as they are, if the model has some."""
+    """True: blocks of a GGUF file, if the model has any, are kept as they are."""
     kv_element_bytes: int
     head_copied: bool
-    """True: linear weights are packed, so that a tied embedding is held twice."""
+    """True: linear weights are packed, so that a tied embedding takes memory twice."""
     reference_attention: bool
     """True: attention is ``torch_ref``, which gathers K and V and needs room for scores."""
     page_size: int
@@ -228,11 +228,11 @@ class MemoryModel:
 
     @property
     def costs(self) -> CacheCosts:
-        """The costs of sequences in a pool with this layout."""
+        """The costs of sequences in a pool of this layout."""
         return CacheCosts(self.layout.page_row, self.page_size, self.step_tokens)
 
     def weights(self) -> int:
-        """Estimated size of the weights once they are loaded."""
+        """Estimated bytes of the weights once they are loaded."""
         int8 = self.quantization == "w8a8_int8"
         return weight_bytes(
             self.spec,
@@ -244,9 +244,9 @@ class MemoryModel:
 
     def workspace(self, pool_tokens: int, footprint: Footprint | None = None) -> int:
         """Bytes of the largest step's temporaries and of the tables, with a pool of ``pool_tokens``
-        tokens. Measured values replace estimates where ``footprint`` has them.
+        tokens. The measurements in ``footprint`` replace estimates.
 
-        On a CPU the tables are mapped, but only the parts that sequences use take memory: the
+        On a CPU only the parts of the tables that sequences use take memory: the entries for the
         tokens of a full pool, and in each table one memory page (4 KiB) at the border of each
         slot's row.
         """
@@ -289,8 +289,8 @@ class MemoryModel:
         available_after_load: int | None = None,
         footprint: Footprint | None = None,
     ) -> MemoryPlan:
-        """Size the pool as in docs/sglang/options.md#pool-limits: the memory that is free after the
-        weights, less the share that neither weights nor pool may use.
+        """Size the pool as in docs/sglang/options.md#pool-limits: by the memory that is free after
+        loading the weights, less the share that neither weights nor pool may use.
 
         available_bytes: free memory before the weights are loaded. available_after_load: free
         memory measured afterwards; None: the weights are not loaded yet. footprint: other
@@ -343,8 +343,8 @@ class MemoryModel:
         return captured_bytes(self.spec, self.dtype_bytes, num_groups=len(self.layout.groups))
 
     def _option_limits(self, available_bytes: int, rest: int) -> list[tuple[int, str]]:
-        """Upper limits that the options set for the pool, in bytes with the dummy page, each with
-        its name."""
+        """(bytes with the dummy page, name) of each upper limit that the options set for the
+        pool."""
         page = self.layout.page_bytes(self.page_size, self.kv_element_bytes)
 
         token = page // self.page_size
