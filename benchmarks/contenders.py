@@ -208,11 +208,24 @@ class SetpointServer(HttpServer):
     """``setpoint serve`` on a free port."""
 
     def __init__(
-        self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], stream: bool
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stream: bool,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         port = free_port()
         command = [sys.executable, "-m", "setpoint.cli", "serve", "--port", str(port), *arguments]
-        super().__init__(name, command, port=port, environment=environment, stream=stream)
+        super().__init__(
+            name,
+            command,
+            port=port,
+            environment=environment,
+            stream=stream,
+            start_timeout_s=start_timeout_s,
+        )
 
     def processes(self) -> dict[str, Sequence[psutil.Process]]:
         frontend = psutil.Process(self._process.pid)

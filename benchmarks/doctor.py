@@ -99,10 +99,12 @@ class Clients:
     load: Load
     chunks_s: list[float] = field(default_factory=list)
     """When chunks arrived, in seconds since the beginning of the load, like all times here."""
-    gaps_s: list[float] = field(default_factory=list)
+    gaps_s: list[tuple[float, float]] = field(default_factory=list)
+    """For each later chunk: when it arrived, and how long after the one before it."""
     firsts: list[tuple[float, float, int]] = field(default_factory=list)
     """For each first token: when it came, how long it took, and the length of the prompt."""
     num_asked: int = 0
+    num_answered: int = 0
 
     async def work(self, users: int, seconds: float) -> None:
         timeout = aiohttp.ClientTimeout(total=None)
@@ -110,10 +112,14 @@ class Clients:
         begin = time.perf_counter()
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             tasks = [asyncio.create_task(self._user(session, begin)) for _ in range(users)]
-            done, _ = await asyncio.wait(tasks, timeout=seconds)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            try:
+                done, _ = await asyncio.wait(
+                    tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION
+                )
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
             for task in done:
                 task.result()
 
@@ -133,26 +139,29 @@ class Clients:
                     if is_first:
                         self.firsts.append((now - begin, now - sent, self.load.prompt_tokens))
                     else:
-                        self.gaps_s.append(now - last)
+                        self.gaps_s.append((now - begin, now - last))
                     self.chunks_s.append(now - begin)
                     last, is_first = now, False
+            self.num_answered += 1
             await asyncio.sleep(self.load.think_s)
 
-    def measured(self, seconds: float, log: str) -> Measured:
-        begin = RAMP * seconds
-        window = seconds - begin
-        firsts = [first for first in self.firsts if first[0] > begin]
+    def measured(self, begin: float, end: float, log: str) -> Measured:
+        """What came between two times, in seconds since the beginning.
+
+        log: what the server wrote from the beginning to ``end``.
+        """
+        firsts = [first for first in self.firsts if begin < first[0] <= end]
         running = [
             float(line.split("#running-req: ")[1].split(",")[0])
             for line in log.splitlines()
             if "Decode batch" in line
         ]
         return Measured(
-            sum(at > begin for at in self.chunks_s) / window,
-            sum(length for _, _, length in firsts) / window,
+            sum(begin < at <= end for at in self.chunks_s) / (end - begin),
+            sum(length for _, _, length in firsts) / (end - begin),
             statistics.median([took for _, took, _ in firsts] or [0.0]),
-            statistics.median(self.gaps_s or [0.0]),
-            log.count("KV cache pool is full. Retract requests.") / (seconds / 60),
+            statistics.median([gap for at, gap in self.gaps_s if begin < at <= end] or [0.0]),
+            log.count("KV cache pool is full. Retract requests.") / (end / 60),
             statistics.fmean(running or [0.0]),
         )
 
@@ -177,7 +186,12 @@ async def play(
         asked = subprocess.run(command, capture_output=True, text=True, check=False)
         if asked.returncode not in (0, 1):
             raise RuntimeError(f"setpoint doctor ended with {asked.returncode}: {asked.stderr}")
-        return Run(arguments, users, clients.measured(seconds, text), json.loads(asked.stdout))
+        return Run(
+            arguments,
+            users,
+            clients.measured(RAMP * seconds, seconds, text),
+            json.loads(asked.stdout),
+        )
 
 
 def advised(scene: Scene, action: Mapping[str, Any], run: Run) -> tuple[list[str], int] | str:

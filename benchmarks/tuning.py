@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -24,13 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import contenders
 from contenders import CpuMeter, SetpointServer, StartError
 from machine import environment, save, versions
 from serving import PACKAGES
 from tuning_knobs import COMPARISONS, POOL, Comparison, Side
 from tuning_page import PAGE, RESULTS, cell, with_newest_result
 
+START_TIMEOUT_S = 300.0
+"""With --enable-torch-compile, and on a busy machine."""
 IDLE_TIMEOUT_S = 300.0
 """How long the requests of a turn may take to end after their clients have left."""
 
@@ -46,7 +48,13 @@ class Bench:
         for side in (comparison.a, comparison.b):
             if side.arguments not in self._servers:
                 arguments = [*comparison.arguments, *side.arguments]
-                server = SetpointServer(comparison.name, arguments, environment={}, stream=True)
+                server = SetpointServer(
+                    comparison.name,
+                    arguments,
+                    environment={},
+                    stream=True,
+                    start_timeout_s=START_TIMEOUT_S,
+                )
                 stack.callback(server.close)
                 self._servers[side.arguments] = server
 
@@ -150,7 +158,7 @@ def chosen(args: argparse.Namespace) -> list[Comparison]:
 def main() -> int:
     args = parse()
     comparisons, load, began = chosen(args), os.getloadavg()[0], time.monotonic()
-    contenders.START_TIMEOUT_S = IDLE_TIMEOUT_S
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers end, too
     repetitions = 1 if args.quick else args.reps
     is_whole = not args.only and not args.quick
     print(f"{environment(*PACKAGES)}; load average before: {load:.2f}")
