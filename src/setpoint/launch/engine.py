@@ -17,20 +17,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from setpoint.checkpoint.source import DEFAULT_MODEL
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.progress import reported_to
-from setpoint.launch.announce import announce
-from setpoint.launch.configuration import settled
 from setpoint.launch.phases import Phases
 from setpoint.launch.preflight import preflight
 from setpoint.launch.process import end, hand_over, spawn_engine
-from setpoint.launch.served import Served
 from setpoint.observe.waiting import Display, Waiting
 
 if TYPE_CHECKING:
     from setpoint.frontend.text.processor import TextProcessor
+    from setpoint.launch.served import Served
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +64,18 @@ def launched(
     owner = os.getpid()
     link, theirs = socket.socketpair()
     text: TextProcessor | None = None
-    waiting = Waiting(f"Loading {options.model.model_path or DEFAULT_MODEL}", display)
+    waiting: Waiting | None = None
     with link:
         with theirs:
             descriptor = theirs.fileno()
             process = spawn_engine(stderr, descriptor)
         try:
+            # Imported while the engine process imports torch, which takes longer.
+            from setpoint.checkpoint.source import DEFAULT_MODEL
+            from setpoint.launch.announce import announce
+            from setpoint.launch.configuration import settled
+
+            waiting = Waiting(f"Loading {options.model.model_path or DEFAULT_MODEL}", display)
             with reported_to(waiting.doing):
                 served = settled(options, env, given)
                 phases.mark("model and configuration")
@@ -88,7 +91,8 @@ def launched(
             yield Launched(process, served, text, link, waiting)
         finally:
             if os.getpid() == owner:  # a forked child that ends also gets here
-                waiting.end()
+                if waiting is not None:
+                    waiting.end()
                 if text is not None:
                     text.close()
                 end(process)

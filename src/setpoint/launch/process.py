@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from setpoint.core.errors import SetpointError
 from setpoint.launch.heartbeat import STACKS
-from setpoint.launch.job import EngineJob, encode_job
 from setpoint.launch.signals import SIGNALS
 from setpoint.launch.watchdog import until_silent
 
 if TYPE_CHECKING:
     from setpoint.ipc.line import EngineLine
+    from setpoint.launch.job import EngineJob
 
 OPENMP_SPINS = "1000"
 """How many rounds (some hundredths of a millisecond) an OpenMP thread of the engine spins for its
@@ -72,6 +72,8 @@ def engine_environment() -> dict[str, str]:
 def hand_over(process: subprocess.Popen[bytes], job: EngineJob) -> None:
     """Send the engine its job. The pipe stays open: when it closes, the engine knows that this
     process is gone."""
+    from setpoint.launch.job import encode_job  # with numpy, which no spawn has to wait for
+
     assert process.stdin is not None
     try:
         process.stdin.write(encode_job(job))
