@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 from doctor_cases import decode, prefill, rank, seen
@@ -13,7 +14,8 @@ from setpoint.core.errors import SourceError
 from setpoint.core.moments import Moment
 from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.findings import Report
-from setpoint.doctor.readers.log import reader
+from setpoint.doctor.readers import sources
+from setpoint.doctor.readers.log import budget
 from setpoint.doctor.readers.log.reader import read_chunks
 
 BEGIN = datetime(2025, 5, 1, 10)
@@ -307,8 +309,46 @@ def test_a_log_that_takes_too_long_is_left_out_from_there_on(
 ) -> None:
     clock = iter(range(0, 10**9, 100))
     monkeypatch.setattr(time, "thread_time", lambda: float(next(clock)))
-    monkeypatch.setattr(reader, "GRACE_S", 1.0)
+    monkeypatch.setattr(budget, "GRACE_S", 1.0)
     line = Log(ready=False).decode(5, 0, 0.1).lines[0]
     (observed,) = read_chunks("x", [f"{line}\n".encode() * 20_000])
     assert any("was left out" in note for note in observed.sources[0].notes)
     assert observed.sources[0].num_lines < 20_000
+
+
+def test_files_of_a_folder_share_the_time_of_one_log(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = iter(range(0, 10**9, 100))
+    monkeypatch.setattr(time, "thread_time", lambda: float(next(clock)))
+    monkeypatch.setattr(budget, "GRACE_S", 450.0)
+    line = Log(ready=False).decode(5, 0, 0.1).lines[0]
+    for name in "abcdef":
+        (tmp_path / f"{name}.log").write_text(f"{line}\n" * 20)
+    seen = sources.observe_sources([str(tmp_path)], seconds=0.0)
+    notes = [note for each in seen for source in each.sources for note in source.notes]
+    (note,) = [note for note in notes if "were not read" in note]
+    assert "f.log" in note
+    assert sum(source.num_lines for each in seen for source in each.sources) < 6 * 20
+
+
+def test_a_folder_of_very_many_servers_shows_the_first(tmp_path: Path) -> None:
+    line = Log(ready=False).decode(5, 0, 0.5).lines[0]
+    for number in range(70):
+        options = f"[2025-05-01 10:00:00] server_args=ServerArgs(port={number})\n"
+        (tmp_path / f"{number:02}.log").write_text(options + f"{line}\n" * 3)
+    seen = sources.observe_sources([str(tmp_path)], seconds=0.0)
+    assert len(seen) <= 64
+    assert any("only the first 64" in note for note in seen[0].sources[0].notes)
+
+
+def test_very_many_ranks_have_fewer_moments_each(tmp_path: Path) -> None:
+    """They stand for all lines, but a diagnosis ends in bounded time."""
+    lines = Log(ready=False).decode(5, 0, 0.1).lines * 2
+    path = tmp_path / "ranks.log"
+    path.write_text(
+        "".join(f"{lines[0].replace('TP0', f'DP{n % 200} TP0')}\n" for n in range(80_000))
+    )
+    (seen,) = sources.observe_sources([str(path)], seconds=0.0)
+    assert sum(len(rank.moments) for rank in seen.ranks) <= sources.MAX_MOMENTS
+    assert sum(moment.num_decode for rank in seen.ranks for moment in rank.moments) == 80_000

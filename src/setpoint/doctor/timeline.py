@@ -44,3 +44,10 @@ class Timeline:
 
     def moments(self) -> list[Moment]:
         return list(self._kept)
+
+
+def thinned(moments: list[Moment], most: int) -> list[Moment]:
+    """At most this many moments (at least two): neighbours are merged, evenly."""
+    while len(moments) > max(most, 2):
+        moments = [merge(moments[at : at + 2]) for at in range(0, len(moments), 2)]
+    return moments

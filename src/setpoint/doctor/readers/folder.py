@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from setpoint.core.errors import SourceError
 from setpoint.doctor.observations import Evidence, Facts, Observations, Rank
-from setpoint.doctor.readers.log.reader import read_log
+from setpoint.doctor.readers.log.budget import Budget
+from setpoint.doctor.readers.log.reader import MAX_SERVERS, read_log
 from setpoint.doctor.timeline import Timeline
 
 _APART_S = 5.0
@@ -29,28 +32,31 @@ def read_folder(name: str) -> list[Observations]:
     contradict each other (in the model, the options, the size of the pool, or the times) belong to
     different servers. Files of one server and rank whose times follow one another are one log,
     which was rotated. Files that overlap belong to different ranks, which are named as in their
-    lines, or else by the file. Raises SourceError if no file is a log."""
-    parts: list[tuple[str, Observations]] = []
-    left_out: list[str] = []
-    for path in sorted(Path(name).iterdir()):
-        if not path.is_file() or path.name.startswith("."):
-            continue
-        try:
-            parts += [(path.name, seen) for seen in read_log(str(path))]
-        except SourceError:
-            left_out.append(path.name)
-    if not parts:
+    lines, or else by the file. All files together may take no longer than one log of their size.
+    Raises SourceError if no file is a log."""
+    read = _read_all(name)
+    if not read.parts:
+        others = len(read.no_logs) + len(read.not_read)
         raise SourceError(
-            f"{name} is a folder without a log of SGLang or Setpoint ({len(left_out)} other files)."
+            f"{name} is a folder without a log of SGLang or Setpoint ({others} other files)."
         )
+    groups = _by_server(read.parts)
     servers = [
         _one([(file, _with_source(file, part)) for file, part in group])
-        for group in _by_server(parts)
+        for group in groups[:MAX_SERVERS]
     ]
-    if left_out:
-        shown = ", ".join(left_out[:5]) + ("…" if len(left_out) > 5 else "")
-        servers[0].sources[0].notes.append(
-            f"{len(left_out)} files are not logs of a server: {shown}."
+    notes = servers[0].sources[0].notes
+    if read.no_logs:
+        notes.append(f"{len(read.no_logs)} files are not logs of a server: {_some(read.no_logs)}.")
+    if read.not_read:
+        notes.append(
+            f"{len(read.not_read)} files were not read: {_some(read.not_read)}. The files before "
+            "them are made of lines that take far longer to read than those of a server."
+        )
+    if len(groups) > MAX_SERVERS:
+        notes.append(
+            f"The folder has logs of {len(groups)} servers; only the first {MAX_SERVERS} are "
+            "diagnosed."
         )
     if len(servers) > 1:
         for seen in servers:
@@ -63,31 +69,91 @@ def read_folder(name: str) -> list[Observations]:
 Part = tuple[str, Observations]
 
 
+@dataclass(slots=True)
+class _Read:
+    parts: list[Part] = field(default_factory=list)
+    no_logs: list[str] = field(default_factory=list)
+    not_read: list[str] = field(default_factory=list)
+    """Files for which no time was left."""
+
+
+def _read_all(folder: str) -> _Read:
+    read, budget = _Read(), Budget()
+    for path in sorted(Path(folder).iterdir()):
+        if not path.is_file() or path.name.startswith("."):
+            continue
+        if budget.is_spent:
+            read.not_read.append(path.name)
+            continue
+        try:
+            read.parts += [(path.name, seen) for seen in read_log(str(path), budget)]
+        except SourceError:
+            read.no_logs.append(path.name)
+    return read
+
+
+def _some(files: list[str]) -> str:
+    return ", ".join(files[:5]) + ("…" if len(files) > 5 else "")
+
+
 def _by_server(parts: list[Part]) -> list[list[Part]]:
-    groups: list[list[Part]] = []
+    groups: list[tuple[_Known, list[Part]]] = []
     for part in sorted(parts, key=lambda part: (_begins(part[1]), part[0])):
-        for group in groups:
-            if not any(_differ(part[1], other) for _, other in group) and _is_near(part, group):
+        known = _Known.of(part[1])
+        for about, group in groups:
+            if about.agrees(known):
+                about.add(known)
                 group.append(part)
                 break
         else:
-            groups.append([part])
-    return groups
+            groups.append((known, [part]))
+    return [group for _, group in groups]
 
 
-def _differ(one: Observations, other: Observations) -> bool:
-    """Whether two logs contradict each other, so that they are not of one server."""
-    for name in _IDENTITY:
-        values = one.facts.options.get(name), other.facts.options.get(name)
-        if None not in values and values[0] != values[1]:
+@dataclass(slots=True)
+class _Known:
+    """What logs say of the server that wrote them, as far as it cannot be otherwise."""
+
+    named: dict[str, Any]
+    """By name: options, the model, the program."""
+    pools: tuple[float, float] | None
+    """The smallest and the largest size of the KV pool."""
+    ends: float | None
+    """Time of the last batch."""
+    begins: float | None
+
+    @classmethod
+    def of(cls, seen: Observations) -> _Known:
+        named = {name: seen.facts.options.get(name) for name in _IDENTITY}
+        named |= {"": seen.facts.model, "program": seen.sources[0].generation.split()[0]}
+        pool = _pool(seen)
+        moments = [rank.moments for rank in seen.ranks if rank.moments]
+        return cls(
+            {name: value for name, value in named.items() if value is not None},
+            None if pool is None else (pool, pool),
+            max((each[-1].at for each in moments), default=None),
+            min((each[0].at for each in moments), default=None),
+        )
+
+    def agrees(self, other: _Known) -> bool:
+        """Whether one server may have written both, and one not days after the other."""
+        named = self.named
+        if any(named.get(name, value) != value for name, value in other.named.items()):
+            return False
+        if self.pools and other.pools:
+            sizes = (*self.pools, *other.pools)
+            if max(sizes) > _SAME_POOL * min(sizes):
+                return False
+        if self.ends is None or other.begins is None:
             return True
-    models = one.facts.model, other.facts.model
-    if None not in models and models[0] != models[1]:
-        return True
-    if one.sources[0].generation.split()[0] != other.sources[0].generation.split()[0]:
-        return True
-    pools = [pool for seen in (one, other) if (pool := _pool(seen)) is not None]
-    return len(pools) == 2 and max(pools) > _SAME_POOL * min(pools)
+        return other.begins - self.ends <= _APART_DAY_S
+
+    def add(self, other: _Known) -> None:
+        self.named |= other.named
+        sizes = (*(self.pools or ()), *(other.pools or ()))
+        self.pools = (min(sizes), max(sizes)) if sizes else None
+        ends = [each for each in (self.ends, other.ends) if each is not None]
+        self.ends = max(ends, default=None)
 
 
 def _pool(seen: Observations) -> float | None:
@@ -102,16 +168,6 @@ def _pool(seen: Observations) -> float | None:
         if moment.usage >= _CLEAR_USAGE
     ]
     return statistics.median(sizes) if sizes else None
-
-
-def _is_near(part: Part, group: list[Part]) -> bool:
-    """Whether the times of the part are from the same clock as those of a group, and not days after
-    them."""
-    begin = _begins(part[1])
-    if not any(rank.moments for rank in part[1].ranks):
-        return True
-    ends = [rank.moments[-1].at for _, seen in group for rank in seen.ranks if rank.moments]
-    return not ends or begin - max(ends) <= _APART_DAY_S
 
 
 def _with_source(file: str, seen: Observations) -> Observations:
@@ -199,8 +255,8 @@ def _facts(found: list[Facts]) -> Facts:
     ordered = sorted(found, key=lambda facts: len(facts.said), reverse=True)
     best = ordered[0]
     for other in ordered[1:]:
-        for field in dataclasses.fields(Facts):
-            if getattr(best, field.name) in (None, [], {}):
-                setattr(best, field.name, getattr(other, field.name))
+        for each in dataclasses.fields(Facts):
+            if getattr(best, each.name) in (None, [], {}):
+                setattr(best, each.name, getattr(other, each.name))
         best.said = {**other.said, **best.said}
     return best

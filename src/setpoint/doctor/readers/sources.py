@@ -15,6 +15,10 @@ from setpoint.doctor.readers.log.stream import STDIN
 from setpoint.doctor.readers.metrics import is_saved, read_saved, watch_metrics
 from setpoint.doctor.readers.recording import is_recording, opened, read_recording
 from setpoint.doctor.readers.server import watch_server
+from setpoint.doctor.timeline import thinned
+
+MAX_MOMENTS = 1 << 16
+"""Of all sources together. A diagnosis takes about a second for every 10,000."""
 
 
 def observe_sources(
@@ -27,7 +31,18 @@ def observe_sources(
     past_s: how much from before that is wanted of a server that remembers it; api_key: of a server,
     by default the environment variable OPENAI_API_KEY. Raises SourceError for what cannot be read.
     """
-    return [seen for name in names for seen in _observe(name, seconds, past_s, api_key)]
+    found = [seen for name in names for seen in _observe(name, seconds, past_s, api_key)]
+    _thin(found)
+    return found
+
+
+def _thin(found: Sequence[Observations]) -> None:
+    """Merge neighbouring moments where very many ranks or servers have too many in all."""
+    ranks = [rank for seen in found for rank in seen.ranks]
+    if sum(len(rank.moments) for rank in ranks) <= MAX_MOMENTS:
+        return
+    for rank in ranks:
+        rank.moments = thinned(rank.moments, MAX_MOMENTS // len(ranks))
 
 
 def _observe(name: str, seconds: float, past_s: float, api_key: str | None) -> list[Observations]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import numpy as np
 from setpoint.core.errors import SourceError
 from setpoint.doctor.observations import Observations, Source
 from setpoint.doctor.readers.log.batch_lines import is_known
+from setpoint.doctor.readers.log.budget import Budget
 from setpoint.doctor.readers.log.describe import observations, program_of, refuse
 from setpoint.doctor.readers.log.messages import KEYWORDS, Message, message_of, quotes_a_client
 from setpoint.doctor.readers.log.scan import Scanned, Scanner
@@ -23,27 +23,29 @@ from setpoint.doctor.readers.log.table import Table, Tables
 from setpoint.doctor.readers.log.wrapping import unwrap
 
 
-def read_log(name: str) -> list[Observations]:
+def read_log(name: str, budget: Budget | None = None) -> list[Observations]:
     """The observations of the servers that wrote a log, usually one: of each its last life, or the
     one before if the last one shows nothing.
 
-    name: a path, or "-" for standard input; gzip and Zstandard are unpacked. Raises SourceError if
+    budget: the time that it shares with other logs, by default its own; name: a path, or "-" for standard input; gzip and Zstandard are unpacked. Raises SourceError if
     the log cannot be read or is not one of SGLang or Setpoint.
     """
     with opened(name) as chunks:
-        return read_chunks(name, chunks)
+        return read_chunks(name, chunks, budget)
 
 
-def read_chunks(name: str, chunks: Iterable[bytes]) -> list[Observations]:
+def read_chunks(
+    name: str, chunks: Iterable[bytes], budget: Budget | None = None
+) -> list[Observations]:
     """Like ``read_log``, for the bytes of a log in any pieces."""
     reader = _Reader(name)
+    budget = budget or Budget()
     with _without_collector():
         try:
-            began, size = time.thread_time(), 0
             for block, complete in blocks(chunks):
                 reader.block(block, complete)
-                size += len(block)
-                if time.thread_time() - began > GRACE_S + size / LEAST_RATE:
+                budget.read(len(block))
+                if budget.is_spent:
                     reader.end_slow()
                     break
         except SwollenError as error:
@@ -65,11 +67,6 @@ def _without_collector() -> Iterator[None]:
         gc.enable()
 
 
-GRACE_S = 10.0
-"""Seconds of CPU time that any log may take."""
-LEAST_RATE = 2e6
-"""Beyond that, a log is read only as long as so many bytes take at most a second of CPU time. A
-server's log is read twenty times as fast; some files are made to be slow."""
 MAX_SERVERS = 64
 """Most servers that are told apart in one log; a node runs fewer."""
 
