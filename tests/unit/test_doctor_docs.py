@@ -1,4 +1,4 @@
-"""The doctor's page: its table of causes is that of the checks, its example is what the command
+"""The doctor's page: what it says of the causes is what the checks say, its example is what the command
 prints, and every name of the contract is explained. README's sample is the first half of a report.
 
 After a change of the checks: ``python tests/unit/test_doctor_docs.py`` writes table and examples
@@ -13,10 +13,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import setpoint
 from setpoint.doctor.checks import CHECKS
+from setpoint.doctor.checks.check import Check
 from setpoint.doctor.contract import contract
 from setpoint.doctor.findings import Report
 
@@ -46,19 +48,32 @@ def printed(case: str, name: str) -> str:
     return done.stdout
 
 
-def table() -> str:
-    rows = [f"| `{check.cause}` | {check.title} | {_first(check.meaning)} |\n" for check in CHECKS]
-    return "\n| cause | in a few words | what it is |\n|---|---|---|\n" + "".join(rows) + "\n"
+def causes() -> str:
+    """A table of all causes, and a section about each."""
+    rows = [f"| [`{each.cause}`](#{each.cause}) | {each.title} |\n" for each in CHECKS]
+    sections = "".join(_section(check) for check in CHECKS)
+    return f"\n| cause | in a few words |\n|---|---|\n{''.join(rows)}\n{sections}"
 
 
-def _first(text: str) -> str:
-    """Its first sentence, as it may stand in a table."""
-    sentence = re.split(r"(?<=[.:])\s+(?=[A-Z])", text.strip(), maxsplit=1)[0]
-    return sentence.replace("|", "\\|").rstrip(":")
+def _section(check: Check) -> str:
+    parts = (
+        check.meaning,
+        f"**Evidence.** {check.rule}",
+        f"**Ruled out.** {check.counter_evidence}",
+        f"**Advice.** {check.advice}",
+    )
+    paragraphs = "".join(f"{_wrapped(part)}\n\n" for part in parts)
+    return f"### {check.cause}\n\n{paragraphs}"
+
+
+def _wrapped(text: str) -> str:
+    """As Markdown of 100 columns; "**" alone is meant as Markdown."""
+    safe = re.sub(r"(?<!\*)([*_<|])(?!\*)", r"\\\1", text)
+    return textwrap.fill(safe, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def written(text: str) -> str:
-    text = TABLE.sub(lambda found: found[1] + table() + found[3], text)
+    text = TABLE.sub(lambda found: found[1] + causes() + found[3], text)
     return EXAMPLE.sub(lambda found: found[1] + printed(found[2], found[3]) + found[5], text)
 
 
@@ -83,6 +98,14 @@ def test_the_sample_in_readme_is_current() -> None:
     text = README.read_text()
     assert EXAMPLE.search(text)
     assert text == shortened(text)
+
+
+def test_every_cause_is_told_with_its_evidence_and_advice() -> None:
+    text = PAGE.read_text()
+    for check in CHECKS:
+        section = text.partition(f"### {check.cause}\n")[2].partition("\n### ")[0]
+        assert "**Evidence.**" in section, check.cause
+        assert "**Advice.**" in section, check.cause
 
 
 def test_every_name_of_the_contract_is_explained() -> None:

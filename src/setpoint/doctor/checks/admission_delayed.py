@@ -166,5 +166,7 @@ CHECK = Check(
     "running requests have room; and the options of the start name such a delay.",
     counter_evidence="It is not reported if the scheduler gives another reason more often, or if "
     "no option that delays admission is set.",
+    advice="Lower or remove the option that delays: --prefill-decode-interval, "
+    "--num-continuous-decode-steps, --min-free-slots-delay or --enable-prefill-delayer.",
     guide="The guides do not cover it.",
 )

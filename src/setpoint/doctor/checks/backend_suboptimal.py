@@ -72,6 +72,7 @@ CHECK = Check(
     "an NVIDIA GPU for which a faster backend exists.",
     counter_evidence="It is not reported for devices of other makers or for CPUs. Some models need "
     "the backend that was chosen.",
+    advice="Set --attention-backend to the one that is made for the device, or remove the option.",
     guide="SGLang's tuning guide of 2026: fa3 on Hopper, trtllm_mha or trtllm_mla on Blackwell, "
     "flashinfer on Ampere and Ada. It also says: try different backends and measure.",
 )

@@ -116,6 +116,7 @@ CHECK = Check(
     "on the size of the batch. Only metrics and Setpoint's own records contain latencies.",
     counter_evidence="A step that is slow even with a small batch means a slow device or a missing "
     "CUDA graph (graph-miss). Logs without latencies never lead to this finding.",
+    advice="Lower --max-running-requests, with the value.",
     guide="SGLang's tuning guide of 2026, for online serving: keep batches small with "
     "--max-running-requests 128; if latency is high because the batch is too large, lower it, "
     "which trades throughput for latency.",

@@ -25,6 +25,8 @@ class Check:
     """When the cause is reported."""
     counter_evidence: str
     """What rules the cause out although the rule holds."""
+    advice: str
+    """What the action asks for, as far as it is the same in every case."""
     guide: str
     """What the tuning guides say, in our words, and which guide says it."""
     equation: str = ""

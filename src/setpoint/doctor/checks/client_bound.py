@@ -103,6 +103,8 @@ CHECK = Check(
     "requests. The doctor recognizes it because no request is admitted any more. Requests that "
     "wait for a grammar are not in the queue either; where their number is known, it is taken "
     "into account. A KV pool or a limit that is fully used without a queue is a good state.",
+    advice="Have the clients keep more requests open at once, with a number. No option of the "
+    "server helps.",
     guide="SGLang's tuning guides of all years: if #queue-req is often 0, the clients send too "
     "slowly; send faster. The guides call a queue of 50 to 500 (2024) or 100 to 2000 requests "
     "(2025 and later) healthy.",

@@ -86,6 +86,7 @@ CHECK = Check(
     "metrics and Setpoint's own records contain their number. In a log, at least three lines say "
     "that the time of a grammar was up ('Grammar preprocessing timed out').",
     counter_evidence="If the KV pool is full, these requests would have to wait anyway.",
+    advice="Have the clients use few schemas, each in exactly the same form, and simpler ones.",
     guide="The guides do not cover it. It is one of the causes of a half-empty KV pool that can be "
     "mistaken for a scheduler that is too cautious (kv-conservative).",
     picture="""\

@@ -154,6 +154,8 @@ CHECK = Check(
     "run than the largest graph covers, something else prevents graphs (a feature that some "
     "requests use, or another rank in prefill), and a larger value does not help. On a CPU the "
     "option has no effect.",
+    advice="Raise --cuda-graph-max-bs, with the value, or remove the option that switches "
+    "graphs off.",
     guide="SGLang's tuning guides of 2025 and 2026: for some models, graphs help up to batches of "
     "512 or 768; raise --cuda-graph-max-bs and lower --mem-fraction-static at the same time. "
     "sglang#33483: a batch that outgrows the largest graph gets slower, and therefore grows "

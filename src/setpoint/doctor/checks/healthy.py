@@ -72,11 +72,12 @@ CHECK = Check(
     meaning="The server is in the state that the guides aim at: the KV pool is well used, some "
     "requests wait so that a place never stays empty, and running requests are rarely retracted. "
     "Or the server keeps up with its load: hardly any request waits, and no limit is near.",
-    rule="No other cause is found. Under load, 85 % or more of the KV pool is in use (median), at "
-    "most 2,000 requests wait, and there is at most about one retraction a minute; or at most a "
-    "fifth as many requests wait as run.",
+    rule="No other cause is found. Under load, 85 % or more of the KV pool is in use (median), or "
+    "70 % if usage reaches 90 % for a tenth of the time; at most 2,000 requests wait, and there is "
+    "at most about one retraction a minute. Or at most a fifth as many requests wait as run.",
     counter_evidence="An empty queue beside an empty KV pool is client-bound: nothing is wrong, "
     "but the server could do more. A queue that keeps growing beside a full KV pool is kv-full.",
+    advice="Nothing needs to change.",
     guide="SGLang's tuning guides: token usage above 0.9, a queue of 50 to 500 (2024) or 100 to "
     "2000 requests (2025 and later), at most about one retraction a minute, 5 to 8 GB of memory "
     "free when the server is ready, and CUDA graphs in use.",

@@ -92,6 +92,7 @@ CHECK = Check(
     "is busy for at least 80 % of the time under load. Only Setpoint's own records contain these "
     "times.",
     counter_evidence="Time in which the server waits for requests does not count as busy.",
+    advice="Raise --stream-interval; if it is high already, give the server CPU cores of its own.",
     guide="The guide of 2024 recommends --enable-overlap-scheduler for it; today that is the "
     "default.",
     picture="""\

@@ -170,7 +170,8 @@ CHECK = Check(
     rule="For at least half of the time under load, requests wait (at least 15 for every 100 that "
     "run), less than 90 % of the KV pool is in use (median below 85 %), one more average request "
     "would fit, fewer requests run than the limit allows, prefill batches do not fill their token "
-    "budget, and there is at most about one retraction a minute. If no line names the limit on "
+    "budget, usage does not reach 90 % for a tenth of the time (then the reserve is needed), and "
+    "there is at most about one retraction a minute. If no line names the limit on "
     "running requests, their number must vary: one that stands still is a limit (seq-cap).",
     counter_evidence="A queue beside a KV pool with room has other causes, which are checked "
     "first: the limit on running requests, even if the server lowered it silently or no line names "
@@ -178,6 +179,8 @@ CHECK = Check(
     "others (long-prompt-blocking); grammars that are being compiled (grammar-queue); a second "
     "memory pool that is full (other-pool-full); a recent retraction, which raised the estimate; "
     "and a load that is still ramping up.",
+    advice="Lower --schedule-conservativeness, with the value; at its minimum, have the "
+    "clients send a smaller max_new_tokens.",
     guide="SGLang's tuning guides of all years: if token usage < 0.9 and #queue-req > 0 are "
     "frequent, the server is too cautious about admitting requests; lower "
     "--schedule-conservativeness to a value such as 0.3. This happens when many requests ask for a "

@@ -252,14 +252,17 @@ CHECK = Check(
     "options only choose which requests wait. What helps is a larger pool, a quantized KV cache, "
     "shorter requests, or another replica.",
     rule="For at least half of the time under load, requests wait while 90 % or more of the KV "
-    "pool is in use (or one more average request would not fit), the queue does not shrink, and "
-    "one of these holds: the queue grows by 60 % or more from its first to its last third; at "
-    "least four times as many requests wait as run; fewer than 64 requests run, at least as many "
-    "wait, and one more would not fit even without the memory reserve. It is also reported if "
-    "retractions go on although --schedule-conservativeness is at its effective maximum.",
+    "pool is in use (or a request more would not fit at its end), the queue does not shrink by "
+    "half, and the odds are that the pool is too small: they double with twice the time that a "
+    "request waits for each second that it runs, with half as many running requests, with every 2 "
+    "points of usage, and with a queue that grows, and are even at about 72 running requests, as "
+    "many waiting, and a usage of 0.95. Retractions that go on although "
+    "--schedule-conservativeness is at its effective maximum are a sign, too.",
     counter_evidence="A full KV pool with a moderate queue is the state that the guides aim at "
     "(healthy). So is a queue that shrinks, like that of an offline batch. If much memory is free "
     "once the server is ready, the cause is mem-underused.",
+    advice="Raise --max-total-tokens or --mem-fraction-static where memory is left; else set "
+    "--kv-cache-dtype fp8_e4m3, or add a replica.",
     guide="SGLang's tuning guides of 2025 and 2026: the larger the KV pool, the more requests can "
     "run; set --mem-fraction-static as high as activations allow (5 to 8 GB left free). The guide "
     "of 2026: quantize the KV cache with --kv-cache-dtype fp8_e4m3. All guides: prefer data "

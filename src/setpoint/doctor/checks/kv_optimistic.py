@@ -129,12 +129,13 @@ CHECK = Check(
     "pool fills up in the middle of decode. Some running requests are then retracted: they lose "
     "their memory, go back to the queue, and their prompts and outputs are computed again. Their "
     "clients see a pause, and the work is done twice.",
-    rule="There are at least three retractions, at more than about one a minute, while more than "
-    "80 % of the KV pool is in use, and --schedule-conservativeness is below 1.43, from which on "
-    "raising it changes nothing.",
+    rule="There are at least three retractions (two in an excerpt of a few lines), at more than "
+    "about one a minute, while more than 80 % of the KV pool is in use, and "
+    "--schedule-conservativeness is below 1.43, from which on raising it changes nothing.",
     counter_evidence="About one retraction a minute is the price of a well-used KV pool, and fine. "
     "With --schedule-conservativeness 1.43 the new-token ratio starts at 1: all of max_new_tokens "
     "is reserved, and a larger value changes nothing. Then the pool is too small (kv-full).",
+    advice="Raise --schedule-conservativeness, with the value.",
     guide="SGLang's tuning guides of all years: if token usage is very high and lines such as 'KV "
     "cache pool is full. Retract requests.' (2024: 'decode out of memory happened') are frequent, "
     "raise --schedule-conservativeness to a value such as 1.3. Occasional retractions are fine "

@@ -122,12 +122,15 @@ CHECK = Check(
     "Until its last chunk is computed, no other request is admitted, however short it is. The "
     "running requests wait as well, unless prefill chunks are mixed with decode.",
     rule="Runs of three or more full chunks of a single prompt (one sequence, the whole token "
-    "budget), with requests waiting, take at least a tenth of the time under load or of its lines "
-    "and are more than half of all full prefill batches, while less than 90 % of the KV pool is "
-    "in use. If nobody waits but at least two requests run, which stand still meanwhile, the rows "
-    "must take at least half of the time.",
+    "budget), which has at least 2.5 times the tokens of the usual prompt, with requests waiting, "
+    "take at least a tenth of the time under load or of its lines and are more than half of all "
+    "full prefill batches, while less than 90 % of the KV pool is in use. If nobody waits but at "
+    "least two requests run, which stand still meanwhile, they must take at least half of the "
+    "time.",
     counter_evidence="Full batches that several prompts share are prefill-budget. If all prompts "
-    "are equally long, no short request is blocked; larger chunks or more devices help then, too.",
+    "are about equally long, no short request is blocked: that is prefill-budget as well.",
+    advice="Raise --chunked-prefill-size, with the value, or send long prompts to a server of "
+    "their own.",
     guide="SGLang's tuning guide of 2026: if long prompts dominate, raise --chunked-prefill-size. "
     "Its remedies for running out of memory ask for the opposite, and chunks of 32768 tokens made "
     "prefill only about 10 % faster and the time to first token hardly shorter (sglang#29358). "

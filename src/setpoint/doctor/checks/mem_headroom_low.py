@@ -91,6 +91,7 @@ CHECK = Check(
     "devices, the threshold is proportionally lower, below 30 GB also in proportion to the chunk "
     "size, because activations grow with it. This is a warning: it does not limit the server now.",
     counter_evidence="An allocation has already failed: then oom-prefill or oom-decode says more.",
+    advice="Lower --mem-fraction-static, with the value.",
     guide="SGLang's tuning guides of 2025 and 2026: if available_gpu_mem is below 5 GB, lower "
     "--mem-fraction-static; 5 to 8 GB is good. The guide's own example of a good log shows 4.64 "
     "GB, so this check begins at 4.5 GB.",

@@ -147,6 +147,7 @@ CHECK = Check(
     "limits the pool, a larger fraction changes nothing. Missing decode graphs need the memory "
     "first (graph-miss). On a CPU, free memory may belong to other programs, so only an explicit "
     f"fraction below {CPU_SHARE} counts as small.",
+    advice="Raise --mem-fraction-static, with the value.",
     guide="SGLang's tuning guides of 2025 and 2026: 5 to 8 GB free is good; with 10 to 20 GB free, "
     "raise --mem-fraction-static. The guide of 2026 adds: raise it by 0.01 until memory runs out.",
     equation="value = today's value + (free memory - 6.5 GB) / memory of the device",

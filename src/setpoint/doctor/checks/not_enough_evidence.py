@@ -49,6 +49,7 @@ CHECK = Check(
     "verdict is less sure.",
     counter_evidence="A failed start, an out-of-memory error or an ended server is reported "
     "without any load: the messages are evidence enough.",
+    advice="Read more: a minute under the load that matters, with the lines of the start.",
     guide="The guides begin with 'when the server is running at full load, look for the following "
     "in the log': figures from any other time say nothing about a limit.",
 )

@@ -146,11 +146,16 @@ CHECK = Check(
     rule="A memory allocation failed after the server was ready or had run batches, and the "
     "message or its traceback shows a decode step or the sampler. Without a traceback, the last "
     "batch line before it decides, unless the allocation is larger than what a decode step asks "
-    "for (10 MiB for each running request); the doctor is then less sure.",
+    "for (10 MiB for each running request) and a prefill may have asked for it; the doctor is then "
+    "less sure. (Servers of 2024 and 2025 wrote the line of a prefill before its step, so there it "
+    "can only be the last one.)",
     counter_evidence="The messages 'decode out of memory happened' and 'KV cache pool is full. "
     "Retract requests.' are not failed allocations: the KV pool was full, and the scheduler sent "
     "requests back to the queue (kv-optimistic). An error after which the server goes on for more "
     "than 30 s does not count.",
+    advice="Lower --max-running-requests; with few running requests, lower "
+    "--mem-fraction-static; if the KV pool itself was used up, lower --context-length "
+    "or ask for shorter requests.",
     guide="All guides: if decode runs out of memory, lower --max-running-requests; lowering "
     "--mem-fraction-static helps both prefill and decode.",
     equation="new limit = 0.8 x the running requests before the error. With 8 or fewer: "

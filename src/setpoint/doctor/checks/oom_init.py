@@ -226,6 +226,8 @@ CHECK = Check(
     "so does a negative size of the KV pool (a 'profiled value' or a 'dimension' below 0).",
     counter_evidence="If a ready line or a batch comes before the error, the cause is oom-prefill "
     "or oom-decode, which have other remedies.",
+    advice="Raise or lower --mem-fraction-static, depending on which part of the start failed. If "
+    "that is not enough: more devices, smaller graphs, or quantized weights.",
     guide="The guides say: lower --mem-fraction-static against out-of-memory errors. The server's "
     "own message says: raise it (sglang#322, #4330). Both are right: the message is about a server "
     "that cannot start because the weights fill the share, the guides are about running servers.",

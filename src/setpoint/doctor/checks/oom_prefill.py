@@ -147,6 +147,8 @@ CHECK = Check(
     counter_evidence="If no batch had run and there was no ready line, the cause is oom-init. If "
     "the traceback shows a decode step, it is oom-decode. An error after which the server goes on "
     "for more than 30 s does not count.",
+    advice="Lower --chunked-prefill-size (set it if prompts are not split); if chunks are "
+    "small already, lower --mem-fraction-static.",
     guide="All guides: if prefill runs out of memory, lower --chunked-prefill-size to 4096 or "
     "2048; lowering --mem-fraction-static helps both prefill and decode. Prompt logprobs and "
     "images need memory that neither option limits (sglang#2607).",

@@ -90,6 +90,8 @@ CHECK = Check(
     rule="For at least 40 % of the time under load, requests wait while "
     f"{percent(OTHER_FULL)} or more of a second pool and less than 90 % of the KV pool is in use.",
     counter_evidence="If both pools are full, the KV pool is too small (kv-full).",
+    advice="Raise --swa-full-tokens-ratio or --mamba-full-memory-ratio, with the value; at its "
+    "maximum, add a replica.",
     guide="The guides do not cover it: they are older than such models. It is one of the causes of "
     "a half-empty KV pool that can be mistaken for a scheduler that is too cautious "
     "(kv-conservative).",

@@ -88,6 +88,7 @@ CHECK = Check(
     "memory.",
     counter_evidence="Without a queue, low latency may be the aim. Expert parallelism and "
     "attention data parallelism have other reasons to use several devices.",
+    advice="Run several copies with a smaller --tp-size behind a router.",
     guide="All guides: if there is enough memory, always prefer data parallelism for throughput, "
     "with the router rather than --dp-size.",
     equation="value = the smallest power of two for which all weights / value take at most 0.35 x "

@@ -160,6 +160,8 @@ CHECK = Check(
     f"use before them grows by {percent(MIN_GROWTH)} or more, to {percent(MIN_LOST)} or more.",
     counter_evidence="A full KV pool with many running requests is not a leak. Cached prefixes "
     "that can be evicted do not count as in use.",
+    advice="Restart and update the server: it is a bug. --disable-radix-cache avoids many of "
+    "these errors.",
     guide="The guides do not cover it. It is reported in sglang#140, #6778 (usage rises to 0.96 "
     "and nothing runs any more), #6888, #11970, #20010.",
     equation="lost = total - (available + evictable + protected)",

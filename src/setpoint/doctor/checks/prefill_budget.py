@@ -203,6 +203,8 @@ CHECK = Check(
     counter_evidence="Full batches at the beginning of a load are its ramp. Full batches of a "
     "single prompt are long-prompt-blocking. If most lines are decode lines, something else keeps "
     "requests out, because a decode step runs only if no prefill batch can be formed.",
+    advice="Raise the budget that binds, --chunked-prefill-size or --max-prefill-tokens, with "
+    "the value; if memory does not allow it, add devices.",
     guide="SGLang's tuning guide of 2026: compute long prompts in large chunks "
     "(--chunked-prefill-size 16384 for offline batches and long contexts). The older guides name "
     "the option only as a remedy when prefill runs out of memory: lower it to 4096 or 2048.",

@@ -286,6 +286,9 @@ CHECK = Check(
     "gives all batches the same share. In conversations, the first turns find nothing, but most "
     "requests are later turns. Another order gains nothing in these cases, and without a queue "
     "there is no order to choose. A cache that was flushed on purpose fills again.",
+    advice="Set --schedule-policy lpm if requests wait; else give the cache more room "
+    "(--enable-hierarchical-cache, a larger pool). If the cache is switched off, switch "
+    "it on.",
     guide="SGLang's tuning guides of all years: if the workload has many shared prefixes, use "
     "--schedule-policy lpm (longest prefix match; the default in 2024, today it is fcfs, order of "
     "arrival). It sorts the queue for more cache hits, which costs scheduling time.",

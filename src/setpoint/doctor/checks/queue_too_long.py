@@ -78,6 +78,7 @@ CHECK = Check(
     rule="More than 2,000 requests wait for at least half of the time under load.",
     counter_evidence="If the limit on running requests or the memory reserve keeps requests out, "
     "that cause comes first. In an offline batch, nobody waits for a single answer.",
+    advice="Set --max-queued-requests, with the value; or send fewer requests, or add replicas.",
     guide="SGLang's tuning guide of 2024: keep #queue-req moderate, because a long queue raises "
     "the scheduling overhead, especially with --schedule-policy lpm; 50 to 500 is healthy. The "
     "guides of 2025 and 2026: 100 to 2000 is healthy; above 2000, send fewer requests.",

@@ -102,9 +102,11 @@ CHECK = Check(
     "while other ranks have room. The busy rank's own lines show which limit it has reached.",
     rule="At one rank, requests wait for at least half of the time under load (4 or more on "
     "average). At another rank, at most a quarter as many wait, and at most three quarters as many "
-    "run.",
+    "run. If there are only a line or two of each rank, 10 or more must wait at the busy one.",
     counter_evidence="Ranks of tensor parallelism log the same batches, or only the first one logs "
     "at all, so they show no difference.",
+    advice="Set --load-balance-method total_requests, or put a router in front that balances "
+    "by load.",
     guide="SGLang's tuning guides of 2025 and 2026: for data parallelism, use the router (model "
     "gateway) rather than --dp-size; it distributes requests by load and by cached prefix.",
     picture="""\

@@ -149,6 +149,7 @@ CHECK = Check(
     "name the reason (no_slot).",
     counter_evidence="If 90 % or more of the KV pool is in use at the limit, a higher limit gains "
     "nothing: the pool would stop the next request. A server at its limit without a queue is fine.",
+    advice="Raise --max-running-requests, with the value.",
     guide="SGLang's tuning guide of 2026: under load, #running-req should be close to "
     "--max-running-requests; it suggests 4096 for offline batches and 128 for low latency. The "
     "older guides name the option only as a remedy when decode runs out of memory. sglang#30160 "

@@ -203,6 +203,9 @@ CHECK = Check(
     "If a message about memory or about the KV pool's accounting tells why the server ended, the "
     "cause is oom-prefill, oom-decode, oom-init or pool-leak. Tracebacks of single requests do not "
     "count, nor does an end that was asked for (SIGTERM, Ctrl-C).",
+    advice="Restart the server under a supervisor that watches /health; then what the way of "
+    "its end asks for: more main memory, another --attention-backend, a stack trace of "
+    "the hanging process, or a higher --watchdog-timeout.",
     guide="The guides do not cover it. It is often reported: sglang#3752, #7553, #6624 (/health "
     "answers 200 for an hour after the scheduler ended), #18582.",
     picture="""\

@@ -42,6 +42,7 @@ def check_lines(console: Console, check: Check) -> Iterator[Text]:
     for heading, text in (
         ("When the doctor reports it", check.rule),
         ("When it does not", check.counter_evidence),
+        ("What it advises", check.advice),
         ("What the guides say", check.guide),
     ):
         if text:

@@ -27,8 +27,9 @@ def read_log(name: str, budget: Budget | None = None) -> list[Observations]:
     """The observations of the servers that wrote a log, usually one: of each its last life, or the
     one before if the last one shows nothing.
 
-    budget: the time that it shares with other logs, by default its own; name: a path, or "-" for standard input; gzip and Zstandard are unpacked. Raises SourceError if
-    the log cannot be read or is not one of SGLang or Setpoint.
+    name: a path, or "-" for standard input; gzip and Zstandard are unpacked. budget: the time that
+    this log shares with others, by default its own. Raises SourceError if the log cannot be read or
+    is not one of SGLang or Setpoint.
     """
     with opened(name) as chunks:
         return read_chunks(name, chunks, budget)
