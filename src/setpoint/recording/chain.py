@@ -10,6 +10,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from setpoint.core.request import Ids, pack_ids
 from setpoint.recording.format import HASH_BYTES
 from setpoint.scheduler.scheduler_config import SchedulerConfig
@@ -33,6 +36,13 @@ class Places:
         """The first place after ``position``."""
         page = (position // self.page_size + 1) * self.page_size
         return self.also if position < self.also < page else page
+
+    def ends(self, count: int) -> npt.NDArray[np.int64]:
+        """The first ``count`` places."""
+        pages = self.page_size * np.arange(1, count + 1)
+        if self.also % self.page_size == 0:
+            return pages
+        return np.sort(np.append(pages, self.also))[:count]
 
 
 class Chain:

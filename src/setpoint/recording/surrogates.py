@@ -64,19 +64,27 @@ class SurrogateIds:
     def of(self, num_ids: int, hashes: bytes) -> Ids:
         """The surrogates of a sequence of this length. Those after its last place occur nowhere
         else."""
+        steps = [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+        ends = self._places.ends(len(steps))
+        known: list[int] = []
+        before = -1
+        for step in steps:
+            first = self._firsts.get((before, step))
+            if first is None:
+                break
+            known.append(first)
+            before = first
+        # From the first stretch that no other sequence had, nothing is shared: one fresh run.
+        position = int(ends[len(known) - 1]) if known else 0
+        fresh = self._fresh(num_ids - position)
+        firsts = [fresh, *(ends[len(known) : -1] + (fresh - position)).tolist()]
+        news = zip([before, *firsts[:-1]], steps[len(known) :], strict=False)
+        self._firsts.update(zip(news, firsts, strict=False))
+        shared = np.repeat(np.array(known, np.int32), np.diff(ends[: len(known)], prepend=0))
+        begins = np.repeat(np.append(0, ends)[: len(known)], np.diff(ends[: len(known)], prepend=0))
         ids = np.empty(num_ids, np.int32)
-        position, before = 0, -1
-        for begin in range(0, len(hashes), HASH_BYTES):
-            end = self._places.after(position)
-            step = before, hashes[begin : begin + HASH_BYTES]
-            if step not in self._firsts:
-                self._firsts[step] = self._fresh(end - position)
-            before = self._firsts[step]
-            ids[position:end] = np.arange(before, before + end - position)
-            position = end
-        rest = num_ids - position
-        first = self._fresh(rest)
-        ids[position:] = np.arange(first, first + rest)
+        ids[:position] = shared + (np.arange(position) - begins)
+        ids[position:] = np.arange(fresh, fresh + num_ids - position)
         return ids
 
     def _fresh(self, count: int) -> int:
