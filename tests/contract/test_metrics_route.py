@@ -211,7 +211,7 @@ def test_a_histogram_keeps_labels_that_only_an_earlier_engine_had(serve: Serve) 
     )
     observed = Histogram(BY_NAME[name].buckets)
     observed.observe(0.5, times=3)
-    reports[0].histograms[name]["earlier"] = observed.plain()
+    reports[0].histograms[name]["earlier"] = observed.snapshot()
     first.metrics = reports[0]
 
     async def scenario(server: Any) -> None:

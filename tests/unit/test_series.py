@@ -36,8 +36,8 @@ def test_every_value_is_in_the_bucket_of_the_first_bound_that_is_not_smaller(
     assert histogram.counts == [expected[place] for place in range(len(bounds) + 1)]
     assert histogram.sum == pytest.approx(sum(value * times for value, times in values))
     twice = Histogram(bounds)
-    twice.add(histogram.plain())
-    twice.add(histogram.plain())
+    twice.add(histogram.snapshot())
+    twice.add(histogram.snapshot())
     assert twice.counts == [2 * count for count in histogram.counts]
 
 

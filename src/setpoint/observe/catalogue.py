@@ -30,7 +30,7 @@ TOKEN_COUNTS = (
 )
 
 
-def _plain(scope: Scope, kind: Kind, *rows: tuple[str, ...]) -> tuple[Series, ...]:
+def _series(scope: Scope, kind: Kind, *rows: tuple[str, ...]) -> tuple[Series, ...]:
     """rows: name, help, labels. A name without a namespace is one of SGLang's."""
     return tuple(
         Series(_full(name), kind, scope, text, tuple(labels)) for name, text, *labels in rows
@@ -49,7 +49,7 @@ def _full(name: str) -> str:
     return name if ":" in name else f"sglang:{name}"
 
 
-ENGINE_GAUGES = _plain(
+ENGINE_GAUGES = _series(
     Scope.SCHEDULER,
     Kind.GAUGE,
     ("num_running_reqs", "Running requests."),
@@ -83,7 +83,7 @@ ENGINE_GAUGES = _plain(
     ("setpoint:fallbacks", "Features that run in a slower way than was asked for."),
 )
 
-ENGINE_COUNTERS = _plain(
+ENGINE_COUNTERS = _series(
     Scope.SCHEDULER,
     Kind.COUNTER,
     ("num_retracted_requests", "Requests sent back to the queue because memory ran out."),
@@ -142,7 +142,7 @@ ENGINE_HISTOGRAMS = _histograms(
     ("grammar_compilation_time_seconds", "Time to compile a grammar.", "", GRAMMAR_TIME),
 )
 
-REQUEST_COUNTERS = _plain(
+REQUEST_COUNTERS = _series(
     Scope.REQUEST,
     Kind.COUNTER,
     ("num_requests", "Sequences that ended; a request with n = 2 has two.", "is_streaming"),
@@ -190,7 +190,7 @@ REQUEST_HISTOGRAMS = _histograms(
 )
 
 SERVER_SERIES = (
-    *_plain(
+    *_series(
         Scope.SERVER,
         Kind.COUNTER,
         ("http_requests", "HTTP requests.", "endpoint", "method"),
@@ -206,7 +206,7 @@ SERVER_SERIES = (
         ("setpoint:lost_exports", "Lines that --export-metrics-to-file could not write."),
         ("setpoint:engine_starts", "Engine processes that were started."),
     ),
-    *_plain(
+    *_series(
         Scope.SERVER,
         Kind.GAUGE,
         ("http_requests_active", "HTTP requests in progress."),

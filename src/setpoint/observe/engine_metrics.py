@@ -1,5 +1,5 @@
 """The scheduler's part of ``/metrics``: cumulative counts and distributions since the engine
-started. A reader of the stream of records; the frontend asks for its ``report`` at each scrape."""
+started. Reads the engine's records; the frontend asks for its ``report`` at each scrape."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Values = dict[str, dict[str, float]]
 
 class EngineMetrics:
     def __init__(self, figures: Figures) -> None:
-        """``figures`` reads each record before it."""
+        """figures: must get each record before this object does."""
         self._figures = figures
         self._now = 0.0
         """Clock seconds of the latest turn, like ``_began``; 0 before the first one."""
@@ -41,7 +41,7 @@ class EngineMetrics:
         self._last: StepDone | None = None
         self._hit_rate = 0.0
         self._num_retracted = 0
-        """Since the last 'Decode batch' line."""
+        """Requests retracted since the last 'Decode batch' line."""
         self._retracted_inputs = self._retracted_outputs = 0
         """Tokens of all retracted requests."""
         self._passes: dict[str, float] = {}
@@ -52,7 +52,7 @@ class EngineMetrics:
         self._grammars = dict.fromkeys(get_args(Outcome), 0)
         self._num_late = 0
         self._late: set[int] = set()
-        """The sequences that wait for their grammar again."""
+        """Ids of the sequences that wait for their grammar again."""
         self._compiling = _histogram("sglang:grammar_compilation_time_seconds")
         self._queue_time = _histogram("sglang:queue_time_seconds")
         self._stages = {
@@ -98,10 +98,10 @@ class EngineMetrics:
             counters=self._counters(),
             gauges=self._gauges(),
             histograms={
-                "sglang:queue_time_seconds": {"": self._queue_time.plain()},
-                "sglang:grammar_compilation_time_seconds": {"": self._compiling.plain()},
+                "sglang:queue_time_seconds": {"": self._queue_time.snapshot()},
+                "sglang:grammar_compilation_time_seconds": {"": self._compiling.snapshot()},
                 "sglang:per_stage_req_latency_seconds": {
-                    stage: histogram.plain() for stage, histogram in self._stages.items()
+                    stage: histogram.snapshot() for stage, histogram in self._stages.items()
                 },
             },
         )
@@ -163,7 +163,7 @@ class EngineMetrics:
         }
 
     def _gauges(self) -> Values:
-        """Those that follow from records; the others are of the scheduler's present state."""
+        """The gauges that follow from records; the others show the scheduler's present state."""
         last, figures = self._last, self._figures
         is_recent = last is not None and self._now - last.finished_at < IDLE_S
         return {

@@ -1,5 +1,5 @@
 """Figures of the whole engine: the rates and totals that log lines, ``/server_info`` and
-``/v1/loads`` show. A reader of the stream of records."""
+``/v1/loads`` show. Reads the engine's records."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Figures:
             case RequestAdmitted():
                 totals.admissions += 1
             case RequestDone():
-                _ended(totals, record)
+                _count_end(totals, record)
             case Retraction(num_seqs):
                 totals.retracted += num_seqs
             case Preemption(_, preempted):
@@ -113,7 +113,7 @@ def _add(counts: dict[str, int], name: str, count: int = 1) -> None:
     counts[name] = counts.get(name, 0) + count
 
 
-def _ended(totals: Totals, done: RequestDone) -> None:
+def _count_end(totals: Totals, done: RequestDone) -> None:
     _add(totals.ended, done.finish.how)
     if done.accepted_at is None:
         return

@@ -120,12 +120,12 @@ def ready_line(
 
 
 class LogLines:
-    """A reader of the stream that writes a line per prefill step, one per ``decode_log_interval``
-    decode steps, and the warnings."""
+    """Writes a line per prefill step, one per ``decode_log_interval`` decode steps, and the
+    warnings."""
 
     def __init__(self, figures: Figures, *, device: str, request_times: bool = False) -> None:
-        """``figures`` reads each record before it. request_times: write a line for each request
-        that ends."""
+        """figures: must get each record before this object does. request_times: write a line for
+        each request that ends."""
         self._figures = figures
         self._request_times = request_times
         self._graph = "cpu graph" if device == "cpu" else "cuda graph"
@@ -154,12 +154,12 @@ class LogLines:
             case CacheFlushed(False, _, num_queued, num_running):
                 logger.warning(NOT_FLUSHED, num_queued, num_running)
             case SettingsChanged(settings):
-                _changed(record)
+                _settings_change(record)
                 self._request_times = settings.log_request_times
             case Paused():
-                _paused(record)
+                _pause(record)
             case Operated():
-                _operated(record)
+                _operation(record)
             case Continued(paused_s, num_queued, num_running):
                 logger.info(CONTINUED, paused_s, num_running, num_queued)
             case PoolRebuilt(violations):
@@ -198,14 +198,14 @@ class LogLines:
         )
 
 
-def _changed(change: SettingsChanged) -> None:
+def _settings_change(change: SettingsChanged) -> None:
     changes = ", ".join(map(str, change.options))
     why = f" ({excerpt(change.why)})" if change.why else ""
     logger.info("Settings changed by %s: %s%s", excerpt(change.by), changes, why)
     set_log_level(change.settings.log_level)
 
 
-def _paused(pause: Paused) -> None:
+def _pause(pause: Paused) -> None:
     logger.info(
         "Generation paused (%s). #aborted-req: %d, #retracted-req: %d, #running-req: %d,"
         " #queue-req: %d",
@@ -217,7 +217,7 @@ def _paused(pause: Paused) -> None:
     )
 
 
-def _operated(done: Operated) -> None:
+def _operation(done: Operated) -> None:
     if done.error:
         logger.warning("%s was refused: %s", done.what, excerpt(done.error))
     else:

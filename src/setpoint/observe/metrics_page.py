@@ -26,7 +26,7 @@ _WHERE = {
 
 
 def tables() -> str:
-    """A section for each scope."""
+    """The Markdown of the tables: a section for each scope."""
     ordered = sorted(SERIES, key=lambda series: list(_TITLES).index(series.scope))
     return "".join(_section(scope, each) for scope, each in groupby(ordered, lambda s: s.scope))
 
@@ -45,7 +45,7 @@ def _row(series: Series) -> str:
 
 
 def page(present: str) -> str:
-    """The page with its tables written anew."""
+    """The page ``present`` with its tables replaced."""
     written, mark, _ = present.partition(MARK)
     assert mark, f"{PATH} lacks the line {MARK!r}"
     return written + mark + tables()

@@ -1,8 +1,9 @@
-"""Adds up what an engine does into moments of a second. A reader of the stream of records: some
-additions for each record, and a bounded number of finished moments.
+"""Sums up an engine's records in moments of about a second, at the cost of a few additions per
+record, and keeps a bounded number of finished moments.
 
-Moments follow one another without gaps. One ends at the first turn of the loop that is a second
-after its beginning, so one with a long step is longer; a time without steps is one moment.
+Moments follow one another without gaps. A moment ends at the loop's first turn that is at least a
+second after its beginning, so a moment with a long step is longer. A time without steps is one
+moment.
 """
 
 from __future__ import annotations
@@ -34,21 +35,22 @@ from setpoint.core.records import (
 from setpoint.core.result import EAGER
 
 KEPT = 600
-"""Finished moments that are kept: ten minutes of a busy engine."""
+"""Largest number of finished moments to keep: ten minutes of a busy engine."""
 MOMENT_S = 1.0
-"""The shortest moment; a time without steps that is longer is a moment of its own."""
+"""Shortest length of a moment in seconds. A time without steps that lasts as long is a moment of
+its own."""
 
 
 class MomentKeeper:
     def __init__(self, *, epoch: float = 0.0, kept: int | None = KEPT) -> None:
-        """epoch: when the engine's clock showed 0, in seconds since 1970. kept: how many finished
-        moments are kept at most; None: all."""
+        """epoch: when the engine's clock showed 0, in seconds since 1970. kept: largest number of
+        finished moments to keep; None keeps all."""
         self._epoch = epoch
         self._finished: deque[Moment] = deque(maxlen=kept)
         self._next = 0
         """Number of the next moment to be finished; the first one had 0."""
         self._began = 0.0
-        """Clock seconds of the present moment's beginning, like those below."""
+        """When the present moment began, in clock seconds, like the times below."""
         self._due = float("-inf")
         """When the present moment can end; -inf before the first turn."""
         self._turn_at = 0.0
@@ -68,7 +70,7 @@ class MomentKeeper:
             PreparationEnded: lambda record: self._present.prepare(-1),
             Paused: lambda pause: self._present.hold(pause.num_running, pause.num_queued),
             Continued: lambda record: self._present.hold(0, 0),
-            Rested: self._rested,
+            Rested: self._rest,
         }
 
     def on(self, record: Record) -> None:
@@ -78,7 +80,7 @@ class MomentKeeper:
             take(record)
 
     def since(self, number: int) -> Moments:
-        """The finished moments from this number on."""
+        """The kept moments from this number on."""
         finished = self._finished
         first = max(number, self._next - len(finished))
         return Moments(first, [finished[index - self._next] for index in range(first, self._next)])
@@ -98,7 +100,7 @@ class MomentKeeper:
         self._rests_from = step.finished_at
         self._present.pool = step.pool
 
-    def _rested(self, rest: Rested) -> None:
+    def _rest(self, rest: Rested) -> None:
         self._present.pool = rest.pool
 
     def _turn_done(self, turn: TurnDone) -> None:
@@ -122,12 +124,12 @@ class MomentKeeper:
 
 
 class _Present:
-    """What holds while no step is done: of an engine that is paused or waits for requests."""
+    """The state of an engine that runs no steps: it is paused or waits for requests."""
 
     def __init__(self) -> None:
         self.running = self.queue = self.preparing = 0
         self.pool: PoolStats | None = None
-        """After the latest step, or when the engine came to rest."""
+        """As it was after the latest step, or when the engine came to rest."""
 
     def hold(self, running: int, queue: int) -> None:
         self.running, self.queue = running, queue
@@ -137,7 +139,7 @@ class _Present:
 
 
 class _Sums:
-    """The present moment. Means are made of it at its end."""
+    """Sums over the present moment; ``moment`` makes the means."""
 
     def __init__(self) -> None:
         self.num_prefill = self.num_decode = 0
@@ -158,7 +160,7 @@ class _Sums:
         """Seconds in the queue before each admission."""
         self.retractions = self.retracted = 0
         self.ratio_before = self.ratio_after = 0.0
-        """Of the latest retraction."""
+        """The new-token ratio before and after the latest retraction."""
 
     @property
     def num_steps(self) -> int:
@@ -246,7 +248,7 @@ class _Sums:
         return moment
 
     def _fill(self, moment: Moment) -> None:
-        """Of a moment with steps: their means, largest values and sums."""
+        """Set the steps' means, largest values and sums. There must be a step."""
         steps, seconds = self.num_steps, max(moment.seconds, 1e-9)
         moment.num_prefill, moment.num_decode = self.num_prefill, self.num_decode
         moment.running, moment.running_max = self.running / steps, float(self.running_max)

@@ -1,5 +1,5 @@
-"""The readers of a serving engine's stream, together: figures, log lines, times of turns, moments,
-and the metrics if they are wanted."""
+"""All readers of a serving engine's records: figures, log lines, times of turns, moments, and the
+metrics if they are enabled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EngineReaders(Tee):
         super().__init__(self._figures, lines, self._times, self.moments, *also)
 
     def report(self, memory: MemoryUsage, recording: RecordingState | None) -> EngineReport:
-        """What they say of the engine, with its memory and the state of its recording."""
+        """The readers' reports as one, with the engine's memory and the state of its recording."""
         return EngineReport(
             figures=self._figures.report(),
             turn_times=self._times.sums,

@@ -1,4 +1,4 @@
-"""What a metric series is, and the accumulators behind one. ``catalogue`` declares the series."""
+"""Defines a metric series and a histogram's accumulator. ``catalogue`` declares the series."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Kind(enum.StrEnum):
 
 
 class Scope(enum.StrEnum):
-    """Who counts a series, which decides about the labels that it has besides its own."""
+    """Where a series is counted. It determines the labels that the series has besides its own."""
 
     SCHEDULER = "scheduler"  # the engine's process, from its records
     REQUEST = "request"  # the frontend, as the request's client saw it
@@ -51,8 +51,8 @@ class Series:
 
 
 class Histogram:
-    """Counts values by bucket. A tenth of the price of the client library's, which locks and
-    searches for each value; tokens are counted one by one."""
+    """Counts values by bucket. It takes a tenth of the time of the client library's histogram,
+    which locks and searches for each value; tokens are counted one by one."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -60,19 +60,20 @@ class Histogram:
         """bounds: ascending upper bounds, without infinity."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """Values in each bucket alone; the last has those above every bound."""
+        """Number of values in each bucket, not cumulative; the last is for values above every
+        bound."""
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count ``value`` as often as ``times`` says."""
+        """Count ``value`` ``times`` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
-    def plain(self) -> HistogramCounts:
-        """The counts, for a message; ``add`` takes them."""
+    def snapshot(self) -> HistogramCounts:
+        """The counts as a message; ``add`` takes it."""
         return {"counts": self.counts, "sum": self.sum}
 
-    def add(self, plain: HistogramCounts) -> None:
+    def add(self, snapshot: HistogramCounts) -> None:
         """Add the counts of a histogram with the same bounds."""
-        self.counts = [a + b for a, b in zip(self.counts, plain["counts"], strict=True)]
-        self.sum += plain["sum"]
+        self.counts = [a + b for a, b in zip(self.counts, snapshot["counts"], strict=True)]
+        self.sum += snapshot["sum"]

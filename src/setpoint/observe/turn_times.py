@@ -1,5 +1,5 @@
-"""Sums up where the turns of an engine's loop spend their time: in the model, in messages, in
-planning, in everything else. A reader of the stream of records."""
+"""Sums up the time of an engine loop's turns by part: the model, messages, planning, everything
+else. Reads the engine's records."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from setpoint.core.records import Record, TurnDone
 
 
 class TurnTimes:
-    """Sums of the turns that planned a step: "prefill" if the step computed any prompt tokens, else
-    "decode"."""
+    """Sums over the turns that planned a step, by its kind: "prefill" if it computed any prompt
+    tokens, else "decode"."""
 
     def __init__(self) -> None:
         self.sums = {"prefill": TurnSums(), "decode": TurnSums()}

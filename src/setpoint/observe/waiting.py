@@ -21,7 +21,7 @@ REDRAW_S, LINES_S = 0.5, 10.0
 
 @dataclass(slots=True, frozen=True)
 class Display:
-    """How progress is shown, and how often."""
+    """A way to show progress, and its interval."""
 
     show: Callable[[str], None]
     every_s: float
@@ -34,7 +34,7 @@ def on_stderr() -> Display:
     time to time."""
     if sys.stderr.isatty():
         return Display(
-            lambda text: _write(f"\r\x1b[K{_fitting(text)}"), REDRAW_S, lambda: _write("\r\x1b[K")
+            lambda text: _write(f"\r\x1b[K{_fit(text)}"), REDRAW_S, lambda: _write("\r\x1b[K")
         )
     return stderr_lines()
 
@@ -47,9 +47,9 @@ def in_the_log() -> Display:
     return Display(lambda text: logger.info("%s", text), LINES_S)
 
 
-def _fitting(text: str) -> str:
-    """The text cut to the width of the terminal, because text beyond it could not be removed. The
-    end is kept: it holds the seconds."""
+def _fit(text: str) -> str:
+    """The text, shortened in the middle to the terminal's width: a longer line could not be
+    removed. The end stays because it has the seconds."""
     room = shutil.get_terminal_size().columns - 1
     return (
         text
@@ -67,7 +67,7 @@ class Waiting:
     """Shows progress from its creation to ``end``. Safe to use from any thread."""
 
     def __init__(self, what: str, display: Display | None, *, first_s: float = FIRST_S) -> None:
-        """what: for example "Loading a model". Without a display nothing is shown."""
+        """what: for example "Loading a model". display: None shows nothing."""
         self._what = what
         self._doing = ""
         self._display = display

@@ -59,7 +59,7 @@ class EngineFigures:
                 histogram = Histogram(BY_NAME[name].buckets)
                 histogram.add(plain)
                 if label in of_series:
-                    histogram.add(of_series[label].plain())
+                    histogram.add(of_series[label].snapshot())
                 of_series[label] = histogram
         return summed
 
