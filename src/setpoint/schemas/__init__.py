@@ -1,0 +1,1 @@
+"""Rewrites a client's JSON schema into one whose keywords grammar libraries enforce."""

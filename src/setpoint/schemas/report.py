@@ -1,0 +1,41 @@
+"""What a rewritten schema does not enforce, and where it allows less than the original."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from setpoint.core.shown import shown
+from setpoint.schemas.atoms import Source
+
+MAX_NAMED = 8
+"""Most keywords that a message names."""
+MAX_PATH = 120
+
+
+@dataclass(slots=True)
+class Report:
+    lost: dict[Source, None] = field(default_factory=dict)
+    """Demands that the rewritten schema does not enforce, in the order in which they were met."""
+    narrowed: dict[Source, str] = field(default_factory=dict)
+    """Demands that are enforced, but exclude more values than they should -> how."""
+
+    def lose(self, sources: Iterable[Source]) -> None:
+        self.lost.update(dict.fromkeys(sorted(sources)))
+
+    def narrow(self, source: Source, how: str) -> None:
+        self.narrowed.setdefault(source, how)
+
+    @property
+    def lost_words(self) -> str:
+        """The demands that are lost, as a list for a sentence."""
+        words = list(dict.fromkeys(map(words_of, self.lost)))
+        more = len(words) - MAX_NAMED
+        return ", ".join(words[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def words_of(source: Source) -> str:
+    path = shown(source.path, MAX_PATH)
+    if source.is_opposite:
+        return f"the opposite of '{source.keyword}' at {path}"
+    return f"'{source.keyword}' at {path}"

@@ -1,0 +1,152 @@
+"""A client's schema as grammar libraries enforce it: one pass for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from setpoint.core.errors import RequestError
+from setpoint.schemas.atoms import Source
+from setpoint.schemas.checks import COUNTS
+from setpoint.schemas.document import LISTS, MAPS, SINGLE, Document, parts_of
+from setpoint.schemas.expressions import is_regular
+from setpoint.schemas.report import Report
+from setpoint.schemas.shapes import LoopError, Shapes, TooLargeError, TooManyError
+from setpoint.schemas.states import Demand
+from setpoint.schemas.writing import Schema, Writer
+
+REWRITTEN = frozenset(
+    (
+        *("not", "if", "oneOf", "uniqueItems", "contains", "propertyNames"),
+        *("dependentRequired", "dependentSchemas", "dependencies"),
+        *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef"),
+    )
+)
+"""Keywords that grammar libraries have not, or only in simple cases."""
+
+WITHOUT_EFFECT = {"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True}
+"""Values with which a keyword allows everything."""
+
+
+@dataclass(slots=True, frozen=True)
+class Rewritten:
+    schema: Schema
+    report: Report
+
+
+def rewritten(schema: dict[str, Any]) -> Rewritten:
+    """The schema with the keywords that grammar libraries enforce. One that has no others is
+    returned as it is. Raises RequestError (400) for a schema that is not valid, or that nothing
+    satisfies."""
+    schema = _with_whole_counts(schema)
+    if not needs_rewriting(schema):
+        return Rewritten(schema, Report())
+    try:
+        document = Document(schema)
+        writer = Writer(Shapes(document))
+        found = writer.document(frozenset((Demand(document.root),)))
+    except (TooLargeError, TooManyError):
+        return _stripped(schema)
+    except LoopError:
+        raise RequestError("the schema refers to itself without a property or an item between") from None
+    except RecursionError:
+        raise RequestError("references in the schema are nested too deep") from None
+    if found is False:
+        raise RequestError("no JSON value satisfies the schema")
+    return Rewritten(found, writer.report)
+
+
+def needs_rewriting(schema: Any) -> bool:
+    """Whether a schema, or one inside it, has a keyword that grammar libraries do not enforce."""
+    return any(
+        key in REWRITTEN and not _has_no_effect(key, value) or _is_hard(each, key, value)
+        for each, _ in _schemas_in(schema)
+        for key, value in each.items()
+    )
+
+
+def _with_whole_counts(schema: Any) -> Any:
+    """The schema with counts such as 2.0, which JSON Schema allows, as integers."""
+    if not any(_is_float_count(key, value) for each, _ in _schemas_in(schema) for key, value in each.items()):
+        return schema
+    return _mapped(schema, lambda each: {
+        key: int(value) if _is_float_count(key, value) else value for key, value in each.items()
+    })
+
+
+def _is_float_count(key: str, value: Any) -> bool:
+    return key in COUNTS and isinstance(value, float) and value.is_integer()
+
+
+def _has_no_effect(key: str, value: Any) -> bool:
+    return key in WITHOUT_EFFECT and value is WITHOUT_EFFECT[key]
+
+
+def _is_hard(schema: dict[str, Any], key: str, value: Any) -> bool:
+    """Whether a keyword that grammar libraries have is beyond them here."""
+    match key:
+        case "pattern":
+            return isinstance(value, str) and not is_regular(value)
+        case "patternProperties":
+            return "properties" in schema or (
+                isinstance(value, dict) and not all(map(is_regular, value))
+            )
+        case "minProperties" | "maxProperties":
+            return "properties" in schema
+        case "items":
+            return isinstance(value, list)
+        case "$ref":
+            return isinstance(value, str) and not value.startswith("#")
+    return False
+
+
+def _schemas_in(schema: Any) -> list[tuple[dict[str, Any], str]]:
+    """A schema and those inside it that are objects, each with its JSON pointer."""
+    found, todo = [], [(schema, "#")]
+    while todo:
+        each, path = todo.pop()
+        if isinstance(each, dict):
+            found.append((each, path))
+            todo += [(inner, path + step) for step, inner in parts_of(each)]
+    return found
+
+
+def _stripped(schema: dict[str, Any]) -> Rewritten:
+    """The schema without the keywords that would have been rewritten: its rewriting takes too much
+    work."""
+    report = Report()
+    for each, path in _schemas_in(schema):
+        report.lose(
+            Source(key, f"{path}/{key}")
+            for key, value in each.items()
+            if key in REWRITTEN and not _has_no_effect(key, value)
+        )
+    return Rewritten(_mapped(schema, _without), report)
+
+
+def _without(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema without keywords that would be rewritten, and with anyOf instead of oneOf."""
+    kept = {
+        key: value
+        for key, value in schema.items()
+        if key not in REWRITTEN and key not in ("then", "else", "minContains", "maxContains")
+    }
+    if "oneOf" in schema and "anyOf" not in schema:
+        kept["anyOf"] = schema["oneOf"]
+    return kept
+
+
+def _mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """The schema with a change made to it and to those inside it."""
+    if not isinstance(schema, dict):
+        return schema
+    found = change(schema)
+    for key, value in found.items():
+        if (key in MAPS or key == "dependencies") and isinstance(value, dict):
+            found[key] = {name: _mapped(each, change) for name, each in value.items()}
+        elif (key in LISTS or key == "items") and isinstance(value, list):
+            found[key] = [_mapped(each, change) for each in value]
+        elif key in SINGLE:
+            found[key] = _mapped(value, change)
+    return found
