@@ -33,9 +33,9 @@ def forms_of(array: Arrays, shapes: Shapes, report: Report) -> list[Atom]:
         array = replace(array, unique=frozenset())
     forms = [array]
     for demand in sorted(array.contains, key=lambda each: each.source):
-        forms = [
-            each for form in forms for each in _containing(form, demand, shapes, report)
-        ][:MAX_ALTERNATIVES]
+        forms = [each for form in forms for each in _containing(form, demand, shapes, report)][
+            :MAX_ALTERNATIVES
+        ]
     return [replace(form, contains=frozenset()) for form in forms if not form.is_empty]
 
 
@@ -63,12 +63,8 @@ def _different(array: Arrays, shapes: Shapes) -> list[Atom] | None:
         if values is None:
             return None
         choices.append(values)
-    if array.max_items is not None:
-        most = array.max_items
-    else:
-        most = len(array.prefix) + len(choices[-1])
-    unlike = dict.fromkeys(value for values in choices for value in values)
-    most = min(most, len(unlike))
+    unlike = {value for values in choices for value in values}
+    most = len(unlike) if array.max_items is None else min(array.max_items, len(unlike))
     found: list[Constant] = []
     for length in range(array.min_items, most + 1):
         for items in _lists(choices, length):

@@ -168,7 +168,7 @@ class Objects:
     """All that holds for other properties whose names match."""
     rest: State = ANYTHING
     """Of all other properties."""
-    required: frozenset[str] = frozenset()
+    required: tuple[str, ...] = ()
     min_properties: int = 0
     max_properties: int | None = None
     counts: frozenset[Source] = frozenset()
@@ -240,12 +240,22 @@ def union(*shapes: Shape) -> Shape:
     return found
 
 
+def _has_seen(atom: Atom) -> bool:
+    if isinstance(atom, Objects):
+        return bool(atom.seen_names or atom.seen_patterns or atom.seen_all)
+    if isinstance(atom, Arrays):
+        return bool(atom.seen_prefix or atom.seen_all or atom.seen_states)
+    return False
+
+
 def _without_covered(kind: Kind, atoms: Iterable[Atom]) -> tuple[Atom, ...]:
     """The atoms; of some values one atom, and nothing else beside all values of the type."""
     others = [each for each in atoms if not (isinstance(each, Values) and not each.lost)]
     values = [each for each in atoms if isinstance(each, Values) and not each.lost]
-    if any(each == WHOLE[kind] for each in others):
-        return (WHOLE[kind],)
+    if WHOLE[kind] in others:
+        # What an alternative has seen matters where it allows nothing new.
+        others = [each for each in others if each == WHOLE[kind] or _has_seen(each)]
+        values = []
     if len(values) > 1:
         unique = tuple(dict.fromkeys(value for each in values for value in each.values))
         values = [Values(kind, unique)]

@@ -33,8 +33,13 @@ def only_evaluated(shape: Shape, keyword: str, state: State, source: Source) -> 
     }
 
 
+def _is_unknown(atom: Atom) -> bool:
+    """Whether a schema that is not known may have evaluated more."""
+    return any(source.keyword in ("$ref", "$dynamicRef") for source in atom.lost)
+
+
 def _properties(atom: Atom, state: State, source: Source) -> Atom:
-    if isinstance(atom, Values):
+    if isinstance(atom, Values) or _is_unknown(atom):
         return replace(atom, lost=atom.lost | {source})
     if not isinstance(atom, Objects) or atom.seen_all:
         return atom
@@ -54,7 +59,7 @@ def _properties(atom: Atom, state: State, source: Source) -> Atom:
 
 
 def _items(atom: Atom, state: State, source: Source) -> Atom:
-    if isinstance(atom, Values):
+    if isinstance(atom, Values) or _is_unknown(atom):
         return replace(atom, lost=atom.lost | {source})
     if not isinstance(atom, Arrays) or atom.seen_all:
         return atom

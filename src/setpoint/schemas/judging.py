@@ -97,7 +97,9 @@ class Validator:
             return False
         key = "prefixItems" if not isinstance(schema.get("items"), list) else "items"
         prefix, rest = schema.get(key, ()), "items" if key == "prefixItems" else "additionalItems"
-        found = [self._inside(node, value[at], key, at) for at in range(min(len(prefix), len(value)))]
+        found = [
+            self._inside(node, value[at], key, at) for at in range(min(len(prefix), len(value)))
+        ]
         if rest in schema:
             found += [self._inside(node, each, rest) for each in value[len(prefix) :]]
         if "contains" in schema:
@@ -161,11 +163,7 @@ class Validator:
             then = self._inside(node, value, "then") if "then" in schema else True
             other = self._inside(node, value, "else") if "else" in schema else True
             found.append(
-                every((then, other)) or None
-                if condition is None
-                else then
-                if condition
-                else other
+                every((then, other)) or None if condition is None else then if condition else other
             )
         for key in ("$ref", "$dynamicRef"):
             if key in schema:

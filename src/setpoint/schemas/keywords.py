@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from setpoint.schemas.atoms import (
-    WHOLE,
+    Arrays,
     Objects,
     Shape,
     Source,
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Part = tuple[str, Callable[[], Shape]]
 """A keyword, and the shape that it gives."""
+
+_BOTH_BRANCHES = "where 'if' does not hold, both 'then' and 'else' do"
 
 MAX_TOGETHER = 4
 """Most alternatives of an anyOf that are also taken together, which matters only where unevaluated
@@ -74,10 +76,13 @@ class Keywords:
     def _opposite(self, node: Node) -> Shape:
         shapes = list(self._local.opposites(node))
         shapes += [part() for _, part in self._opposite_parts(node)]
-        for keyword, kind in (("unevaluatedProperties", "object"), ("unevaluatedItems", "array")):
+        for keyword, whole in (
+            ("unevaluatedProperties", Objects()),
+            ("unevaluatedItems", Arrays()),
+        ):
             if keyword in node.schema:
                 source = Source(keyword, f"{node.path}/{keyword}", is_opposite=True)
-                shapes.append(losing({kind: (WHOLE[kind],)}, source))  # type: ignore[dict-item]
+                shapes.append(losing(shape_of([whole]), source))
         return union(*shapes)
 
     def _of(self, node: Node, key: str, *steps: str | int, holds: bool = True) -> Shape:
@@ -133,12 +138,12 @@ class Keywords:
 
     def _referred(self, node: Node, key: str, *, holds: bool) -> Shape:
         reference = node.schema[key]
-        target = self._document.target(node, reference) if key == "$ref" else None
-        if key == "$dynamicRef":
-            anchors = self._document.dynamic.get(reference.rpartition("#")[2], [])
-            if len(anchors) == 1 or not anchors:
-                # Whoever refers to it, there is one schema that can be meant.
-                target = anchors[0] if anchors else self._document.target(node, reference)
+        target = self._document.target(node, reference)
+        if key == "$dynamicRef" and target is not None:
+            name = reference.rpartition("#")[2]
+            others = self._document.dynamic.get(name, [])
+            if target in others and len(others) > 1:
+                target = None  # which one is meant depends on the way to it
         if target is None:
             source = Source(key, f"{node.path}/{key}", is_opposite=not holds)
             return losing(everything(), source)
@@ -192,6 +197,8 @@ class Keywords:
                 into = exact if self._shapes.is_exact(atom) else inexact
                 into[kind] = (*into.get(kind, ()), atom)
         # Where no grammar has the opposite of the condition, what satisfies both branches is valid.
+        if inexact:
+            self._shapes.narrowed[Source("if", f"{node.path}/if")] = _BOTH_BRANCHES
         both = {kind: atoms for kind, atoms in met(then, other).items() if kind in inexact}
         return union(met(holds, then), met(exact, other), both)
 
@@ -224,7 +231,7 @@ class Keywords:
         if not isinstance(needed, list):
             return self._of(node, key, name, holds=holds)
         if holds:
-            return shape_of([Objects(required=frozenset(needed))])
+            return shape_of([Objects(required=tuple(dict.fromkeys(needed)))])
         return shape_of([absent(each) for each in needed])
 
 
@@ -234,7 +241,7 @@ def absent(name: str) -> Objects:
 
 
 def _present(name: str) -> Shape:
-    return shape_of([Objects(required=frozenset((name,)))])
+    return shape_of([Objects(required=(name,))])
 
 
 def _not_listing(shape: Shape) -> Shape:

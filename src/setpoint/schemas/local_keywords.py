@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from setpoint.schemas.atoms import (
@@ -117,7 +118,7 @@ class LocalKeywords:
             tuple(names.items()),
             tuple(patterns),
             rest,
-            frozenset(schema.get("required", ())),
+            tuple(dict.fromkeys(schema.get("required", ()))),
             int(schema.get("minProperties", 0)),
             _count(schema.get("maxProperties")),
             counts=frozenset(
@@ -178,7 +179,7 @@ class LocalKeywords:
         schema = node.schema
         for name in schema.get("properties", ()):
             state = opposite(self._state(node, "properties", name))
-            yield Objects(names=((name, state),), required=frozenset((name,)))
+            yield Objects(names=((name, state),), required=(name,))
         for name in schema.get("required", ()):
             yield Objects(names=((name, NOTHING),))
         if schema.get("minProperties", 0) > 0:
@@ -226,7 +227,7 @@ class LocalKeywords:
         for name, each in value.items():
             yield Objects(names=((name, NOTHING),))
             state = self._not(each, f"{source.path}/{name}")
-            yield Objects(names=((name, state),), required=frozenset((name,)))
+            yield Objects(names=((name, state),), required=(name,))
 
     def _not(self, value: Any, path: str) -> State:
         return frozenset((Demand(self._document.number_of_value(value, path), holds=False),))
@@ -291,9 +292,7 @@ def _strings(node: Node) -> Strings:
     return Strings(
         int(schema.get("minLength", 0)),
         _count(schema.get("maxLength")),
-        patterns=frozenset(
-            (Expression(schema["pattern"], source),) if "pattern" in schema else ()
-        ),
+        patterns=frozenset((Expression(schema["pattern"], source),) if "pattern" in schema else ()),
         formats=frozenset((given,) if isinstance(given, str) else ()),
     )
 
@@ -316,7 +315,7 @@ def _opposite_numbers(node: Node) -> Iterator[Atom]:
 def _numbers_between(excluded: list[float]) -> Iterator[Atom]:
     whole = Numbers()
     edges = [whole.low, *excluded, whole.high]
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         yield Numbers(low, high, low_excluded=low != whole.low, high_excluded=high != whole.high)
 
 

@@ -53,9 +53,10 @@ def meet_atoms(one: Atom, other: Atom, judge: Judge) -> Atom | None:
         return _values_in(one, other, judge)
     if isinstance(other, Values):
         return _values_in(other, one, judge)
+    met: Numbers | Strings | Arrays | Objects
     match one, other:
         case Numbers(), Numbers():
-            met: Atom = _numbers(one, other)
+            met = _numbers(one, other)
         case Strings(), Strings():
             met = _strings(one, other)
         case Arrays(), Arrays():
@@ -164,7 +165,7 @@ def _objects(one: Objects, other: Objects, judge: Judge) -> Objects:
         tuple(names.items()),
         tuple(patterns.values()),
         both(one.rest, other.rest),
-        one.required | other.required,
+        tuple(dict.fromkeys((*one.required, *other.required))),
         max(one.min_properties, other.min_properties),
         _least(one.max_properties, other.max_properties),
         counts=one.counts | other.counts,

@@ -38,8 +38,8 @@ def _with_keys(
             report.lose((source,))
         names[name] = NOTHING if verdict is False else state
     named = replace(objects, names=tuple(names.items()))
-    for name in objects.required - names.keys():
-        if shapes.satisfies(name, keys) is False:
+    for name in objects.required:
+        if name not in names and shapes.satisfies(name, keys) is False:
             return replace(named, names=(*named.names, (name, NOTHING)))
     allowed = shapes.of(keys).get("string", ())
     values = shapes.values_of(keys)
@@ -57,9 +57,7 @@ def _with_keys(
         return named
     if expression == "":
         return named
-    return replace(
-        named, patterns=((Expression(expression, source), objects.rest),), rest=NOTHING
-    )
+    return replace(named, patterns=((Expression(expression, source), objects.rest),), rest=NOTHING)
 
 
 def _expression(atoms: list[Strings | Values]) -> str | None:
@@ -86,16 +84,17 @@ def _expression(atoms: list[Strings | Values]) -> str | None:
 def _with_required(objects: Objects, report: Report) -> Objects:
     """The objects with all required properties among the named ones."""
     names = dict(objects.names)
-    is_listed = objects.is_listed and objects.required <= names.keys()
-    for name in sorted(objects.required - names.keys()):
+    is_listed = objects.is_listed and all(name in names for name in objects.required)
+    for name in (each for each in objects.required if each not in names):
         names[name], lost = state_of_name(objects, name)
         report.lose(lost)
     return replace(objects, names=tuple(names.items()), is_listed=is_listed)
 
 
 def closed(objects: Objects) -> Objects:
-    """An object gets only the properties that its schemas list, unless one speaks of others. JSON
-    Schema allows any others then, with which a small model continues until it has no tokens left."""
+    """The objects with only the properties that their schemas list, unless one speaks of others.
+    JSON Schema allows any others then, with which a small model continues until it has no tokens
+    left."""
     if not objects.is_listed or objects.is_open:
         return objects
     return replace(objects, patterns=(), rest=NOTHING)
@@ -124,7 +123,7 @@ def _counted(objects: Objects, shapes: Shapes, report: Report) -> list[Objects]:
     forms = []
     subsets = chain.from_iterable(combinations(optional, n) for n in range(len(optional) + 1))
     for chosen in subsets:
-        required = objects.required | set(chosen)
+        required = (*objects.required, *chosen)
         form = replace(
             objects,
             names=tuple(

@@ -25,8 +25,8 @@ REWRITTEN = frozenset(
 )
 """Keywords that grammar libraries have not, or only in simple cases."""
 
-WITHOUT_EFFECT = {"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True}
-"""Values with which a keyword allows everything."""
+_DROPPED = ("then", "else", "minContains", "maxContains", "$dynamicAnchor", "$recursiveAnchor")
+"""Keywords that mean something only beside others, and that grammar libraries refuse."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,7 +49,9 @@ def rewritten(schema: dict[str, Any]) -> Rewritten:
     except (TooLargeError, TooManyError):
         return _stripped(schema)
     except LoopError:
-        raise RequestError("the schema refers to itself without a property or an item between") from None
+        raise RequestError(
+            "the schema refers to itself without a property or an item between"
+        ) from None
     except RecursionError:
         raise RequestError("references in the schema are nested too deep") from None
     if found is False:
@@ -60,7 +62,7 @@ def rewritten(schema: dict[str, Any]) -> Rewritten:
 def needs_rewriting(schema: Any) -> bool:
     """Whether a schema, or one inside it, has a keyword that grammar libraries do not enforce."""
     return any(
-        key in REWRITTEN and not _has_no_effect(key, value) or _is_hard(each, key, value)
+        key in REWRITTEN or key in _DROPPED or _is_hard(each, key, value)
         for each, _ in _schemas_in(schema)
         for key, value in each.items()
     )
@@ -68,19 +70,22 @@ def needs_rewriting(schema: Any) -> bool:
 
 def _with_whole_counts(schema: Any) -> Any:
     """The schema with counts such as 2.0, which JSON Schema allows, as integers."""
-    if not any(_is_float_count(key, value) for each, _ in _schemas_in(schema) for key, value in each.items()):
+    if not any(
+        _is_float_count(key, value)
+        for each, _ in _schemas_in(schema)
+        for key, value in each.items()
+    ):
         return schema
-    return _mapped(schema, lambda each: {
-        key: int(value) if _is_float_count(key, value) else value for key, value in each.items()
-    })
+    return _mapped(
+        schema,
+        lambda each: {
+            key: int(value) if _is_float_count(key, value) else value for key, value in each.items()
+        },
+    )
 
 
 def _is_float_count(key: str, value: Any) -> bool:
     return key in COUNTS and isinstance(value, float) and value.is_integer()
-
-
-def _has_no_effect(key: str, value: Any) -> bool:
-    return key in WITHOUT_EFFECT and value is WITHOUT_EFFECT[key]
 
 
 def _is_hard(schema: dict[str, Any], key: str, value: Any) -> bool:
@@ -96,6 +101,9 @@ def _is_hard(schema: dict[str, Any], key: str, value: Any) -> bool:
             return "properties" in schema
         case "items":
             return isinstance(value, list)
+        case "$schema":
+            # The library looks for others where it must not: outside this machine.
+            return not (isinstance(value, str) and "//json-schema.org/" in value)
         case "$ref":
             return isinstance(value, str) and not value.startswith("#")
     return False
@@ -117,20 +125,14 @@ def _stripped(schema: dict[str, Any]) -> Rewritten:
     work."""
     report = Report()
     for each, path in _schemas_in(schema):
-        report.lose(
-            Source(key, f"{path}/{key}")
-            for key, value in each.items()
-            if key in REWRITTEN and not _has_no_effect(key, value)
-        )
+        report.lose(Source(key, f"{path}/{key}") for key, value in each.items() if key in REWRITTEN)
     return Rewritten(_mapped(schema, _without), report)
 
 
 def _without(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema without keywords that would be rewritten, and with anyOf instead of oneOf."""
     kept = {
-        key: value
-        for key, value in schema.items()
-        if key not in REWRITTEN and key not in ("then", "else", "minContains", "maxContains")
+        key: value for key, value in schema.items() if key not in REWRITTEN and key not in _DROPPED
     }
     if "oneOf" in schema and "anyOf" not in schema:
         kept["anyOf"] = schema["oneOf"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from setpoint.core.errors import RequestError
 from setpoint.schemas.atoms import (
     Arrays,
     Atom,
@@ -19,7 +18,7 @@ from setpoint.schemas.atoms import (
     everything,
     union,
 )
-from setpoint.schemas.document import Document, Node
+from setpoint.schemas.document import Document
 from setpoint.schemas.judging import Validator, Verdict, every, negated, some
 from setpoint.schemas.meeting import meet, state_of_name
 from setpoint.schemas.states import Demand, OneOfStates, State
@@ -72,6 +71,8 @@ class Shapes:
         self._of_state: dict[State, Shape] = {}
         self._expanding: set[Demand] = set()
         self._judging: set[State] = set()
+        self.narrowed: dict[Source, str] = {}
+        """Keywords that are enforced, but exclude more values than they should -> how."""
 
     def spend(self, steps: int = 1) -> None:
         self._steps += steps
@@ -90,7 +91,9 @@ class Shapes:
 
     def met(self, first: Shape, second: Shape) -> Shape:
         """What two shapes have in common. Raises TooManyError."""
-        if any(len(first.get(kind, ())) * len(atoms) > 16 * MAX_ATOMS for kind, atoms in second.items()):
+        if any(
+            len(first.get(kind, ())) * len(atoms) > 16 * MAX_ATOMS for kind, atoms in second.items()
+        ):
             raise TooManyError
         found = union(meet(first, second, self))
         if any(len(atoms) > MAX_ATOMS for atoms in found.values()):
@@ -138,9 +141,11 @@ class Shapes:
     def _is_empty(self, atom: Atom) -> bool:
         self.spend()
         if isinstance(atom, Objects):
-            needed = [state_of_name(atom, name)[0] for name in sorted(atom.required)]
+            needed = [state_of_name(atom, name)[0] for name in atom.required]
         elif isinstance(atom, Arrays):
-            needed = [atom.item(index) for index in range(min(atom.min_items, len(atom.prefix) + 1))]
+            needed = [
+                atom.item(index) for index in range(min(atom.min_items, len(atom.prefix) + 1))
+            ]
         else:
             needed = []
         return any(self.nothing_satisfies(state) for state in needed)
@@ -202,7 +207,9 @@ class Shapes:
                 sources = {each.source for each in atom.contains} | atom.unique
             case Objects():
                 verdict = self._object_has(atom, plain)
-                sources = {each.source for each, _ in atom.patterns} | {each for _, each in atom.keys}
+                sources = {each.source for each, _ in atom.patterns} | {
+                    each for _, each in atom.keys
+                }
         if verdict is None:
             return True, frozenset(sources) or frozenset((Source("enum", "#"),))
         return verdict, unknown
@@ -217,8 +224,10 @@ class Shapes:
         return verdict if demand.holds else negated(verdict)
 
     def _array_has(self, atom: Arrays, value: list[Any]) -> Verdict:
-        if not atom.min_items <= len(value) <= (
-            len(value) if atom.max_items is None else atom.max_items
+        if (
+            not atom.min_items
+            <= len(value)
+            <= (len(value) if atom.max_items is None else atom.max_items)
         ):
             return False
         if atom.unique and len(set(map(constant, value))) < len(value):
@@ -235,7 +244,8 @@ class Shapes:
 
     def _object_has(self, atom: Objects, value: dict[str, Any]) -> Verdict:
         most = len(value) if atom.max_properties is None else atom.max_properties
-        if not atom.min_properties <= len(value) <= most or not atom.required <= value.keys():
+        has_required = all(name in value for name in atom.required)
+        if not (has_required and atom.min_properties <= len(value) <= most):
             return False
         found: list[Verdict] = []
         for name, each in value.items():
@@ -253,5 +263,3 @@ def listed_numbers(atom: Numbers) -> Atom:
     own = replace(atom, lost=frozenset())
     values = (number for number in range(int(first), int(last) + 1) if own.has(number))
     return Values("number", tuple(map(constant, values)), atom.lost)
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from fractions import Fraction
 from typing import Any
@@ -33,7 +34,8 @@ class Writer:
     def document(self, state: State) -> Schema:
         """The schema of a state, and of all that it refers to."""
         begun = self._written(state)
-        root = self._resolved(begun)
+        root: Schema = self._resolved(begun)
+        self.report.narrowed |= self._shapes.narrowed
         if not isinstance(root, dict):
             return root
         kept = {
@@ -87,7 +89,7 @@ class Writer:
             if kind not in whole:
                 for atom in shape.get(kind, ()):
                     found += self._of_atom(atom)
-        unique = [each for index, each in enumerate(found) if each not in found[:index]]
+        unique = list({json.dumps(each): each for each in found}.values())
         if not unique:
             return False
         return unique[0] if len(unique) == 1 else {"anyOf": unique}
@@ -195,10 +197,10 @@ class Writer:
 
 
 def _enumerated(atom: Values) -> Schema:
-    values = [each.value for each in atom.values]
-    if atom == WHOLE[atom.kind]:
+    whole = WHOLE[atom.kind]
+    if isinstance(whole, Values) and set(whole.values) == set(atom.values):
         return {"type": atom.kind}
-    return {"enum": values}
+    return {"enum": [each.value for each in atom.values]}
 
 
 def _is_nested(schema: Schema) -> bool:
