@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import combinations, islice, permutations, product
-from math import comb
+from itertools import chain, combinations, permutations, product
+from math import comb, perm
 
 from setpoint.schemas.atoms import Arrays, Atom, Contains, Values
 from setpoint.schemas.report import Report
@@ -25,9 +25,9 @@ def forms_of(array: Arrays, shapes: Shapes, report: Report) -> list[Atom]:
     """Atoms without ``contains`` and ``unique``; what cannot be enforced goes to the report."""
     array = _shortened(array, shapes)
     if array.unique:
-        listed = _different(array, shapes)
+        listed = _different(array, shapes, report)
         if listed is not None:
-            return listed
+            return [Values("array", tuple(listed))] if listed else []
         if not _differ_anyway(array, shapes):
             report.lose(array.unique)
         array = replace(array, unique=frozenset())
@@ -51,41 +51,62 @@ def _shortened(array: Arrays, shapes: Shapes) -> Arrays:
     return array
 
 
-def _different(array: Arrays, shapes: Shapes) -> list[Atom] | None:
-    """All arrays of different items one by one, or in the order of the schema; None if they are too
-    many or not known."""
+def _different(array: Arrays, shapes: Shapes, report: Report) -> list[Constant] | None:
+    """All arrays of different items one by one; if they are too many, those whose items come in the
+    order of the schema. None if these are too many, too, or not known."""
+    choices = _choices(array, shapes)
+    if choices is None:
+        return None
+    unlike = {value for values in choices for value in values}
+    most = len(unlike) if array.max_items is None else min(array.max_items, len(unlike))
+    lengths = range(array.min_items, most + 1)
+    if len(choices) > 1:
+        return _listed(array, shapes, chain.from_iterable(_lists(choices, n) for n in lengths))
+    (values,) = choices
+    if sum(perm(len(values), length) for length in lengths) <= MAX_LISTED:
+        orders: Callable[..., Iterable[tuple[Constant, ...]]] = permutations
+    elif sum(comb(len(values), length) for length in lengths) <= MAX_LISTED:
+        orders = combinations
+        for source in array.unique:
+            report.narrow(source, "the items come in the order in which the schema lists them")
+    else:
+        return None
+    return _listed(array, shapes, chain.from_iterable(orders(values, n) for n in lengths))
+
+
+def _choices(array: Arrays, shapes: Shapes) -> list[tuple[Constant, ...]] | None:
+    """The values of each item of the prefix, and of those behind it; None if not known."""
     states = [array.item(index) for index in range(len(array.prefix) + 1)]
     if array.max_items is not None and array.max_items <= len(array.prefix):
         states = states[: array.max_items]
-    choices = []
+    found = []
     for state in states:
         values = shapes.values_of(state)
         if values is None:
             return None
-        choices.append(values)
-    unlike = {value for values in choices for value in values}
-    most = len(unlike) if array.max_items is None else min(array.max_items, len(unlike))
-    found: list[Constant] = []
-    for length in range(array.min_items, most + 1):
-        for items in _lists(choices, length):
-            shapes.spend()
-            value = constant([each.value for each in items])
-            if shapes.has(replace(array, unique=frozenset()), value)[0]:
-                found.append(value)
-            if len(found) > MAX_LISTED:
-                return None
-    return [Values("array", tuple(found))] if found else []
+        found.append(values)
+    return found
 
 
 def _lists(choices: list[tuple[Constant, ...]], length: int) -> Iterator[tuple[Constant, ...]]:
-    """Lists of different values, one of each place's choices."""
-    if len(choices) == 1:
-        yield from islice(permutations(choices[0], length), MAX_LISTED + 1)
-        return
-    own = [choices[min(index, len(choices) - 1)] for index in range(length)]
-    for items in product(*own):
-        if len(set(items)) == length:
-            yield items
+    """Lists of this length, of one of each place's choices."""
+    return product(*(choices[min(index, len(choices) - 1)] for index in range(length)))
+
+
+def _listed(
+    array: Arrays, shapes: Shapes, lists: Iterable[tuple[Constant, ...]]
+) -> list[Constant] | None:
+    """The lists that are in the array; None if they are too many."""
+    found: list[Constant] = []
+    for tried, items in enumerate(lists):
+        if tried >= MAX_LISTED:
+            return None
+        if len(set(items)) == len(items):
+            shapes.spend()
+            value = constant([each.value for each in items])
+            if not array.contains or shapes.has(array, value)[0]:
+                found.append(value)
+    return found
 
 
 def _differ_anyway(array: Arrays, shapes: Shapes) -> bool:
@@ -119,7 +140,8 @@ def _containing(
         return
     if not is_whole and least > 0:
         report.narrow(demand.source, f"these items are among the first {window}")
-    for count in range(least, window - start + 1 if most is None else most + 1):
+    possible = window - start
+    for count in range(least, (possible if most is None else min(most, possible)) + 1):
         for places in combinations(range(start, window), count):
             yield _with_places(array, places, window, demand, wanted, unwanted)
         if most is None:
@@ -129,7 +151,11 @@ def _containing(
 def _window(array: Arrays, demand: Contains) -> tuple[int | None, bool]:
     """Up to which item the wanted ones may be, and whether that excludes no array."""
     length = max(len(array.prefix), demand.start)
-    furthest = length + max(WINDOW, demand.least) if array.max_items is None else array.max_items
+    if demand.least > MAX_ALTERNATIVES:
+        return None, False
+    furthest = length + max(WINDOW, demand.least)
+    if array.max_items is not None:
+        furthest = min(array.max_items, furthest + MAX_ALTERNATIVES)
     for window in range(furthest, demand.start + demand.least - 1, -1):
         places = window - demand.start
         most = demand.least if demand.most is None else min(demand.most, places)

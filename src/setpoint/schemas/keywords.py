@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Part = tuple[str, Callable[[], Shape]]
 """A keyword, and the shape that it gives."""
 
+_UNEVALUATED = (("unevaluatedProperties", Objects()), ("unevaluatedItems", Arrays()))
 _BOTH_BRANCHES = "where 'if' does not hold, both 'then' and 'else' do"
 
 MAX_TOGETHER = 4
@@ -196,11 +197,23 @@ class Keywords:
             for atom in atoms:
                 into = exact if self._shapes.is_exact(atom) else inexact
                 into[kind] = (*into.get(kind, ()), atom)
-        # Where no grammar has the opposite of the condition, what satisfies both branches is valid.
-        if inexact:
-            self._shapes.narrowed[Source("if", f"{node.path}/if")] = _BOTH_BRANCHES
-        both = {kind: atoms for kind, atoms in met(then, other).items() if kind in inexact}
-        return union(met(holds, then), met(exact, other), both)
+        source = Source("if", f"{node.path}/if")
+        return union(
+            met(holds, then), met(exact, other), self._unsure(inexact, then, other, source)
+        )
+
+    def _unsure(self, fails: Shape, then: Shape, other: Shape, source: Source) -> Shape:
+        """What may come where no grammar has the opposite of a condition: values of both branches,
+        which are valid in any case, or of the second one if they have none in common."""
+        found: Shape = {}
+        for kind, atoms in fails.items():
+            common = self._shapes.met(then, other).get(kind, ())
+            if not self._shapes.is_empty({kind: common}):
+                self._shapes.narrowed[source] = _BOTH_BRANCHES
+                found[kind] = common
+            else:
+                found |= losing(self._shapes.met({kind: atoms}, other), source)
+        return found
 
     def _failed_condition(self, node: Node) -> Shape:
         found: list[Shape] = []
