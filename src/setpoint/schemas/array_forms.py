@@ -60,7 +60,7 @@ def _different(array: Arrays, shapes: Shapes, report: Report) -> list[Constant] 
     unlike = {value for values in choices for value in values}
     most = len(unlike) if array.max_items is None else min(array.max_items, len(unlike))
     lengths = range(array.min_items, most + 1)
-    if len(choices) > 1:
+    if len(choices) != 1:
         return _listed(array, shapes, chain.from_iterable(_lists(choices, n) for n in lengths))
     (values,) = choices
     if sum(perm(len(values), length) for length in lengths) <= MAX_LISTED:
@@ -130,6 +130,10 @@ def _containing(
         floor = max(array.min_items, least + start if least else 0)
         yield replace(array, min_items=floor, max_items=top)
         return
+    if most is not None and most > WINDOW:
+        report.narrow(demand.source, f"the array has at most {most + start} items")
+        array = replace(array, max_items=_least(array.max_items, most + start))
+        demand, most = replace(demand, most=None), None
     if least == 0 and most is None:
         yield array
         return

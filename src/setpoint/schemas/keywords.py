@@ -160,12 +160,13 @@ class Keywords:
 
     def _one_of(self, node: Node) -> Shape:
         shapes = self._each(node, "oneOf")
-        alone = []
+        met, alone = self._shapes.met, []
         for index, shape in enumerate(shapes):
             for other, its in enumerate(shapes):
-                self._shapes.spend()
-                if other != index and not self._shapes.is_empty(self._shapes.met(shape, its)):
-                    shape = self._shapes.met(shape, self._of(node, "oneOf", other, holds=False))
+                if other == index or self._shapes.excludes(shape, its):
+                    continue
+                if not self._shapes.is_empty(met(shape, its)):
+                    shape = met(shape, self._of(node, "oneOf", other, holds=False))
             alone.append(shape)
         return union(*alone)
 

@@ -24,10 +24,12 @@ from setpoint.schemas.meeting import meet, state_of_name
 from setpoint.schemas.states import Demand, OneOfStates, State
 from setpoint.schemas.values import Constant, constant
 
-MAX_STEPS = 40_000
+MAX_STEPS = 100_000
 """Most steps of work for one schema, each some ten microseconds."""
 MAX_ATOMS = 256
 """Most alternatives of one type at one place."""
+PRUNED_FROM = 4
+"""From how many alternatives on those that nothing satisfies are looked for."""
 MAX_VALUES = 64
 """Most values of a state that is listed value by value."""
 
@@ -71,6 +73,7 @@ class Shapes:
         self._of_state: dict[State, Shape] = {}
         self._expanding: set[Demand] = set()
         self._judging: set[State] = set()
+        self._empty: dict[State, bool] = {}
         self.narrowed: dict[Source, str] = {}
         """Keywords that are enforced, but exclude more values than they should -> how."""
 
@@ -96,6 +99,11 @@ class Shapes:
         ):
             raise TooManyError
         found = union(meet(first, second, self))
+        if any(len(atoms) > PRUNED_FROM for atoms in found.values()):
+            found = {
+                kind: tuple(atom for atom in atoms if not self._is_empty(atom))
+                for kind, atoms in found.items()
+            }
         if any(len(atoms) > MAX_ATOMS for atoms in found.values()):
             raise TooManyError
         return found
@@ -128,15 +136,41 @@ class Shapes:
 
     def nothing_satisfies(self, state: State) -> bool:
         """Whether certainly no value satisfies the state."""
+        if state in self._empty:
+            return self._empty[state]
         if state in self._judging:
             return False
         self._judging.add(state)
         try:
-            return self.is_empty(self.of(state))
+            found = self.is_empty(self.of(state))
         except LoopError:
             return False
         finally:
             self._judging.discard(state)
+        if found or not self._judging:  # otherwise it may rest on what is not known yet
+            self._empty[state] = found
+        return found
+
+    def excludes(self, first: Shape, second: Shape) -> bool:
+        """Whether it can be seen at once that no value is in both: they are of different types, or
+        objects that differ in the value of a required property."""
+        return all(
+            isinstance(one, Objects) and isinstance(other, Objects) and self._differ(one, other)
+            for kind in first.keys() & second.keys()
+            for one in first[kind]
+            for other in second[kind]
+        )
+
+    def _differ(self, one: Objects, other: Objects) -> bool:
+        own, others = dict(one.names), dict(other.names)
+        for name in one.required:
+            if name in own and name in others:
+                values = [self.values_of(own[name]), self.values_of(others[name])]
+                if all(each is not None for each in values):
+                    first, second = (set(each or ()) for each in values)
+                    if first.isdisjoint(second):
+                        return True
+        return False
 
     def _is_empty(self, atom: Atom) -> bool:
         self.spend()
