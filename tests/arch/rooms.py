@@ -18,7 +18,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "ipc": ({"core"}, {"msgspec"}),
     "scheduler.cache": ({"core"}, {"numpy"}),
     "scheduler": ({"core", "scheduler.cache"}, {"numpy"}),
-    "grammar": ({"core"}, {"llguidance", "msgspec", "numpy"}),
+    "schemas": ({"core"}, set()),
+    "grammar": ({"core", "schemas"}, {"llguidance", "msgspec", "numpy"}),
     "recording": ({"core", "scheduler", "scheduler.cache"}, {"msgspec", "numpy"}),
     "frontend.text": ({"core"}, {"jinja2", "msgspec", "numpy", "tokenizers"}),
     "frontend.storage": ({"core"}, {"msgspec"}),
@@ -100,7 +101,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"core", "engine.attention", "engine.kernels", "engine.layers", "engine.quant"},
         {"safetensors", "torch", "transformers"},
     ),
-    "engine.grammar": ({"core", "grammar"}, {"msgspec", "numpy", "xgrammar"}),
+    "engine.grammar": ({"core", "grammar", "schemas"}, {"msgspec", "numpy", "xgrammar"}),
     "engine.runner": (
         {"core", "engine.attention", "engine.kernels", "engine.layers", "engine.sampling"},
         {"numpy", "torch"},

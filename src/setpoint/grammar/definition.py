@@ -12,9 +12,10 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
 from setpoint.grammar.constraint_refusal import not_compiled
-from setpoint.grammar.schema import prepared_schema, read_schema
+from setpoint.grammar.schema import prepared_schema
 from setpoint.grammar.tag_definition import NO_FORCING, lark_of
 from setpoint.grammar.tags import parsed
+from setpoint.schemas.reading import read_schema
 
 _IN_LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:)", re.MULTILINE)
 """As the library's own test, but linear: that one tries every line break as the beginning of all

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Iterator
 from typing import Any, TypeGuard
 
 from setpoint.core.errors import RequestError
-
-ANY_JSON = "$$ANY$$"
-"""The ``json_schema`` that means any JSON (SGLang's word)."""
-
-MAX_DEPTH = 64
-"""Most lists and objects inside each other in a schema."""
+from setpoint.schemas.document import LISTS, MAPS, SINGLE, schemas_in
+from setpoint.schemas.reading import checked_schema
 
 OPTIONS = "x-guidance"
 """The key of a schema under which llguidance looks for its options."""
@@ -32,14 +26,6 @@ FORMATS = frozenset(
 )
 """The formats that llguidance enforces. Every other one is an annotation, as JSON Schema has it."""
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_SCHEMAS = (
-    *("items", "additionalItems", "contains", "propertyNames", "additionalProperties"),
-    *("unevaluatedItems", "unevaluatedProperties", "not", "if", "then", "else"),
-)
-"""Keywords whose value is a map of schemas, a list of schemas, or a schema."""
-
 _COMBINING = (
     *("allOf", "oneOf", "not", "if", "dependentSchemas", "unevaluatedProperties"),
     "$dynamicRef",
@@ -52,42 +38,6 @@ _OPENING = (
     *("const", "enum"),
 )
 """Keywords that speak of properties which ``properties`` does not list."""
-
-
-def read_schema(text: str) -> Any:
-    """The JSON of a ``json_schema``. Raises RequestError (400)."""
-    try:
-        return json.loads("{}" if text == ANY_JSON else text)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the schema is not valid JSON ({error})") from None
-
-
-def checked_schema(schema: Any) -> dict[str, Any]:
-    """A schema as an object. Raises RequestError (400) for what is no schema or is too deep."""
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
-    if not isinstance(schema, dict):
-        raise RequestError("a schema must be an object, true or false")
-    if _is_deeper(schema, MAX_DEPTH):
-        raise RequestError(f"lists and objects in the schema are nested more than {MAX_DEPTH} deep")
-    return schema
-
-
-def schemas_in(schema: Any) -> Iterator[dict[str, Any]]:
-    """A schema and those inside it, without those that are true or false."""
-    if not isinstance(schema, dict):
-        return
-    yield schema
-    for key, value in schema.items():
-        inner: Iterable[Any] = ()
-        if key in _MAPS and isinstance(value, dict):
-            inner = value.values()
-        elif key in _LISTS and isinstance(value, list):
-            inner = value
-        elif key in _SCHEMAS:
-            inner = (value,)
-        for each in inner:
-            yield from schemas_in(each)
 
 
 def prepared_schema(schema: Any) -> dict[str, Any]:
@@ -109,11 +59,11 @@ def _prepared(schema: Any, *, closes: bool) -> Any:
     _check_bounds(schema)
     kept: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _MAPS and isinstance(value, dict):
+        if key in MAPS and isinstance(value, dict):
             kept[key] = {name: _prepared(each, closes=closes) for name, each in value.items()}
-        elif key in _LISTS and isinstance(value, list):
+        elif (key in LISTS or key == "items") and isinstance(value, list):
             kept[key] = [_prepared(each, closes=closes) for each in value]
-        elif key in _SCHEMAS:
+        elif key in SINGLE:
             kept[key] = _prepared(value, closes=closes)
         elif not _changes_nothing(key, value):
             kept[key] = value
@@ -139,7 +89,7 @@ def _combines(schema: Any) -> bool:
     one does not."""
     return any(
         any(key in each for key in _COMBINING) or sum(key in each for key in _ABOUT_PROPERTIES) > 1
-        for each in schemas_in(schema)
+        for each, _ in schemas_in(schema)
     )
 
 
@@ -165,18 +115,3 @@ def _check_bounds(schema: dict[str, Any]) -> None:
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_deeper(value: Any, depth: int) -> bool:
-    """Whether a JSON value has more than ``depth`` lists and objects inside each other."""
-    level = [value]
-    for _ in range(depth + 1):
-        level = [
-            inner
-            for each in level
-            if isinstance(each, dict | list)
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
-        if not level:
-            return False
-    return True

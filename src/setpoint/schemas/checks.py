@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 from setpoint.schemas.document import Node
 from setpoint.schemas.values import is_integral
 
@@ -28,7 +28,7 @@ def check_keywords(node: Node) -> None:
     for key, value in node.schema.items():
         wanted = _wanted(key, value)
         if wanted:
-            raise RequestError(f"{shown(node.path, 200)}/{key}: the value must be {wanted}")
+            raise RequestError(f"{excerpt(node.path, 200)}/{key}: the value must be {wanted}")
 
 
 def _wanted(key: str, value: Any) -> str:

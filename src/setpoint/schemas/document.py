@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -44,6 +44,17 @@ def parts_of(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"/{key}/{index}", each
         elif key in SINGLE:
             yield f"/{key}", value
+
+
+def schemas_in(schema: Any) -> list[tuple[dict[str, Any], str]]:
+    """A schema and those inside it that are objects, each with its JSON pointer."""
+    found, todo = [], [(schema, "#")]
+    while todo:
+        each, path = todo.pop()
+        if isinstance(each, dict):
+            found.append((each, path))
+            todo += [(inner, path + step) for step, inner in parts_of(each)]
+    return found
 
 
 class Document:
@@ -106,7 +117,7 @@ class Document:
             found = self._pointed_to(self.nodes[root], fragment)
         if found is None:
             raise RequestError(
-                f"{_shown(node.path)}/$ref: {shown(reference, 200)!r} leads to nothing"
+                f"{_shown(node.path)}/$ref: {excerpt(reference, 200)!r} leads to nothing"
             )
         return found
 
@@ -161,4 +172,4 @@ def _escaped(step: str) -> str:
 
 
 def _shown(path: str) -> str:
-    return shown(path, 200)
+    return excerpt(path, 200)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from setpoint.schemas.atoms import (
     Arrays,
+    Atom,
     Objects,
     Shape,
     Source,
@@ -20,11 +21,10 @@ from setpoint.schemas.atoms import (
 from setpoint.schemas.checks import check_keywords
 from setpoint.schemas.document import Document, Node
 from setpoint.schemas.evaluation import only_evaluated, unseen
+from setpoint.schemas.limits import TooManyError
 from setpoint.schemas.local_keywords import LocalKeywords
+from setpoint.schemas.meeting import Judge
 from setpoint.schemas.states import NOTHING, Demand
-
-if TYPE_CHECKING:
-    from setpoint.schemas.shapes import Shapes
 
 Part = tuple[str, Callable[[], Shape]]
 """A keyword, and the shape that it gives."""
@@ -37,8 +37,24 @@ MAX_TOGETHER = 4
 properties or items do."""
 
 
+class Expanded(Judge, Protocol):
+    """The shapes of other schemas, which a keyword needs."""
+
+    narrowed: dict[Source, str]
+
+    def of_schema(self, demand: Demand) -> Shape: ...
+
+    def met(self, first: Shape, second: Shape) -> Shape: ...
+
+    def is_empty(self, shape: Shape) -> bool: ...
+
+    def is_exact(self, atom: Atom) -> bool: ...
+
+    def excludes(self, first: Shape, second: Shape) -> bool: ...
+
+
 class Keywords:
-    def __init__(self, document: Document, shapes: Shapes) -> None:
+    def __init__(self, document: Document, shapes: Expanded) -> None:
         self._document = document
         self._shapes = shapes
         self._local = LocalKeywords(document)
@@ -67,8 +83,6 @@ class Keywords:
         return shape
 
     def _narrowed(self, shape: Shape, part: Callable[[], Shape], source: Source) -> Shape:
-        from setpoint.schemas.shapes import TooManyError
-
         try:
             return self._shapes.met(shape, part())
         except TooManyError:

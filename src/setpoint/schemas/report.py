@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from setpoint.core.shown import shown
+from setpoint.core.excerpt import excerpt
 from setpoint.schemas.atoms import Source
 
 MAX_NAMED = 8
@@ -35,7 +35,7 @@ class Report:
 
 
 def words_of(source: Source) -> str:
-    path = shown(source.path, MAX_PATH)
+    path = excerpt(source.path, MAX_PATH)
     if source.is_opposite:
         return f"the opposite of '{source.keyword}' at {path}"
     return f"'{source.keyword}' at {path}"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from setpoint.core.constraint import MAX_CHARS
 from setpoint.core.errors import RequestError
 from setpoint.schemas.atoms import Source
 from setpoint.schemas.checks import COUNTS
-from setpoint.schemas.document import LISTS, MAPS, SINGLE, Document, parts_of
+from setpoint.schemas.document import LISTS, MAPS, SINGLE, Document, schemas_in
 from setpoint.schemas.expressions import is_regular
+from setpoint.schemas.limits import LoopError, TooLargeError, TooManyError
 from setpoint.schemas.report import Report
-from setpoint.schemas.shapes import LoopError, Shapes, TooLargeError, TooManyError
+from setpoint.schemas.shapes import Shapes
 from setpoint.schemas.states import Demand
 from setpoint.schemas.writing import Schema, Writer
 
@@ -56,14 +59,19 @@ def rewritten(schema: dict[str, Any]) -> Rewritten:
         raise RequestError("references in the schema are nested too deep") from None
     if found is False:
         raise RequestError("no JSON value satisfies the schema")
+    if len(json.dumps(found)) > MAX_CHARS["json_schema"]:
+        return _stripped(schema)
     return Rewritten(found, writer.report)
 
 
 def needs_rewriting(schema: Any) -> bool:
     """Whether a schema, or one inside it, has a keyword that grammar libraries do not enforce."""
     return any(
-        key in REWRITTEN or key in _DROPPED or _is_hard(each, key, value)
-        for each, _ in _schemas_in(schema)
+        key in REWRITTEN
+        or key in _DROPPED
+        or (key == "$id" and each is not schema)
+        or _is_hard(each, key, value)
+        for each, _ in schemas_in(schema)
         for key, value in each.items()
     )
 
@@ -71,9 +79,7 @@ def needs_rewriting(schema: Any) -> bool:
 def _with_whole_counts(schema: Any) -> Any:
     """The schema with counts such as 2.0, which JSON Schema allows, as integers."""
     if not any(
-        _is_float_count(key, value)
-        for each, _ in _schemas_in(schema)
-        for key, value in each.items()
+        _is_float_count(key, value) for each, _ in schemas_in(schema) for key, value in each.items()
     ):
         return schema
     return _mapped(
@@ -109,22 +115,11 @@ def _is_hard(schema: dict[str, Any], key: str, value: Any) -> bool:
     return False
 
 
-def _schemas_in(schema: Any) -> list[tuple[dict[str, Any], str]]:
-    """A schema and those inside it that are objects, each with its JSON pointer."""
-    found, todo = [], [(schema, "#")]
-    while todo:
-        each, path = todo.pop()
-        if isinstance(each, dict):
-            found.append((each, path))
-            todo += [(inner, path + step) for step, inner in parts_of(each)]
-    return found
-
-
 def _stripped(schema: dict[str, Any]) -> Rewritten:
     """The schema without the keywords that would have been rewritten: its rewriting takes too much
     work."""
     report = Report()
-    for each, path in _schemas_in(schema):
+    for each, path in schemas_in(schema):
         report.lose(Source(key, f"{path}/{key}") for key, value in each.items() if key in REWRITTEN)
     return Rewritten(_mapped(schema, _without), report)
 

@@ -20,31 +20,19 @@ from setpoint.schemas.atoms import (
 )
 from setpoint.schemas.document import Document
 from setpoint.schemas.judging import Validator, Verdict, every, negated, some
+from setpoint.schemas.keywords import Keywords
+from setpoint.schemas.limits import (
+    MAX_ATOMS,
+    MAX_STEPS,
+    MAX_VALUES,
+    PRUNED_FROM,
+    LoopError,
+    TooLargeError,
+    TooManyError,
+)
 from setpoint.schemas.meeting import meet, state_of_name
 from setpoint.schemas.states import Demand, OneOfStates, State
 from setpoint.schemas.values import Constant, constant
-
-MAX_STEPS = 100_000
-"""Most steps of work for one schema, each some ten microseconds."""
-MAX_ATOMS = 256
-"""Most alternatives of one type at one place."""
-PRUNED_FROM = 4
-"""From how many alternatives on those that nothing satisfies are looked for."""
-MAX_VALUES = 64
-"""Most values of a state that is listed value by value."""
-
-
-class TooLargeError(Exception):
-    """The schema takes too much work."""
-
-
-class TooManyError(Exception):
-    """One place has too many alternatives."""
-
-
-class LoopError(Exception):
-    """A schema is asked for while it is being expanded."""
-
 
 Order = tuple[Any, ...]
 
@@ -63,8 +51,6 @@ def order_of_state(state: State) -> Order:
 
 class Shapes:
     def __init__(self, document: Document) -> None:
-        from setpoint.schemas.keywords import Keywords
-
         self.document = document
         self._keywords = Keywords(document, self)
         self._validator = Validator(document, self.spend)

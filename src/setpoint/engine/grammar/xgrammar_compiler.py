@@ -16,9 +16,10 @@ from setpoint.core.errors import RequestError
 from setpoint.core.plan import forbid
 from setpoint.core.request import Ids
 from setpoint.engine.grammar.xgrammar_schema import check_expression, enforced_schema
-from setpoint.grammar.schema import MAX_WHITESPACE, read_schema
+from setpoint.grammar.schema import MAX_WHITESPACE
 from setpoint.grammar.tags import parsed
 from setpoint.grammar.vocabulary import Vocabulary
+from setpoint.schemas.reading import read_schema
 
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
 """What xgrammar writes before an error message: the time, and the place in its own code."""

@@ -10,7 +10,9 @@ from typing import Any
 
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
-from setpoint.grammar.schema import FORMATS, checked_schema, lists_all, schemas_in
+from setpoint.grammar.schema import FORMATS, lists_all
+from setpoint.schemas.document import schemas_in
+from setpoint.schemas.reading import checked_schema
 
 _ANNOTATIONS = frozenset(
     (
@@ -68,10 +70,10 @@ def enforced_schema(schema: Any) -> dict[str, Any]:
     """The schema as an object, changed in place: formats that have no effect are removed, and
     objects get only the listed properties, as for llguidance. Raises RequestError (400) that names
     what xgrammar would ignore."""
-    schema = checked_schema(schema)
-    for each in schemas_in(schema):
+    checked = checked_schema(schema)
+    for each, _ in schemas_in(checked):
         _prepare(each)
-    return schema
+    return checked
 
 
 def _prepare(schema: dict[str, Any]) -> None:

@@ -1,0 +1,48 @@
+"""A client's schema from its text, in its outer form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from setpoint.core.errors import RequestError
+
+ANY_JSON = "$$ANY$$"
+"""The ``json_schema`` that means any JSON (SGLang's word)."""
+
+MAX_DEPTH = 64
+"""Most lists and objects inside each other in a schema."""
+
+
+def read_schema(text: str) -> Any:
+    """The JSON of a ``json_schema``. Raises RequestError (400)."""
+    try:
+        return json.loads("{}" if text == ANY_JSON else text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the schema is not valid JSON ({error})") from None
+
+
+def checked_schema(schema: Any) -> dict[str, Any]:
+    """A schema as an object. Raises RequestError (400) for what is no schema or is too deep."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    if not isinstance(schema, dict):
+        raise RequestError("a schema must be an object, true or false")
+    if _is_deeper(schema, MAX_DEPTH):
+        raise RequestError(f"lists and objects in the schema are nested more than {MAX_DEPTH} deep")
+    return schema
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Whether a JSON value has more than ``depth`` lists and objects inside each other."""
+    level = [value]
+    for _ in range(depth + 1):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return True
