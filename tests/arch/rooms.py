@@ -36,6 +36,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "frontend.telemetry.metrics",
             "frontend.text",
             "ipc",
+            "schemas",
         },
         {"msgspec", "numpy"},
     ),

@@ -23,6 +23,7 @@ from setpoint.frontend.bodies import parse
 from setpoint.frontend.checkpoint_names import Checkpoints, NoCheckpoints
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.drain import Drain
+from setpoint.frontend.enforcement import Enforcement
 from setpoint.frontend.hidden_states import check_hidden_states
 from setpoint.frontend.intake import Intake, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
@@ -74,6 +75,7 @@ class Service:
         self.text = text
         self.book = RequestBook()
         self.intake = Intake(config, text, self.book)
+        self.enforcement = Enforcement(self.book)
         self._log = RequestLog(lambda: live.frontend)
         self.readers: list[Callable[[SequenceOutput], None]] = []
         """Called with every sequence of a client that has ended; filled at the start."""

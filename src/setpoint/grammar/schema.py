@@ -8,9 +8,7 @@ from typing import Any, TypeGuard
 from setpoint.core.errors import RequestError
 from setpoint.schemas.document import LISTS, MAPS, SINGLE, schemas_in
 from setpoint.schemas.reading import checked_schema
-
-OPTIONS = "x-guidance"
-"""The key of a schema under which llguidance looks for its options."""
+from setpoint.schemas.rewriting import OPTIONS
 
 MAX_WHITESPACE = 64
 """Most characters of whitespace between two parts of a JSON text. Without a limit, a small model

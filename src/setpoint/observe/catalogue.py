@@ -203,6 +203,10 @@ SERVER_SERIES = (
         ("setpoint:truncated_prompts", "Prompts cut by --allow-auto-truncate."),
         ("setpoint:lowered_limits", "max_new_tokens lowered by --allow-auto-truncate."),
         ("setpoint:warned_requests", "Bodies with unknown keys, which were ignored."),
+        (
+            "setpoint:unenforced_schemas",
+            "Requests with a JSON schema of which no grammar can enforce a part.",
+        ),
         ("setpoint:lost_exports", "Lines that --export-metrics-to-file could not write."),
         ("setpoint:engine_starts", "Engine processes that were started."),
     ),

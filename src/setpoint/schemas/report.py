@@ -27,6 +27,24 @@ class Report:
         self.narrowed.setdefault(source, how)
 
     @property
+    def warnings(self) -> list[str]:
+        """For the client whose schema it was."""
+        found = []
+        if self.lost:
+            found.append(
+                f"No grammar can enforce {self.lost_words} of the JSON schema, so the answer may"
+                " violate that part of it."
+            )
+        if self.narrowed:
+            words = [f"{words_of(source)}: {how}" for source, how in self.narrowed.items()]
+            found.append(
+                "The grammar allows less than the JSON schema: "
+                + "; ".join(dict.fromkeys(words[:MAX_NAMED]))
+                + "."
+            )
+        return found
+
+    @property
     def lost_words(self) -> str:
         """The demands that are lost, as a list for a sentence."""
         words = list(dict.fromkeys(map(words_of, self.lost)))

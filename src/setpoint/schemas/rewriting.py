@@ -28,6 +28,9 @@ REWRITTEN = frozenset(
 )
 """Keywords that grammar libraries have not, or only in simple cases."""
 
+OPTIONS = "x-guidance"
+"""The key of a schema under which llguidance looks for its options."""
+
 _DROPPED = ("then", "else", "minContains", "maxContains", "$dynamicAnchor", "$recursiveAnchor")
 """Keywords that mean something only beside others, and that grammar libraries refuse."""
 
@@ -59,6 +62,8 @@ def rewritten(schema: dict[str, Any]) -> Rewritten:
         raise RequestError("references in the schema are nested too deep") from None
     if found is False:
         raise RequestError("no JSON value satisfies the schema")
+    if isinstance(found, dict) and OPTIONS in schema:
+        found[OPTIONS] = schema[OPTIONS]
     if len(json.dumps(found)) > MAX_CHARS["json_schema"]:
         return _stripped(schema)
     return Rewritten(found, writer.report)

@@ -21,6 +21,8 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.grammar.schema import FORMATS
 from setpoint.launch.grammars import grammar_factory
+from setpoint.schemas.reading import checked_schema
+from setpoint.schemas.rewriting import rewritten
 
 MAX_TOKENS = 3000
 PATIENCE = 60
@@ -113,8 +115,9 @@ def random_output(
 class Verdict:
     """What became of one schema."""
 
-    outcome: Literal["passed", "refused", "failed", "unfinished"]
-    """failed: an output does not satisfy the schema. unfinished: a random output found no end."""
+    outcome: Literal["passed", "warned", "refused", "failed", "unfinished"]
+    """warned: no grammar can enforce the whole schema, and clients are told so. failed: an output
+    does not satisfy the schema. unfinished: a random output found no end."""
     why: str = ""
     compile_s: float = 0.0
     mask_s: list[float] = field(default_factory=list)
@@ -144,12 +147,16 @@ class SchemaJudge:
 
     def verdict(self, schema: Any, *, samples: int) -> Verdict:
         began = time.perf_counter()
-        request = request_under(json_schema=schema)
         try:
+            found = rewritten(checked_schema(schema))
+            request = request_under(json_schema=found.schema)
             self.make(request)
         except RequestError as error:
             return Verdict("refused", error.message, time.perf_counter() - began)
-        verdict = Verdict("passed", compile_s=time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        if found.report.lost:
+            return Verdict("warned", found.report.lost_words, seconds)
+        verdict = Verdict("passed", compile_s=seconds)
         kind = validator_for(schema, default=Draft202012Validator)
         # The other formats are annotations: an output need not conform to them.
         checker = FormatChecker(FORMATS & set(kind.FORMAT_CHECKER.checkers))

@@ -34,6 +34,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     """Includes the grammar that the client asked for, if any."""
     options: RequestOptions
+    strict_schema: bool = False
+    """Whether a JSON schema in ``sampling`` is refused if a part of it cannot be enforced."""
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = "auto"
     named_tool: str = ""

@@ -62,8 +62,9 @@ class TextApi:
         turn = body.chat_request(body.history(), self._defaults)
         if body.raw or not self._service.text.has_chat_template:
             ids = await self._service.intake.encode(body.prompt)
-            requests = self._service.intake.requests(ids, turn.sampling, turn.options)
-            prepared = PreparedChat(requests, PlainParser)
+            sampling, told = await self._service.enforcement.applied(turn.sampling)
+            requests = self._service.intake.requests(ids, sampling, turn.options)
+            prepared = PreparedChat(requests, PlainParser, warnings=told)
         else:
             prepared = await self._chat.prepare(turn, rid=new_rid())
         return self._exchange(raw, body, prepared, warnings, _response)

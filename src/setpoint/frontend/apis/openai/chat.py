@@ -10,6 +10,7 @@ import msgspec
 
 from setpoint.core.errors import ContextLengthError, RequestError
 from setpoint.frontend.apis.openai.bodies.openai_bodies import UNSUPPORTED, CommonBody, cut_of
+from setpoint.frontend.apis.openai.bodies.response_format import is_strict
 from setpoint.frontend.apis.openai.bodies.tool_fields import FunctionTool, choice_of, tools_of
 from setpoint.frontend.apis.openai.openai_logprobs import Names, chat_logprobs
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
@@ -131,6 +132,7 @@ def chat_request(body: ChatBody, defaults: Mapping[str, float]) -> ChatRequest:
         messages=body.messages,
         sampling=body.sampling(defaults, max_new_tokens=body.max_new_tokens),
         options=body.options(top_logprobs_num=top),
+        strict_schema=is_strict(body.response_format),
         tools=tools_of(body.tools),
         tool_choice=choice.mode,
         named_tool=choice.named,

@@ -15,6 +15,7 @@ from setpoint.core.request import LogprobCount
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.openai.bodies.openai_bodies import UNSUPPORTED, CommonBody, cut_of
 from setpoint.frontend.apis.openai.bodies.prompt_fields import read_prompts
+from setpoint.frontend.apis.openai.bodies.response_format import is_strict
 from setpoint.frontend.apis.openai.openai_logprobs import CompletionLogprobs, Names, join
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.bodies import naming_as_sent
@@ -89,6 +90,10 @@ class CompletionApi:
             self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens
         )
         warnings += self._service.intake.without_effect(sampling)
+        sampling, told = await self._service.enforcement.applied(
+            sampling, strict=is_strict(body.response_format)
+        )
+        warnings += told
         requests = await self._requests(body, sampling, rid)
         names = Names(self._service.text.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         job = self._service.job(requests, received=raw, api="OpenAI")

@@ -75,6 +75,7 @@ class NativeApi:
         preferred = self._service.config.preferred_sampling
         samplings = samplings_of(body.sampling_params, count, preferred=preferred)
         told = [each for one in samplings for each in self._service.intake.without_effect(one)]
+        samplings = await self._enforced(samplings, told)
         if body.return_text_in_logprobs and self._service.text.known_tokenizer is None:
             told.append(f"return_text_in_logprobs has no effect: {IDS_ONLY}")
         warnings = [*warnings, *dict.fromkeys(told)]
@@ -111,6 +112,17 @@ class NativeApi:
             reasoning,
             turn,
         )
+
+    async def _enforced(
+        self, samplings: Sequence[SamplingParams], told: list[str]
+    ) -> list[SamplingParams]:
+        """The parameters with schemas as grammars enforce them. told: gets the warnings."""
+        found: dict[int, SamplingParams] = {}
+        for one in samplings:
+            if id(one) not in found:  # all prompts may share one object
+                found[id(one)], warnings = await self._service.enforcement.applied(one)
+                told += warnings
+        return [found[id(one)] for one in samplings]
 
     async def prepare_encode(
         self,

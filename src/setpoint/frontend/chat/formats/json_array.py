@@ -47,12 +47,19 @@ def array_schema(tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any]:
             "type": "object",
             "properties": {
                 "name": {"const": tool.name},
-                "parameters": arguments_schema(tool),
+                "parameters": _with_own_root(arguments_schema(tool), index),
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for tool in tools
+        for index, tool in enumerate(tools)
     ]
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     return schema if parallel else {**schema, "maxItems": 1}
+
+
+def _with_own_root(schema: dict[str, Any], index: int) -> dict[str, Any]:
+    """A tool's schema as a part of another one, so that its references still begin at its own
+    root."""
+    has_definitions = "$defs" in schema or "definitions" in schema
+    return {"$id": f"tool-{index}", **schema} if has_definitions else schema

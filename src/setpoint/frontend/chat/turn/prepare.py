@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from setpoint.core import request as core
+from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.chat.chat_request import ChatRequest
 from setpoint.frontend.chat.formats.format_registry import tool_format
 from setpoint.frontend.chat.formats.hermes import HERMES
@@ -48,6 +49,7 @@ class Chat:
         config = service.config
         self._text = service.text
         self._intake = service.intake
+        self._enforcement = service.enforcement
         self._variables = config.chat_template_kwargs
         self._tools: ToolFormat | None = None
         self._reasoning = Reasoning.of(service)
@@ -71,7 +73,7 @@ class Chat:
         that cannot be honoured."""
         prompt = await chat_prompt(request, self._text, self._variables)
         calling = calling_of(request, self._tools)
-        sampling = constrained(request.sampling, request, calling)
+        sampling, told = await self._enforced(request, calling)
         options, written = request.options, prompt.rendered + prompt.started
         thinking = None
         if self._reasoning is not None:
@@ -89,12 +91,24 @@ class Chat:
         ids = await self._encode(written, request.cut)
         requests = self._intake.requests(ids, sampling, options, rid=rid)
         make_parser = _parser_maker(request, calling, thinking)
-        warnings = [*calling.warnings, *self._intake.without_effect(sampling)]
+        warnings = [*calling.warnings, *told, *self._intake.without_effect(sampling)]
         if request.thinking is False and thinking is not None and thinking.is_expected:
             warnings.append("This model's reasoning cannot be turned off.")
         is_own = request.sampling.constraint is not None and not calling.is_required
         constrains_calls = calling.structure is not None and not is_own
         return PreparedChat(requests, make_parser, thinking, warnings, constrains_calls)
+
+    async def _enforced(
+        self, request: ChatRequest, calling: Calling
+    ) -> tuple[SamplingParams, list[str]]:
+        """The sampling parameters with the turn's constraint, and warnings about it."""
+        for tool in calling.tools:
+            if tool.strict and tool.parameters is not None:
+                await self._enforcement.check_strict(tool.parameters, tool.name)
+        if request.strict_schema:
+            await self._enforcement.applied(request.sampling, strict=True)
+        sampling = constrained(request.sampling, request, calling)
+        return await self._enforcement.applied(sampling)
 
     async def _encode(self, prompt: str, cut: Cut | None) -> core.Ids:
         # The template writes the special tokens itself.

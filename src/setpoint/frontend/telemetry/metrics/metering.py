@@ -57,6 +57,7 @@ def make_metrics(
             "setpoint:lowered_limits": {(): book.lowered_limits},
             "setpoint:lost_exports": {(): book.lost_exports},
             "setpoint:warned_requests": {(): book.warned_bodies},
+            "setpoint:unenforced_schemas": {(): book.unenforced_schemas},
             "setpoint:binding_limit": {(limit,): on for limit, on in news.binding.items()},
         }
 

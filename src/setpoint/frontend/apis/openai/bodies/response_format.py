@@ -9,6 +9,15 @@ from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.wording import kind_of
 
+
+def is_strict(response_format: Mapping[str, Any] | None) -> bool:
+    """Whether a schema is refused of which a part cannot be enforced."""
+    match response_format:
+        case {"json_schema": {"strict": bool(strict)}}:
+            return strict
+    return False
+
+
 _TYPES = ("text", "json_object", "json_schema", "structural_tag")
 
 

@@ -146,6 +146,7 @@ def chat_request(
         messages=messages,
         sampling=sampling,
         options=options,
+        strict_schema=_is_strict(None if body.text is None else body.text.format),
         tools=tuple(each.tool for each in toolbox.tools),
         tool_choice=choice.mode,
         named_tool=choice.named,
@@ -154,6 +155,13 @@ def chat_request(
         thinking=False if effort == "none" else None,
         variables=variables,
     )
+
+
+def _is_strict(text_format: Mapping[str, Any] | None) -> bool:
+    match text_format:
+        case {"strict": bool(strict)}:
+            return strict
+    return False
 
 
 def _constraint_of(text_format: Mapping[str, Any] | None) -> dict[str, Any]:
