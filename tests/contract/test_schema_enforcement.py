@@ -13,6 +13,11 @@ import pytest
 from answers import says
 
 from conftest import Server
+from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.chat.formats.json_array import required_calls
+from setpoint.frontend.chat.request import Tool
+from setpoint.frontend.enforcement import Enforcement
+from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
@@ -144,20 +149,20 @@ def test_the_schema_of_a_tool_that_must_be_called_is_rewritten(serve: Serve) -> 
     assert "uniqueItems" not in str(engine.submitted[0].sampling.constraint)
 
 
-def test_references_in_a_tools_schema_begin_at_its_own_root(serve: Serve) -> None:
-    engine = says("Hi", context_len=ROOM)
+def test_references_in_a_tools_schema_begin_at_its_own_root() -> None:
+    """Red before: they began at the root of the array of calls, and led to nothing."""
     parameters = {
         "$defs": {"tag": {"enum": ["a", "b"]}},
         "type": "object",
         "properties": {"tag": {"$ref": "#/$defs/tag"}},
         "required": ["tag"],
     }
-    tool = {"type": "function", "function": {"name": "tag", "parameters": parameters}}
-    body = {**CHAT, "tools": [tool], "tool_choice": "required"}
-    response = posted(serve, engine, "/v1/chat/completions", body, tool_call_parser="qwen3_coder")
-    assert response.status_code == 200, response.text
-    sent = json.loads(engine.submitted[0].sampling.structural_tag or "")
-    assert sent["format"]["json_schema"]["items"]["properties"]["parameters"] == {
+    _, calls = required_calls(None, [Tool("tag", parameters=parameters)], parallel=True)
+    sampling = SamplingParams(structural_tag=calls)
+    found, warnings = asyncio.run(Enforcement(RequestBook()).applied(sampling))
+    assert warnings == []
+    sent = json.loads(found.structural_tag or "")["format"]["json_schema"]
+    assert sent["items"]["properties"]["parameters"] == {
         "type": "object",
         "properties": {"tag": {"enum": ["a", "b"]}},
         "required": ["tag"],

@@ -1,0 +1,319 @@
+"""Keywords that grammar libraries do not have: after rewriting, the grammar accepts the values that
+satisfy the schema, and no other; what it cannot enforce is named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from setpoint.core.constraint import MAX_CHARS
+from setpoint.core.errors import RequestError
+from setpoint.schemas.reading import checked_schema
+from setpoint.schemas.rewriting import rewritten
+from setpoint.testing.schema_grammar import SchemaGrammar
+
+COLOUR = {"enum": ["red", "green", "blue"]}
+ORDER = {
+    "type": "object",
+    "properties": {
+        "pay": {"enum": ["card", "cash"]},
+        "card": {"type": "string", "pattern": "^[0-9]{4}$"},
+        "change": {"type": "integer"},
+    },
+    "required": ["pay"],
+}
+OPEN = {"additionalProperties": True}
+
+CASES: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
+    "unique items of an enum": (
+        {"type": "array", "items": COLOUR, "uniqueItems": True, "minItems": 1},
+        [["red"], ["blue", "green"], ["green", "blue", "red"]],
+        [[], ["red", "red"], ["red", "green", "red"], ["black"]],
+    ),
+    "unique booleans": (
+        {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True},
+        [[], [True], [False, True]],
+        [[True, True], [True, False, True]],
+    ),
+    "unique items that cannot be equal": (
+        {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}],
+         "items": False, "uniqueItems": True},
+        [[1], [1, "a"]],
+        [[1, 1]],
+    ),
+    "unique bounded integers": (
+        {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 3},
+         "uniqueItems": True, "minItems": 2, "maxItems": 2},
+        [[1, 2], [3, 1]],
+        [[1, 1], [1], [1, 2, 3]],
+    ),
+    "contains": (
+        {"type": "array", "contains": {"const": 5}, "maxItems": 3},
+        [[5], ["a", 5], [1, 2, 5], [5, 5]],
+        [[], [1, 2], [1, 2, 3]],
+    ),
+    "contains, counted": (
+        {"type": "array", "items": {"enum": [0, 1]}, "contains": {"const": 1},
+         "minContains": 1, "maxContains": 2, "maxItems": 4},
+        [[1], [0, 1, 1], [1, 0, 0, 1]],
+        [[], [0], [1, 1, 1], [1, 0, 1, 1]],
+    ),
+    "if, then, else by a const": (
+        ORDER | {"if": {"properties": {"pay": {"const": "card"}}, "required": ["pay"]},
+                 "then": {"required": ["card"]}, "else": {"required": ["change"]}},
+        [{"pay": "card", "card": "1234"}, {"pay": "cash", "change": 3}],
+        [{"pay": "card"}, {"pay": "cash"}, {"pay": "cash", "card": "1234"}],
+    ),
+    "several conditions": (
+        ORDER | {"allOf": [
+            {"if": {"properties": {"pay": {"const": kind}}}, "then": {"required": [needed]}}
+            for kind, needed in (("card", "card"), ("cash", "change"))]},
+        [{"pay": "card", "card": "1234"}, {"pay": "cash", "change": 3}],
+        [{"pay": "card"}, {"pay": "cash", "card": "1234"}],
+    ),
+    "not a type": ({"not": {"type": ["string", "object"]}}, [1, None, [], True], ["", {}]),
+    "not a const": ({"type": "string", "not": {"const": "foo"}}, ["", "fo", "food"], ["foo"]),
+    "not an enum": (
+        {"type": "string", "not": {"enum": ["foo", "fob", ""]}}, ["f", "fo", "x"],
+        ["foo", "fob", ""],
+    ),
+    "not a number": ({"type": "integer", "not": {"const": 3}}, [2, 4, -3], [3]),
+    "not an interval": (
+        {"type": "number", "not": {"minimum": 1, "maximum": 5}}, [0, 6, 0.5], [1, 3.5, 5],
+    ),
+    "not an object with a property": (
+        {"type": "object", "properties": {"a": {}, "b": {}}, "not": {"required": ["a", "b"]}},
+        [{}, {"a": 1}, {"b": 1}],
+        [{"a": 1, "b": 2}],
+    ),
+    "names that match": (
+        {"type": "object", "propertyNames": {"pattern": "^x-"},
+         "additionalProperties": {"type": "integer"}},
+        [{}, {"x-a": 1}],
+        [{"a": 1}, {"x-a": "b"}],
+    ),
+    "names of an enum": (
+        {"type": "object", "propertyNames": COLOUR, "additionalProperties": {"type": "integer"}},
+        [{}, {"red": 1}, {"red": 1, "blue": 2}],
+        [{"black": 1}, {"red": "a"}],
+    ),
+    "short names": (
+        {"type": "object", "propertyNames": {"maxLength": 2}}, [{"ab": 1}], [{"abc": 1}],
+    ),
+    "dependent properties": (
+        {"type": "object", "properties": {"card": {"type": "integer"}, "zip": {"type": "integer"}},
+         "dependentRequired": {"card": ["zip"]}},
+        [{}, {"zip": 1}, {"card": 1, "zip": 2}],
+        [{"card": 1}],
+    ),
+    "dependent schemas": (
+        {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}},
+         "dependentSchemas": {"a": {"properties": {"b": {"type": "null"}}, "required": ["b"]}}},
+        [{}, {"b": 3}, {"a": 1, "b": None}],
+        [{"a": 1}, {"a": 1, "b": 3}],
+    ),
+    "dependencies of draft 7": (
+        {"type": "object", "properties": {"a": {}, "b": {}}, "dependencies": {"a": ["b"]}},
+        [{}, {"b": 1}, {"a": 1, "b": 1}],
+        [{"a": 1}],
+    ),
+    "unevaluated properties": (
+        {"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False,
+         "allOf": [{"properties": {"b": {"type": "integer"}}}]},
+        [{}, {"a": 1, "b": 2}],
+        [{"c": 1}, {"b": "x"}],
+    ),
+    "unevaluated properties behind a choice": (
+        {"type": "object", "unevaluatedProperties": False, "anyOf": [
+            {"properties": {"a": {}}, "required": ["a"]},
+            {"properties": {"b": {}}, "required": ["b"]}]},
+        [{"a": 1}, {"b": 1}, {"a": 1, "b": 2}],
+        [{}, {"c": 1}, {"a": 1, "c": 1}],
+    ),
+    "unevaluated items": (
+        {"type": "array", "prefixItems": [{"type": "integer"}], "unevaluatedItems": False},
+        [[], [1]],
+        [[1, 2], ["a"]],
+    ),
+    "one of overlapping ranges": (
+        {"oneOf": [{"type": "integer", "minimum": 0}, {"type": "integer", "maximum": 5}]},
+        [-1, 6],
+        [0, 3, 5],
+    ),
+    "one of two properties": (
+        {"type": "object", "properties": {"a": {}, "b": {}},
+         "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        [{"a": 1}, {"b": 1}],
+        [{}, {"a": 1, "b": 1}],
+    ),
+    "counted properties": (
+        {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "additionalProperties": False,
+         "minProperties": 2, "maxProperties": 2},
+        [{"a": 1, "b": 1}, {"b": 1, "c": 1}],
+        [{}, {"a": 1}, {"a": 1, "b": 1, "c": 1}],
+    ),
+    "a listed property that matches a pattern": (
+        {"type": "object", "properties": {"ab": {"type": "string"}},
+         "patternProperties": {"^a": {"maxLength": 2}}},
+        [{"ab": "xy"}],
+        [{"ab": "xyz"}, {"ab": 1}],
+    ),
+    "recursion": (
+        {"$defs": {"node": {
+            "type": "object",
+            "properties": {"value": {"not": {"type": "null"}}, "next": {"$ref": "#/$defs/node"}},
+            "required": ["value"]}},
+         "$ref": "#/$defs/node"},
+        [{"value": 1}, {"value": 1, "next": {"value": 2, "next": {"value": 3}}}],
+        [{"value": None}, {"value": 1, "next": {"value": None}}],
+    ),
+    "a reference by its anchor": (
+        {"$defs": {"x": {"$anchor": "kind", "enum": [1, 2]}}, "type": "array", "maxItems": 2,
+         "items": {"$ref": "#kind"}, "uniqueItems": True},
+        [[1, 2], [2]],
+        [[1, 1], [3]],
+    ),
+    "integral floats": (
+        {"type": "string", "minLength": 1.0, "maxLength": 2.0}, ["a", "ab"], ["", "abc"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_enforced(name: str) -> None:
+    schema, valid, invalid = CASES[name]
+    grammar = SchemaGrammar(schema)
+    assert grammar.report.warnings == []
+    judge = Draft202012Validator(schema)
+    if "dependencies" not in schema:
+        assert [each for each in valid if not judge.is_valid(each)] == []
+        assert [each for each in invalid if judge.is_valid(each)] == []
+    assert [each for each in valid if not grammar.accepts(each)] == []
+    assert [each for each in invalid if grammar.accepts(each)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "path"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems", "#/uniqueItems"),
+        ({"type": "string", "not": {"pattern": "a"}}, "pattern", "#/not/pattern"),
+        ({"type": "string", "pattern": "^(?!a)"}, "pattern", "#/pattern"),
+        ({"type": "number", "not": {"multipleOf": 3}}, "multipleOf", "#/not/multipleOf"),
+        ({"properties": {"a": {"$ref": "https://x/y"}}}, "$ref", "#/properties/a/$ref"),
+        (
+            {"type": "array", "items": {"enum": list(range(30))}, "uniqueItems": True},
+            "uniqueItems",
+            "#/uniqueItems",
+        ),
+        (
+            {"type": "array", "contains": {"const": 1}, "minContains": 1000},
+            "contains",
+            "#/contains",
+        ),
+    ],
+)
+def test_what_is_not_enforced_is_named(schema: dict[str, Any], keyword: str, path: str) -> None:
+    lost = SchemaGrammar(schema).report.lost
+    assert [(each.keyword, each.path) for each in lost] == [(keyword, path)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "how"),
+    [
+        (
+            {"type": "array", "items": {"enum": list("abcdefg")}, "uniqueItems": True},
+            "the items come in the order in which the schema lists them",
+        ),
+        ({"type": "array", "contains": {"const": 1}}, "these items are among the first 8"),
+        (
+            {"if": {"type": "string", "pattern": "^a"}, "then": {"maxLength": 3}},
+            "where 'if' does not hold, both 'then' and 'else' do",
+        ),
+    ],
+)
+def test_what_is_narrowed_is_named(schema: dict[str, Any], how: str) -> None:
+    report = SchemaGrammar(schema).report
+    assert not report.lost
+    assert how in str(report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"not": {}}, "no JSON value satisfies"),
+        ({"type": "object", "required": ["a"], "not": {"required": ["a"]}}, "no JSON value"),
+        ({"not": 3}, "#/not: a schema must be"),
+        ({"not": {"minLength": -1}}, "#/not/minLength: the value must be"),
+        ({"not": {"type": "strung"}}, "#/not/type: the value must be one of null"),
+        ({"not": {"required": "a"}}, "#/not/required: the value must be a list of strings"),
+        ({"not": {"$ref": "#/$defs/x"}}, "'#/$defs/x' leads to nothing"),
+        ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "not": {"$ref": "#/$defs/a"}}, "refers to itself"),
+    ],
+)
+def test_schemas_that_are_wrong_are_refused(schema: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        rewritten(checked_schema(schema))
+    assert words in refused.value.message
+
+
+def _fans_out(depth: int) -> dict[str, Any]:
+    definitions: dict[str, Any] = {
+        f"d{n}": {
+            "allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2,
+            "properties": {"a": {"not": {"$ref": f"#/$defs/d{n + 1}"}}},
+        }
+        for n in range(depth)
+    }
+    definitions[f"d{depth}"] = {"type": "object"}
+    return {"$defs": definitions, "$ref": "#/$defs/d0", "not": {"const": 1}}
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "a product of choices": {
+        "allOf": [{"anyOf": [{"required": [f"{n}_{k}"]} for k in range(10)]} for n in range(10)],
+        "not": {"const": 1},
+    },
+    "references that fan out": _fans_out(60),
+    "a chain of references": {
+        "$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(3000)} | {"d3000": {}},
+        "$ref": "#/$defs/d0",
+        "not": {"const": 1},
+    },
+    "many dependencies": {
+        "dependentRequired": {f"p{n}": [f"p{(n + 7) % 40}", f"q{n}"] for n in range(40)}
+    },
+    "many alternatives": {"oneOf": [{"required": [f"k{n}"]} for n in range(200)]},
+    "a thousand million items": {
+        "contains": {"const": 1}, "minContains": 2, "maxContains": 10**9, "maxItems": 10**9,
+    },
+    "many equal choices": {
+        "prefixItems": [{"enum": list(range(60))}] * 60, "uniqueItems": True, "minItems": 60,
+    },
+    "a pattern that takes for ever": {
+        "properties": {"a" * 200: {}}, "patternProperties": {"(a+)+b": {}}, "not": {"const": 1},
+    },
+    "an endless range": {"type": "integer", "not": {"multipleOf": 3}, "maximum": 10**30},
+    "a long text": {"type": "string", "not": {"const": "x" * 100_000}},
+    "many properties": {
+        "properties": {f"p{n}": {"type": "string"} for n in range(5000)},
+        "not": {"required": ["p1", "p2"]},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_schemas_come_to_an_end(name: str) -> None:
+    """Each of them would be rewritten into thousands of millions of alternatives."""
+    try:
+        found = rewritten(checked_schema(HOSTILE[name]))
+    except RequestError:
+        return
+    assert len(json.dumps(found.schema)) <= MAX_CHARS["json_schema"]
+
+
+def test_a_schema_without_such_keywords_stays_as_it_is() -> None:
+    schema = ORDER | {"$defs": {"x": {"anyOf": [{"type": "null"}]}}}
+    assert rewritten(schema).schema is schema
