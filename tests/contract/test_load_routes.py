@@ -122,6 +122,7 @@ def test_what_became_of_requests_is_counted(serve: Serve) -> None:
             "truncated_prompts": 1,
             "lowered_limits": 1,
             "warned_bodies": 0,
+            "unenforced_schemas": 0,
             "lost_exports": 0,
         }
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import httpx2
+import httpx
 import pytest
 from answers import says
 
@@ -42,9 +42,9 @@ def text_format(schema: Any, **more: Any) -> dict[str, Any]:
 
 def posted(
     serve: Serve, engine: FakeEngine, route: str, body: dict[str, Any], **config: Any
-) -> httpx2.Response:
+) -> httpx.Response:
     """The answer to one body."""
-    answers: list[httpx2.Response] = []
+    answers: list[httpx.Response] = []
 
     async def scenario(server: Server) -> None:
         answers.append(await server.http.post(route, json=body))
@@ -158,7 +158,7 @@ def test_references_in_a_tools_schema_begin_at_its_own_root() -> None:
         "required": ["tag"],
     }
     _, calls = required_calls(None, [Tool("tag", parameters=parameters)], parallel=True)
-    sampling = SamplingParams(structural_tag=calls)
+    sampling = SamplingParams.parse({"structural_tag": calls})
     found, warnings = asyncio.run(Enforcement(RequestBook()).applied(sampling))
     assert warnings == []
     sent = json.loads(found.structural_tag or "")["format"]["json_schema"]

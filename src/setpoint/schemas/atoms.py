@@ -34,6 +34,9 @@ class Expression(NamedTuple):
 Lost = frozenset[Source]
 """Demands that an atom should satisfy and does not describe."""
 
+# ``spare`` in an atom: the keywords for which there is another atom, with some of the same values.
+# If no grammar has this one as it is, it is left out.
+
 
 @dataclass(frozen=True)
 class Values:
@@ -42,6 +45,7 @@ class Values:
     kind: Kind
     values: tuple[Constant, ...]
     lost: Lost = frozenset()
+    spare: Lost = frozenset()
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Numbers:
     no_integer: frozenset[Source] = frozenset()
     """Nothing, or the keyword that excludes integers."""
     lost: Lost = frozenset()
+    spare: Lost = frozenset()
     kind: Kind = field(default="number", init=False)
 
     @property
@@ -101,6 +106,7 @@ class Strings:
     formats: frozenset[str] = frozenset()
     no_texts: frozenset[tuple[str, Source]] = frozenset()
     lost: Lost = frozenset()
+    spare: Lost = frozenset()
     kind: Kind = field(default="string", init=False)
 
     @property
@@ -150,6 +156,7 @@ class Arrays:
     seen_states: frozenset[State] = frozenset()
     """Items that are evaluated if they are of one of these."""
     lost: Lost = frozenset()
+    spare: Lost = frozenset()
     kind: Kind = field(default="array", init=False)
 
     @property
@@ -183,6 +190,7 @@ class Objects:
     is_open: bool = False
     """Whether a schema says something about properties that it does not list."""
     lost: Lost = frozenset()
+    spare: Lost = frozenset()
     kind: Kind = field(default="object", init=False)
 
     @property

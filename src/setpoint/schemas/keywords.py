@@ -30,7 +30,6 @@ Part = tuple[str, Callable[[], Shape]]
 """A keyword, and the shape that it gives."""
 
 _UNEVALUATED = (("unevaluatedProperties", Objects()), ("unevaluatedItems", Arrays()))
-_BOTH_BRANCHES = "where 'if' does not hold, both 'then' and 'else' do"
 
 MAX_TOGETHER = 4
 """Most alternatives of an anyOf that are also taken together, which matters only where unevaluated
@@ -39,8 +38,6 @@ properties or items do."""
 
 class Expanded(Judge, Protocol):
     """The shapes of other schemas, which a keyword needs."""
-
-    narrowed: dict[Source, str]
 
     def of_schema(self, demand: Demand) -> Shape: ...
 
@@ -219,15 +216,19 @@ class Keywords:
 
     def _unsure(self, fails: Shape, then: Shape, other: Shape, source: Source) -> Shape:
         """What may come where no grammar has the opposite of a condition: values of both branches,
-        which are valid in any case, or of the second one if they have none in common."""
+        which are valid in any case. Those of the second one alone are kept, too: what else is known
+        of the value may make the opposite of the condition simple."""
         found: Shape = {}
         for kind, atoms in fails.items():
+            alone = self._shapes.met({kind: atoms}, other)
             common = self._shapes.met(then, other).get(kind, ())
-            if not self._shapes.is_empty({kind: common}):
-                self._shapes.narrowed[source] = _BOTH_BRANCHES
-                found[kind] = common
+            if self._shapes.is_empty({kind: common}):
+                found |= losing(alone, source)
             else:
-                found |= losing(self._shapes.met({kind: atoms}, other), source)
+                spare = tuple(
+                    replace(atom, spare=atom.spare | {source}) for atom in alone.get(kind, ())
+                )
+                found[kind] = (*common, *spare)
         return found
 
     def _failed_condition(self, node: Node) -> Shape:

@@ -65,7 +65,10 @@ def meet_atoms(one: Atom, other: Atom, judge: Judge) -> Atom | None:
             met = _objects(one, other, judge)
         case _:
             raise AssertionError(f"{one.kind} meets {other.kind}")
-    return None if met.is_empty else replace(met, lost=met.lost | one.lost | other.lost)
+    if met.is_empty:
+        return None
+    lost, spare = met.lost | one.lost | other.lost, one.spare | other.spare
+    return replace(met, lost=lost, spare=spare)
 
 
 def _values_in(values: Values, atom: Atom, judge: Judge) -> Values | None:
@@ -76,7 +79,7 @@ def _values_in(values: Values, atom: Atom, judge: Judge) -> Values | None:
         if is_in:
             kept.append(value)
             lost |= unknown
-    return Values(values.kind, tuple(kept), lost) if kept else None
+    return Values(values.kind, tuple(kept), lost, values.spare | atom.spare) if kept else None
 
 
 def _numbers(one: Numbers, other: Numbers) -> Numbers:

@@ -60,8 +60,6 @@ class Shapes:
         self._expanding: set[Demand] = set()
         self._judging: set[State] = set()
         self._empty: dict[State, bool] = {}
-        self.narrowed: dict[Source, str] = {}
-        """Keywords that are enforced, but exclude more values than they should -> how."""
 
     def spend(self, steps: int = 1) -> None:
         self._steps += steps

@@ -20,6 +20,8 @@ MAX_EXCLUDED_CHARS = 2000
 MAX_EXCLUDED_LENGTH = 100
 """Most characters of the texts that a string must not be, in all and of each."""
 
+BOTH_BRANCHES = "where 'if' does not hold, both 'then' and 'else' do"
+
 Schema = dict[str, Any] | bool
 
 
@@ -35,7 +37,6 @@ class Writer:
         """The schema of a state, and of all that it refers to."""
         begun = self._written(state)
         root: Schema = self._resolved(begun)
-        self.report.narrowed |= self._shapes.narrowed
         if not isinstance(root, dict):
             return root
         kept = {
@@ -87,12 +88,23 @@ class Writer:
             found.append({"type": whole[0] if len(whole) == 1 else whole})
         for kind in KINDS:
             if kind not in whole:
-                for atom in shape.get(kind, ()):
+                for atom in self._needed(shape.get(kind, ())):
                     found += self._of_atom(atom)
         unique = list({json.dumps(each): each for each in found}.values())
         if not unique:
             return False
         return unique[0] if len(unique) == 1 else {"anyOf": unique}
+
+    def _needed(self, atoms: tuple[Atom, ...]) -> list[Atom]:
+        """The atoms without the spare ones that no grammar has as they are."""
+        kept = [atom for atom in atoms if not atom.spare or self._shapes.is_exact(atom)]
+        if not kept:
+            return list(atoms)
+        for atom in atoms:
+            if atom not in kept:
+                for source in sorted(atom.spare):
+                    self.report.narrow(source, BOTH_BRANCHES)
+        return kept
 
     def _of_atom(self, atom: Atom) -> list[Schema]:
         self.report.lose(atom.lost)
