@@ -14,8 +14,8 @@ from answers import says
 
 from conftest import Server
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.json_array import required_calls
-from setpoint.frontend.chat.request import Tool
 from setpoint.frontend.enforcement import Enforcement
 from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.testing.fake_engine import FakeEngine

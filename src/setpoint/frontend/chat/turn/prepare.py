@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from setpoint.core import request as core
+from setpoint.core.constraint import compile_refusal
+from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.chat.chat_request import ChatRequest
 from setpoint.frontend.chat.formats.format_registry import tool_format
@@ -108,7 +110,14 @@ class Chat:
         if request.strict_schema:
             await self._enforcement.applied(request.sampling, strict=True)
         sampling = constrained(request.sampling, request, calling)
-        return await self._enforcement.applied(sampling)
+        try:
+            return await self._enforcement.applied(sampling)
+        except RequestError as error:
+            refusal = compile_refusal("structural_tag")
+            if request.sampling.constraint is not None or not error.message.startswith(refusal):
+                raise
+            why = error.message.removeprefix(refusal)
+            raise RequestError(f"The tools have an invalid 'parameters' schema: {why}") from None
 
     async def _encode(self, prompt: str, cut: Cut | None) -> core.Ids:
         # The template writes the special tokens itself.
