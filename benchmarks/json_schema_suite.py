@@ -4,8 +4,8 @@ grammars accept the values that they should.
     git clone https://github.com/json-schema-org/JSON-Schema-Test-Suite
     python benchmarks/json_schema_suite.py JSON-Schema-Test-Suite/tests/draft2020-12 [--verbose]
 
-Each value is walked through the grammar as compact JSON. Unlike in a server, objects are not closed,
-so grammars accept properties that a schema does not list.
+Each value is walked through the grammar as compact JSON. Objects stay open here, whereas a server
+closes them, so grammars accept properties that a schema does not list.
 """
 
 from __future__ import annotations
