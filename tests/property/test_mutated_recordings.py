@@ -17,7 +17,7 @@ import pytest
 from setpoint.commands.replay_command import replay
 from setpoint.config.commands import ReplayOptions
 from setpoint.core.errors import SourceError
-from setpoint.doctor.readers.recording import opened, read_recording
+from setpoint.doctor.readers.recording import open_source, read_recording
 from setpoint.playback.film import Film
 from setpoint.recording.format import OFF, ON, RecordingError
 from setpoint.recording.frames import FrameReader, frame
@@ -43,7 +43,7 @@ def show(path: Path) -> None:
 
 READERS: tuple[Callable[[Path], Any], ...] = (
     print_and_replay,
-    lambda path: read_recording(opened(str(path)), path.name),
+    lambda path: read_recording(open_source(str(path)), path.name),
     show,
 )
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from setpoint.core.moments import Moment
 from setpoint.core.records import Refusal
 from setpoint.doctor.checks import BY_CAUSE, CHECKS
-from setpoint.doctor.checks.diagnose import diagnose, opposed, ranked, without_contradictions
+from setpoint.doctor.checks.diagnose import diagnose, opposed, rank_findings, without_contradictions
 from setpoint.doctor.equations import conservativeness_against_retractions
 from setpoint.doctor.findings import Action, Finding
 from setpoint.doctor.observations import Event, Facts, Observations, Rank, Source
@@ -122,13 +122,13 @@ def finding(cause: str, flag: str | None, direction: Any, confidence: float = 0.
 def test_of_opposite_advice_the_less_certain_is_dropped_and_named() -> None:
     raise_it = finding("mem-underused", "--mem-fraction-static", "increase", 0.9)
     lower_it = finding("mem-headroom-low", "--mem-fraction-static", "decrease", 0.8)
-    kept = without_contradictions(ranked([lower_it, raise_it]))
+    kept = without_contradictions(rank_findings([lower_it, raise_it]))
     assert [each.cause for each in kept] == ["mem-underused"]
     assert "mem-headroom-low" in [each.cause for each in kept[0].ruled_out]
 
 
 def test_what_ended_the_server_comes_first_and_advice_last() -> None:
-    order = ranked(
+    order = rank_findings(
         [
             finding("rank-imbalance", None, None),
             finding("mem-headroom-low", None, None, 0.7),

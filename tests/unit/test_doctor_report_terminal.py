@@ -142,13 +142,13 @@ def test_an_effect_that_is_hardly_one_begins_with_that() -> None:
 
 
 def test_what_to_type() -> None:
-    assert wording.typed(Action("x", "--schedule-conservativeness", "decrease", 0.35)) == (
+    assert wording.command_option(Action("x", "--schedule-conservativeness", "decrease", 0.35)) == (
         "--schedule-conservativeness 0.35"
     )
-    assert wording.typed(Action("x", "--enable-mixed-chunk", "set", True)) == (
+    assert wording.command_option(Action("x", "--enable-mixed-chunk", "set", True)) == (
         "--enable-mixed-chunk"
     )
-    assert wording.typed(Action("send more")) == ""
+    assert wording.command_option(Action("send more")) == ""
     ours = seen()
     ours.facts.engine = "setpoint"
     live = Action("x", "--max-running-requests", "increase", 148, live=True)

@@ -13,7 +13,7 @@ from setpoint.core.moments import Moment
 from setpoint.doctor.observations import Event, Facts, Observations, Rank, Source
 from setpoint.doctor.readers import watched as watching
 from setpoint.doctor.readers.sources import observe_sources
-from setpoint.doctor.readers.watched import Watched, joined, recent
+from setpoint.doctor.readers.watched import Watched, join_observations, recent
 
 CASES = Path(__file__).parents[1] / "doctor_corpus" / "cases"
 
@@ -43,7 +43,7 @@ def test_the_last_minutes() -> None:
 
 
 def test_what_was_seen_before_stays() -> None:
-    (rank,) = joined(seen(1, 2, events=(1,)), seen(3, events=(3,))).ranks
+    (rank,) = join_observations(seen(1, 2, events=(1,)), seen(3, events=(3,))).ranks
     assert [moment.at for moment in rank.moments] == [1, 2, 3]
     assert [event.at for event in rank.events] == [1, 3]
     assert rank.num_events == {"retraction": 22}

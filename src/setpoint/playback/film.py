@@ -19,8 +19,8 @@ from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.contract import contract
 from setpoint.doctor.limits import binding_limit
 from setpoint.doctor.observations import Observations
-from setpoint.doctor.readers.kept import observed
-from setpoint.doctor.readers.recording import opened, read_recording
+from setpoint.doctor.readers.kept import rank_observations
+from setpoint.doctor.readers.recording import open_source, read_recording
 from setpoint.playback.sequence_lives import Lives
 
 REPORT_S = 120.0
@@ -34,7 +34,7 @@ class Film:
         """Read the recording. Raises SourceError for a file that is not a recording, or that has no
         moments."""
         self._name = name
-        recording, self.lives = opened(name), Lives()
+        recording, self.lives = open_source(name), Lives()
         self.seen = read_recording(recording, name, also=self.lives.take)
         self.lives.finish()
         self._moments = self.seen.ranks[0].moments
@@ -77,7 +77,7 @@ class Film:
 
     def _observations(self, moments: list[Moment]) -> Observations:
         (source,) = self.seen.sources
-        part = observed(self.seen.facts, moments, name=source.name, kind="recording")
+        part = rank_observations(self.seen.facts, moments, name=source.name, kind="recording")
         return replace(part, facts=self.seen.facts)
 
     def _moment_events(self) -> list[dict[str, Any]]:

@@ -59,7 +59,7 @@ def survived(case: Case, event: Event, seconds: float) -> bool:
     return bool(after) and after[-1].at >= (event.at or 0.0) + seconds
 
 
-def said(case: Case, *names: str) -> tuple[Evidence, ...]:
+def statement_of(case: Case, *names: str) -> tuple[Evidence, ...]:
     """The line that shows the first of these facts or options that is known."""
     found = [case.facts.said[name] for name in names if name in case.facts.said]
     return tuple(found[:1])
@@ -195,15 +195,15 @@ def during(share: float) -> str:
 def change(direction: Direction, flag: str, value: Any, present: float | None = None) -> str:
     """ "Raise --max-running-requests from 16 to 64"."""
     verb = {"increase": "Raise", "decrease": "Lower", "set": "Set"}[direction]
-    start = "" if present is None else f" from {plain(present)}"
-    return f"{verb} {flag}{start} to {plain(value)}"
+    start = "" if present is None else f" from {as_typed(present)}"
+    return f"{verb} {flag}{start} to {as_typed(value)}"
 
 
 def whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def plain(value: Any) -> str:
+def as_typed(value: Any) -> str:
     """The value as it is typed: "16", "0.35", "fcfs"."""
     if isinstance(value, float):
         return f"{value:.0f}" if value == int(value) else f"{value:g}"

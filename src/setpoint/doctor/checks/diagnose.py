@@ -83,7 +83,7 @@ def diagnose(seen: Observations) -> Report:
         limits = [finding for finding in limits if finding.cause in FATAL + ADVICE]
     elif case.is_excerpt:
         limits = [finding for finding in limits if finding.share is None or finding.share >= AGREE]
-    findings = without_contradictions(without_residual(ranked(limits)))
+    findings = without_contradictions(without_residual(rank_findings(limits)))
     findings = [replace(each, evidence=_located(seen, each.evidence)) for each in findings]
     state = states.get("healthy") or states.get("not-enough-evidence")
     if findings:
@@ -112,7 +112,7 @@ def _located(seen: Observations, evidence: tuple[Evidence, ...]) -> tuple[Eviden
     )
 
 
-def ranked(findings: list[Finding]) -> list[Finding]:
+def rank_findings(findings: list[Finding]) -> list[Finding]:
     """The binding limit first: what ended the server, then the limit that binds most of the loaded
     time, then advice."""
 

@@ -11,7 +11,7 @@ from setpoint.doctor.checks.common import (
     once,
     percent,
     quote,
-    said,
+    statement_of,
     throughput_effect,
 )
 from setpoint.doctor.checks.graph_miss import share_missed
@@ -66,7 +66,9 @@ def find(case: Case) -> Finding | None:
         + f" were free when the server was ready, but {percent(usage)} of the KV pool is in use "
         f"and about {queue:,.0f} requests wait.",
         evidence=once(
-            said(case, "available_gb") + said(case, "mem_fraction_static") + quote(full, 2)
+            statement_of(case, "available_gb")
+            + statement_of(case, "mem_fraction_static")
+            + quote(full, 2)
         ),
         action=Action(
             (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import change, once, said
+from setpoint.doctor.checks.common import change, once, statement_of
 from setpoint.doctor.checks.memory import (
     fraction,
     lower_fraction,
@@ -47,8 +47,8 @@ def find(case: Case) -> Finding | None:
         evidence=once(
             (
                 Evidence(event.line, event.text),
-                *said(case, "mem_fraction_static"),
-                *said(case, "weights_gb", "total_gb"),
+                *statement_of(case, "mem_fraction_static"),
+                *statement_of(case, "weights_gb", "total_gb"),
             )
         ),
         action=action,

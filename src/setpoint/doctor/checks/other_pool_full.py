@@ -5,12 +5,12 @@ from __future__ import annotations
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
+    as_typed,
     change,
     confidence,
     during,
     fixed_share_of,
     percent,
-    plain,
     quote,
     throughput_effect,
 )
@@ -70,7 +70,7 @@ def _action(case: Case, name: str, other: float, usage: float) -> Action:
     if value <= present:
         return Action(
             f"Add a replica, or use a device with more memory: {flag} is already at its maximum, "
-            f"{plain(present)}."
+            f"{as_typed(present)}."
         )
     return Action(
         change("increase", flag, value, present) + ", so that both pools fill up together.",

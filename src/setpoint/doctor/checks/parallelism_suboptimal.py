@@ -11,7 +11,7 @@ from setpoint.doctor.checks.common import (
     during,
     estimate,
     percent,
-    said,
+    statement_of,
 )
 from setpoint.doctor.checks.memory import total_gb
 from setpoint.doctor.findings import Action, Finding, RuledOut
@@ -45,7 +45,7 @@ def find(case: Case) -> Finding | None:
         f"{counted(value, 'device')} of {total:.0f} GB could hold the {weights * ranks:.1f} GB of "
         f"weights, but they are spread over {ranks:.0f} devices, which wait for one another in "
         "every layer.",
-        evidence=said(case, "tp_size") + said(case, "weights_gb"),
+        evidence=statement_of(case, "tp_size") + statement_of(case, "weights_gb"),
         action=Action(
             f"Run {copies} copies with --tp-size {value} behind a router (or --dp-size {copies}) "
             f"instead of one with --tp-size {ranks:.0f}.",

@@ -12,7 +12,7 @@ from setpoint.doctor.checks.common import (
     per_minute,
     percent,
     quote,
-    said,
+    statement_of,
     whole,
 )
 from setpoint.doctor.checks.long_prompts import (
@@ -69,7 +69,7 @@ def find(case: Case) -> Finding | None:
         summary=f"Prompts wait for room in prefill batches: {during(share)}, {full_at} and "
         f"{held_up}.",
         evidence=quote(full if len(full) else bound)
-        + said(case, "chunked_prefill_size", "max_prefill_tokens"),
+        + statement_of(case, "chunked_prefill_size", "max_prefill_tokens"),
         action=action,
         effect=_effect(),
         ruled_out=_alternatives(case, usage),

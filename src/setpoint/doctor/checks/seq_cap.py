@@ -15,7 +15,7 @@ from setpoint.doctor.checks.common import (
     percent,
     quote,
     quote_events,
-    said,
+    statement_of,
     throughput_effect,
 )
 from setpoint.doctor.equations import rounded, running_for
@@ -75,7 +75,7 @@ def find(case: Case) -> Finding | None:
 
 def _evidence(case: Case) -> tuple[Evidence, ...]:
     if case.slots_named:
-        return said(case, "max_running_requests") + quote_events(case, "reduced", 1)
+        return statement_of(case, "max_running_requests") + quote_events(case, "reduced", 1)
     return ()
 
 

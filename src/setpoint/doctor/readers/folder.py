@@ -42,7 +42,7 @@ def read_folder(name: str) -> list[Observations]:
         )
     groups = _by_server(read.parts)
     servers = [
-        _one([(file, _with_source(file, part)) for file, part in group])
+        _merge([(file, _with_source(file, part)) for file, part in group])
         for group in groups[:MAX_SERVERS]
     ]
     notes = servers[0].sources[0].notes
@@ -183,7 +183,7 @@ def _begins(seen: Observations) -> float:
     return min((rank.moments[0].at for rank in seen.ranks if rank.moments), default=0.0)
 
 
-def _one(parts: list[tuple[str, Observations]]) -> Observations:
+def _merge(parts: list[tuple[str, Observations]]) -> Observations:
     parts.sort(key=lambda part: (_begins(part[1]), part[0]))
     ranks: dict[str, Rank] = {}
     files: dict[str, str] = {}
@@ -193,13 +193,13 @@ def _one(parts: list[tuple[str, Observations]]) -> Observations:
             before = ranks.get(name)
             if before is not None and _follows(rank, before):
                 restarted = "model_path" in seen.facts.options
-                ranks[name] = rank if restarted else _joined(before, rank)
+                ranks[name] = rank if restarted else _join_ranks(before, rank)
                 continue
             if before is not None:
                 # Each file has a rank of this name: the file's name tells them apart.
                 if name in files:
-                    ranks[_named(files.pop(name), name)] = ranks.pop(name)
-                name = _named(file, name)
+                    ranks[_rank_name(files.pop(name), name)] = ranks.pop(name)
+                name = _rank_name(file, name)
             else:
                 files[name] = file
             ranks[name] = rank
@@ -226,7 +226,7 @@ def _files(parts: list[Part]) -> dict[tuple[int, str], str]:
     return found
 
 
-def _named(file: str, rank: str) -> str:
+def _rank_name(file: str, rank: str) -> str:
     stem = file.split(".")[0]
     return f"{stem} {rank}".strip()
 
@@ -237,7 +237,7 @@ def _follows(rank: Rank, before: Rank) -> bool:
     return rank.moments[0].at >= before.moments[-1].at - _APART_S
 
 
-def _joined(first: Rank, second: Rank) -> Rank:
+def _join_ranks(first: Rank, second: Rank) -> Rank:
     timeline = Timeline()
     for moment in [*first.moments, *second.moments]:
         timeline.add(moment)

@@ -38,7 +38,7 @@ def live_observations(
     facts = facts_of(info, engine="setpoint")
     end = f"The engine has ended: {death}" if death else ""
     notes = [each for each in (end, note) if each]
-    seen = observed(facts, moments, name=name, kind="live", notes=notes)
+    seen = rank_observations(facts, moments, name=name, kind="live", notes=notes)
     if death:
         (rank,) = seen.ranks
         at = rank.moments[-1].at + rank.moments[-1].seconds if rank.moments else None
@@ -48,7 +48,7 @@ def live_observations(
     return seen
 
 
-def observed(
+def rank_observations(
     facts: Facts,
     moments: Iterable[Moment],
     *,
@@ -57,7 +57,7 @@ def observed(
     notes: Sequence[str] = (),
 ) -> Observations:
     """The observations of one rank with these moments, and the events that they show."""
-    told = [_told(moment) for moment in moments]
+    told = [_with_sentence(moment) for moment in moments]
     source = Source(
         name=name,
         kind=kind,
@@ -108,7 +108,7 @@ def sentence(moment: Moment) -> str:
     return f"{clock}, {moment.seconds:.1f} s: {', '.join(figures) or 'nothing happened'}"
 
 
-def _told(moment: Moment) -> Moment:
+def _with_sentence(moment: Moment) -> Moment:
     return moment if moment.text else msgspec.structs.replace(moment, text=sentence(moment))
 
 

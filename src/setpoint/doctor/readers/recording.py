@@ -13,7 +13,7 @@ from setpoint.core.records import PoolRebuilt, Record, RequestDone, SettingsChan
 from setpoint.core.settings import Settings
 from setpoint.doctor.observations import Event, Facts, Observations
 from setpoint.doctor.readers.info import tell
-from setpoint.doctor.readers.kept import observed
+from setpoint.doctor.readers.kept import rank_observations
 from setpoint.doctor.timeline import Timeline
 from setpoint.observe.moment_keeper import MomentKeeper
 from setpoint.recording.codec import as_record
@@ -40,7 +40,7 @@ def is_recording(path: Path) -> bool:
         return file.read(len(MARKER)) == MARKER
 
 
-def opened(name: str) -> Recording:
+def open_source(name: str) -> Recording:
     """Open a recording. Raises SourceError if it cannot be read from its beginning."""
     try:
         return open_recording(Path(name))
@@ -62,7 +62,7 @@ def read_recording(
         notes.append(f"{error} The report is about what is before that.")
     try:
         with consistent():
-            seen = observed(
+            seen = rank_observations(
                 reading.facts(), reading.moments(), name=name, kind="recording", notes=notes
             )
     except RecordingError as error:

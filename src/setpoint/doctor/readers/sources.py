@@ -13,7 +13,7 @@ from setpoint.doctor.readers.folder import read_folder
 from setpoint.doctor.readers.log.reader import read_log
 from setpoint.doctor.readers.log.stream import STDIN
 from setpoint.doctor.readers.metrics import is_saved, read_saved, watch_metrics
-from setpoint.doctor.readers.recording import is_recording, opened, read_recording
+from setpoint.doctor.readers.recording import is_recording, open_source, read_recording
 from setpoint.doctor.readers.server import watch_server
 from setpoint.doctor.timeline import thinned
 
@@ -54,7 +54,7 @@ def _observe(name: str, seconds: float, past_s: float, api_key: str | None) -> l
     if path.is_dir():
         return read_folder(name)
     if is_recording(path):
-        return [read_recording(opened(name), name)]
+        return [read_recording(open_source(name), name)]
     if not path.exists():
         raise SourceError(
             f"{name} does not exist. Give a log file, a folder of logs, a recording, saved metrics,"

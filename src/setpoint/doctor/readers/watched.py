@@ -41,14 +41,16 @@ class Watched:
             before = self._servers.get(name)
             past_s = 0.0 if before else WINDOW_S
             (seen,) = observe_sources([name], seconds=seconds, past_s=past_s, api_key=self._api_key)
-            self._servers[name] = recent(joined(before, seen) if before else seen, WINDOW_S)
+            self._servers[name] = recent(
+                join_observations(before, seen) if before else seen, WINDOW_S
+            )
             return [self._servers[name]]
         if _is_large(Path(name)):
             return _ends_of(name)
         return observe_sources([name], seconds=seconds)
 
 
-def joined(before: Observations, after: Observations) -> Observations:
+def join_observations(before: Observations, after: Observations) -> Observations:
     """Two observations of a server as one. The later may begin with the last moment of the earlier
     one."""
     begins = [moment.at for rank in after.ranks for moment in rank.moments]

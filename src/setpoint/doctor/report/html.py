@@ -151,7 +151,7 @@ class _View:
 
     def _command(self, finding: Finding) -> str:
         action = finding.action
-        command = wording.typed(action)
+        command = wording.command_option(action)
         if not command:
             return ""
         how = wording.sentence(wording.how_to_change(action, self._seen.facts))

@@ -175,7 +175,7 @@ class _Page:
         yield from self._labelled("Do", what, style="bold")
         if more:
             yield from self._labelled("", more)
-        command = wording.typed(action)
+        command = wording.command_option(action)
         if command:
             hint = f"   ({wording.how_to_change(action, self._seen.facts)})"
             line = Text.assemble((command, COMMAND), (hint, plots.FAINT))
@@ -246,7 +246,7 @@ class _Page:
         column = _column([finding.cause for finding in shown])
         for finding in shown:
             yield from self._item(column, finding.cause, finding.summary, 2)
-            command = wording.typed(finding.action) or finding.action.text
+            command = wording.command_option(finding.action) or finding.action.text
             yield from self._item(column, "", command, 2, style=COMMAND)
 
     def _sources(self) -> Iterator[Text]:

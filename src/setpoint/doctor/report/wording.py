@@ -80,7 +80,7 @@ def _signed(factor: float) -> str:
     return f"{'−' if change < 0 else '+'}{abs(change)} %"
 
 
-def typed(action: Action) -> str:
+def command_option(action: Action) -> str:
     """The option and value for the command line; "" if the action is not an option or removes
     one."""
     if action.flag is None or action.value is False:

@@ -117,7 +117,7 @@ def quotes_a_client(text: bytes) -> bool:
     return _CLIENT_TEXT.search(text, 0, 200) is not None
 
 
-def happened(text: bytes) -> Happened | None:
+def event_in(text: bytes) -> Happened | None:
     """What a line tells. Where an allocation failed is for the caller to find out."""
     if _NO_GRAMMAR.search(text, 0, 400):  # before its grammar, which holds a client's words
         return Happened("grammar-timeout")

@@ -16,9 +16,9 @@ from setpoint.doctor.readers.log.budget import Budget
 from setpoint.doctor.readers.log.describe import observations, program_of, refuse
 from setpoint.doctor.readers.log.messages import KEYWORDS, Message, message_of, quotes_a_client
 from setpoint.doctor.readers.log.scan import Scanned, Scanner
-from setpoint.doctor.readers.log.server_log import ServerLog, shown
+from setpoint.doctor.readers.log.server_log import ServerLog, visible_text
 from setpoint.doctor.readers.log.silence import TAIL, Clocks, clocks_of, silence_after
-from setpoint.doctor.readers.log.stream import MAX_LINE, SwollenError, blocks, opened
+from setpoint.doctor.readers.log.stream import MAX_LINE, SwollenError, blocks, open_log
 from setpoint.doctor.readers.log.table import Table, Tables
 from setpoint.doctor.readers.log.wrapping import unwrap
 
@@ -31,7 +31,7 @@ def read_log(name: str, budget: Budget | None = None) -> list[Observations]:
     this log shares with others, by default its own. Raises SourceError if the log cannot be read or
     is not one of SGLang or Setpoint.
     """
-    with opened(name) as chunks:
+    with open_log(name) as chunks:
         return read_chunks(name, chunks, budget)
 
 
@@ -159,7 +159,7 @@ class _Reader:
                 continue
             last, clocks = self._last_batches[origin]
             after = [
-                (number, line, shown(line))
+                (number, line, visible_text(line))
                 for number, line in tail
                 if number > last and unwrap(line).origin == origin
             ]
@@ -238,7 +238,7 @@ class _Reader:
             number, line = min(scanned.not_understood)
             source.notes.append(
                 f"Some batch lines could not be read; the first is line {self._first + number}:"
-                f" {shown(line)[:120]}"
+                f" {visible_text(line)[:120]}"
             )
         if not source.num_batch_lines and not self._program:
             head = b"\n".join(line[:200] for _, line in scanned.rest[:2000])
@@ -290,7 +290,7 @@ class _Lines:
         self._ends: list[int] | None = None
 
     def text(self, number: int) -> str:
-        return shown(self.line(number))
+        return visible_text(self.line(number))
 
     def last(self, count: int) -> list[tuple[int, bytes]]:
         """The last lines with their numbers."""

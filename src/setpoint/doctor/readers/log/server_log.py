@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from setpoint.doctor.observations import Event, Evidence
 from setpoint.doctor.readers.log import startup
 from setpoint.doctor.readers.log.life import Life
-from setpoint.doctor.readers.log.messages import Happened, Message, happened
+from setpoint.doctor.readers.log.messages import Happened, Message, event_in
 from setpoint.doctor.readers.log.server_args import begin_of_options, without_secrets
-from setpoint.doctor.readers.log.table import MAX_RANKS, Column, Table, joined, retractions
+from setpoint.doctor.readers.log.table import MAX_RANKS, Column, Table, concatenate, retractions
 from setpoint.doctor.readers.log.trace import Options, Traceback
 
 MAX_LIVES = 64
@@ -33,7 +33,7 @@ _JUST_BEFORE = 3
 """Lines between a traceback and the message that belongs to it."""
 
 
-def shown(line: bytes) -> str:
+def visible_text(line: bytes) -> str:
     text = without_secrets(line[: 8 * SHOWN].decode(errors="replace").strip())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
@@ -94,14 +94,14 @@ class ServerLog:
         begin = begin_of_options(words)
         if begin is not None:
             self._start(number)
-            self._open = record = Options(self._first + number, shown(line))
+            self._open = record = Options(self._first + number, visible_text(line))
             record.add(words[begin:])
             if record.ended:
                 self._options(record)
             return
         life = self.life
         self._learn(number, line, message, words)
-        event = happened(text)
+        event = event_in(text)
         if event is None:
             if "Shutting down" in words or "SIGTERM" in words:
                 life.ended = True
@@ -115,7 +115,7 @@ class ServerLog:
         assert record is not None
         taken = record.takes(message)
         if isinstance(record, Traceback):
-            event = happened(message.text) if taken and has_word else None
+            event = event_in(message.text) if taken and has_word else None
             if event is not None and b"Traceback (most recent" not in message.text:
                 self._event(number, line, message, event)
         if record.ended:
@@ -153,7 +153,7 @@ class ServerLog:
         if "Load weight begin" in words and life.has_begun and not life.has_options:
             self._take(number)
             life = self._begin_life(number)
-        said = Evidence(self._first + number, shown(line))
+        said = Evidence(self._first + number, visible_text(line))
         if "Decision: " in words or words.startswith("Model: "):
             self.is_setpoint = True
         startup.learn(life.facts, words, said)
@@ -176,7 +176,9 @@ class ServerLog:
             self._retracted.setdefault(message.rank, []).append((number, at, figures))
         if event.kind in ("killed", "watchdog") or b"no room for one page" in message.text:
             life.ended = True
-        found = Event(event.kind, message.at, self._first + number, shown(line), event.values)
+        found = Event(
+            event.kind, message.at, self._first + number, visible_text(line), event.values
+        )
         self._events.append((message.rank, found))
 
     def _locate(self, number: int, text: bytes, event: Happened) -> None:
@@ -251,7 +253,7 @@ class ServerLog:
         tables = dict(self._tables)
         for name, rows in self._retracted.items():
             extra = retractions(rows)
-            tables[name] = joined([tables[name], extra]) if name in tables else extra
+            tables[name] = concatenate([tables[name], extra]) if name in tables else extra
         return tables
 
     def _pool_sizes(self, part: Table) -> None:

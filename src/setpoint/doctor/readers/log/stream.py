@@ -50,7 +50,7 @@ class SwollenError(Exception):
 
 
 @contextmanager
-def opened(name: str) -> Iterator[Iterator[bytes]]:
+def open_log(name: str) -> Iterator[Iterator[bytes]]:
     """Yields the bytes of a log in chunks, unpacked, as UTF-8 (or another encoding with ASCII).
 
     name: a path, or "-" for standard input. Raises SourceError if there is nothing to read, or if
@@ -168,7 +168,7 @@ def blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
             if end < 0:
                 break
             parts.append(chunk[start:end])
-            yield _cleaned(b"".join(parts)), True
+            yield _without_colours(b"".join(parts)), True
             parts, size, start = [], 0, end + 1
         rest = chunk[start:]
         if size >= BLOCK + MAX_LINE:  # in an endless line: one byte tells that it is long
@@ -177,10 +177,10 @@ def blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
         size += len(rest)
     last = b"".join(parts)
     if last:
-        yield _cleaned(last.removesuffix(b"\n")), last.endswith(b"\n")
+        yield _without_colours(last.removesuffix(b"\n")), last.endswith(b"\n")
 
 
-def _cleaned(block: bytes) -> bytes:
+def _without_colours(block: bytes) -> bytes:
     if b"\x1b" in block:
         block = _COLOURS.sub(b"", block)
     if b"\r" in block:

@@ -78,7 +78,7 @@ class Tables:
         for each in found:
             for rank, table in self._split(each):
                 parts.setdefault((each.shape.origin, rank), []).append(table)
-        return {key: joined(tables) for key, tables in parts.items()}
+        return {key: concatenate(tables) for key, tables in parts.items()}
 
     def _split(self, found: Found) -> Iterable[tuple[str, Table]]:
         if found.shape.stamp_is_last:
@@ -149,7 +149,7 @@ def _number(text: bytes) -> float:
         return float("nan")
 
 
-def joined(tables: Sequence[Table]) -> Table:
+def concatenate(tables: Sequence[Table]) -> Table:
     """One table in the order of the lines."""
     if len(tables) == 1:
         return tables[0]
