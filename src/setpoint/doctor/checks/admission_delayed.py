@@ -5,7 +5,7 @@ from __future__ import annotations
 from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import change, confidence, during, percent, quote, statement_of
+from setpoint.doctor.checks.common import change, confidence, during, lines_on, percent, quote
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.limits import at_cap, binding_limit, is_full, other_pool
 from setpoint.doctor.load import Load
@@ -46,8 +46,7 @@ def _seen(case: Case) -> Finding | None:
         summary=f"An option delays admission: {during(share)}, running requests end and about "
         f"{queue:,.0f} wait, but none is admitted, although "
         f"{percent(1 - (held.median(lambda moment: moment.usage) or 0.0))} of the KV pool is free.",
-        evidence=quote(held)
-        + statement_of(case, *(name for each in DELAYS.values() for name in each)),
+        evidence=quote(held) + lines_on(case, *(name for each in DELAYS.values() for name in each)),
         action=action,
         ruled_out=(
             RuledOut(
@@ -115,7 +114,7 @@ def _named(case: Case) -> Finding | None:
         summary=f"An option delays admission: {during(share)}, it is the scheduler's main reason "
         f"not to admit requests, while about {queue:,.0f} wait.",
         evidence=quote(delayed)
-        + statement_of(case, *(name for each in DELAYS.values() for name in each)),
+        + lines_on(case, *(name for each in DELAYS.values() for name in each)),
         action=action,
         ruled_out=(
             RuledOut("kv-conservative", "The scheduler names the delay as its reason, not memory."),

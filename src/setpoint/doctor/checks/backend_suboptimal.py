@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import estimate, statement_of
+from setpoint.doctor.checks.common import estimate, lines_on
 from setpoint.doctor.checks.memory import total_gb
 from setpoint.doctor.findings import Action, Finding, RuledOut
 
@@ -35,7 +35,7 @@ def find(case: Case) -> Finding | None:
         confidence=SLOW[name],
         summary=f"A slow attention backend is in use: --attention-backend {name} is slower than "
         f"{better}, which is made for this kind of device ({total:.0f} GB).",
-        evidence=statement_of(case, "attention_backend"),
+        evidence=lines_on(case, "attention_backend"),
         action=Action(
             f"Set --attention-backend to {better}, or remove the option: the server then chooses "
             "the fastest backend for the device.",

@@ -59,7 +59,7 @@ def survived(case: Case, event: Event, seconds: float) -> bool:
     return bool(after) and after[-1].at >= (event.at or 0.0) + seconds
 
 
-def statement_of(case: Case, *names: str) -> tuple[Evidence, ...]:
+def lines_on(case: Case, *names: str) -> tuple[Evidence, ...]:
     """The line that shows the first of these facts or options that is known."""
     found = [case.facts.said[name] for name in names if name in case.facts.said]
     return tuple(found[:1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import change, confidence, estimate, percent, quote, statement_of
+from setpoint.doctor.checks.common import change, confidence, estimate, lines_on, percent, quote
 from setpoint.doctor.checks.memory import scaled, total_gb
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.load import Load
@@ -38,8 +38,8 @@ def find(case: Case) -> Finding | None:
         cause="graph-miss",
         confidence=confidence(case, share, load, BEST),
         summary=_summary(share, running, largest, switched_off),
-        evidence=statement_of(case, "disable_cuda_graph" if switched_off else "graph_batch_sizes")
-        + statement_of(case, *(() if switched_off else ("cuda_graph_max_bs",)))
+        evidence=lines_on(case, "disable_cuda_graph" if switched_off else "graph_batch_sizes")
+        + lines_on(case, *(() if switched_off else ("cuda_graph_max_bs",)))
         + quote(load),
         action=_action(case, running, switched_off),
         effect=estimate(

@@ -12,10 +12,10 @@ from setpoint.doctor.checks.common import (
     counted,
     during,
     fixed_share_of,
+    lines_on,
     per_minute,
     percent,
     quote,
-    statement_of,
     throughput_effect,
 )
 from setpoint.doctor.checks.kv_optimistic import retracts_often
@@ -67,8 +67,7 @@ def find(case: Case) -> Finding | None:
         summary=f"The memory reserve for future output keeps requests waiting: {during(share)}, "
         f"about {queue:,.0f} requests wait although only {percent(usage)} of the KV pool is in "
         "use.",
-        evidence=quote(held)
-        + statement_of(case, "schedule_conservativeness", "max_running_requests"),
+        evidence=quote(held) + lines_on(case, "schedule_conservativeness", "max_running_requests"),
         action=_action(present, value),
         effect=throughput_effect(fixed_share_of(case, running), growth),
         ruled_out=_alternatives(case, held, running),

@@ -12,11 +12,11 @@ from setpoint.doctor.checks.common import (
     change,
     confidence,
     fixed_share_of,
+    lines_on,
     per_minute,
     percent,
     quote,
     quote_events,
-    statement_of,
     sure_of,
     throughput_effect,
 )
@@ -78,7 +78,7 @@ def find(case: Case) -> Finding | None:
         f"{running:,.0f} running requests, and {reason}.",
         evidence=quote(full)
         + quote_events(case, "retraction", 1)
-        + statement_of(case, "max_total_num_tokens"),
+        + lines_on(case, "max_total_num_tokens"),
         action=action,
         effect=throughput_effect(fixed_share_of(case, running), growth),
         ruled_out=_alternatives(case, usage),

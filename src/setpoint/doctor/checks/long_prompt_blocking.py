@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import confidence, during, estimate, percent, quote, statement_of
+from setpoint.doctor.checks.common import confidence, during, estimate, lines_on, percent, quote
 from setpoint.doctor.checks.long_prompts import chunks_of_one, stalling_chunks
 from setpoint.doctor.checks.prefill_budget import prefill_action
 from setpoint.doctor.findings import Action, Finding, RuledOut
@@ -50,7 +50,7 @@ def find(case: Case) -> Finding | None:
         summary=f"Long prompts block the requests behind them: {during(time)}, prefill computes "
         f"chunks of a single long prompt (the longest has {longest:,.0f} tokens in "
         f"{longest / size:.0f} chunks) while {held_up}.",
-        evidence=quote(blocking, 4) + statement_of(case, "chunked_prefill_size"),
+        evidence=quote(blocking, 4) + lines_on(case, "chunked_prefill_size"),
         action=_action(case),
         effect=estimate(
             "time to first token of the requests that wait",

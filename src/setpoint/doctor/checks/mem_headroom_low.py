@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import change, events, once, statement_of
+from setpoint.doctor.checks.common import change, events, lines_on, once
 from setpoint.doctor.checks.memory import (
     WANTED_FREE_GB,
     fraction,
@@ -48,9 +48,7 @@ def find(case: Case) -> Finding | None:
         summary=f"Too little memory is free for activations: only {available:.2f} GB"
         + (f" of {total:.0f} GB" if total else "")
         + " were free when the server was ready, so a long prompt may run out of memory.",
-        evidence=once(
-            statement_of(case, "available_gb") + statement_of(case, "mem_fraction_static")
-        ),
+        evidence=once(lines_on(case, "available_gb") + lines_on(case, "mem_fraction_static")),
         action=Action(
             (
                 "Lower --mem-fraction-static"

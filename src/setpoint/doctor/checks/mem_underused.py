@@ -8,10 +8,10 @@ from setpoint.doctor.checks.common import (
     change,
     confidence,
     fixed_share_of,
+    lines_on,
     once,
     percent,
     quote,
-    statement_of,
     throughput_effect,
 )
 from setpoint.doctor.checks.graph_miss import share_missed
@@ -66,9 +66,7 @@ def find(case: Case) -> Finding | None:
         + f" were free when the server was ready, but {percent(usage)} of the KV pool is in use "
         f"and about {queue:,.0f} requests wait.",
         evidence=once(
-            statement_of(case, "available_gb")
-            + statement_of(case, "mem_fraction_static")
-            + quote(full, 2)
+            lines_on(case, "available_gb") + lines_on(case, "mem_fraction_static") + quote(full, 2)
         ),
         action=Action(
             (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import change, counted, once, statement_of
+from setpoint.doctor.checks.common import change, counted, lines_on, once
 from setpoint.doctor.checks.memory import (
     first_oom,
     last_decode,
@@ -44,7 +44,7 @@ def find(case: Case) -> Finding | None:
             (
                 Evidence(event.line, event.text),
                 *(() if last is None else (Evidence(last.line, last.text),)),
-                *statement_of(case, "available_gb"),
+                *lines_on(case, "available_gb"),
             )
         ),
         action=action,

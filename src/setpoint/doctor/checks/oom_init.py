@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import change, once, statement_of
+from setpoint.doctor.checks.common import change, lines_on, once
 from setpoint.doctor.checks.memory import (
     fraction,
     lower_fraction,
@@ -47,8 +47,8 @@ def find(case: Case) -> Finding | None:
         evidence=once(
             (
                 Evidence(event.line, event.text),
-                *statement_of(case, "mem_fraction_static"),
-                *statement_of(case, "weights_gb", "total_gb"),
+                *lines_on(case, "mem_fraction_static"),
+                *lines_on(case, "weights_gb", "total_gb"),
             )
         ),
         action=action,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import change, estimate, once, statement_of, whole
+from setpoint.doctor.checks.common import change, estimate, lines_on, once, whole
 from setpoint.doctor.checks.memory import first_oom, lower_fraction, tried_gb
 from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
 from setpoint.doctor.observations import Event, Evidence
@@ -29,8 +29,8 @@ def find(case: Case) -> Finding | None:
         evidence=once(
             (
                 Evidence(event.line, event.text),
-                *statement_of(case, "chunked_prefill_size"),
-                *statement_of(case, "available_gb"),
+                *lines_on(case, "chunked_prefill_size"),
+                *lines_on(case, "available_gb"),
             )
         ),
         action=action,

@@ -10,8 +10,8 @@ from setpoint.doctor.checks.common import (
     counted,
     during,
     estimate,
+    lines_on,
     percent,
-    statement_of,
 )
 from setpoint.doctor.checks.memory import total_gb
 from setpoint.doctor.findings import Action, Finding, RuledOut
@@ -45,7 +45,7 @@ def find(case: Case) -> Finding | None:
         f"{counted(value, 'device')} of {total:.0f} GB could hold the {weights * ranks:.1f} GB of "
         f"weights, but they are spread over {ranks:.0f} devices, which wait for one another in "
         "every layer.",
-        evidence=statement_of(case, "tp_size") + statement_of(case, "weights_gb"),
+        evidence=lines_on(case, "tp_size") + lines_on(case, "weights_gb"),
         action=Action(
             f"Run {copies} copies with --tp-size {value} behind a router (or --dp-size {copies}) "
             f"instead of one with --tp-size {ranks:.0f}.",

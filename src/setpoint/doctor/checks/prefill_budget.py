@@ -9,10 +9,10 @@ from setpoint.doctor.checks.common import (
     confidence,
     during,
     estimate,
+    lines_on,
     per_minute,
     percent,
     quote,
-    statement_of,
     whole,
 )
 from setpoint.doctor.checks.long_prompts import (
@@ -69,7 +69,7 @@ def find(case: Case) -> Finding | None:
         summary=f"Prompts wait for room in prefill batches: {during(share)}, {full_at} and "
         f"{held_up}.",
         evidence=quote(full if len(full) else bound)
-        + statement_of(case, "chunked_prefill_size", "max_prefill_tokens"),
+        + lines_on(case, "chunked_prefill_size", "max_prefill_tokens"),
         action=action,
         effect=_effect(),
         ruled_out=_alternatives(case, usage),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import confidence, estimate, percent, quote, statement_of
+from setpoint.doctor.checks.common import confidence, estimate, lines_on, percent, quote
 from setpoint.doctor.checks.hit_rates import Collapse, collapse_of, hit_rate
 from setpoint.doctor.checks.prompts import whole_prompts
 from setpoint.doctor.findings import Action, Finding, RuledOut
@@ -59,9 +59,7 @@ def _collapsed(case: Case) -> Finding | None:
         summary="Shared prefixes are computed again: the prefix cache supplied "
         f"{percent(found.before)} of the prompt tokens up to line {found.early[-1].line}, but only "
         f"{percent(found.after)} after it. Prefixes are evicted before they are used again.",
-        evidence=_ends_of(found.early)
-        + _ends_of(found.late)
-        + statement_of(case, "schedule_policy"),
+        evidence=_ends_of(found.early) + _ends_of(found.late) + lines_on(case, "schedule_policy"),
         action=_keep(case, queued),
         effect=estimate(
             "prompt tokens to compute",
@@ -163,7 +161,7 @@ def _out_of_order(case: Case) -> Finding | None:
         summary=f"Shared prefixes are computed again: the prefix cache supplies {percent(rate)} of "
         f"the prompt tokens overall, but {percent(best)} of them in {len(shared):,} of {count:,} "
         f"prefill batches and at most {percent(MISSED)} in {len(missed):,}.",
-        evidence=quote(shared, 2) + quote(missed, 2) + statement_of(case, "schedule_policy"),
+        evidence=quote(shared, 2) + quote(missed, 2) + lines_on(case, "schedule_policy"),
         action=Action(
             "Set --schedule-policy to lpm (longest prefix match): requests whose prefix is in the "
             "cache then go first, before it is evicted. It has an effect while at most "
@@ -228,7 +226,7 @@ def switched_off(case: Case) -> Finding | None:
             if is_queue
             else f"and prefill takes {percent(busy)} of the time under load."
         ),
-        evidence=statement_of(case, "disable_radix_cache")
+        evidence=lines_on(case, "disable_radix_cache")
         + quote(Load(tuple(alike), (1.0,) * len(alike))),
         action=Action(
             "Start the server without --disable-radix-cache: a common beginning is then computed "

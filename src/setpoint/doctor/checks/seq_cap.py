@@ -11,11 +11,11 @@ from setpoint.doctor.checks.common import (
     during,
     events,
     fixed_share_of,
+    lines_on,
     per_minute,
     percent,
     quote,
     quote_events,
-    statement_of,
     throughput_effect,
 )
 from setpoint.doctor.equations import rounded, running_for
@@ -75,7 +75,7 @@ def find(case: Case) -> Finding | None:
 
 def _evidence(case: Case) -> tuple[Evidence, ...]:
     if case.slots_named:
-        return statement_of(case, "max_running_requests") + quote_events(case, "reduced", 1)
+        return lines_on(case, "max_running_requests") + quote_events(case, "reduced", 1)
     return ()
 
 
