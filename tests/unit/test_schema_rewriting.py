@@ -195,6 +195,38 @@ def test_it_is_enforced(name: str) -> None:
     assert [each for each in invalid if grammar.accepts(each)] == []
 
 
+NOT_OF_XGRAMMAR = ("names that match", "short names", "a listed property that matches a pattern")
+"""They need ``patternProperties``, which xgrammar does not enforce, so they are refused by name."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_enforced_by_xgrammar(name: str) -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    from setpoint.engine.grammar.xgrammar_schema import enforced_schema
+
+    schema, valid, invalid = CASES[name]
+    found = json.loads(json.dumps(rewritten(schema).schema))
+    if name in NOT_OF_XGRAMMAR:
+        with pytest.raises(RequestError, match="patternProperties"):
+            enforced_schema(found)
+        return
+    texts = [bytes([byte]) for byte in range(256)] + [b"</s>"]
+    info = xgrammar.TokenizerInfo(texts, xgrammar.VocabType.RAW, stop_token_ids=[256])
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    grammar = compiler.compile_json_schema(json.dumps(enforced_schema(found)), strict_mode=False)
+
+    def accepts(value: Any) -> bool:
+        # xgrammar has the lists of an enum in their compact form alone.
+        texts = {json.dumps(value).encode(), json.dumps(value, separators=(",", ":")).encode()}
+        return any(is_whole(xgrammar.GrammarMatcher(grammar), text) for text in texts)
+
+    def is_whole(matcher: Any, text: bytes) -> bool:
+        return all(map(matcher.accept_token, text)) and bool(matcher.is_completed())
+
+    assert [each for each in valid if not accepts(each)] == []
+    assert [each for each in invalid if accepts(each)] == []
+
+
 @pytest.mark.parametrize(
     ("schema", "keyword", "path"),
     [

@@ -168,7 +168,9 @@ class Writer:
     def _of_array(self, atom: Arrays) -> Schema:
         schema: dict[str, Any] = {"type": "array"}
         if atom.prefix:
-            schema["prefixItems"] = [self._written(state) for state in atom.prefix]
+            written = [self._written(state) for state in atom.prefix]
+            # xgrammar 0.2.8 refuses true there.
+            schema["prefixItems"] = [{} if each is True else each for each in written]
         if atom.max_items is None or atom.max_items > len(atom.prefix):
             rest = self._written(atom.rest)
             if rest is not True:
