@@ -97,7 +97,8 @@ def test_every_series_is_shown_with_its_labels(serve: Serve) -> None:
                 custom = ("team",) if series.scope is Scope.REQUEST else ()
                 wanted = {*COMMON_LABELS[series.scope], *series.labels, *own, *custom}
                 for sample in family.samples:
-                    assert sample.labels.keys() - {"le"} == wanted
+                    bounds = {"le"} if series.kind is Kind.HISTOGRAM else set()
+                    assert sample.labels.keys() - bounds == wanted
                     assert "model_name" not in wanted or sample.labels["model_name"] == "org/tiny"
             # What has a label has no sample before anything is counted.
             assert missing == {
@@ -244,6 +245,34 @@ def test_an_engine_that_does_not_answer_does_not_hold_up_the_page(
         server.line.suspended(False)
 
     serve(scenario, engine(), metrics=MetricsConfig())
+
+
+def test_routing_keys_are_counted_by_how_many_requests_have_them(serve: Serve) -> None:
+    engine_of_three = engine(max_running=3, silent=True)
+
+    async def scenario(server: Any) -> None:
+        requests = []
+        for key in ("many", "many", "one", "many", ""):
+            body: dict[str, Any] = {"input_ids": [1], "sampling_params": {"max_new_tokens": 4}}
+            body |= {"routing_key": key} if key else {}
+            requests.append(asyncio.create_task(server.http.post("/generate", json=body)))
+            while len(engine_of_three.running) < len(requests):
+                await asyncio.sleep(0.001)
+        found = await scrape(server)
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+
+        def counts(name: str) -> dict[str, float]:
+            bounds = [("0", "1"), ("1", "2"), ("2", "3"), ("200", "+Inf")]
+            return {le: value(found, f"sglang:{name}", gt=gt, le=le) for gt, le in bounds}
+
+        assert counts("routing_key_running_req_count") == {"1": 1, "2": 1, "3": 0, "+Inf": 0}
+        assert counts("routing_key_all_req_count") == {"1": 1, "2": 0, "3": 1, "+Inf": 0}
+        assert value(found, "sglang:num_unique_running_routing_keys") == 2
+        assert value(found, "sglang:prefill_queue_depth") == 2
+
+    serve(scenario, engine_of_three, metrics=MetricsConfig())
 
 
 def test_the_utilization_follows_a_live_change_of_the_slots(serve: Serve) -> None:

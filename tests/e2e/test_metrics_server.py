@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from setpoint.observe.catalogue import SERIES
 from setpoint.testing.otlp import collecting
 from setpoint.testing.server_process import ServerProcess, running_server, wait_until
+
+
+def samples(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Name of a sample and those of its labels that differ between samples -> its value."""
+    common = {"model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank"}
+    return {
+        (sample.name, tuple(sorted((k, v) for k, v in sample.labels.items() if k not in common))): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30).text)
+        for sample in family.samples
+    }
 
 
 def page(url: str) -> dict[str, float]:
@@ -52,12 +65,36 @@ def test_a_real_server_shows_its_work(tiny_model: Path, tmp_path: Path) -> None:
     assert len(collector.spans) == 2 * 5
 
 
+def check_names_of_sglang(found: dict[tuple[str, tuple[tuple[str, str], ...]], float]) -> None:
+    """Series that dashboards of SGLang 0.5.23 read, with their labels."""
+    bounds = ["0", "1", "2", "3", "5", "7", "10", "20", "50", "100", "200", "+Inf"]
+    for name in ("sglang:routing_key_running_req_count", "sglang:routing_key_all_req_count"):
+        ranges = {labels for each, labels in found if each == name}
+        assert ranges == {(("gt", low), ("le", high)) for low, high in pairwise(bounds)}
+    assert found["sglang:prefill_queue_depth", ()] == 0
+    assert found["sglang:decode_queue_depth", ()] == 0
+    phases = {
+        dict(labels)["phase"]: value
+        for (name, labels), value in found.items()
+        if name == "sglang:startup_time_seconds"
+    }
+    assert phases.keys() == {"load_weight", "kv_cache_allocation", "scheduler_e2e", "tokenizer_e2e"}
+    assert 0 < phases["load_weight"] < phases["scheduler_e2e"] < phases["tokenizer_e2e"]
+    assert 0 < phases["kv_cache_allocation"] < phases["scheduler_e2e"]
+    assert found["sglang:process_cpu_seconds_total", (("component", "tokenizer"),)] > 0
+    assert found["sglang:startup_available_gpu_memory_gb", ()] > 0
+    stage = "sglang:scheduler_stage_seconds_total"
+    overlap = ("forward_overlap", "false")
+    assert found[stage, (("category", "run_batch"), overlap)] > 0
+
+
 def check_metrics(server: ServerProcess, answers: Any) -> None:
     """Every series is there and counts these two requests; a stopped engine leaves its figures."""
     found = page(server.url)
-    shown = {re.sub("_(bucket|sum|count)$", "", name) for name in found}
+    shown = {*found, *(re.sub("_(bucket|sum|count)$", "", name) for name in found)}
     # No limit has bound.
     assert {series.shown_name for series in SERIES} - shown == {"setpoint:binding_limit"}
+    check_names_of_sglang(samples(server.url))
     assert found["sglang:generation_tokens_total"] == 16
     assert found["sglang:inter_token_latency_seconds_count"] == 14
     assert found["sglang:queue_time_seconds_count"] == 2

@@ -286,11 +286,19 @@ class InternalState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     prefixes have not been matched yet."""
     num_running_tokens: int
     """Tokens of the running sequences, outputs included."""
-    num_routing_keys: int
-    """Different routing keys among the running sequences."""
+    running_per_key: list[int]
+    """For each routing key, how many running sequences have it; those without a key do not
+    count."""
+    open_per_key: list[int]
+    """The same of running and queued sequences together."""
     pool: PoolStats
     settings: Settings
     report: EngineReport = EngineReport()
+
+    @property
+    def num_routing_keys(self) -> int:
+        """Different routing keys among the running sequences."""
+        return len(self.running_per_key)
 
     @property
     def num_waiting(self) -> int:

@@ -103,6 +103,10 @@ def _add_readers(service: Service, options: Options) -> None:
         service.at_end.append(provider.shutdown)
 
 
+STARTUP_PHASES = ("load_weight", "kv_cache_allocation")
+"""The parts of an engine's start that SGLang names, too."""
+
+
 def metrics_config(
     config: ResolvedConfig, facts: EngineFacts, *, startup_s: float
 ) -> MetricsConfig | None:
@@ -116,7 +120,12 @@ def metrics_config(
         labels_header=options.metrics.tokenizer_metrics_custom_labels_header,
         buckets=buckets_of(options.metrics),
         page_size=options.memory.page_size,
-        startup_s={"tokenizer_e2e": startup_s, "scheduler_e2e": sum(facts.phases.values())},
+        overlap=config.overlap_depth > 0,
+        startup_s={
+            "tokenizer_e2e": startup_s,
+            "scheduler_e2e": sum(facts.phases.values()),
+            **{name: facts.phases[name] for name in STARTUP_PHASES if name in facts.phases},
+        },
     )
 
 

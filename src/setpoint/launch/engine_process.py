@@ -141,7 +141,12 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     gc.collect()
     gc.freeze()
     now = time.perf_counter()
-    phases = {"engine wait": waited - started, "weights and pool": now - waited}
+    phases = {
+        "engine wait": waited - started,
+        "load_weight": runner.report.load_seconds,
+        "kv_cache_allocation": runner.allocate_seconds,
+    }
+    phases["memory plan and scheduler"] = now - started - sum(phases.values())
     socket.send(Ready(_facts(runner, pool, available_bytes=left, phases=phases)))
     return loop
 

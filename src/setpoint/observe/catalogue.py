@@ -21,6 +21,8 @@ BETWEEN_TOKENS = (
     *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
     *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
 )
+REQUESTS_PER_KEY = (1, 2, 3, 5, 7, 10, 20, 50, 100, 200)
+"""Upper bounds of the ranges in which routing keys are counted."""
 TOKEN_COUNTS = (
     *(100, 300, 500, 700, 1000, 1500, 2000),
     *range(3000, 10001, 1000),
@@ -58,6 +60,20 @@ ENGINE_GAUGES = _series(
     ("num_paused_reqs", "Requests that wait because generation is paused."),
     ("num_retracted_reqs", "Requests retracted since the last 'Decode batch' line of the log."),
     ("num_unique_running_routing_keys", "Distinct routing keys of the running requests."),
+    (
+        "routing_key_running_req_count",
+        "Routing keys by their running requests: keys with more than gt and at most le of them.",
+        "gt",
+        "le",
+    ),
+    (
+        "routing_key_all_req_count",
+        "The same by their running and queued requests together.",
+        "gt",
+        "le",
+    ),
+    ("prefill_queue_depth", "Queued requests that have not run yet."),
+    ("decode_queue_depth", "Queued requests that were retracted, and go on where they stopped."),
     ("gen_throughput", "Tokens per second in the last decode log interval; 0 after 30 s idle."),
     ("cache_hit_rate", "Share of the last prefill step's prompt tokens that were cached."),
     ("decode_sum_seq_lens", "Tokens of the running requests, prompts and outputs together."),
@@ -79,6 +95,10 @@ ENGINE_GAUGES = _series(
     ("context_len", "Maximum length of a sequence, prompt and output together."),
     ("weight_memory_usage_gb", "Memory of the weights in GiB."),
     ("kv_cache_memory_usage_gb", "Memory of the KV pool in GiB."),
+    (
+        "startup_available_gpu_memory_gb",
+        "Memory in GiB that was free when the engine was ready; on a CPU, that of the machine.",
+    ),
     ("graph_memory_usage_gb", "Memory of captured steps in GiB; one amount for all.", "phase"),
     ("setpoint:fallbacks", "Features that run in a slower way than was asked for."),
 )
@@ -93,6 +113,12 @@ ENGINE_COUNTERS = _series(
     ("realtime_tokens", "Tokens: prefill_compute, prefill_cache, decode.", "mode"),
     ("prefill_effective_tokens", "Prompt tokens of first admissions: input, device_hit.", "mode"),
     ("forward_execution_seconds", "Time of forward passes: extend, mixed, decode.", "category"),
+    (
+        "scheduler_stage_seconds",
+        "Time of the loop's turns: plan, run_batch (the executor), link (messages), rest.",
+        "category",
+        "forward_overlap",
+    ),
     ("scheduler_idle_seconds", "Time in which no step was planned or run."),
     ("scheduler_process_cpu_seconds", "CPU time of the engine's process."),
     ("num_grammar", "Requests with a grammar, whether it was compiled, cached or failed."),
@@ -197,7 +223,7 @@ SERVER_SERIES = (
         ("http_responses", "HTTP responses.", "endpoint", "status_code", "method"),
         (
             "process_cpu_seconds",
-            "CPU time of the frontend; that of the engine is scheduler_process_cpu_seconds.",
+            "CPU time of the frontend (tokenizer); the engine has scheduler_process_cpu_seconds.",
             "component",
         ),
         ("setpoint:truncated_prompts", "Prompts cut by --allow-auto-truncate."),
@@ -217,7 +243,8 @@ SERVER_SERIES = (
         ("routing_keys_active", "Distinct routing keys of open requests."),
         (
             "startup_time_seconds",
-            "Time to start: the whole server (tokenizer_e2e), the engine (scheduler_e2e).",
+            "Time to start: the whole server (tokenizer_e2e), the engine (scheduler_e2e), and of it"
+            " load_weight and kv_cache_allocation.",
             "phase",
         ),
         ("setpoint:engine_up", "Whether an engine takes requests now."),

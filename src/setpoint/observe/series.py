@@ -41,7 +41,7 @@ class Series:
     scope: Scope
     help: str
     labels: tuple[str, ...] = ()
-    """Labels of its own, at most one for a series of the scheduler."""
+    """Labels of its own."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets, without infinity."""
 

@@ -8,8 +8,8 @@ enters or leaves it goes to its observer as records, and only the loop reads the
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,6 +68,7 @@ from setpoint.core.records import (
 from setpoint.scheduler import invariants
 from setpoint.scheduler.listing import request_list
 from setpoint.scheduler.scheduler import Scheduler
+from setpoint.scheduler.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -404,7 +405,8 @@ class Loop:
             released=sorted(state.released),
             num_pending_tokens=state.num_pending_tokens,
             num_running_tokens=sum(seq.num_known for seq in running),
-            num_routing_keys=len({seq.request.options.routing_key for seq in running} - {""}),
+            running_per_key=_seqs_per_key(running),
+            open_per_key=_seqs_per_key([*running, *state.queue]),
             pool=state.cache.pool_stats(),
             settings=state.settings,
             report=self._report(),
@@ -428,3 +430,9 @@ class Loop:
         if idle and not self._was_idle:
             self._observer.on(Rested(state.cache.pool_stats()))
         self._was_idle = idle
+
+
+def _seqs_per_key(seqs: Iterable[Sequence]) -> list[int]:
+    """How many of the sequences have each routing key; those without one do not count."""
+    keys = (seq.request.options.routing_key for seq in seqs)
+    return list(Counter(key for key in keys if key).values())

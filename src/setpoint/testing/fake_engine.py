@@ -8,7 +8,8 @@ nothing of text.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -211,7 +212,8 @@ class FakeEngine:
             released=list(self.released),
             num_pending_tokens=sum(len(running.request.prompt()) for running in waiting),
             num_running_tokens=10 * num_running,
-            num_routing_keys=0,
+            running_per_key=_seqs_per_key(list(self.running.values())[:num_running]),
+            open_per_key=_seqs_per_key(self.running.values()),
             pool=PoolStats(total=1000, free=free, evictable=0, locked=0, held=num_running),
             settings=Settings(max_running_requests=self.max_running),
             report=EngineReport(
@@ -365,3 +367,8 @@ class FixedOptions:
 
     def propose(self, values: Mapping[str, Any]) -> Proposal:
         raise ConfigError("This server changes no options.")
+
+
+def _seqs_per_key(open_ones: Iterable[_Running]) -> list[int]:
+    keys = (each.request.options.routing_key for each in open_ones)
+    return list(Counter(key for key in keys if key).values())

@@ -7,6 +7,7 @@ Knows nothing of executors, results on the host or timings; ``engine.executor`` 
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -132,6 +133,7 @@ class ModelRunner:
         num_pages: number of pages; each holds ``page_size`` tokens of one of the model's cache
         groups (``core.cachegroups``).
         """
+        begin = time.perf_counter()
         layout = cache_layout(self.spec, context_len)
         self.pool = KVPool(
             layout,
@@ -151,6 +153,8 @@ class ModelRunner:
         self.pooler = Pooler()
         self.hidden_states = HiddenStateCollector()
         self._assemble()
+        self.allocate_seconds = time.perf_counter() - begin
+        """How long that took, captures of steps included."""
 
     def _assemble(self) -> None:
         """Build the forward pass and the ways to run it from model, slots and pool."""

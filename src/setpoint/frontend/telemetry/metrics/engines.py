@@ -3,12 +3,17 @@ those before it counted, so that no counter goes back when an engine is replaced
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
 from setpoint.core.control import EngineFacts, InternalState, MetricsReport
-from setpoint.observe.catalogue import BY_NAME
+from setpoint.observe.catalogue import BY_NAME, REQUESTS_PER_KEY
 from setpoint.observe.series import Histogram
 
 Values = dict[str, dict[str, float]]
 """Name of a series -> value of its own label ("" without one) -> value."""
+Samples = dict[str, dict[tuple[str, ...], float]]
+"""Name of a series -> values of its own labels -> value."""
 Histograms = dict[str, dict[str, Histogram]]
 """The same for histograms."""
 
@@ -16,7 +21,9 @@ Histograms = dict[str, dict[str, Histogram]]
 class EngineFigures:
     """The last known figures of the engines, one after the other."""
 
-    def __init__(self, *, context_len: int, page_size: int) -> None:
+    def __init__(self, *, context_len: int, page_size: int, overlap: bool = False) -> None:
+        """overlap: whether steps are planned while the one before still runs."""
+        self._overlap = str(overlap).lower()
         self._constants = {"sglang:context_len": context_len, "sglang:page_size": page_size}
         self._life: object = None
         """The engine that ``_latest`` is of."""
@@ -26,22 +33,34 @@ class EngineFigures:
         """Counters of the engines before it."""
         self._past: Histograms = {}
         """Histograms of the engines before it."""
-        self.gauges: Values = {}
+        self.gauges: Samples = {}
 
     def take(self, life: object, facts: EngineFacts, state: InternalState) -> None:
         """Take the figures of an engine. life: the same object as long as it is the same engine."""
         if life is not self._life:
-            self._before, self._past = self.counters(), self.histograms()
+            self._before, self._past = self._counters(), self.histograms()
             self._life = life
         self._latest = state.report.metrics or MetricsReport()
         present = _present(facts, state) | self._constants
         pages = present["sglang:max_total_num_tokens"] // present["sglang:page_size"]
-        self.gauges = {name: {"": value} for name, value in present.items()}
-        self.gauges["sglang:num_pages"] = {"": pages}
-        self.gauges["sglang:graph_memory_usage_gb"] = {"all": state.report.memory_usage.graph}
-        self.gauges |= self._latest.gauges
+        self.gauges = {name: {(): value} for name, value in present.items()}
+        self.gauges["sglang:num_pages"] = {(): pages}
+        self.gauges["sglang:graph_memory_usage_gb"] = {("all",): state.report.memory_usage.graph}
+        self.gauges["sglang:routing_key_running_req_count"] = _by_range(state.running_per_key)
+        self.gauges["sglang:routing_key_all_req_count"] = _by_range(state.open_per_key)
+        self.gauges |= {name: _samples(values) for name, values in self._latest.gauges.items()}
 
-    def counters(self) -> Values:
+    def counter_samples(self) -> Samples:
+        """Counters of all engines together, by the values of their labels."""
+        found = {name: _samples(values) for name, values in self._counters().items()}
+        turns = found.get("setpoint:turn_seconds", {})
+        found["sglang:scheduler_stage_seconds"] = {
+            ("run_batch" if part == "model" else part, self._overlap): seconds
+            for (part,), seconds in turns.items()
+        }
+        return found
+
+    def _counters(self) -> Values:
         """Counters of all engines together."""
         summed = {name: dict(values) for name, values in self._before.items()}
         for name, values in self._latest.counters.items():
@@ -73,6 +92,9 @@ def _present(facts: EngineFacts, state: InternalState) -> dict[str, float]:
         "sglang:num_queue_reqs": state.num_waiting,
         "sglang:num_grammar_queue_reqs": state.num_preparing,
         "sglang:num_paused_reqs": state.num_paused_reqs,
+        "sglang:prefill_queue_depth": state.num_waiting - state.num_retracted,
+        "sglang:decode_queue_depth": state.num_retracted,
+        "sglang:startup_available_gpu_memory_gb": facts.available_bytes / (1 << 30),
         "sglang:num_unique_running_routing_keys": state.num_routing_keys,
         "sglang:decode_sum_seq_lens": state.num_running_tokens,
         "sglang:token_usage": usage,
@@ -87,3 +109,20 @@ def _present(facts: EngineFacts, state: InternalState) -> dict[str, float]:
         "sglang:weight_memory_usage_gb": report.memory_usage.weight,
         "sglang:kv_cache_memory_usage_gb": report.memory_usage.kvcache,
     }
+
+
+def _samples(values: dict[str, float]) -> dict[tuple[str, ...], float]:
+    return {(label,) if label else (): value for label, value in values.items()}
+
+
+def _by_range(counts: Sequence[int]) -> dict[tuple[str, ...], float]:
+    """How many of the counts lie in each range, by the bound that they exceed and the one that they
+    do not: a histogram of the present, whose ranges are not summed."""
+
+    def ranges() -> Iterator[tuple[tuple[str, ...], float]]:
+        bounds = (0, *REQUESTS_PER_KEY, float("inf"))
+        for low, high in pairwise(bounds):
+            shown = "+Inf" if high == float("inf") else str(high)
+            yield (str(low), shown), sum(low < count <= high for count in counts)
+
+    return dict(ranges())

@@ -101,7 +101,8 @@ class Metrics:
     def _families(self) -> Iterator[Metric]:
         found = {**self._server(), **self.http.samples(), **self._of_engines()}
         engines = self._engines
-        for name, by_label in (engines.gauges | engines.counters() | engines.histograms()).items():
+        found |= engines.gauges | engines.counter_samples()
+        for name, by_label in engines.histograms().items():
             found[name] = {(label,) if label else (): value for label, value in by_label.items()}
         for series in SERIES:
             if series.scope is Scope.REQUEST:

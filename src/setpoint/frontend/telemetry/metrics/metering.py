@@ -31,6 +31,8 @@ class MetricsConfig:
     buckets: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Name of a histogram -> its upper bounds, where they are not the usual ones."""
     page_size: int = 1
+    overlap: bool = False
+    """Whether steps are planned while the one before still runs."""
     startup_s: Mapping[str, float] = field(default_factory=dict)
     """Phase of the start -> its seconds."""
 
@@ -52,7 +54,7 @@ def make_metrics(
             "sglang:startup_time_seconds": {
                 (phase,): seconds for phase, seconds in config.startup_s.items()
             },
-            "sglang:process_cpu_seconds": {("frontend",): time.process_time()},
+            "sglang:process_cpu_seconds": {("tokenizer",): time.process_time()},
             "setpoint:truncated_prompts": {(): book.truncated_prompts},
             "setpoint:lowered_limits": {(): book.lowered_limits},
             "setpoint:lost_exports": {(): book.lost_exports},
@@ -65,7 +67,9 @@ def make_metrics(
         model_name=model_name,
         extra_labels=config.extra_labels,
         client=client,
-        engines=EngineFigures(context_len=context_len, page_size=config.page_size),
+        engines=EngineFigures(
+            context_len=context_len, page_size=config.page_size, overlap=config.overlap
+        ),
         requests=RequestMetrics(
             buckets=config.buckets,
             label_names=config.custom_labels,
