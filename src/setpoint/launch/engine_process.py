@@ -141,12 +141,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     gc.collect()
     gc.freeze()
     now = time.perf_counter()
-    phases = {
-        "engine wait": waited - started,
-        "load_weight": runner.report.load_seconds,
-        "kv_cache_allocation": runner.allocate_seconds,
-    }
-    phases["memory plan and scheduler"] = now - started - sum(phases.values())
+    phases = _phases(runner, waited_s=waited - started, whole_s=now - started)
     socket.send(Ready(_facts(runner, pool, available_bytes=left, phases=phases)))
     return loop
 
@@ -168,6 +163,16 @@ def _operator(job: EngineJob, executor: InprocExecutor, beat: Callable[[], None]
         available_bytes=lambda: device_bytes(device),
         heartbeat=beat,
     )
+
+
+def _phases(runner: ModelRunner, *, waited_s: float, whole_s: float) -> dict[str, float]:
+    """Phase of the start -> seconds; together they are the whole start."""
+    known = {
+        "engine wait": waited_s,
+        "load_weight": runner.report.load_seconds,
+        "kv_cache_allocation": runner.allocate_seconds,
+    }
+    return {**known, "memory plan and scheduler": whole_s - sum(known.values())}
 
 
 def _facts(
