@@ -45,7 +45,7 @@ def texts_of(server: Any) -> list[str]:
 def test_conversations(serve: Serve, body: dict[str, Any], texts: list[str]) -> None:
     async def scenario(server: Any) -> None:
         answer = await embedded(server, **body)
-        assert "metadata" not in answer
+        assert "warnings" not in answer
         assert texts_of(server) == texts
         assert len(answer["data"]) == len(texts)
 

@@ -233,7 +233,7 @@ def test_what_clients_send_without_effect_is_accepted_and_told_if_it_asks_for_mo
         for body in (hints, {**hints, **told}):
             response = await server.http.post(CHAT, json={"messages": HI, **body})
             assert response.status_code == 200, response.text
-            warnings = response.json()["metadata"].get("warnings", [])
+            warnings = response.json().get("warnings", [])
             for key in told:
                 assert any(f"{key} has no effect" in each for each in warnings) == (
                     body is not hints

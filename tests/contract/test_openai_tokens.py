@@ -47,7 +47,7 @@ def test_token_ids_of_a_whole_answer(serve: Serve, route: str) -> None:
 
     async def scenario(server: Any) -> None:
         answer = await answered(server, route, return_token_ids=True, n=2)
-        assert "warnings" not in answer["metadata"]
+        assert "warnings" not in answer
         for choice in answer["choices"]:
             assert choice["token_ids"] == OK
             assert choice["prompt_token_ids"] == prompt_of(server)

@@ -281,7 +281,7 @@ def test_reasoning_can_be_left_out(serve: Serve, separate: bool) -> None:
         answer = await create(model="default", messages=HI, extra_body=body)
         message = answer.choices[0].message
         assert (message.content, message.model_extra["reasoning_content"]) == ("yes", None)
-        assert "warnings" not in answer.metadata
+        assert "warnings" not in answer.model_dump()
         assert answer.usage.completion_tokens_details.reasoning_tokens > 0
         stream = await create(model="default", messages=HI, stream=True, extra_body=body)
         deltas = [chunk.choices[0].delta async for chunk in stream]

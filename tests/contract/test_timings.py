@@ -70,7 +70,7 @@ def test_several_choices_are_one_request(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         body = BODIES["/v1/completions"] | {"n": 2, "timings_per_token": False}
         answer = (await server.http.post("/v1/completions", json=body)).json()
-        assert "warnings" not in answer["metadata"]
+        assert "warnings" not in answer
         assert answer["timings"]["predicted_n"] == 6
         assert answer["timings"]["queue_ms"] == 250.0
 

@@ -149,21 +149,19 @@ def test_many_unknown_keys_are_counted(serve: Serve) -> None:
         ({"model": "gpt-4"}, "The model 'gpt-4' is not served here; org/tiny answered."),
     ],
 )
-def test_openai_answers_tell_in_their_metadata(
-    serve: Serve, body: dict[str, Any], warning: str
-) -> None:
+def test_openai_answers_tell_in_a_list(serve: Serve, body: dict[str, Any], warning: str) -> None:
     async def scenario(server: Any) -> None:
         for route, content in ((CHAT, {"messages": HI}), ("/v1/completions", {"prompt": "a"})):
             given = {**content, "max_tokens": 3, **body}
             answer = (await server.http.post(route, json=given)).json()
-            assert (answer["metadata"]["warnings"], answer["model"]) == ([warning], "org/tiny")
+            assert (answer["warnings"], answer["model"]) == ([warning], "org/tiny")
             stream = (await server.http.post(route, json={**given, "stream": True})).text
             first, *others, _ = [
                 json.loads(line.removeprefix("data: "))
                 for line in stream.strip().split("\n\n")[:-1]
             ]
-            assert first["metadata"]["warnings"] == [warning]
-            assert all("metadata" not in other for other in others)
+            assert first["warnings"] == [warning]
+            assert all("warnings" not in other for other in others)
 
     serve(scenario)
 
@@ -177,7 +175,7 @@ def test_nested_keys_count_too(serve: Serve) -> None:
             "stream_options": {"include_usages": True},
         }
         first = (await server.http.post(CHAT, json=body)).text.split("\n\n")[0]
-        (warning,) = json.loads(first.removeprefix("data: "))["metadata"]["warnings"]
+        (warning,) = json.loads(first.removeprefix("data: "))["warnings"]
         assert warning.startswith("The key 'stream_options.include_usages' is unknown")
         assert "'stream_options.include_usage'" in warning
 
@@ -191,6 +189,7 @@ def test_no_warning_without_a_reason(serve: Serve) -> None:
                 await server.http.post(CHAT, json={"model": model, "messages": HI, "max_tokens": 2})
             ).json()
             assert answer["metadata"] == {"weight_version": "default"}
+            assert "warnings" not in answer
             assert answer["model"] == "org/tiny"
 
     serve(scenario)

@@ -153,7 +153,7 @@ class EmbeddingExchange:
             {"object": "embedding", "index": output.index, "embedding": self._shown(output)}
             for output in outputs
         ]
-        told = {"metadata": {"warnings": self._warnings}} if self._warnings else {}
+        told = {"warnings": self._warnings} if self._warnings else {}
         return {
             "object": "list",
             "data": data,

@@ -55,8 +55,9 @@ class Reply:
         self._config = config
         self._reasoning_tokens = reasoning_tokens
         self._metadata: dict[str, Any] = {"weight_version": config.weight_version}
-        if warnings := [*warnings, *body.other_model(config.served_model_name)]:
-            self._metadata["warnings"] = warnings
+        warnings = [*warnings, *body.other_model(config.served_model_name)]
+        # Not in the metadata: OpenAI's clients declare that as a map from strings to strings.
+        self._told = {"warnings": warnings} if warnings else {}
 
     def complete(
         self,
@@ -79,13 +80,14 @@ class Reply:
             "choices": choices,
             "usage": self.usage(outputs),
             "metadata": self._metadata,
+            **self._told,
             "timings": phase_timings(outputs),
         }
 
     async def stream(self, job: Job, maker: ChoiceMaker) -> AsyncGenerator[dict[str, Any], None]:
         opened: set[int] = set()
         is_begun = False
-        told = {"metadata": self._metadata} if "warnings" in self._metadata else {}
+        told = self._told
         async for pieces in job.pieces():
             for piece in pieces:
                 output = piece.output
