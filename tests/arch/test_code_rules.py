@@ -1,10 +1,13 @@
-"""Where words may stand: names of models, and kinds of devices."""
+"""Where words may stand: names of models, and kinds of devices. And where tests stand."""
 
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 from package_source import MODULES, is_below
+
+import setpoint
 
 
 def test_model_names_stand_only_in_models_and_tables() -> None:
@@ -54,3 +57,13 @@ def test_types_are_learned_by_one_thread_at_a_time() -> None:
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "msgspec.convert"
     }
     assert calls == {"core.conversion"}
+
+
+def test_unit_tests_mirror_the_source() -> None:
+    """``tests/unit/ROOM`` tests the room of that name; modules beside the rooms help several."""
+    tests = Path(__file__).parents[1] / "unit"
+    source = Path(setpoint.__file__).parent
+    assert not list(tests.glob("test_*.py"))
+    for test in tests.rglob("test_*.py"):
+        room = test.parent.relative_to(tests)
+        assert (source / room).is_dir() or room == Path("benchmarks"), test

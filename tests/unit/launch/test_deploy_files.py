@@ -19,7 +19,7 @@ from setpoint.launch.ending import END_S
 from setpoint.observe.catalogue import SERIES
 from setpoint.observe.series import COMMON_LABELS, Kind
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 DEPLOY = REPOSITORY / "deploy"
 DASHBOARD = DEPLOY / "grafana/setpoint.json"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 STAND_IN = """#!/bin/bash
 case "$1 $2" in
 "-m venv") mkdir -p "${!#}/bin" && cp "$0" "${!#}/bin/python" ;;

@@ -15,7 +15,7 @@ from setpoint.launch.configuration import settled
 from setpoint.testing.chat_templates import TEMPLATES
 from setpoint.testing.tiny_models import write_tiny_llama
 
-GUIDE = Path(__file__).parents[2] / "docs" / "tools-and-reasoning.md"
+GUIDE = Path(__file__).parents[4] / "docs" / "tools-and-reasoning.md"
 
 
 @pytest.mark.parametrize(
