@@ -33,6 +33,10 @@ cap that the source does not name …"""
 MOSTLY, SOMETIMES, MANY, NEAR = 0.45, 0.3, 16, 0.9
 """… or a smaller share, if nearly all others are just below it and it is not small, the smallest
 if it is a round number, as people give: where memory decides, the greatest number is a rare one."""
+TRADED = -0.9
+"""Correlation of the running requests with the tokens in use, at most, if memory is traded …"""
+MIN_TRADES = 4
+"""… and the least number of decode lines that show it."""
 LINES_PER_MINUTE = 60.0
 """Batch lines of a minute, if the source has no clock: 40 decode steps take about a second."""
 MIN_BUDGET = 256
@@ -98,7 +102,8 @@ class Case:
             return False
         if not self.is_excerpt or not self._is_beginning:
             return True
-        return len(self.load) >= MIN_OF_BEGINNING and not 0 < self.load.seconds < MIN_SECONDS
+        seconds = self.load.moments[-1].at - self.load.moments[0].at if self.load.has_clock else 0.0
+        return len(self.load) >= MIN_OF_BEGINNING and not 0 < seconds < MIN_SECONDS
 
     @property
     def _is_beginning(self) -> bool:
@@ -154,6 +159,8 @@ def examine(seen: Observations) -> Case:
     if len(decoding) < (max(MIN_LINES, MIN_DECODING * len(load)) if others_tell else MIN_LINES):
         decoding = load
     limits, named = _limits(seen.facts, load, decoding)
+    reserve = seen.facts.options.get("schedule_conservativeness")
+    is_lowered = isinstance(reserve, int | float) and reserve < 1
     return Case(
         seen=seen,
         phases=phases,
@@ -163,7 +170,9 @@ def examine(seen: Observations) -> Case:
         limits=limits,
         slots_named=named,
         num_retractions=sum(_retractions(rank) for rank in seen.ranks),
-        retractions_per_minute=max((_rate(rank, clock) for rank in seen.ranks), default=0.0),
+        retractions_per_minute=max(
+            (_rate(rank, clock, is_lowered) for rank in seen.ranks), default=0.0
+        ),
     )
 
 
@@ -185,12 +194,16 @@ def _retractions(rank: Rank) -> int:
     return max(counted, rank.num_events.get("retraction", 0))
 
 
-def _rate(rank: Rank, clock: bool) -> float:
+def _rate(rank: Rank, clock: bool, is_lowered: bool) -> float:
     """Retractions per minute of the busy time, or of its last three quarters if the rate is lower
-    there: retractions that occur only at the beginning of a load no longer matter."""
+    there: retractions that occur only at the beginning of a load no longer matter. Where an option
+    has lowered the memory reserve, those that come later show that they come back: after each
+    burst, the estimate of future output decays to what caused it."""
     rate = _retractions(rank) / _busy_minutes(rank, clock)
     later = replace(rank, moments=rank.moments[len(rank.moments) // 4 :], num_events={})
     if not any(moment.retractions for moment in rank.moments) or not later.moments:
+        return rate
+    if is_lowered and _retractions(later):
         return rate
     return min(rate, _retractions(later) / _busy_minutes(later, clock))
 
@@ -237,9 +250,26 @@ def _slots(facts: Facts, load: Load, decoding: Load) -> tuple[float | None, bool
     return None if is_passed else pinned, False
 
 
+def trades_memory(load: Load) -> bool:
+    """Whether the fewer tokens are in use, the more requests run. What they use and what is
+    reserved for them then add up to the same sum: the reserve decides how many run. Where a cap
+    decides, or prefill, more requests use more."""
+    pairs = [
+        (moment.running, moment.tokens)
+        for moment in load.moments
+        if waits(moment) and moment.num_decode and moment.running and moment.tokens
+    ]
+    running, tokens = [one for one, _ in pairs], [other for _, other in pairs]
+    if len(pairs) < MIN_TRADES or len(set(running)) < 3 or len(set(tokens)) < 3:
+        return False
+    return statistics.correlation(running, tokens) <= TRADED
+
+
 def _pinned(decoding: Load) -> float | None:
     """The number at which running requests stand still while others wait."""
     waiting = decoding.where(lambda moment: waits(moment) and moment.num_decode > 0)
+    if trades_memory(waiting):
+        return None
     running = [(m.running, m.running_max or m.running) for m in waiting.moments if m.running]
     if len(running) < MIN_LINES:
         return None

@@ -16,11 +16,14 @@ LEAST_BEFORE = 0.35
 MOST_AFTER = 0.25
 LEFT = 0.45
 """A collapse leaves at most this share of the hit rate."""
-MIN_BATCHES = 8
 MIN_SIDE = 4
 """Least number of prefill batches before and after …"""
+CLEAR_SIDE, CLEAR_BEFORE = 3, 0.7
+"""… or one fewer, if the cache supplied at least this share before …"""
 MIN_PART = 0.1
 """… and least share of all of them on each side."""
+MANY = 10
+"""With fewer batches, as people quote them, the end of the source is not judged by itself."""
 PURE = 0.7
 """Least share of the batches of each side that are on that side of the middle between the two
 rates."""
@@ -61,10 +64,12 @@ def _collapse(case: Case, rank: Rank) -> Collapse | None:
         return None
     early, late = batches[:cut], batches[cut:]
     before, after = hit_rate(early), hit_rate(late)
-    if before < LEAST_BEFORE or after > min(MOST_AFTER, LEFT * before):
+    is_short = len(batches) < MANY
+    least = CLEAR_BEFORE if is_short else LEAST_BEFORE
+    if before < least or after > min(MOST_AFTER, LEFT * before):
         return None
     middle = (before + after) / 2
-    end = late[-max(len(late) // 4, MIN_SIDE // 2) :]
+    end = late if is_short else late[-max(len(late) // 4, MIN_SIDE // 2) :]
     sides = (
         _share(hit_rate([moment]) >= middle for moment in early),
         _share(hit_rate([moment]) < middle for moment in late),
@@ -97,8 +102,8 @@ def _cut(rates: Sequence[float]) -> int | None:
     """The place at which the mean falls most clearly: that of the greatest standardized
     difference."""
     count = len(rates)
-    side = max(MIN_SIDE, round(MIN_PART * count))
-    if count < max(MIN_BATCHES, 2 * side):
+    side = max(CLEAR_SIDE if count < MANY else MIN_SIDE, round(MIN_PART * count))
+    if count < 2 * side:
         return None
     total, sum_before = sum(rates), 0.0
     best, where = 0.0, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from setpoint.doctor.case import Case
+from setpoint.doctor.case import Case, trades_memory
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
     change,
@@ -93,7 +93,9 @@ def is_used_up(case: Case) -> bool:
 def _varies(case: Case, held: Load) -> bool:
     """Whether the number of running requests varies, as it does where memory decides. If it is
     constant, a cap that no line names keeps requests out. A few lines do not show which of the two
-    it is."""
+    it is, unless more requests run whenever fewer tokens are in use."""
+    if trades_memory(held):
+        return True
     running = [round(moment.running or 0) for moment in held.moments if moment.num_decode]
     if case.is_excerpt and len(running) < MIN_EXCERPT:
         return False
@@ -172,7 +174,9 @@ CHECK = Check(
     "would fit, fewer requests run than the limit allows, prefill batches do not fill their token "
     "budget, usage does not reach 90 % for a tenth of the time (then the reserve is needed), and "
     "there is at most about one retraction a minute. If no line names the limit on "
-    "running requests, their number must vary: one that stands still is a limit (seq-cap).",
+    "running requests, their number must vary: one that stands still is a limit (seq-cap). In an excerpt, more requests "
+    "must run whenever fewer tokens are in use, because what is in use and the reserve add up to "
+    "the same sum; or six decode lines must show that the number varies.",
     counter_evidence="A queue beside a KV pool with room has other causes, which are checked "
     "first: the limit on running requests, even if the server lowered it silently or no line names "
     "it (seq-cap); the token budget of prefill batches (prefill-budget); a long prompt that blocks "

@@ -24,7 +24,7 @@ from setpoint.doctor.checks.kv_optimistic import EFFECTIVE, retracts_often
 from setpoint.doctor.checks.memory import GUIDE_DEVICE_GB, total_gb
 from setpoint.doctor.equations import GOOD_USAGE, mem_fraction_for, rounded
 from setpoint.doctor.findings import Action, Finding, RuledOut
-from setpoint.doctor.limits import binding_limit, is_full
+from setpoint.doctor.limits import WHOLE, binding_limit, is_full
 from setpoint.doctor.load import Load
 
 MIN_SHARE = 0.5
@@ -147,8 +147,8 @@ def _doublings(case: Case, full: Load, running: float, queue: float) -> float:
     usage = full.median(lambda moment: moment.usage) or 0.0
     ratio = queue / running
     odds = math.log2(ratio) + _within(math.log2(EVEN_BATCH / running), -2.0, 2.0)
-    # What is left is less than a request, half of one in the mean.
-    odds += _within((usage + usage / (2 * running) - EVEN_USAGE) / USAGE_STEP, -2.0, 1.5)
+    # What is left is less than a request has at its end, half of that in the mean.
+    odds += _within((usage + WHOLE / 2 * usage / running - EVEN_USAGE) / USAGE_STEP, -2.0, 1.5)
     odds -= PRIOR
     if ratio >= UNLIMITED_RATIO:
         odds = max(odds, 1.0)

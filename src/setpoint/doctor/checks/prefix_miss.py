@@ -77,7 +77,10 @@ def _collapsed(case: Case) -> Finding | None:
         "beginning.",
         falsify="The later requests come from other users or another application, which share "
         "nothing with each other.",
-        share=round(len(found.late) / (len(found.early) + len(found.late)), 3),
+        # Of an excerpt, the lines before and after prove it together.
+        share=1.0
+        if case.is_excerpt
+        else round(len(found.late) / (len(found.early) + len(found.late)), 3),
     )
 
 

@@ -3,7 +3,7 @@
 Forms: docker compose and ``kubectl logs --prefix`` (a name first), the Kubernetes runtime's files
 (time, stream, flag), docker's JSON files and structured loggers (the line is a value), journald and
 syslog (time, host, unit), ``logging``'s usual format (time, level), Ray (actor and process), Slurm
-(number of the task).
+(number of the task), ``grep -n`` (number of the line).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _LEADS = [
         rb"(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)) ",  # docker logs --timestamps
         rb"\([A-Z]\w+ pid=\d+(?:, ip=[\w.:]+)?\) ",  # Ray
         rb"\d{1,4}: (?=\[[\dDTPg])",  # srun --label
+        rb"\d{1,9}[:-](?=[^\d\s]|\d{4}-\d\d-\d\d)",  # grep -n
         rb"[\w.-]+ [\w.-]+ (?=\[[\dDTPg])",  # stern: pod, container
         rb"(?:DEBUG|INFO|WARNING|ERROR) +(?=\[[\dDTPg])",
         # Python's logging: time, level, perhaps the logger
