@@ -102,8 +102,11 @@ class Case:
             return False
         if not self.is_excerpt or not self._is_beginning:
             return True
-        seconds = self.load.moments[-1].at - self.load.moments[0].at if self.load.has_clock else 0.0
-        return len(self.load) >= MIN_OF_BEGINNING and not 0 < seconds < MIN_SECONDS
+        if len(self.load) < MIN_OF_BEGINNING:
+            return False
+        # Two excerpts may have minutes between them, which are no time under load.
+        until_last = self.load.moments[-1].at - self.load.moments[0].at
+        return not 0 < self.load.seconds < MIN_SECONDS or until_last >= MIN_SECONDS
 
     @property
     def _is_beginning(self) -> bool:
@@ -310,9 +313,11 @@ def _size(*values: Any) -> float | None:
 
 def _usual_prefill(load: Load) -> float | None:
     """The size at which batches stop, if no line names it: the last prompt is cut there."""
-    sizes = [
-        moment.new_tokens / moment.num_prefill for moment in load.moments if moment.num_prefill
-    ]
+    prefills = [moment for moment in load.moments if moment.num_prefill]
+    sizes = [moment.new_tokens / moment.num_prefill for moment in prefills]
+    numbers = {moment.new_seqs for moment in prefills}
+    if len(sizes) >= MANY_EQUAL and len(set(sizes)) == 1 and len(numbers) > 1:
+        return sizes[0]  # one prompt or several: the sum is always the same
     if len(sizes) < MIN_SIZES or max(sizes) < MIN_BUDGET:
         return None
     usual = statistics.mode(sizes)

@@ -52,6 +52,16 @@ def test_admission_that_an_option_holds_back_is_seen_in_a_log() -> None:
     assert "--schedule-conservativeness" not in [each.action.flag for each in report.findings]
 
 
+def test_the_time_until_the_line_of_the_next_prefill_belongs_to_the_delay() -> None:
+    """Decode lines come every 40 steps; most of a long interval passes after the last of them."""
+    row = [prefill(20, 4000, 0, 30, 0.02), *(decode(60 - n, n, 0.04) for n in (2, 12, 24))]
+    rows = rank([moment for _ in range(12) for moment in row])
+    for index, moment in enumerate(rows.moments):
+        moment.at = 22.0 * (index // 4) + (1.0, 2.0, 5.0, 8.0)[index % 4]
+    options = {"prefill_decode_interval": 120, "max_running_requests": 256}
+    assert verdict(seen(rows, options=options, **READY)) == "admission-delayed"
+
+
 def test_without_such_an_option_no_option_is_blamed() -> None:
     moments = [moment for _ in range(12) for moment in delayed()]
     report = diagnose(seen(rank(moments), options={"max_running_requests": 256}, **READY))
@@ -202,3 +212,113 @@ def test_a_cache_that_is_switched_off_costs_prefill_time_without_a_queue() -> No
     )
     assert report.verdict == "prefix-miss"
     assert report.findings[0].action.flag == "--disable-radix-cache"
+
+
+def verdict_on(lines: list[str]) -> str:
+    (observed,) = read_chunks("server.log", ["\n".join(lines).encode()])
+    return diagnose(observed).verdict
+
+
+def requests_and_tokens(pairs: list[tuple[int, int]], ready: str = "") -> list[str]:
+    lines = [
+        f"[2026-05-01 10:00:{3 * n:02} TP0] Decode batch, #running-req: {running}, "
+        f"#token: {tokens}, token usage: {tokens / 400_000:.2f}, cuda graph: True, "
+        f"gen throughput (token/s): 900.00, #queue-req: {400 - running}"
+        for n, (running, tokens) in enumerate(pairs, 1)
+    ]
+    return [f"[2026-05-01 10:00:00 TP0] {ready}", *lines] if ready else lines
+
+
+def test_the_more_requests_run_the_fewer_tokens_are_in_use_where_the_reserve_decides() -> None:
+    traded = [(197, 246_500), (199, 243_600), (203, 240_700), (198, 244_900), (196, 247_200)]
+    assert verdict_on(requests_and_tokens(traded)) == "kv-conservative"
+
+
+def test_a_few_lines_in_which_tokens_follow_the_requests_do_not_show_a_reserve() -> None:
+    followed = [(197, 240_500), (199, 243_600), (203, 247_700), (198, 241_900), (196, 239_200)]
+    assert verdict_on(requests_and_tokens(followed)) != "kv-conservative"
+
+
+def test_a_cap_that_is_named_and_far_away_is_not_what_keeps_requests_waiting() -> None:
+    pairs = [(37, 113_000), (38, 116_000), (39, 112_000), (38, 114_500)]
+    ready = "max_total_num_tokens=400000, max_running_requests=2048, context_len=32768"
+    assert verdict_on(requests_and_tokens(pairs, ready)) == "kv-conservative"
+    assert verdict_on(requests_and_tokens(pairs)) != "kv-conservative"
+
+
+def two_excerpts(early: list[tuple[int, int]], late: list[tuple[int, int]]) -> list[str]:
+    """Prefill lines, each with (new, cached) tokens of one prompt, with minutes between the two."""
+    return [
+        f"[2026-05-01 10:{minute:02}:{second:02} TP0] Prefill batch, #new-seq: 1, "
+        f"#new-token: {new}, #cached-token: {cached}, token usage: 0.{minute + 1}0, "
+        f"#running-req: {5 * minute + second}, #queue-req: 0"
+        for minute, part in ((0, early), (4, late))
+        for second, (new, cached) in enumerate(part)
+    ]
+
+
+FOUND = [(150, 2786), (122, 2747), (80, 2658)]
+LOST = [(3027, 0), (2750, 0), (3171, 0)]
+
+
+def test_two_excerpts_before_and_after_show_that_prefixes_are_lost() -> None:
+    assert verdict_on(two_excerpts(FOUND, LOST)) == "prefix-miss"
+
+
+@pytest.mark.parametrize(
+    ("early", "late"),
+    [
+        (FOUND, FOUND),
+        (LOST, FOUND),
+        (LOST, LOST),
+        (FOUND, [*LOST[:2], (80, 2658)]),
+        (FOUND, [(4 * new, 0) for new, _ in LOST]),
+    ],
+    ids=["found", "warmed up", "nothing shared", "one is found", "longer prompts"],
+)
+def test_other_excerpts_do_not(early: list[tuple[int, int]], late: list[tuple[int, int]]) -> None:
+    assert verdict_on(two_excerpts(early, late)) != "prefix-miss"
+
+
+@pytest.mark.parametrize("separator", [":", "-"])
+def test_line_numbers_of_grep_may_get_longer(separator: str) -> None:
+    """The lines after number 999 are batches, too: the server does not hang at that place."""
+    lines = [
+        f"{900 + 3 * n}{separator}[2026-05-01 10:{n // 60:02}:{n % 60:02} TP0] Decode batch, "
+        "#running-req: 8, #token: 4000, token usage: 0.01, cuda graph: True, "
+        "gen throughput (token/s): 180.00, #queue-req: 0"
+        for n in range(240)
+    ]
+    (observed,) = read_chunks("server.log", ["\n".join(lines).encode()])
+    assert sum(len(each.moments) for each in observed.ranks) == len(lines)
+    assert diagnose(observed).verdict == "client-bound"
+
+
+def bursts(*places: int) -> list[Moment]:
+    """Decode lines of five minutes; at each of these places, four requests are retracted."""
+    return [decode(120 + n % 7, 300, 0.97, retractions=4 * (n in places)) for n in range(150)]
+
+
+def test_retractions_that_come_back_show_that_the_reserve_was_set_too_low() -> None:
+    options = {"schedule_conservativeness": 0.2}
+    again = seen(rank(bursts(3, 5, 120)), options=options, **READY)
+    assert verdict(again) == "kv-optimistic"
+    once = seen(rank(bursts(3, 5)), options=options, **READY)
+    assert verdict(once) != "kv-optimistic"
+    by_default = seen(rank(bursts(3, 5, 120)), **READY)
+    assert verdict(by_default) != "kv-optimistic"
+
+
+def test_batches_of_one_size_for_any_number_of_prompts_have_that_budget() -> None:
+    moments = [prefill(1 + n % 3, 128, 9, 20 + n, 0.01) for n in range(11)]
+    assert verdict(seen(rank(moments))) == "prefill-budget"
+    single = [prefill(1, 128, 9, 20 + n, 0.01) for n in range(11)]
+    assert verdict(seen(rank(single))) != "prefill-budget"
+
+
+def test_a_larger_budget_does_not_help_prompts_that_the_full_pool_keeps_out() -> None:
+    """Six documents fill the pool, and the chunks of the next ones take all of the time."""
+    chunk = {"new_tokens": 8192, "queue": 20, "running": 6, "usage": 0.93}
+    moments = [prefill(1, **chunk) for _ in range(60)]
+    report = diagnose(seen(rank(moments), chunked_prefill_size=8192, **READY))
+    assert report.verdict == "kv-full"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
@@ -33,7 +35,7 @@ def _seen(case: Case) -> Finding | None:
     if not case.has_load or case.limits.reasons:
         return None
     held = held_back(case)
-    share = sum(held.weights) / (sum(case.load.weights) or 1.0)
+    share = _share(case, held)
     action = next(
         (found for reason in DELAYS if (found := _delay_less(case, reason)) is not None), None
     )
@@ -76,6 +78,21 @@ def held_back(case: Case) -> Load:
             row = []
         _keep(row, kept)
     return case.load.where(lambda moment: id(moment) in kept)
+
+
+def _share(case: Case, held: Load) -> float:
+    """Its share of the loaded time, with the time from the last decode line of each row to the
+    prefill line that ends it: decode went on until then."""
+    kept = {id(moment) for moment in held.moments}
+    time = sum(held.weights)
+    for load in case.loads.values():
+        pairs = itertools.pairwise(zip(load.moments, load.weights, strict=True))
+        time += sum(
+            weight
+            for (before, _), (moment, weight) in pairs
+            if id(before) in kept and moment.num_prefill and not moment.num_decode
+        )
+    return time / (sum(case.load.weights) or 1.0)
 
 
 def _could_admit(case: Case, moment: Moment) -> bool:

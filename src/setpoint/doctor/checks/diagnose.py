@@ -39,6 +39,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "mem-underused": ("kv-full",),
     "long-prompt-blocking": ("prefill-budget", "client-bound"),
     "prefill-budget": ("client-bound",),
+    "kv-full": ("prefill-budget",),
     "queue-too-long": ("kv-full",),
     "graph-miss": ("client-bound", "kv-full"),
     "mem-headroom-low": ("client-bound", "kv-full"),

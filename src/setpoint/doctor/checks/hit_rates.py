@@ -18,12 +18,12 @@ LEFT = 0.45
 """A collapse leaves at most this share of the hit rate."""
 MIN_SIDE = 4
 """Least number of prefill batches before and after …"""
-CLEAR_SIDE, CLEAR_BEFORE = 3, 0.7
-"""… or one fewer, if the cache supplied at least this share before …"""
 MIN_PART = 0.1
 """… and least share of all of them on each side."""
 MANY = 10
-"""With fewer batches, as people quote them, the end of the source is not judged by itself."""
+"""Fewer batches are an excerpt, as people quote them, in which …"""
+CLEAR_SIDE, CLEAR_BEFORE = 3, 0.7
+"""… so many batches on each side are enough, if the cache supplied at least this share before."""
 PURE = 0.7
 """Least share of the batches of each side that are on that side of the middle between the two
 rates."""

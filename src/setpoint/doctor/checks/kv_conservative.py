@@ -34,8 +34,8 @@ PEAKS = 0.1
 """Share of the time in which the reserve is in use, if it is needed at all."""
 FEW = 0.15
 """With fewer waiting requests for each running one, letting them in would change nothing."""
-MIN_EXCERPT = 6
-"""Least number of decode lines of an excerpt, if no line names the cap."""
+MIN_EXCERPT, MIN_NAMED = 6, 4
+"""Least number of decode lines of an excerpt, if no line names the cap, and if one does."""
 MIN_SPREAD = 0.04
 """If no line names the cap, the number of running requests must vary by at least this share of the
 largest …"""
@@ -97,7 +97,7 @@ def _varies(case: Case, held: Load) -> bool:
     if trades_memory(held):
         return True
     running = [round(moment.running or 0) for moment in held.moments if moment.num_decode]
-    if case.is_excerpt and len(running) < MIN_EXCERPT:
+    if case.is_excerpt and len(running) < (MIN_NAMED if case.slots_named else MIN_EXCERPT):
         return False
     if case.slots_named or case.limits.reasons:
         return True
@@ -174,9 +174,10 @@ CHECK = Check(
     "would fit, fewer requests run than the limit allows, prefill batches do not fill their token "
     "budget, usage does not reach 90 % for a tenth of the time (then the reserve is needed), and "
     "there is at most about one retraction a minute. If no line names the limit on "
-    "running requests, their number must vary: one that stands still is a limit (seq-cap). In an excerpt, more requests "
-    "must run whenever fewer tokens are in use, because what is in use and the reserve add up to "
-    "the same sum; or six decode lines must show that the number varies.",
+    "running requests, their number must vary: one that stands still is a limit (seq-cap). In an "
+    "excerpt, at least six decode lines must show this (four, if the limit is named), or more "
+    "requests run whenever fewer tokens are in use: what is in use and what is reserved then add "
+    "up to the same sum.",
     counter_evidence="A queue beside a KV pool with room has other causes, which are checked "
     "first: the limit on running requests, even if the server lowered it silently or no line names "
     "it (seq-cap); the token budget of prefill batches (prefill-budget); a long prompt that blocks "

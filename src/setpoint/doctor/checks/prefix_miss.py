@@ -280,7 +280,8 @@ CHECK = Check(
     "the next.",
     rule="In the course of the source, the share of prompt tokens that the prefix cache supplies "
     "falls from 35 % or more to at most 25 % and to less than half, stays there, and prompts are "
-    "as long as before. Or: while requests wait, at least 15 % of the prefill batches find 40 % "
+    "as long as before. In an excerpt, three batches before, with 70 % or more, and three after "
+    "are enough. Or: while requests wait, at least 15 % of the prefill batches find 40 % "
     "or more of their prompt tokens in the prefix cache, at least half find 10 % or less, and "
     "overall at most 40 % are found; and the scheduling policy takes requests in order of "
     "arrival. Or the prefix cache is switched off, requests wait or prefill takes half of the "

@@ -48,16 +48,18 @@ def stamp_pattern(found: re.Match[bytes]) -> bytes:
 
 
 def _general(text: bytes) -> bytes:
-    """The text as a pattern in which the digits of times and of line numbers may change. Digits of names may not,
-    because they tell servers apart. In JSON all digits may change, and the remains of a progress
-    bar may be anything."""
+    """The text as a pattern in which the digits of times and of line numbers may change. Digits of
+    names may not, because they tell servers apart. In JSON all digits may change, and the remains
+    of a progress bar may be anything."""
     if b"%|" in text:
         return rb".*?"
     if text.startswith(b"{"):
         return digits_pattern(text)
     parts, end = b"", 0
     for found in re.finditer(
-        rb"\A\d+[:-](?=[^\d\s]|\Z)|\d{4}-\d\d-\d\dT?|[ \d]\d \d\d:|\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?|\[\d+\]", text
+        rb"\A\d+[:-](?=[^\d\s]|\Z)|\d{4}-\d\d-\d\dT?|[ \d]\d \d\d:"
+        rb"|\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?|\[\d+\]",
+        text,
     ):
         parts += re.escape(text[end : found.start()])
         parts += re.sub(rb"\d+", rb"\\d+", re.sub(rb"([.\[\]])", rb"\\\1", found.group())).replace(
