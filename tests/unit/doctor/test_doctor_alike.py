@@ -54,10 +54,13 @@ def test_admission_that_an_option_holds_back_is_seen_in_a_log() -> None:
 
 def test_the_time_until_the_line_of_the_next_prefill_belongs_to_the_delay() -> None:
     """Decode lines come every 40 steps; most of a long interval passes after the last of them."""
-    row = [prefill(20, 4000, 0, 30, 0.02), *(decode(60 - n, n, 0.04) for n in (2, 12, 24))]
-    rows = rank([moment for _ in range(12) for moment in row])
+    moments = []
+    for _ in range(12):
+        falling = [decode(60 - waiting, waiting, 0.04) for waiting in (2, 12, 24)]
+        moments += [prefill(20, 4000, 0, 30, 0.02), *falling]
+    rows = rank(moments)
     for index, moment in enumerate(rows.moments):
-        moment.at = 22.0 * (index // 4) + (1.0, 2.0, 5.0, 8.0)[index % 4]
+        moment.at = 22.0 * (index // 4) + (1.0, 2.0, 3.5, 5.0)[index % 4]
     options = {"prefill_decode_interval": 120, "max_running_requests": 256}
     assert verdict(seen(rows, options=options, **READY)) == "admission-delayed"
 
