@@ -167,7 +167,7 @@ class RequestList(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Totals(msgspec.Struct):
-    """Sums since the engine started."""
+    """Sums since the engine started, or over one moment."""
 
     steps: dict[str, int] = {}
     """Number of steps by the way they ran."""

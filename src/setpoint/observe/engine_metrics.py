@@ -17,7 +17,6 @@ from setpoint.core.records import (
     Retraction,
     StepDone,
     Turn,
-    TurnDone,
 )
 from setpoint.core.result import EAGER
 from setpoint.observe.catalogue import BY_NAME
@@ -48,7 +47,6 @@ class EngineMetrics:
         self._num_forced = 0
         self._forward_s = {"extend": 0.0, "mixed": 0.0, "decode": 0.0}
         self._first_prompts = {"input": 0.0, "device_hit": 0.0}
-        self._turns = {"plan": 0.0, "model": 0.0, "link": 0.0, "rest": 0.0}
         self._grammars = dict.fromkeys(get_args(Outcome), 0)
         self._num_late = 0
         self._late: set[int] = set()
@@ -64,12 +62,6 @@ class EngineMetrics:
         match record:
             case StepDone():
                 self._step(record)
-            case TurnDone():
-                turns, known = self._turns, record.plan_s + record.model_s + record.link_s
-                turns["plan"] += record.plan_s
-                turns["model"] += record.model_s
-                turns["link"] += record.link_s
-                turns["rest"] += record.turn_s - known
             case Turn(at):
                 self._now = at
                 self._began = self._began or at
@@ -131,8 +123,8 @@ class EngineMetrics:
             self._stages["decode_forward"].observe(done.ended_at - done.first_token_at)
 
     def _counters(self) -> Values:
-        totals = self._figures.totals
-        busy, grammars = sum(self._turns.values()), self._grammars
+        totals, turns, grammars = self._figures.totals, self._turn_seconds(), self._grammars
+        busy = sum(turns.values())
         return {
             "sglang:num_retracted_requests": {"": totals.retracted},
             "sglang:num_retracted_input_tokens": {"": self._retracted_inputs},
@@ -159,8 +151,17 @@ class EngineMetrics:
             "setpoint:clipped_requests": {"": totals.clipped},
             "setpoint:failed_sends": {"": totals.sends_failed},
             "setpoint:rebuilt_pools": {"": totals.pools_rebuilt},
-            "setpoint:turn_seconds": self._turns,
+            "setpoint:turn_seconds": turns,
         }
+
+    def _turn_seconds(self) -> dict[str, float]:
+        prefill, decode = self._figures.turns["prefill"], self._figures.turns["decode"]
+        parts = {
+            "plan": prefill.plan_s + decode.plan_s,
+            "model": prefill.model_s + decode.model_s,
+            "link": prefill.link_s + decode.link_s,
+        }
+        return parts | {"rest": prefill.turn_s + decode.turn_s - sum(parts.values())}
 
     def _gauges(self) -> Values:
         """The gauges that follow from records; the others show the scheduler's present state."""

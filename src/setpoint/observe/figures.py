@@ -1,9 +1,9 @@
-"""Figures of the whole engine: the rates and totals that log lines, ``/server_info`` and
-``/v1/loads`` show. Reads the engine's records."""
+"""Figures of the whole engine: the rates and totals that log lines, ``/server_info``, ``/v1/loads``
+and ``/metrics`` show. Reads the engine's records."""
 
 from __future__ import annotations
 
-from setpoint.core.control import EngineFigures, Totals
+from setpoint.core.control import EngineFigures, Totals, TurnSums
 from setpoint.core.records import (
     Fallback,
     PoolRebuilt,
@@ -17,6 +17,7 @@ from setpoint.core.records import (
     SettingsChanged,
     StepDone,
     Turn,
+    TurnDone,
 )
 
 
@@ -39,6 +40,9 @@ class Figures:
         """Tokens per second over the last ``decode_log_interval`` decode steps, including the time
         between them."""
         self.totals = Totals()
+        self.turns = {"prefill": TurnSums(), "decode": TurnSums()}
+        """Sums over the turns that planned a step, by its kind: "prefill" if it computed any prompt
+        tokens, else "decode"."""
         self.fallbacks: list[Fallback] = []
 
     @property
@@ -51,13 +55,20 @@ class Figures:
         match record:
             case StepDone():
                 self._step(record)
+            case TurnDone():
+                sums = self.turns["prefill" if record.prefill else "decode"]
+                sums.num_steps += 1
+                sums.turn_s += record.turn_s
+                sums.plan_s += record.plan_s
+                sums.model_s += record.model_s
+                sums.link_s += record.link_s
             case Turn(at):
                 if self._last_prefill is None:
                     self._last_prefill = self._last_decode = at
             case RequestAdmitted():
                 totals.admissions += 1
             case RequestDone():
-                _count_end(totals, record)
+                count_end(totals, record)
             case Retraction(num_seqs):
                 totals.retracted += num_seqs
             case Preemption(_, preempted):
@@ -85,15 +96,7 @@ class Figures:
         )
 
     def _step(self, step: StepDone) -> None:
-        totals = self.totals
-        _add(totals.steps, step.way)
-        totals.forward_s += step.forward_s
-        totals.sample_s += step.sample_s
-        totals.prompt_tokens += step.num_new_tokens
-        totals.cached_tokens += step.num_cached_tokens
-        totals.output_tokens += step.num_sampled
-        for reason, count in step.refusals.items():
-            _add(totals.refusals, reason, count)
+        count_step(self.totals, step)
         self._ratio = step.new_token_ratio
         self._num_generated += step.num_sampled
         if step.num_prefill_rows:
@@ -113,7 +116,20 @@ def _add(counts: dict[str, int], name: str, count: int = 1) -> None:
     counts[name] = counts.get(name, 0) + count
 
 
-def _count_end(totals: Totals, done: RequestDone) -> None:
+def count_step(totals: Totals, step: StepDone) -> None:
+    """Add what a step did to totals of any time."""
+    _add(totals.steps, step.way)
+    totals.forward_s += step.forward_s
+    totals.sample_s += step.sample_s
+    totals.prompt_tokens += step.num_new_tokens
+    totals.cached_tokens += step.num_cached_tokens
+    totals.output_tokens += step.num_sampled
+    for reason, count in step.refusals.items():
+        _add(totals.refusals, reason, count)
+
+
+def count_end(totals: Totals, done: RequestDone) -> None:
+    """Add a request's end and its times to totals of any time."""
     _add(totals.ended, done.finish.how)
     if done.accepted_at is None:
         return

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from setpoint.core.control import Moments
+from setpoint.core.control import Moments, Totals
 from setpoint.core.moments import Moment, quantile
 from setpoint.core.pool import PoolStats
 from setpoint.core.records import (
@@ -33,6 +33,7 @@ from setpoint.core.records import (
     TurnDone,
 )
 from setpoint.core.result import EAGER
+from setpoint.observe.figures import count_end, count_step
 
 KEPT = 600
 """Largest number of finished moments to keep: ten minutes of a busy engine."""
@@ -63,7 +64,7 @@ class MomentKeeper:
             StepDone: self._step,
             TurnDone: self._turn_done,
             RequestAdmitted: lambda admitted: self._sums.waits.append(admitted.waited_s),
-            RequestDone: lambda done: self._sums.end(done),
+            RequestDone: lambda done: count_end(self._sums.totals, done),
             Retraction: lambda retraction: self._sums.retraction(retraction),
             PreparationStarted: lambda record: self._present.prepare(1),
             GrammarLate: lambda record: self._present.prepare(1),
@@ -142,6 +143,7 @@ class _Sums:
     """Sums over the present moment; ``moment`` makes the means."""
 
     def __init__(self) -> None:
+        self.totals = Totals()
         self.num_prefill = self.num_decode = 0
         self.running = self.running_max = 0
         self.queue = self.queue_max = 0
@@ -149,16 +151,13 @@ class _Sums:
         self.preparing = self.pending_tokens = 0
         self.usage = self.usage_max = 0.0
         self.tokens = 0
-        self.new_seqs = self.new_tokens = self.cached_tokens = self.largest_prefill = 0
-        self.output_tokens = 0
+        self.new_seqs = self.largest_prefill = 0
         self.graph_hits = self.graph_misses = self.missed_running = 0
         self.ratio = 0.0
-        self.refusals: dict[str, int] = {}
-        self.ended: dict[str, int] = {}
         self.busy_s = self.model_s = 0.0
         self.waits: list[float] = []
         """Seconds in the queue before each admission."""
-        self.retractions = self.retracted = 0
+        self.retractions = 0
         self.ratio_before = self.ratio_after = 0.0
         """The new-token ratio before and after the latest retraction."""
 
@@ -167,12 +166,11 @@ class _Sums:
         return self.num_prefill + self.num_decode
 
     def step(self, step: StepDone) -> None:
+        count_step(self.totals, step)
         running, queue = step.num_running, step.num_queued
         if step.num_prefill_rows:
             self.num_prefill += 1
             self.new_seqs += step.num_new_seqs
-            self.new_tokens += step.num_new_tokens
-            self.cached_tokens += step.num_cached_tokens
             self.largest_prefill = max(self.largest_prefill, step.num_new_tokens)
         else:
             self.num_decode += 1
@@ -197,36 +195,29 @@ class _Sums:
         self.usage += usage
         if usage > self.usage_max:
             self.usage_max = usage
-        self.output_tokens += step.num_sampled
         self.ratio += step.new_token_ratio
-        for reason, count in step.refusals.items():
-            self.refusals[reason] = self.refusals.get(reason, 0) + count
 
     def turn(self, turn: TurnDone) -> None:
         self.busy_s += turn.turn_s
         self.model_s += turn.model_s
 
-    def end(self, done: RequestDone) -> None:
-        how = done.finish.how
-        self.ended[how] = self.ended.get(how, 0) + 1
-
     def retraction(self, retraction: Retraction) -> None:
         self.retractions += 1
-        self.retracted += retraction.num_seqs
+        self.totals.retracted += retraction.num_seqs
         self.ratio_before, self.ratio_after = retraction.ratio_before, retraction.ratio_after
 
     def moment(self, at: float, seconds: float, present: _Present) -> Moment:
-        pool = present.pool
+        pool, totals = present.pool, self.totals
         moment = Moment(
             at=at,
             seconds=seconds,
-            ended=self.ended,
+            ended=totals.ended,
             pool={} if pool is None else msgspec.structs.asdict(pool),
             busy_s=self.busy_s,
             model_s=self.model_s,
-            output_tokens=self.output_tokens,
+            output_tokens=totals.output_tokens,
             retractions=self.retractions,
-            retracted=self.retracted,
+            retracted=totals.retracted,
         )
         if self.retractions:
             moment.other = {"ratio_before": self.ratio_before, "ratio_after": self.ratio_after}
@@ -249,7 +240,7 @@ class _Sums:
 
     def _fill(self, moment: Moment) -> None:
         """Set the steps' means, largest values and sums. There must be a step."""
-        steps, seconds = self.num_steps, max(moment.seconds, 1e-9)
+        steps, seconds, totals = self.num_steps, max(moment.seconds, 1e-9), self.totals
         moment.num_prefill, moment.num_decode = self.num_prefill, self.num_decode
         moment.running, moment.running_max = self.running / steps, float(self.running_max)
         moment.queue, moment.queue_max = self.queue / steps, float(self.queue_max)
@@ -258,12 +249,12 @@ class _Sums:
         moment.pending_tokens = self.pending_tokens / steps
         moment.usage, moment.usage_max = self.usage / steps, self.usage_max
         moment.tokens = self.tokens / steps
-        moment.gen_throughput = self.output_tokens / seconds
-        moment.input_throughput = self.new_tokens / seconds
-        moment.new_seqs, moment.new_tokens = self.new_seqs, self.new_tokens
-        moment.cached_tokens, moment.largest_prefill = self.cached_tokens, self.largest_prefill
+        moment.gen_throughput = totals.output_tokens / seconds
+        moment.input_throughput = totals.prompt_tokens / seconds
+        moment.new_seqs, moment.new_tokens = self.new_seqs, totals.prompt_tokens
+        moment.cached_tokens, moment.largest_prefill = totals.cached_tokens, self.largest_prefill
         moment.graph_hits, moment.graph_misses = self.graph_hits, self.graph_misses
         if self.graph_misses:
             moment.missed_running = self.missed_running / self.graph_misses
         moment.new_token_ratio = self.ratio / steps
-        moment.refusals = self.refusals
+        moment.refusals = totals.refusals

@@ -1,5 +1,5 @@
-"""All readers of a serving engine's records: figures, log lines, times of turns, moments, and the
-metrics if they are enabled."""
+"""All readers of a serving engine's records: figures, log lines, moments, and the metrics if they
+are enabled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines
 from setpoint.observe.moment_keeper import MomentKeeper
 from setpoint.observe.tee import Tee
-from setpoint.observe.turn_times import TurnTimes
 
 
 class EngineReaders(Tee):
@@ -25,18 +24,17 @@ class EngineReaders(Tee):
         """request_times: log a line for each request that ends. epoch: when the engine's clock
         showed 0, in seconds since 1970."""
         self._figures = Figures(decode_log_interval=decode_log_interval)
-        self._times = TurnTimes()
         self.moments = MomentKeeper(epoch=epoch)
         self._metrics = EngineMetrics(self._figures) if metrics else None
         lines = LogLines(self._figures, device=device, request_times=request_times)
         also = () if self._metrics is None else (self._metrics,)
-        super().__init__(self._figures, lines, self._times, self.moments, *also)
+        super().__init__(self._figures, lines, self.moments, *also)
 
     def report(self, memory: MemoryUsage, recording: RecordingState | None) -> EngineReport:
         """The readers' reports as one, with the engine's memory and the state of its recording."""
         return EngineReport(
             figures=self._figures.report(),
-            turn_times=self._times.sums,
+            turn_times=self._figures.turns,
             metrics=None if self._metrics is None else self._metrics.report(),
             memory_usage=memory,
             recording=recording,

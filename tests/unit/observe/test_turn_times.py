@@ -9,7 +9,7 @@ from setpoint.core.messages import ToEngine, ToFrontend
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.records import TurnDone
 from setpoint.core.result import StepResult
-from setpoint.observe.turn_times import TurnTimes
+from setpoint.observe.figures import Figures
 from setpoint.testing.harness import VOCAB, Harness, ManualClock
 from setpoint.testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token
 
@@ -65,13 +65,13 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Harness:
 
 def test_each_part_of_a_turn_gets_its_time(slow: Harness) -> None:
     """Waiting, and what is done meanwhile, counts nowhere: of an idle turn the receiving neither."""
-    times, model = TurnTimes(), SUBMIT + FINISH + RESULT
+    figures, model = Figures(decode_log_interval=40), SUBMIT + FINISH + RESULT
     slow.submit("a", [1, 2, 3], max_new_tokens=3)
     slow.drain()
     slow.turn(2)
     for record in slow.recorder.records:
-        times.on(record)
-    sums = times.sums
+        figures.on(record)
+    sums = figures.turns
     assert sums["prefill"].num_steps == 1
     assert sums["prefill"].model_s == pytest.approx(model, abs=0.1)
     assert sums["prefill"].link_s == pytest.approx(2 * SEND, abs=0.1)  # announced, and a token
