@@ -12,9 +12,9 @@ import pydantic
 import pytest
 
 from setpoint.frontend.chat.chat_request import Tool
-from setpoint.frontend.chat.deltas import gathered
+from setpoint.frontend.chat.deltas import join_deltas
 from setpoint.frontend.chat.formats.format_registry import TOOL_FORMATS
-from setpoint.frontend.chat.parser import parsed
+from setpoint.frontend.chat.parser import parse_answer
 from setpoint.testing.server_process import ServerProcess
 
 ASKED: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
@@ -160,7 +160,7 @@ def test_what_a_formats_structure_allows_its_parser_reads(smol: ServerProcess, n
         }
         answer = smol.generate(text="The weather in Rome?", sampling_params=sampling)
         assert answer["meta_info"]["finish_reason"]["type"] == "stop", answer["text"]
-        said = gathered(parsed(form.parser(tools), answer["text"]))
+        said = join_deltas(parse_answer(form.parser(tools), answer["text"]))
         assert not said.text.strip()
         (call,) = said.calls
         if call.name == "weather":

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from setpoint.core.errors import RequestError
-from setpoint.frontend.text.stop_regex import MAX_EDGES, compiled
+from setpoint.frontend.text.stop_regex import MAX_EDGES, compile_expressions
 from setpoint.frontend.text.stops import StopFinder
 
 texts = st.text(alphabet="abc1 \nÄä", max_size=14)
@@ -54,7 +54,7 @@ def expected(text: str, stops: list[str], regexes: list[str], keep: bool) -> tup
 
 def usable(regexes: list[str]) -> bool:
     try:
-        compiled(tuple(regexes))
+        compile_expressions(tuple(regexes))
     except RequestError:
         return False
     return True
@@ -87,10 +87,10 @@ def test_any_cutting_gives_what_the_definition_says(
 @given(expressions)
 def test_what_matches_nothing_at_all_is_refused(expression: str) -> None:
     if re.fullmatch(expression, "") is None:
-        compiled((expression,))
+        compile_expressions((expression,))
     else:
         with pytest.raises(RequestError, match="matches the empty text"):
-            compiled((expression,))
+            compile_expressions((expression,))
 
 
 def test_text_that_cannot_become_a_match_leaves_at_once() -> None:
@@ -137,10 +137,10 @@ def test_hidden_text_is_searched() -> None:
 )
 def test_what_is_not_searched_is_refused_with_its_reason(expression: str, why: str | None) -> None:
     if why is None:
-        compiled((expression,))
+        compile_expressions((expression,))
         return
     with pytest.raises(RequestError) as caught:
-        compiled((expression,))
+        compile_expressions((expression,))
     assert caught.value.message.startswith("stop_regex ")
     assert why in caught.value.message
 
@@ -151,7 +151,7 @@ def test_what_is_not_searched_is_refused_with_its_reason(expression: str, why: s
 def test_a_hostile_expression_takes_linear_time(expression: str) -> None:
     """Python's search takes exponential time for these; the bound leaves a factor of a hundred to a
     slow machine."""
-    pattern = compiled((expression,))
+    pattern = compile_expressions((expression,))
     assert sum(bits.bit_count() for each in pattern.follow for bits in each.values()) <= MAX_EDGES
     finder = StopFinder([], regexes=(expression,))
     started = time.process_time()

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from setpoint.frontend.chat.chat_request import Tool
-from setpoint.frontend.chat.deltas import Answer, Delta, gathered
-from setpoint.frontend.chat.parser import DeltaParser, parsed
+from setpoint.frontend.chat.deltas import Answer, Delta, join_deltas
+from setpoint.frontend.chat.parser import DeltaParser, parse_answer
 
 WEATHER = Tool(
     "get_weather",
@@ -67,7 +67,7 @@ def cuts(text: str) -> Iterable[list[str]]:
 
 def summary(deltas: Iterable[Delta]) -> dict[str, Any]:
     """Everything about an answer except ids that are drawn."""
-    answer = gathered(deltas)
+    answer = join_deltas(deltas)
     return {
         "text": answer.text,
         "reasoning": answer.reasoning,
@@ -99,7 +99,7 @@ def check_stream(deltas: list[Delta]) -> None:
 
 def check_cuts(make: Any, raw: str) -> None:
     """However an answer is cut, the same is found in it."""
-    whole = summary(parsed(make(), raw))
+    whole = summary(parse_answer(make(), raw))
     for pieces in cuts(raw):
         deltas = streamed(make(), pieces)
         check_stream(deltas)

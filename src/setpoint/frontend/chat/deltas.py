@@ -46,7 +46,8 @@ class Answer(msgspec.Struct, frozen=True):
     """The tool calls, their pieces joined, in the order in which they began."""
 
 
-def gathered(deltas: Iterable[Delta]) -> Answer:
+def join_deltas(deltas: Iterable[Delta]) -> Answer:
+    """The deltas put together; the pieces of each call are joined."""
     # One pass: it runs for every piece of every stream.
     text: list[str] = []
     reasoning: list[str] = []
@@ -70,8 +71,8 @@ def gathered(deltas: Iterable[Delta]) -> Answer:
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """The arguments of a whole tool call as an object; {} for a JSON text that is incomplete,
-    because the answer has reached a limit, or that is no object."""
+    """The arguments of a tool call as an object; {} if the text is not a JSON object, for example
+    because the answer reached a limit in the middle of it."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):

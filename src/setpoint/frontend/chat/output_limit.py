@@ -1,4 +1,4 @@
-"""The limit of new tokens for APIs whose clients name one without knowing the model's context."""
+"""The limit on new tokens for APIs whose clients set one without knowing the model's context."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 from setpoint.core.request import Request
 
 
-def limited(
+def with_token_limit(
     requests: Iterable[Request], max_new_tokens: int | None, context_len: int
 ) -> list[Request]:
-    """The requests, which have no limit of new tokens yet, with at most ``max_new_tokens``. A limit
-    beyond the end of the context is left out, as the context ends the answer anyway."""
+    """The requests, which have no limit on new tokens yet, with the limit ``max_new_tokens``. A
+    limit that is surely beyond the end of the context is left out, as the context ends the answer."""
     return [
         msgspec.structs.replace(
             request,

@@ -67,7 +67,8 @@ class _JoiningReasoning:
 
 
 def joining_reasoning(make: MakeParser) -> MakeParser:
-    """Makes parsers like ``make``'s that give the reasoning in one piece, when it has ended."""
+    """Returns a maker of parsers like ``make``'s that return the reasoning in one piece, after it
+    has ended."""
     return lambda: _JoiningReasoning(make())
 
 
@@ -89,14 +90,14 @@ def _less_reasoning(deltas: Sequence[Delta]) -> list[Delta]:
 
 
 def without_reasoning(make: MakeParser) -> MakeParser:
-    """Makes parsers like ``make``'s that leave the reasoning out."""
+    """Returns a maker of parsers like ``make``'s that leave the reasoning out."""
     return lambda: _WithoutReasoning(make())
 
 
-class _Held:
-    """Implements DeltaParser: the deltas of another, of an answer whose calls a constraint holds.
-    Where the constraint leaves only a call, what is left at the end without being one is the
-    beginning of one that was cut off, and goes."""
+class _WithoutCutCall:
+    """Implements DeltaParser: the deltas of another parser, for an answer whose calls a constraint
+    enforces. If the answer ends where the constraint allows only a call, the text that remains is
+    the beginning of a call that was cut off, and is dropped."""
 
     def __init__(self, parser: DeltaParser, begins: Sequence[str], ends: Sequence[str]) -> None:
         self._parser = parser
@@ -104,7 +105,7 @@ class _Held:
         self._ends = ends
         self._longest = max(map(len, (*begins, *ends)), default=0)
         self._tail = ""
-        """The end of the text, in which a marker may be cut."""
+        """The end of the text so far, which may contain the beginning of a marker."""
         self._is_open = "" in begins
         """Whether nothing but a call may follow."""
 
@@ -136,12 +137,15 @@ def _end_of_last(text: str, marker: str, num_seen: int) -> int:
     return at + len(marker) if at >= 0 else 0
 
 
-def held(parser: DeltaParser, begins: Sequence[str], ends: Sequence[str]) -> DeltaParser:
-    """A parser of an answer in which nothing but calls may stand between one of ``begins`` and one
-    of ``ends``; if "" is a beginning, the answer is calls alone."""
-    return _Held(parser, begins, [each for each in ends if each])
+def without_cut_call(
+    parser: DeltaParser, begins: Sequence[str], ends: Sequence[str]
+) -> DeltaParser:
+    """A parser that drops the beginning of a call that the end of the answer cuts off. Only calls
+    may stand between one of ``begins`` and one of ``ends``; if "" is among ``begins``, the whole
+    answer consists of calls."""
+    return _WithoutCutCall(parser, begins, [each for each in ends if each])
 
 
-def parsed(parser: DeltaParser, text: str) -> list[Delta]:
+def parse_answer(parser: DeltaParser, text: str) -> list[Delta]:
     """The deltas of a whole answer."""
     return [*parser.feed(text), *parser.end()]

@@ -10,7 +10,7 @@ from typing import Any
 from setpoint.core.errors import RequestError
 from setpoint.frontend.chat.chat_messages import as_text, checked_messages
 from setpoint.frontend.chat.chat_request import ChatRequest
-from setpoint.frontend.chat.tools import check_tools, for_template, offered, told_in_messages
+from setpoint.frontend.chat.tools import check_tools, for_template, told_in_messages, visible_tools
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.shapes import TemplateShapes
 
@@ -43,7 +43,7 @@ async def chat_prompt(
     if request.thinking is not None:
         # Templates of different families know one name or the other.
         variables |= {"enable_thinking": request.thinking, "thinking": request.thinking}
-    tools = offered(request)
+    tools = visible_tools(request)
     is_continued = request.continue_final_message and messages[-1]["role"] == "assistant"
     if is_continued and messages[-1].get("tool_calls"):
         raise RequestError(
@@ -74,14 +74,14 @@ async def _in_shape(messages: list[dict[str, Any]], shapes: TemplateShapes) -> l
             if read_as == "text" and not is_text:
                 function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
             elif read_as == "object" and is_text:
-                # A model's mistake, or a call that was cut off: the conversation must go on.
+                # The model made a mistake, or the call was cut off: the conversation must go on.
                 function["arguments"] = {"arguments": function["arguments"]}
     return messages
 
 
 _HERE = "THE_ANSWER_GOES_ON_HERE "
-"""Stands at the end of the message that is continued while it is rendered. The space shows whether
-the template drops white space there."""
+"""Marks the end of the message to be continued while it is rendered. The space shows whether the
+template drops whitespace there."""
 
 
 async def _continued(

@@ -14,7 +14,7 @@ from setpoint.frontend.chat.chat_messages import as_text
 from setpoint.frontend.chat.chat_request import ChatRequest, Tool
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-"""Names that can stand in a prompt, in JSON and in a grammar as they are."""
+"""Names that need no escaping in a prompt, in JSON or in a grammar."""
 
 
 def check_tools(request: ChatRequest) -> None:
@@ -43,7 +43,7 @@ def check_name(name: str, where: str) -> None:
         )
 
 
-def offered(request: ChatRequest) -> Sequence[Tool]:
+def visible_tools(request: ChatRequest) -> Sequence[Tool]:
     """The tools that the model sees."""
     if request.tool_choice == "none":
         return ()

@@ -1,5 +1,6 @@
-"""The access log: one line for each HTTP request when its answer ends, which says how long it took
-and, of a request that generates, where the time went; of a refused one, why. ASGI middleware."""
+"""The access log, as ASGI middleware: one line for each HTTP request when its answer ends. The line
+says how long the request took, where the time of a generating request went, and why a refused
+request was refused."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from setpoint.frontend.jobs import SequenceOutput
 logger = logging.getLogger("uvicorn.access")  # the name by which its level is set
 
 LINE = '%s - "%s %s HTTP/%s" %d, %s'
-"""uvicorn's line, and after the status what the request was."""
+"""uvicorn's line, followed by a description of the request."""
 
 
 class AccessLogMiddleware:
@@ -53,11 +54,12 @@ def log_access(scope: Scope, status: int, came: Arrival) -> None:
         excerpt(get_path_with_query_string(scope)),  # type: ignore[arg-type]
         scope["http_version"],
         status,
-        described(came),
+        describe(came),
     )
 
 
-def described(came: Arrival) -> str:
+def describe(came: Arrival) -> str:
+    """A request in words: its duration, its figures if it generated, and why it was refused."""
     parts = [f"{time.perf_counter() - came.at:.3f} s"]
     if came.outputs:
         parts.append(figures(came.outputs, came.at))

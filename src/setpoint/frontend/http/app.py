@@ -25,8 +25,8 @@ MakeDialect = Callable[[Service, BodyReader], Dialect]
 def create_app(
     service: Service, makers: Sequence[MakeDialect], *, local_only: bool = False
 ) -> FastAPI:
-    """makers: make the dialects that the app speaks. local_only: only this machine can reach the
-    port, and only this machine is meant to."""
+    """The application. makers: make the dialects that it speaks. local_only: whether only this
+    machine can, and should, reach the port."""
     app = FastAPI(title="Setpoint")
     bodies = BodyReader(service.config.max_body_bytes)
     dialects = Dialects(

@@ -24,9 +24,9 @@ _FORBIDDEN = Refusal(
 
 
 class ApiKeyMiddleware:
-    """At least one key is given. The admin's key opens every route; routes that change the server
-    open to it alone if there is one, the others are open to everybody if there is no ``api_key``.
-    """
+    """Checks the keys, at least one of which is given. The admin's key opens every route. If there
+    is one, it alone opens the routes that change the server. Without an ``api_key``, the other
+    routes are open to everybody."""
 
     def __init__(
         self, app: ASGIApp, *, api_key: str | None, admin_api_key: str | None, dialects: Dialects

@@ -47,8 +47,8 @@ class Connection(HttpToolsProtocol):
     receive_s = RECEIVE_S
 
     def __init__(self, *, dialects: Dialects, pace: Pace, drain: Drain, **kwargs: Any) -> None:
-        """dialects: give the shape of refusals of what never becomes a request. pace: begins the
-        work on requests. drain: the server's. The other arguments are uvicorn's."""
+        """dialects: shape the refusals of input that never becomes a request. pace: begins the work
+        on requests. drain: tells whether the server is ending. The others are uvicorn's."""
         super().__init__(**kwargs)
         self._dialects = dialects
         self._pace = pace

@@ -1,5 +1,5 @@
-"""A dialect (the API of OpenAI, of SGLang, …), as the code sees it that serves all of them: its
-routes, and the shape of its errors. Everything below a path that a dialect has claimed is answered
+"""A dialect is one API (OpenAI's, SGLang's, …) as the code that serves all of them sees it: its
+routes and the shape of its errors. Everything below a path that a dialect has claimed is answered
 in its shape, including wrong paths and methods; the longest claim wins. A dialect is added by a
 folder in ``frontend/apis`` and its entry in ``frontend/apis/dialects.py``.
 """
@@ -22,13 +22,13 @@ class Dialect(ABC):
     """The dialect answers for every path that begins with this; "" for all paths that no other
     dialect claims."""
     hint: ClassVar[str]
-    """The advice in a 404 if no route is similar to the path."""
+    """The advice that a 404 gives if no route is similar to the path."""
     aliases: ClassVar[Mapping[str, str]] = {}
     """Path of another API -> the route here that does the same, which a 404 suggests."""
     public: ClassVar[Sequence[str]] = ()
     """Beginnings of paths that need no API key."""
     pages: Sequence[str] = ()
-    """Whole paths that need none: a page and its files, which ask for the key and send it."""
+    """Whole paths that need no API key: a page, which asks the user for the key, and its files."""
     key_header: ClassVar[str] = ""
     """A header in which the dialect's clients send the API key, besides ``Authorization``."""
     admin: ClassVar[Sequence[str]] = ()

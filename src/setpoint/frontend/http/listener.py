@@ -1,5 +1,5 @@
-"""Accepts connections, all that wait for it at once. uvloop accepts one in each turn of its loop,
-so that the last of a burst waited until the requests of all before it had been prepared."""
+"""Accepts all waiting connections at once. uvloop accepts one in each turn of its loop, so the last
+connection of a burst would wait until the requests of all others had been prepared."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Listener:
         self._loop.add_reader(sock, self._accept)
 
     def close(self) -> None:
-        """Accept no more; those that were not opened yet are closed."""
+        """Accept no more connections, and close those that were accepted but not opened."""
         if self._resuming is not None:
             self._resuming.cancel()
         self._loop.remove_reader(self.sockets[0])

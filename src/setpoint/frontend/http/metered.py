@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from setpoint.frontend.telemetry.metrics.http_counts import HttpMetrics
 
 UNMATCHED = "unmatched"
-"""The route of a path that no route has: a client could send any number of different ones."""
+"""The label of a path that no route serves: a client could send any number of different ones."""
 _METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")
 OTHER = "other"
 

@@ -1,6 +1,6 @@
-"""How much the event loop begins in one of its turns, however many clients connect and ask at once:
-a few things, what cannot wait first. Probes, controls and open streams then wait for a few prompts
-to be prepared, not for all (docs/decisions/0053-bursts.md)."""
+"""Limits how much work the event loop begins in one turn, however many clients connect and ask at
+once, and begins urgent work first. Probes, controls and open streams then wait until a few prompts
+are prepared, not until all are (docs/decisions/0053-bursts.md)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PER_TURN = 8
 
 
 class Rank(enum.IntEnum):
-    """What comes first. Requests come before connections, so that what has begun goes on: the
-    engine gets its first prompts before the last connection of a burst is open."""
+    """The order of work. Requests come before new connections, so that the engine gets its first
+    prompts before the last connection of a burst is open."""
 
     URGENT = 0
     REQUEST = 1

@@ -70,8 +70,8 @@ class Server(uvicorn.Server):
                 connection.transport.abort()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # uvicorn's own way to end the last requests is to cancel their tasks, which logs a
-        # traceback for each. It is needed for those that wait for a thread.
+        # uvicorn ends the last requests by cancelling their tasks, which logs a traceback for
+        # each. That is needed only for requests that wait for a thread.
         self.config.timeout_graceful_shutdown = math.ceil(self._close_s) + 1
         cutting = asyncio.get_running_loop().call_later(self._close_s, self.cut)
         await super().shutdown(sockets)

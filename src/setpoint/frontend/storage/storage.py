@@ -42,7 +42,7 @@ class Storage:
         self._documents.close()
 
 
-def required(storage: Storage | None) -> Storage:
+def require_storage(storage: Storage | None) -> Storage:
     """The server's storage. Raises RequestError (400) if the server has none."""
     if storage is None:
         raise RequestError(

@@ -33,7 +33,7 @@ class Detokenizer(Protocol):
 
 
 def make_detokenizer(tokenizer: Tokenizer | None, *, skip_special_tokens: bool) -> Detokenizer:
-    """tokenizer: None: no id has a text."""
+    """A decoder for one sequence. tokenizer: None if no id has a text."""
     if tokenizer is None:
         return NoText()
     if tokenizer.is_byte_level:

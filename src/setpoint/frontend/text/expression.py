@@ -67,8 +67,8 @@ class RefusedExpression(Exception):
     """The reason why an expression is not searched."""
 
 
-def parsed(expression: str) -> Part:
-    """Parse an expression. Raises RefusedExpression."""
+def parse_expression(expression: str) -> Part:
+    """The tree of an expression. Raises RefusedExpression."""
     try:
         with warnings.catch_warnings(action="ignore"):
             flags = re.compile(expression).flags
@@ -100,7 +100,7 @@ class _Reader:
         self._at = 0
 
     def choice(self, flags: int) -> Part:
-        """Up to the end of the group or the expression."""
+        """The part up to the end of the group or of the expression."""
         parts = [self._sequence(flags)]
         while self._next("|"):
             parts.append(self._sequence(flags))

@@ -53,7 +53,8 @@ class Template(Protocol):
 
 class TextProcessor:
     def __init__(self, tokenizer: Tokenizer | None, template: Template | None = None) -> None:
-        """tokenizer: None: there is no text (--skip-tokenizer-init); what needs text is refused."""
+        """tokenizer: None if there is no text (--skip-tokenizer-init); requests that need text are
+        refused then."""
         self.known_tokenizer = tokenizer
         self._template = template
         self._found: dict[str, bool] = {}
@@ -120,7 +121,7 @@ class TextProcessor:
 
     def template_reads(self, variable: str) -> bool:
         """Whether the chat template reads a variable, e.g. "tools". A key of a message
-        (``message.tools``, ``message["tools"]``) is none."""
+        (``message.tools``, ``message["tools"]``) does not count."""
         return self._has(rf"(?<![\w.'\"]){re.escape(variable)}(?![\w'\"])")
 
     def _has(self, expression: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.frontend.text import expression as tree
-from setpoint.frontend.text.expression import RefusedExpression, Test, Where, parsed
+from setpoint.frontend.text.expression import RefusedExpression, Test, Where, parse_expression
 
 MAX_EDGES = 512
 """Most positions, and pairs of a position and one that may follow it, in all expressions of a
@@ -39,7 +39,7 @@ class _Part:
     first: Reached = frozenset()
     last: Reached = frozenset()
     empty: frozenset[Where] = frozenset((ANYWHERE,))
-    """What must hold where it matches the empty text; nothing in the set: it never does."""
+    """What must hold where the part matches the empty text; an empty set: it never matches that."""
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class StopSearch:
         pattern, has_anchors = self._pattern, self._pattern.has_anchors
         here = _place(self._before, text[:2]) if has_anchors else ANYWHERE
         if has_anchors and text:
-            # What comes now may be what an anchor behind the last character waited for.
+            # An anchor after the last character may hold only now that the next one is known.
             self.matched = self._complete(here)
             if self.matched is not None:
                 return
@@ -180,14 +180,14 @@ def _is_of_word(character: str) -> bool:
 
 
 @lru_cache(_MAX_KEPT_PATTERNS)
-def compiled(expressions: tuple[str, ...]) -> StopPattern:
-    """Compile expressions. Raises RequestError (400) for an expression that is wrong, that is
-    searched in no way of bounded time, or that matches the empty text."""
+def compile_expressions(expressions: tuple[str, ...]) -> StopPattern:
+    """The pattern of these expressions. Raises RequestError (400) for an expression that is not
+    valid, that cannot be searched in bounded time, or that matches the empty text."""
     pattern = StopPattern()
     builder = _Builder(pattern)
     for expression in expressions:
         try:
-            part = builder.part(parsed(expression))
+            part = builder.part(parse_expression(expression))
         except RefusedExpression as error:
             raise _refused(expression, str(error)) from None
         if part.empty:
@@ -294,6 +294,6 @@ def _optional(part: _Part) -> _Part:
 
 
 def check(expressions: Sequence[str]) -> None:
-    """Raise RequestError (400) for expressions that ``compiled`` refuses."""
+    """Raise RequestError (400) for expressions that ``compile_expressions`` refuses."""
     if expressions:
-        compiled(tuple(expressions))
+        compile_expressions(tuple(expressions))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from setpoint.frontend.text.stop_regex import StopSearch, compiled
+from setpoint.frontend.text.stop_regex import StopSearch, compile_expressions
 
 
 class StopFinder:
@@ -25,10 +25,10 @@ class StopFinder:
     def __init__(
         self, stops: Sequence[str], *, regexes: tuple[str, ...] = (), keep: bool = False
     ) -> None:
-        """regexes: expressions that ``stop_regex.compiled`` takes."""
+        """regexes: expressions that ``stop_regex.compile_expressions`` accepts."""
         self._stops = tuple(stops)
         self._regexes = regexes
-        self._search = StopSearch(compiled(regexes)) if regexes else None
+        self._search = StopSearch(compile_expressions(regexes)) if regexes else None
         self._released = 0
         """Number of characters before ``_held``."""
         self._keep = keep

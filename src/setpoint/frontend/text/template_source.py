@@ -50,8 +50,8 @@ def _chosen_by_tools(template: str | None, with_tools: str | None) -> str | None
 
 
 def _read_override(path: Path) -> str:
-    """A .json file has it under "chat_template", as Hugging Face's chat_template.json does; any
-    other file is the template itself."""
+    """The template in a file. A .json file has it under "chat_template", as Hugging Face's
+    chat_template.json does; any other file is the template itself."""
     try:
         text = path.read_text(encoding="utf-8")
         template = parse_json(text)["chat_template"] if path.suffix == ".json" else text

@@ -16,8 +16,8 @@ from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.chat.chat_request import ChatRequest, Tool
-from setpoint.frontend.chat.deltas import gathered
-from setpoint.frontend.chat.parser import joining_reasoning, parsed
+from setpoint.frontend.chat.deltas import join_deltas
+from setpoint.frontend.chat.parser import joining_reasoning, parse_answer
 from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.jobs import SequenceOutput
@@ -98,7 +98,7 @@ def prompt_of(chat: PreparedChat, tokenizer: Tokenizer) -> str:
 
 
 def said(chat: PreparedChat, text: str) -> Any:
-    answer = gathered(parsed(chat.make_parser(), text))
+    answer = join_deltas(parse_answer(chat.make_parser(), text))
     return answer.text, answer.reasoning, [(call.name, call.arguments) for call in answer.calls]
 
 
@@ -307,9 +307,11 @@ def test_reasoning_tokens_are_counted(
 def test_reasoning_can_be_sent_in_one_piece() -> None:
     chat = prepared(QWEN3, reasoning_parser="qwen3")
     parser = joining_reasoning(chat.make_parser)()
-    pieces = [gathered(parser.feed(piece)) for piece in ("<think>a", "b", "c</think>", "yes", "!")]
+    pieces = [
+        join_deltas(parser.feed(piece)) for piece in ("<think>a", "b", "c</think>", "yes", "!")
+    ]
     assert [(each.reasoning, each.text) for each in pieces] == [
         ("", ""), ("", ""), ("", ""), ("abc", "yes"), ("", "!"),
     ]  # fmt: skip
     unended = joining_reasoning(chat.make_parser)()
-    assert gathered([*unended.feed("<think>ab"), *unended.end()]).reasoning == "ab"
+    assert join_deltas([*unended.feed("<think>ab"), *unended.end()]).reasoning == "ab"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from format_cases import TOOLS, streamed
 
-from setpoint.frontend.chat.deltas import gathered
+from setpoint.frontend.chat.deltas import join_deltas
 from setpoint.frontend.chat.formats.format_registry import TOOL_FORMATS
 from setpoint.frontend.chat.formats.json_array import JSON_ARRAY
-from setpoint.frontend.chat.parser import parsed
+from setpoint.frontend.chat.parser import parse_answer
 from setpoint.frontend.chat.turn.calling import Calling
 
 FORMATS = {form.name: form for form in (*TOOL_FORMATS.values(), JSON_ARRAY)}
@@ -56,8 +56,8 @@ def test_no_marker_is_text(form: Any, structure: dict[str, Any]) -> None:
     calling = Calling(TOOLS, form, structure, is_required=required)
     whole = written(structure["format"])
     for stop in range(len(whole) + 1):
-        answer = gathered(parsed(calling.parser(TOOLS), whole[:stop]))
-        pieces = gathered(streamed(calling.parser(TOOLS), whole[:stop]))
+        answer = join_deltas(parse_answer(calling.parser(TOOLS), whole[:stop]))
+        pieces = join_deltas(streamed(calling.parser(TOOLS), whole[:stop]))
         assert pieces.text == answer.text
         if required:
             assert not answer.text, whole[:stop]
@@ -79,7 +79,7 @@ def test_an_argument_that_is_cut_off_is_no_text(name: str) -> None:
     )
     begun = call.index("ping") + len("ping") + len(form.name_end)
     for stop in range(begun + len(form.key_begin), len(call) + 1):
-        answer = gathered(parsed(form.parser(TOOLS), call[:stop]))
+        answer = join_deltas(parse_answer(form.parser(TOOLS), call[:stop]))
         assert [each.name for each in answer.calls] == ["ping"], call[:stop]
         assert not answer.text, call[:stop]
 
@@ -87,4 +87,4 @@ def test_an_argument_that_is_cut_off_is_no_text(name: str) -> None:
 def test_text_that_nothing_constrains_stays_text() -> None:
     for form in FORMATS.values():
         parser = Calling(TOOLS, form, None).parser(TOOLS)
-        assert gathered(parsed(parser, "a <tool_cal")).text == "a <tool_cal"
+        assert join_deltas(parse_answer(parser, "a <tool_cal")).text == "a <tool_cal"

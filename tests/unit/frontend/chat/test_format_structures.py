@@ -12,10 +12,10 @@ from tool_format_cases import KIMI_CALL, KIMI_CALLS, V3_CALL, V3_CALLS, V31_CALL
 from xml_format_cases import DSML_CALLS, MINIMAX_CALLS
 
 from setpoint.frontend.chat.chat_request import Tool
-from setpoint.frontend.chat.deltas import gathered
+from setpoint.frontend.chat.deltas import join_deltas
 from setpoint.frontend.chat.formats.format_registry import TOOL_FORMATS
 from setpoint.frontend.chat.formats.json_array import JSON_ARRAY, required_calls
-from setpoint.frontend.chat.parser import parsed
+from setpoint.frontend.chat.parser import parse_answer
 
 TOOL = Tool(
     "get",
@@ -129,7 +129,7 @@ def test_calls_that_must_be_made(name: str) -> None:
     assert single is not None
     for text, calls in ((one, 1), (two, 2)):
         assert lets_through(many, text)
-        found = gathered(parsed(form.parser([PING, TOOL]), text))
+        found = join_deltas(parse_answer(form.parser([PING, TOOL]), text))
         assert [(call.name, call.arguments) for call in found.calls] == [("get", ARGUMENTS)] * calls
         assert found.text == ""
     assert lets_through(single, one)

@@ -21,9 +21,9 @@ from setpoint.frontend.chat.deltas import (
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
-    gathered,
+    join_deltas,
 )
-from setpoint.frontend.chat.parser import PlainParser, parsed
+from setpoint.frontend.chat.parser import PlainParser, parse_answer
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
@@ -166,8 +166,8 @@ def test_the_cut_of_a_text_does_not_matter(pieces: list[str]) -> None:
     for make in (PlainParser, ByCase):
         parser = make()
         cut = [delta for piece in pieces for delta in parser.feed(piece)] + [*parser.end()]
-        one = parsed(make(), "".join(pieces))
-        assert gathered(cut) == gathered(one)
+        one = parse_answer(make(), "".join(pieces))
+        assert join_deltas(cut) == join_deltas(one)
 
 
 def test_deltas_are_told_apart_after_encoding() -> None:

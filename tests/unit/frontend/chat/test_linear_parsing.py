@@ -15,7 +15,7 @@ from counted_text import Work, counting
 from format_cases import TOOLS
 
 from setpoint.frontend.chat.chat_request import Tool
-from setpoint.frontend.chat.deltas import gathered
+from setpoint.frontend.chat.deltas import join_deltas
 from setpoint.frontend.chat.formats.format_registry import REASONING_FORMATS, TOOL_FORMATS
 from setpoint.frontend.chat.formats.xml_values import ANY, ArgumentTypes
 from setpoint.frontend.chat.parser import DeltaParser, PlainParser, joining_reasoning
@@ -126,7 +126,7 @@ def work_for(make: Any, form: Any, shape: tuple[str, str, str], size: int, cut: 
             for delta in parser.feed(_counted(work, text[at : at + cut]))
         ]
         deltas += parser.end()
-        gathered(deltas)
+        join_deltas(deltas)
     return work.num_chars
 
 

@@ -9,14 +9,14 @@ from format_cases import TOOLS, Case, check_cuts, check_stream, found, streamed,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setpoint.frontend.chat.deltas import gathered
+from setpoint.frontend.chat.deltas import join_deltas
 from setpoint.frontend.chat.formats.format_registry import (
     REASONING_FORMATS,
     reasoning_format,
     tool_format,
 )
 from setpoint.frontend.chat.formats.reasoning import MARKED
-from setpoint.frontend.chat.parser import DeltaParser, PlainParser, parsed
+from setpoint.frontend.chat.parser import DeltaParser, PlainParser, parse_answer
 
 CALL = '<tool_call>{"name": "ping"}</tool_call>'
 
@@ -106,7 +106,7 @@ def make(name: str, at_once: bool, *, separate: bool = True) -> DeltaParser:
 
 @pytest.mark.parametrize(("name", "at_once", "case"), TABLE)
 def test_what_is_found_in_an_answer(name: str, at_once: bool, case: Case) -> None:
-    seen = found(case.raw, gathered(parsed(make(name, at_once), case.raw)))
+    seen = found(case.raw, join_deltas(parse_answer(make(name, at_once), case.raw)))
     assert (seen.text, seen.reasoning) == (case.text, case.reasoning)
 
 
@@ -122,7 +122,7 @@ def test_the_cuts_of_a_stream_do_not_matter(
 def test_reasoning_may_stay_in_the_text_as_it_was_written(
     name: str, at_once: bool, case: Case
 ) -> None:
-    answer = gathered(parsed(make(name, at_once, separate=False), case.raw))
+    answer = join_deltas(parse_answer(make(name, at_once, separate=False), case.raw))
     assert answer.reasoning == ""
     if name == "gpt-oss":
         assert set(re.findall(r"\w+\.", case.reasoning + case.text)) <= set(
@@ -145,7 +145,7 @@ def test_any_cuts_in_front_of_tool_calls(data: st.DataObject) -> None:
 
     deltas = streamed(parser(), pieces)
     check_stream(deltas)
-    assert summary(deltas) == summary(parsed(parser(), raw))
+    assert summary(deltas) == summary(parse_answer(parser(), raw))
 
 
 @pytest.mark.parametrize("separate", [True, False])
@@ -154,7 +154,7 @@ def test_a_call_in_the_reasoning_is_none(separate: bool) -> None:
     parser = reasoning_format("qwen3").parser(
         tool_format("hermes").parser(TOOLS), starts_inside=False, separate=separate
     )
-    answer = gathered(parsed(parser, raw))
+    answer = join_deltas(parse_answer(parser, raw))
     assert [call.name for call in answer.calls] == ["ping"]
     if separate:
         assert (answer.text, answer.reasoning) == ("", f"Like {CALL}?")
@@ -179,7 +179,7 @@ def test_a_call_ends_reasoning_that_was_left_open(reasoning: str, tools: str, ca
         after = tool_format(tools).parser(TOOLS)
         return reasoning_format(reasoning).parser(after, starts_inside=True)
 
-    answer = gathered(parsed(parser(), f"Hm.\n{call}"))
+    answer = join_deltas(parse_answer(parser(), f"Hm.\n{call}"))
     assert (answer.reasoning, answer.text) == ("Hm.", "")
     assert [call.name for call in answer.calls] == ["ping"]
     check_cuts(parser, f"Hm.\n{call}")
@@ -195,11 +195,11 @@ def test_channels_with_calls() -> None:
         after = tool_format("gpt-oss").parser(TOOLS)
         return reasoning_format("gpt-oss").parser(after, starts_inside=False)
 
-    answer = gathered(parsed(parser(), raw))
+    answer = join_deltas(parse_answer(parser(), raw))
     assert (answer.text, answer.reasoning) == ("", "Hm.")
     assert [(call.name, call.arguments) for call in answer.calls] == [("ping", '{"a": 1}')]
     check_cuts(parser, raw)
-    without_tools = gathered(parsed(make("gpt-oss", False), raw))
+    without_tools = join_deltas(parse_answer(make("gpt-oss", False), raw))
     assert without_tools.text == raw[raw.index("<|start|>") :]
 
 

@@ -17,7 +17,7 @@ from tool_format_cases import until
 
 from setpoint.config.groups.chat_formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from setpoint.core.errors import ConfigError
-from setpoint.frontend.chat.deltas import gathered
+from setpoint.frontend.chat.deltas import join_deltas
 from setpoint.frontend.chat.formats.format_registry import (
     REASONING_FORMATS,
     TOOL_FORMATS,
@@ -25,7 +25,7 @@ from setpoint.frontend.chat.formats.format_registry import (
     tool_format,
 )
 from setpoint.frontend.chat.formats.json_array import JSON_ARRAY, array_schema, required_calls
-from setpoint.frontend.chat.parser import parsed
+from setpoint.frontend.chat.parser import parse_answer
 from setpoint.frontend.text.detokenizer import make_detokenizer
 from setpoint.frontend.text.tokenizer import Tokenizer as OurTokenizer
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
@@ -201,7 +201,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("name", "case"), TABLE)
 def test_what_is_found_in_an_answer(name: str, case: Case) -> None:
-    seen = found(case.raw, gathered(parsed(FORMATS[name].parser(TOOLS), case.raw)))
+    seen = found(case.raw, join_deltas(parse_answer(FORMATS[name].parser(TOOLS), case.raw)))
     assert (seen.text, seen.calls, seen.reasoning) == (case.text, case.calls, "")
 
 
@@ -217,7 +217,7 @@ def test_any_cuts_of_any_mixture(data: st.DataObject) -> None:
     form = FORMATS[name]
     deltas = streamed(form.parser(TOOLS), pieces)
     check_stream(deltas)
-    assert summary(deltas) == summary(parsed(form.parser(TOOLS), raw))
+    assert summary(deltas) == summary(parse_answer(form.parser(TOOLS), raw))
 
 
 FRAGMENTS = {
@@ -239,7 +239,7 @@ def test_damaged_answers(data: st.DataObject) -> None:
     rest = raw[at + data.draw(st.integers(0, 8)) :]
     raw = raw[:at] + "".join(data.draw(others)) + rest
     form = FORMATS[name]
-    whole = summary(parsed(form.parser(TOOLS), raw))
+    whole = summary(parse_answer(form.parser(TOOLS), raw))
     middle = data.draw(st.integers(0, len(raw)))
     for pieces in (list(raw), [raw[:middle], raw[middle:]]):
         deltas = streamed(form.parser(TOOLS), pieces)
@@ -287,7 +287,9 @@ def test_calls_that_must_be_made_without_a_format_are_an_array() -> None:
 
 def test_ids() -> None:
     def ids(name: str, raw: str) -> list[str]:
-        return [call.id for call in gathered(parsed(FORMATS[name].parser(TOOLS), raw)).calls]
+        return [
+            call.id for call in join_deltas(parse_answer(FORMATS[name].parser(TOOLS), raw)).calls
+        ]
 
     first, second = ids("hermes", f"{CALL}{CALL}")
     assert first != second
@@ -357,5 +359,5 @@ def test_bytes_that_cut_characters() -> None:
     pieces = [detokenizer.feed([token_id]) for token_id in ids] + [detokenizer.flush()]
     deltas = streamed(FORMATS["hermes"].parser(TOOLS), pieces)
     check_stream(deltas)
-    assert summary(deltas) == summary(parsed(FORMATS["hermes"].parser(TOOLS), case.raw))
-    assert found(case.raw, gathered(deltas)).calls == case.calls
+    assert summary(deltas) == summary(parse_answer(FORMATS["hermes"].parser(TOOLS), case.raw))
+    assert found(case.raw, join_deltas(deltas)).calls == case.calls

@@ -15,8 +15,8 @@ from setpoint.frontend.apis.anthropic.messages_body import (
     MessagesBody,
 )
 from setpoint.frontend.bodies import other_model_warning
-from setpoint.frontend.chat.output_limit import limited
-from setpoint.frontend.chat.parser import parsed
+from setpoint.frontend.chat.output_limit import with_token_limit
+from setpoint.frontend.chat.parser import parse_answer
 from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import new_rid
@@ -45,7 +45,7 @@ class MessagesApi:
         prepared = await self._chat.prepare(
             body.chat_request(sampling, RequestOptions(stream=bool(body.stream))), rid=rid
         )
-        requests = limited(prepared.requests, body.max_tokens, config.context_len)
+        requests = with_token_limit(prepared.requests, body.max_tokens, config.context_len)
         job = self._service.job(
             requests,
             received=raw,
@@ -91,7 +91,7 @@ class MessageExchange:
     def reply(self, outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
         """The whole message. Raises RequestError if it was aborted."""
         (output,) = outputs
-        events = [*self._events.feed(parsed(self._parser, output.text)), *self._events.end()]
+        events = [*self._events.feed(parse_answer(self._parser, output.text)), *self._events.end()]
         return self._message(output, blocks_of(events)) | self._stop_fields(output)
 
     async def events(self) -> AsyncGenerator[list[Event], None]:

@@ -21,7 +21,7 @@ from setpoint.frontend.apis.ollama.ollama_bodies import (
 )
 from setpoint.frontend.apis.openai.openai_logprobs import Names, chat_logprobs
 from setpoint.frontend.chat.deltas import Answer, arguments_of
-from setpoint.frontend.chat.output_limit import limited
+from setpoint.frontend.chat.output_limit import with_token_limit
 from setpoint.frontend.chat.parser import MakeParser, PlainParser
 from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
 from setpoint.frontend.intake import new_rid
@@ -89,7 +89,7 @@ class TextApi:
         warnings: list[str],
         render: Render,
     ) -> TextExchange:
-        requests = limited(
+        requests = with_token_limit(
             prepared.requests, body.own_options.max_new_tokens, self._service.config.context_len
         )
         job = self._service.job(

@@ -16,12 +16,12 @@ from setpoint.frontend.apis.openai.openai_logprobs import Names, chat_logprobs
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.bodies import asks_for_something, naming_as_sent
 from setpoint.frontend.chat.chat_request import ChatRequest
-from setpoint.frontend.chat.deltas import Answer, ToolCallDelta, gathered
+from setpoint.frontend.chat.deltas import Answer, ToolCallDelta, join_deltas
 from setpoint.frontend.chat.parser import (
     DeltaParser,
     MakeParser,
     joining_reasoning,
-    parsed,
+    parse_answer,
     without_reasoning,
 )
 from setpoint.frontend.chat.turn.prepare import Chat
@@ -220,7 +220,7 @@ class ChatChoices:
         """Indices of the sequences of a stream that have called a tool."""
 
     def whole(self, output: SequenceOutput) -> dict[str, Any]:
-        answer = gathered(parsed(self._make_parser(), output.text))
+        answer = join_deltas(parse_answer(self._make_parser(), output.text))
         asked = output.request.options.logprobs
         return {
             "index": output.index,
@@ -251,7 +251,7 @@ class ChatChoices:
         is_wanted = self._every_token or logprobs is not None or output.finish is not None
         if not deltas and not is_wanted:
             return None
-        answer = gathered(deltas)
+        answer = join_deltas(deltas)
         if answer.calls:
             self._callers.add(output.index)
         # Clients expect each delta to say something, or to be the last.
@@ -263,7 +263,7 @@ class ChatChoices:
         }
 
 
-_NOTHING = gathered(())
+_NOTHING = join_deltas(())
 
 
 def _fields(answer: Answer, **first: str | None) -> dict[str, Any]:

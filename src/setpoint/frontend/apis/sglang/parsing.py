@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from setpoint.core.errors import ConfigError, RequestError
 from setpoint.frontend.apis.openai.bodies.tool_fields import FunctionTool, tools_of
 from setpoint.frontend.apis.sglang.controls import ControlBodies
-from setpoint.frontend.chat.deltas import Answer, Delta, gathered
+from setpoint.frontend.chat.deltas import Answer, Delta, join_deltas
 from setpoint.frontend.chat.formats.format_registry import reasoning_format, tool_format
 from setpoint.frontend.chat.parser import DeltaParser, PlainParser
 from setpoint.frontend.http.error_responses import json_response
@@ -97,4 +97,4 @@ async def _answer(request: Request, parser: DeltaParser, text: str) -> Answer:
         if await request.is_disconnected():
             raise ClientGoneError
     deltas += await asyncio.to_thread(parser.end)
-    return await asyncio.to_thread(gathered, deltas)
+    return await asyncio.to_thread(join_deltas, deltas)

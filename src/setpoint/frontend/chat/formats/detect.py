@@ -81,12 +81,12 @@ _REASONING_RULES = (
     ),
     _Rule("qwen3", ("</think>",), "has <think>"),
 )
-"""None that takes an answer without any marker for reasoning: many templates know <think> of models
-that seldom write it."""
+"""Rules for reasoning. No rule chooses a format that takes an answer without markers for reasoning:
+many templates mention <think> although their models seldom write it."""
 
 
 def detect(template: str) -> Detected:
-    """template: the source of a chat template; empty if the model has none."""
+    """The formats that a chat template shows. template: its source; empty if the model has none."""
     tool, tool_why = _first(_TOOL_RULES, template, "calls")
     reasoning, reasoning_why = _first(_REASONING_RULES, template, "reasoning")
     return Detected(tool, tool_why, reasoning, reasoning_why)

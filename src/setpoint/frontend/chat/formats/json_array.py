@@ -1,9 +1,9 @@
-"""Calls as a JSON array, the whole answer being nothing else:
+"""Calls as a JSON array, which is the whole answer:
 
     [{"name": "weather", "parameters": {"place": "Bern"}}]
 
-No model writes this by itself: it is how calls are made that must be made, where no format of the
-model is known, or its format cannot be described by a structural tag.
+No model writes this by itself. It serves required calls if the model's format is not known, or if
+no structural tag can describe that format.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ JSON_ARRAY = JsonCalls(
 def required_calls(
     form: ToolFormat | None, tools: Sequence[Tool], *, parallel: bool
 ) -> tuple[ToolFormat, dict[str, Any]]:
-    """How calls are made that must be made: the format to parse the answer with, and the structural
-    tag to constrain it by. form: the model's format, None if it has none."""
+    """How the model writes required calls: the format to parse the answer with, and the structural
+    tag that constrains it. form: the model's format; None if it is not known."""
     structure = None if form is None else form.structure(tools, required=True, parallel=parallel)
     if form is not None and structure is not None:
         return form, structure

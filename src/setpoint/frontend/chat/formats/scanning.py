@@ -17,8 +17,8 @@ def is_cut(text: str, at: int, marker: str) -> bool:
 
 
 class Markers:
-    """Finds whichever of several markers comes first. Of markers that begin alike the longer one is
-    meant."""
+    """Finds whichever of several markers comes first. Where one marker is the beginning of
+    another, the longer one counts."""
 
     def __init__(self, *markers: str) -> None:
         self._markers = sorted(markers, key=len, reverse=True)
@@ -32,9 +32,8 @@ class Markers:
         return self._pattern.search(text, at, until)
 
     def cut(self, text: str, at: int) -> int:
-        """The place where a marker may begin that the end of the text cuts off, else the length of
-        the text. Only
-        meaningful where ``find`` finds none."""
+        """The index of a possible marker that the end of the text cuts off, or the length of the
+        text if there is none. Meaningful only where ``find`` finds no marker."""
         for index in range(max(at, len(text) - self.longest + 1), len(text)):
             if text[index] in self._heads:
                 tail = text[index:]

@@ -15,7 +15,8 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
 
 
 def held_arguments(tool: Tool, *, required: bool) -> Format:
-    """The arguments of a call, held to the tool's schema where that is asked for."""
+    """The format of a call's arguments: they satisfy the tool's schema if the tool is strict or a
+    call is required, and are any object otherwise."""
     schema = arguments_schema(tool) if required or tool.strict else {"type": "object"}
     return json_value(schema)
 
@@ -35,7 +36,7 @@ def json_value(schema: dict[str, Any]) -> Format:
 def calls(
     tags: list[Format], *, trigger: str, separator: str, required: bool, parallel: bool
 ) -> dict[str, Any]:
-    """The structural tag of calls that are on their own. tags: one for each tool, all beginning
+    """The structural tag of calls that are not in a section. tags: one for each tool, all beginning
     with ``trigger``. separator: the text between two calls.
 
     If ``required``, the answer is calls alone; otherwise any text, in which a tag follows every

@@ -1,5 +1,5 @@
 """What a format of tool calls or of reasoning offers to the code that prepares a chat. A format is
-how one family of models writes them; ``registry`` finds it by name."""
+how one family of models writes them; ``format_registry`` finds it by name."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from setpoint.frontend.chat.formats.xml_values import ANY, STRING, ArgumentTypes
 from setpoint.frontend.chat.parser import DeltaParser
 
 _KEY = re.compile(r'\s*+(?P<key>[^"<>\s]*+(?:\s++[^"<>\s]++)*+)\s*+')
-"""Possessive, because there is only one way to match: what is no key is tried once."""
+"""Possessive, because there is only one way to match: text that is not a key is tried once."""
 
 _NO_NAME = re.compile(r"[\s<>\"{}]")
 _MAX_KEY_CHARS = MAX_NAME_CHARS + 32

@@ -40,8 +40,8 @@ class XmlWriting:
 def xml_structure(
     writing: XmlWriting, tools: Sequence[Tool], *, required: bool, parallel: bool
 ) -> dict[str, Any] | None:
-    """As ``ToolFormat.structure``. None if a schema says more than the types and choices of an
-    object's properties: as plain text such values cannot be held to it."""
+    """The same as ``ToolFormat.structure``. None if a schema says more than the types and choices
+    of an object's properties: no constraint on plain text can enforce the rest."""
     tags = []
     for tool in tools:
         begin, end = writing.call(tool.name)

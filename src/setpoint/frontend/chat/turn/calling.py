@@ -1,5 +1,5 @@
-"""How the answer to a chat may call tools: the format that its calls are written in, and the
-constraint that holds the model to them."""
+"""How the answer to a chat may call tools: the format of its calls, and the constraint that makes
+the model keep to that format."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from setpoint.frontend.chat.chat_request import ChatRequest, Tool
 from setpoint.frontend.chat.formats.json_array import required_calls
 from setpoint.frontend.chat.formats.structure import Format, structural_tag
 from setpoint.frontend.chat.formats.tool_format import ToolFormat
-from setpoint.frontend.chat.parser import DeltaParser, PlainParser, held
-from setpoint.frontend.chat.tools import offered
+from setpoint.frontend.chat.parser import DeltaParser, PlainParser, without_cut_call
+from setpoint.frontend.chat.tools import visible_tools
 
 _NOT_PARSED = (
     "This server has no format for the model's tool calls (--tool-call-parser is none), so calls"
@@ -30,9 +30,9 @@ class Calling:
     tools: Sequence[Tool]
     """The tools that may be called."""
     form: ToolFormat | None
-    """The format of the calls; None if there are none to make, or none is known."""
+    """The format of the calls; None if no tool may be called or the format is not known."""
     structure: dict[str, Any] | None
-    """The structural tag that constrains them; None if they are free."""
+    """The structural tag that constrains the calls; None if nothing constrains them."""
     is_required: bool = False
     warnings: Sequence[str] = ()
     """Warnings for the client."""
@@ -45,23 +45,24 @@ class Calling:
         if self.structure is None:
             return parser
         if self.is_required:
-            return held(parser, [""], ())
+            return without_cut_call(parser, [""], ())
         form = self.structure["format"]
-        return held(parser, form["triggers"], [tag["end"] for tag in form["tags"]])
+        return without_cut_call(parser, form["triggers"], [tag["end"] for tag in form["tags"]])
 
 
 def calling_of(request: ChatRequest, form: ToolFormat | None) -> Calling:
-    """form: the model's format, None if it is not known. Raises RequestError (400) for a choice
-    that cannot be honoured with this format."""
+    """The tools that the answer to a request may call, and how. form: the model's format; None if
+    it is not known. Raises RequestError (400) for a choice that this format cannot honour."""
     tools = [
         tool
-        for tool in offered(request)
+        for tool in visible_tools(request)
         if not request.allowed_tools or tool.name in request.allowed_tools
     ]
     if not tools:
         return Calling((), None, None)
     if request.tool_choice == "required":
-        # Whoever names a tool wants one call of it; a small model would call it until it is cut.
+        # A client that names a tool wants one call of it; a small model would call it again and
+        # again until it reached a limit.
         parallel = request.parallel_tool_calls and not request.named_tool
         form, structure = required_calls(form, tools, parallel=parallel)
         return Calling(tools, form, structure, is_required=True)
@@ -80,9 +81,11 @@ def calling_of(request: ChatRequest, form: ToolFormat | None) -> Calling:
     return Calling(tools, form, bound)
 
 
-def constrained(sampling: SamplingParams, request: ChatRequest, calling: Calling) -> SamplingParams:
-    """The sampling parameters with one constraint: the client's own on the text, that on the calls,
-    or a choice between the two."""
+def with_constraint(
+    sampling: SamplingParams, request: ChatRequest, calling: Calling
+) -> SamplingParams:
+    """The sampling parameters with one constraint: the client's own on the text, the constraint on
+    the calls, or a choice between the two."""
     own = sampling.constraint
     if calling.is_required or own is None:
         tag = calling.structure

@@ -1,5 +1,5 @@
-"""Makes the engine's requests of one turn of a conversation, and says how the answer's text is
-parsed. Every chat API works through this."""
+"""Turns one turn of a conversation into the engine's requests and a parser for the answers. Every
+chat API works through this module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from setpoint.frontend.chat.formats.hermes import HERMES
 from setpoint.frontend.chat.formats.tool_format import ToolFormat
 from setpoint.frontend.chat.parser import DeltaParser, MakeParser
 from setpoint.frontend.chat.prompt import chat_prompt
-from setpoint.frontend.chat.turn.calling import Calling, calling_of, constrained
+from setpoint.frontend.chat.turn.calling import Calling, calling_of, with_constraint
 from setpoint.frontend.chat.turn.thinking import Reasoning, Thinking
 from setpoint.frontend.intake import Cut
 from setpoint.frontend.jobs import SequenceOutput
@@ -36,7 +36,7 @@ class PreparedChat:
     warnings: Sequence[str] = ()
     """Warnings for the client."""
     constrains_calls: bool = False
-    """Whether the constraint of the requests is made of the schemas of tools alone."""
+    """Whether the constraint of the requests consists of the tools' schemas alone."""
 
     def reasoning_tokens(self, output: SequenceOutput) -> int:
         """How many tokens of a sequence of this turn are reasoning."""
@@ -44,7 +44,7 @@ class PreparedChat:
 
 
 class Chat:
-    """Prepares the chats of a service; it keeps nothing of them."""
+    """Prepares the chats of a service; stores nothing about them."""
 
     def __init__(self, service: Service) -> None:
         """Raises ConfigError for a format that does not exist."""
@@ -109,7 +109,7 @@ class Chat:
                 await self._enforcement.check_strict(tool.parameters, tool.name)
         if request.strict_schema:
             await self._enforcement.applied(request.sampling, strict=True)
-        sampling = constrained(request.sampling, request, calling)
+        sampling = with_constraint(request.sampling, request, calling)
         try:
             return await self._enforcement.applied(sampling)
         except RequestError as error:

@@ -72,7 +72,7 @@ class Reasoning:
         before, marker, _ = output.text.partition(self.form.end)
         if not marker:
             return output.num_outputs
-        # Where the marker is ordinary text its tokens may be joined with others: count anew.
+        # A marker of ordinary text may share tokens with the text before it: encode and count.
         return min(len(self._ids(before + marker)), output.num_outputs)
 
     def _ids(self, text: str) -> list[int]:
@@ -91,7 +91,7 @@ class Thinking:
     """Whether reasoning, or at least the marker of its end, comes before this answer."""
 
     def opened(self) -> Thinking:
-        """The same reasoning after a prompt that ends with ``opening``."""
+        """The reasoning in the answer to the same prompt with ``opening`` at its end."""
         return replace(self, starts_inside=True)
 
     @property
@@ -101,7 +101,7 @@ class Thinking:
 
     @property
     def opening(self) -> str:
-        """What makes a model reason that might skip it: the beginning of its answer."""
+        """The beginning of an answer, which makes a model reason that might otherwise skip it."""
         return f"{self.reasoning.form.begin}\n"
 
     def num_tokens(self, output: SequenceOutput) -> int:

@@ -22,7 +22,7 @@ from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.service import Service
 from setpoint.frontend.storage.batches import ENDED, Batch
-from setpoint.frontend.storage.storage import required
+from setpoint.frontend.storage.storage import require_storage
 
 ROUTE = "/v1/batches"
 _MOST = 100
@@ -52,7 +52,7 @@ class BatchRoutes:
         add_route(router, one + "/cancel", self.cancel, "POST")
 
     async def create(self, request: Request) -> Response:
-        book = required(self._storage).batches
+        book = require_storage(self._storage).batches
         body, warnings = await self._bodies.read(request, self._read)
         if body.endpoint not in self._endpoints:
             known = ", ".join(self._endpoints)
@@ -73,14 +73,14 @@ class BatchRoutes:
         return json_response(_shown(batch) | ({"warnings": warnings} if warnings else {}))
 
     async def batches(self, after: str | None = None, limit: int = 20) -> Response:
-        batches = required(self._storage).batches.listing()
+        batches = require_storage(self._storage).batches.listing()
         return json_response(page(batches, _shown, after=after, limit=limit, most=_MOST))
 
     async def batch(self, batch_id: str) -> Response:
-        return json_response(_shown(required(self._storage).batches.get(batch_id)))
+        return json_response(_shown(require_storage(self._storage).batches.get(batch_id)))
 
     async def cancel(self, batch_id: str) -> Response:
-        return json_response(_shown(await required(self._storage).batches.cancel(batch_id)))
+        return json_response(_shown(await require_storage(self._storage).batches.cancel(batch_id)))
 
     async def _read(self, raw: dict[str, Any]) -> tuple[BatchBody, list[str]]:
         return self._service.read(raw, BatchBody, route=ROUTE)

@@ -12,7 +12,7 @@ from setpoint.frontend.apis.openai.kept.upload import receive_file
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.storage.files import StoredFile
-from setpoint.frontend.storage.storage import Storage, required
+from setpoint.frontend.storage.storage import Storage, require_storage
 
 ROUTE = "/v1/files"
 _MOST = 10_000
@@ -31,7 +31,9 @@ class FileRoutes:
         add_route(router, one, self.delete, "DELETE")
 
     async def upload(self, request: Request) -> Response:
-        return json_response(_shown(await receive_file(request, required(self._storage).files)))
+        return json_response(
+            _shown(await receive_file(request, require_storage(self._storage).files))
+        )
 
     async def files(
         self,
@@ -42,16 +44,16 @@ class FileRoutes:
     ) -> Response:
         files = [
             file
-            for file in required(self._storage).files.listing()
+            for file in require_storage(self._storage).files.listing()
             if purpose in (None, file.purpose)
         ]
         return json_response(page(files, _shown, after=after, limit=limit, most=_MOST, order=order))
 
     async def file(self, file_id: str) -> Response:
-        return json_response(_shown(required(self._storage).files.get(file_id)))
+        return json_response(_shown(require_storage(self._storage).files.get(file_id)))
 
     async def content(self, file_id: str) -> Response:
-        store = required(self._storage).files
+        store = require_storage(self._storage).files
         # Never a type that a browser would show as a page of this server.
         return FileResponse(
             store.path(store.get(file_id).id),
@@ -60,7 +62,7 @@ class FileRoutes:
         )
 
     async def delete(self, file_id: str) -> Response:
-        required(self._storage).files.delete(file_id)
+        require_storage(self._storage).files.delete(file_id)
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
 

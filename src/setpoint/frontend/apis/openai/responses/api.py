@@ -19,7 +19,7 @@ from setpoint.frontend.apis.openai.responses.items import items_of, messages_of
 from setpoint.frontend.apis.openai.responses.reply import ResponseHead
 from setpoint.frontend.apis.openai.responses.response_events import Event, OutputEvents
 from setpoint.frontend.apis.openai.responses.response_tools import Toolbox
-from setpoint.frontend.chat.parser import MakeParser, parsed
+from setpoint.frontend.chat.parser import MakeParser, parse_answer
 from setpoint.frontend.chat.turn.prepare import Chat
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
@@ -202,7 +202,7 @@ class ResponseExchange:
             self._keep(self._head.failed(refusal, self._output.items))
 
     def _read_whole(self, output: SequenceOutput) -> None:
-        self._output.feed(parsed(self._parser, output.text))
+        self._output.feed(parse_answer(self._parser, output.text))
         is_complete = output.finish is not None and output.finish.type == "stop"
         self._output.end(is_complete=is_complete)
 
