@@ -17,7 +17,7 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.service import Service
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.link import SocketLink
-from setpoint.launch.engine import launched
+from setpoint.launch.engine import launch_engine
 from setpoint.launch.engine_session import EngineSession
 from setpoint.launch.phases import Phases
 from setpoint.launch.process import watch
@@ -39,7 +39,7 @@ def test_a_request_is_the_same_on_the_next_engine(tiny_model: Path) -> None:
     given = frozenset({"model_path", "dtype", "random_seed", "log_level"})
 
     def start() -> Any:
-        return launched(options, EnvSettings(), given=given, phases=Phases(), display=None)
+        return launch_engine(options, EnvSettings(), given=given, phases=Phases(), display=None)
 
     async def scenario() -> list[str]:
         with start() as first:

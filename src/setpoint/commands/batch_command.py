@@ -31,7 +31,7 @@ from setpoint.config.commands import BatchOptions
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError, EngineDeadError
-from setpoint.launch.engine import Launched, launched
+from setpoint.launch.engine import Launched, launch_engine
 from setpoint.launch.engine_session import EngineSession
 from setpoint.launch.phases import Phases
 from setpoint.launch.signals import Asked, run_until_asked
@@ -121,7 +121,7 @@ class _Batch:
         try:
             with (
                 display() as bar,
-                launched(
+                launch_engine(
                     options,
                     env,
                     given=given,

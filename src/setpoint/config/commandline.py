@@ -21,7 +21,7 @@ import yaml
 from setpoint.config import other_engines, sglang
 from setpoint.config.check import check_options, check_values
 from setpoint.config.commands import Command
-from setpoint.config.groups.declare import Field, Option, Scalar, shown
+from setpoint.config.groups.declare import Field, Option, Scalar
 from setpoint.config.human import parse_human_int
 from setpoint.config.keywords import as_keywords
 from setpoint.config.options import Options
@@ -219,7 +219,7 @@ class _Reader:
         if field.is_list and isinstance(value, (list, tuple)) and value:
             return [flag, *map(str, value)]
         if isinstance(value, (bool, list, dict)):
-            raise ConfigError(f"{key} must be a single value, got {shown(field, value)!r}.")
+            raise ConfigError(f"{key} must be a single value, got {masked(field, value)!r}.")
         return [f"{flag}={value}"]
 
 

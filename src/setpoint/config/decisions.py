@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from setpoint.config.groups.declare import Scalar, shown
+from setpoint.config.groups.declare import Scalar, masked
 from setpoint.config.options import OPTION_FIELDS, Options
 
 _DEFAULTS = Options()
@@ -79,7 +79,7 @@ class Book:
             )
             warn = any(warns for _, warns in said)
             decisions.append(
-                Decision(field.name, shown(field, value), why, warn, told=field.name in self._told)
+                Decision(field.name, masked(field, value), why, warn, told=field.name in self._told)
             )
         return decisions
 

@@ -59,14 +59,14 @@ class Asked:
             drawn_seed=self.drawn_seed,
         )
 
-    def changed(self, values: Mapping[str, Scalar]) -> Asked:
-        """The same inputs with other values of these options; None removes an option from those
-        given."""
+    def with_values(self, values: Mapping[str, Scalar]) -> Asked:
+        """A copy of these inputs with other values for some options. None sets an option to its
+        default, as if it had not been given."""
         given = {name for name, value in values.items() if value is not None}
         new = {name: values[name] if name in given else _DEFAULTS[name] for name in values}
         return replace(
             self,
-            options=self.options.replaced(**new),
+            options=self.options.replace(**new),
             given=(self.given - values.keys()) | given,
         )
 
@@ -88,16 +88,16 @@ class Running:
         pool = resolve_pool(config, pool_tokens)
         return Running(asked, config, pool, pool.max_running_requests, config.step_tokens)
 
-    def changed(self, values: Mapping[str, Scalar]) -> Running:
+    def with_values(self, values: Mapping[str, Scalar]) -> Running:
         """The configuration of this engine once these live options have these values. Raises
         ConfigError for what a start would refuse, and for what the engine has no room for."""
-        asked = self.asked.changed(values)
+        asked = self.asked.with_values(values)
         settled = asked.resolve()
         live = {field.name: settled.options.get(field.name) for field in LIVE}
         anew = {decision.field: decision for decision in settled.decisions}
         config = replace(
             self.config,
-            options=self.config.options.replaced(**live),
+            options=self.config.options.replace(**live),
             decode_after_piece=settled.decode_after_piece,
             decisions=tuple(
                 anew.get(old.field, old) if old.field in _DECIDED else old

@@ -17,7 +17,7 @@ import msgspec
 
 from setpoint.config.groups.answers import AnswerOptions
 from setpoint.config.groups.compatibility import CompatibilityOptions
-from setpoint.config.groups.declare import Option, declared, shown
+from setpoint.config.groups.declare import Option, declared, masked
 from setpoint.config.groups.execution import ExecutionOptions
 from setpoint.config.groups.logs import LogOptions
 from setpoint.config.groups.memory import MemoryOptions
@@ -54,14 +54,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, **values: Any) -> Options:
         """Options with these values, by the name of each option."""
-        return cls().replaced(**values)
+        return cls().replace(**values)
 
     def get(self, name: str) -> Any:
         """The value of the option of this name."""
         return getattr(getattr(self, GROUP_OF[name]), name)
 
-    def replaced(self, **values: Any) -> Options:
-        """The same options with other values for these."""
+    def replace(self, **values: Any) -> Options:
+        """A copy of these options with other values for some of them, by option name."""
         groups: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             groups.setdefault(GROUP_OF[name], {})[name] = value
@@ -81,7 +81,7 @@ OPTION_FIELDS = tuple(field for fields in GROUPS.values() for field in fields)
 
 def server_args(options: Options) -> dict[str, Any]:
     """The options as ``/server_info`` shows them: every value, secrets masked."""
-    return {field.name: shown(field, options.get(field.name)) for field in OPTION_FIELDS}
+    return {field.name: masked(field, options.get(field.name)) for field in OPTION_FIELDS}
 
 
 def launch_command(options: Options, given: Set[str]) -> str:
@@ -91,7 +91,7 @@ def launch_command(options: Options, given: Set[str]) -> str:
         value = options.get(field.name)
         if field.name in given and field.kind is not bool:
             values = value if field.is_list else [value]
-            words += [field.flag, *(str(shown(field, each)) for each in values)]
+            words += [field.flag, *(str(masked(field, each)) for each in values)]
         elif field.name in given and value:
             words.append(field.flag)
     return shlex.join(words)

@@ -70,7 +70,7 @@ def resolve(
         if name not in GROUP_OF
     ]
     return ResolvedConfig(
-        options=options.replaced(**book.values),
+        options=options.replace(**book.values),
         env=env,
         decisions=(*book.decisions(), *notes),
         fraction_given=options.memory.mem_fraction_static is not None,

@@ -234,7 +234,7 @@ def apply_profile(options: Options, hardware: Hardware, device: str, *, given: S
                 contrary and advice.essential,
             )
             continue
-        candidate = options if value is None else options.replaced(**{name: value})
+        candidate = options if value is None else options.replace(**{name: value})
         try:
             check_options(candidate)
         except ConfigError as error:

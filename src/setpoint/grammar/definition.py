@@ -1,4 +1,4 @@
-"""From a constraint's text to the definition that llguidance compiles."""
+"""Turns a constraint's text into the grammar that llguidance compiles."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
 from setpoint.grammar.constraint_refusal import not_compiled
-from setpoint.grammar.schema import prepared_schema
+from setpoint.grammar.schema import llguidance_schema
 from setpoint.grammar.tag_definition import NO_FORCING, lark_of
-from setpoint.grammar.tags import parsed
+from setpoint.grammar.tags import parse_tag
 from setpoint.schemas.reading import read_schema
 
 _IN_LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:)", re.MULTILINE)
-"""As the library's own test, but linear: that one tries every line break as the beginning of all
-that follow, and holds the interpreter's lock meanwhile."""
+"""The library's own test in linear time: the library's tries every line break as the beginning of
+all that follow, and holds the interpreter's lock meanwhile."""
 
 MAX_RULES = 5000
 """Most rules of a grammar that is converted: the converter's time grows with their square."""
 
 
 def definition(constraint: Constraint, special_tokens: Mapping[str, int]) -> str:
-    """Raises RequestError (400) for a text that is not of its kind."""
+    """The grammar that llguidance compiles for a constraint. Raises RequestError (400) if the
+    constraint's text is not valid for its kind."""
     try:
         match constraint.kind:
             case "json_schema":
@@ -36,17 +37,17 @@ def definition(constraint: Constraint, special_tokens: Mapping[str, int]) -> str
             case "ebnf":
                 return LLMatcher.grammar_from_lark(_lark(constraint.text))
             case "structural_tag":
-                return lark_of(parsed(constraint.text), special_tokens, _lark)
+                return lark_of(parse_tag(constraint.text), special_tokens, _lark)
     except RequestError as error:
         raise not_compiled(constraint, error.message) from None
 
 
 def _json_schema(text: str) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps(prepared_schema(read_schema(text))))
+    return LLMatcher.grammar_from_json_schema(json.dumps(llguidance_schema(read_schema(text))))
 
 
 def _lark(text: str) -> str:
-    """A grammar in Lark's syntax as it is; one in the EBNF of llama.cpp and xgrammar converted."""
+    """The grammar in Lark's syntax, converted if it is in the EBNF of llama.cpp and xgrammar."""
     if _IN_LARK.search(text):
         return NO_FORCING + text
     if text.count("::=") > MAX_RULES:

@@ -1,5 +1,5 @@
 """What the factories of every grammar library have in common: a cache of compiled constraints, and
-constraints that begin behind the reasoning."""
+constraints that begin after the reasoning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CachingFactory(ABC, Generic[T]):
         self._eos_token_ids = tuple(eos_token_ids)
 
     def prepare(self) -> None:
-        """Nothing, unless a library says otherwise."""
+        """Do nothing, unless a library overrides this."""
 
     def constrains(self, request: Request) -> bool:
         return request.sampling.constraint is not None

@@ -1,5 +1,5 @@
-"""What is sent between the engine and the processes that run a grammar library: msgpack, each
-message behind its length.
+"""The messages between the engine and the processes that run a grammar library: msgpack, each
+message after its length.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LENGTH = struct.Struct("<I")
 
 
 class Compile(msgspec.Struct, frozen=True, tag=True):
-    """To a new process: the constraint that it is for."""
+    """To a new process: the constraint that it compiles and applies."""
 
     kind: ConstraintKind
     text: str
@@ -69,8 +69,8 @@ from_process = msgspec.msgpack.Decoder(FromProcess)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def packed(message: ToProcess | FromProcess) -> bytes:
-    """A message behind its length."""
+def pack(message: ToProcess | FromProcess) -> bytes:
+    """The bytes of a message, after its length."""
     data = _encoder.encode(message)
     return LENGTH.pack(len(data)) + data
 

@@ -27,7 +27,7 @@ from setpoint.grammar.process_messages import (
     Started,
     ToProcess,
     Unpacker,
-    packed,
+    pack,
     to_process,
 )
 from setpoint.grammar.processes import COMPILE_S, MEMORY_BYTES, TOKEN_S
@@ -90,19 +90,19 @@ class _Server:
     def run(self) -> None:
         """Answer until the other end is gone, or a limit is reached."""
         unpacker = Unpacker()
-        self._link.sendall(packed(Started(os.getpid())))
+        self._link.sendall(pack(Started(os.getpid())))
         while data := self._link.recv(1 << 16):
             for message in unpacker.feed(data):
                 answer = self._answer(to_process.decode(message))
                 if answer is not None:
-                    self._link.sendall(packed(answer))
+                    self._link.sendall(pack(answer))
 
     def _answer(self, message: ToProcess) -> FromProcess | None:
         match message:
             case Compile(kind, text):
                 answer = _limited(COMPILE_S, lambda: self._compile(Constraint(kind, text)))
                 # A grammar that can match nothing, or is too slow, fails here.
-                return _limited(TOKEN_S, lambda: self._checked(answer))
+                return _limited(TOKEN_S, lambda: self._refuse_empty(answer))
             case Advance(number, tokens):
                 seconds = TOKEN_S + MASK_SHARE_S * len(tokens)
                 return _limited(seconds, lambda: self._advance(number, tokens))
@@ -117,7 +117,7 @@ class _Server:
             return Compiled(0, error.message)
         return Compiled(self._compiled.num_bytes)
 
-    def _checked(self, answer: Compiled) -> Compiled:
+    def _refuse_empty(self, answer: Compiled) -> Compiled:
         """The answer, or a refusal if no token may begin an output."""
         if self._compiled is not None:
             self._mask[:] = 0
@@ -146,8 +146,8 @@ class _Server:
 
 
 def _limited(seconds: float, work: Callable[[], T]) -> T:
-    """What the work returns, in a process that ends if it computes for longer: nothing handles the
-    signal."""
+    """The result of ``work``. The kernel ends this process if it computes for longer than
+    ``seconds``: nothing handles the signal."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     answer = work()
     signal.setitimer(signal.ITIMER_PROF, 0)

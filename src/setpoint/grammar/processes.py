@@ -1,9 +1,10 @@
-"""Processes that run a grammar library which has no limits of its own: each constraint has one, so
-one that computes for ever can be killed and takes nobody with it.
+"""Processes that run a grammar library which has no limits of its own. Each constraint has its own
+process, so one that computes for ever can be killed without affecting the others.
 
 The processes are forked from a *nursery*, which has imported the library and read the tokenizer, so
-a new one is there in milliseconds. They limit their own computing and memory (``limited``); the
-kernel enforces that. A process ends when the last reference to its ``GrammarProcess`` goes.
+a new one is there in milliseconds. They limit their own computing time and memory
+(``process_server``); the kernel enforces the limits. A process ends when the last reference to its
+``GrammarProcess`` goes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from setpoint.grammar.process_messages import (
     ToProcess,
     Unpacker,
     from_process,
-    packed,
+    pack,
 )
 
 COMPILE_S = 20.0
@@ -46,8 +47,8 @@ MEMORY_BYTES = 1 << 30
 MAX_PROCESSES = 64
 """Each takes some 25 MB, and its compiled constraint."""
 POLL_S = 0.05
-"""How often a thread that waits looks whether somebody still wants the answer, or whether another
-thread has read it."""
+"""How often a waiting thread checks whether the answer is still wanted and whether another thread
+has read it."""
 
 _OURS = (signal.SIGINT, signal.SIGTERM)
 """Blocked in the processes: Ctrl-C reaches every process of a terminal, but these end with the
@@ -102,7 +103,7 @@ class GrammarProcess:
             assert isinstance(started, Started)
             self._pid_fd.append(os.pidfd_open(started.pid))
             self._link.setblocking(True)  # the text may be longer than what the kernel buffers
-            self._link.sendall(packed(Compile(constraint.kind, constraint.text)))
+            self._link.sendall(pack(Compile(constraint.kind, constraint.text)))
             self._link.setblocking(False)
             compiled = self._answer(is_wanted)
         except (ProcessLostError, OSError):
@@ -184,7 +185,7 @@ class GrammarProcess:
 
     def _send(self, message: ToProcess) -> None:
         try:
-            sent = self._link.send(data := packed(message))
+            sent = self._link.send(data := pack(message))
         except OSError:  # it is gone, or reads no more
             sent, data = 0, b"?"
         if sent < len(data):

@@ -1,4 +1,5 @@
-"""JSON schemas on their way to a library: what is not passed to it, and what is refused before."""
+"""Prepares JSON schemas for llguidance: drops what it need not see, and refuses what it gets
+wrong."""
 
 from __future__ import annotations
 
@@ -29,18 +30,18 @@ _COMBINING = (
     "$dynamicRef",
 )
 _ABOUT_PROPERTIES = ("properties", "patternProperties", "anyOf", "$ref")
-"""With the first, and with two of the second, several schemas describe one object."""
+"""With a keyword of ``_COMBINING``, or with two of these, several schemas describe one object."""
 
 _OPENING = (
     *("additionalProperties", "patternProperties", "minProperties", "propertyNames"),
     *("const", "enum"),
 )
-"""Keywords that speak of properties which ``properties`` does not list."""
+"""Keywords that concern properties which ``properties`` does not list."""
 
 
-def prepared_schema(schema: Any) -> dict[str, Any]:
-    """The schema as llguidance compiles it, with options. Raises RequestError (400) for what is no
-    schema, is too deep, or cannot be enforced."""
+def llguidance_schema(schema: Any) -> dict[str, Any]:
+    """The schema as llguidance compiles it, with options. Raises RequestError (400) for a value that
+    is not a schema, is nested too deeply, or cannot be enforced."""
     schema = checked_schema(schema)
     given = schema.get(OPTIONS)
     options = {"whitespace_pattern": WHITESPACE, **(given if isinstance(given, dict) else {})}
@@ -50,8 +51,9 @@ def prepared_schema(schema: Any) -> dict[str, Any]:
 
 
 def _prepared(schema: Any, *, closes: bool) -> Any:
-    """A schema, and those in it, without what changes nothing and llguidance refuses. closes:
-    objects get only the properties that their schemas list, unless a schema says otherwise."""
+    """The schema, and the schemas in it, without keywords that change nothing but that llguidance
+    refuses. closes: whether objects may have only the properties that their schemas list, unless a
+    schema says otherwise."""
     if not isinstance(schema, dict):
         return schema
     _check_bounds(schema)
@@ -98,7 +100,7 @@ def _changes_nothing(key: str, value: Any) -> bool:
 
 
 def _check_bounds(schema: dict[str, Any]) -> None:
-    """Refuse bounds that llguidance (1.9.1) gets wrong: it lets through the lower one itself."""
+    """Refuse bounds that llguidance (1.9.1) gets wrong: it accepts the exclusive minimum itself."""
     low = schema.get("exclusiveMinimum")
     for name in ("maximum", "exclusiveMaximum"):
         high = schema.get(name)

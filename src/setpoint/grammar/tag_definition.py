@@ -1,4 +1,4 @@
-"""From the tree of a structural tag to Lark rules for llguidance.
+"""Turns the tree of a structural tag into Lark rules for llguidance.
 
 What consists of fixed strings and regular expressions only becomes one terminal: a terminal is
 matched as a whole, whereas a rule takes the longest match of each of its terminals and never goes
@@ -17,7 +17,6 @@ from llguidance import regex_to_lark
 
 from setpoint.core.errors import RequestError
 from setpoint.grammar import tags
-from setpoint.grammar.schema import prepared_schema
 from setpoint.grammar.tags import Format
 
 _ANY = "/(?s:.*)/"
@@ -87,7 +86,7 @@ class _Writer:
             case tags.Plus(content):
                 return f"({self.expression(content)})+"
             case tags.Tag(begin):
-                return f"{self._literal(begin)} {self._behind(node)}"
+                return f"{self._literal(begin)} {self._rest_of_tag(node, len(begin))}"
             case tags.TriggeredTags():
                 return self._triggered(node)
             case tags.TagsWithSeparator():
@@ -119,12 +118,12 @@ class _Writer:
                 return f"{json.dumps(begin)} ({part}) {ends}"
         return None
 
-    def _behind(self, tag: tags.Tag, skipped: int = 0) -> str:
-        """What follows a tag's ``begin``, of which ``skipped`` characters are matched already."""
+    def _rest_of_tag(self, tag: tags.Tag, num_matched: int) -> str:
+        """What matches a tag after the first ``num_matched`` characters of its ``begin``."""
         inside = self.insides.get(id(tag))
         if inside is None:
             inside = self.insides[id(tag)] = self._inside(tag)
-        begin = tag.begin[skipped:] if skipped else ""
+        begin = tag.begin[num_matched:]
         return f"{self._literal(begin)} {inside}" if begin else inside
 
     def _inside(self, tag: tags.Tag) -> str:
@@ -151,7 +150,7 @@ class _Writer:
                     parts.append(self._text_until([value], node.excludes))
                 case tags.Tag(begin) as tag:
                     parts.append(self._text_until([begin], node.excludes))
-                    parts.append(self._behind(tag))
+                    parts.append(self._rest_of_tag(tag, len(begin)))
                 case _:
                     raise RequestError(
                         "structural_tag: any_text in a sequence must be its last element, or be"
@@ -165,7 +164,7 @@ class _Writer:
         for trigger in node.triggers:
             matching = [tag for tag in node.tags if tag.begin.startswith(trigger)]
             if matching:
-                choices = _one_of([self._behind(tag, len(trigger)) for tag in matching])
+                choices = _one_of([self._rest_of_tag(tag, len(trigger)) for tag in matching])
                 dispatched.append(f"{self._text_until([trigger], node.excludes)} {choices}")
         tag = self._named_rule(_one_of(dispatched))
         text = self._named_terminal(_text(node.excludes))
@@ -239,7 +238,7 @@ class _Writer:
         return any(token in text for text in texts for token in self.special_tokens)
 
     def _json(self, schema: bool | dict[str, Any]) -> str:
-        body = f"%json {json.dumps(prepared_schema(schema))}"
+        body = f"%json {json.dumps(llguidance_schema(schema))}"
         self._count(body)
         return body
 

@@ -144,7 +144,7 @@ class _Current(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Format
 
 
-def parsed(text: str) -> Format:
+def parse_tag(text: str) -> Format:
     """The format of a structural tag. Raises RequestError (400) that names the field at fault."""
     try:
         raw = msgspec.json.decode(text)

@@ -1,7 +1,7 @@
 """Sends the frontend's requests to engines and receives their events; it outlives each engine.
 
 As long as a request is open, it has a number and a name (rid) here, and a line that it was sent on:
-one life of an engine (see ``frontend.ipc.line``). When that line ends, its requests end with the
+one life of an engine (see ``ipc.line``). When that line ends, its requests end with the
 reason; the next line attached takes new ones. Nothing here knows of text or HTTP.
 """
 
@@ -22,7 +22,7 @@ class _Submission:
     rid: str
     mailbox: Mailbox
     index: int
-    """Index of the sequence among those of its mailbox."""
+    """Index of the sequence among the sequences of its mailbox."""
     line: EngineLine
 
 
@@ -67,7 +67,7 @@ class EngineClient:
 
     @property
     def line(self) -> EngineLine | None:
-        """The latest one, which may have ended; None before the first."""
+        """The latest line, which may have ended; None before the first."""
         return self._line
 
     @property
@@ -131,7 +131,7 @@ class EngineClient:
     def abort_submissions(
         self, seq_ids: Iterable[int], *, message: str = "", err_type: str | None = None
     ) -> None:
-        """As ``abort``, for submissions by their numbers; does nothing for those that have
+        """The same as ``abort``, for submissions by their numbers; does nothing for those that have
         ended."""
         found: dict[EngineLine, list[int]] = {}
         for seq_id in seq_ids:

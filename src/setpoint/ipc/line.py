@@ -2,8 +2,8 @@
 itself, the control calls that it has yet to answer, and its end.
 
 Works on ``core.messages`` over any EngineLink (a socket in production, a fake engine in tests). It
-does not know which request the tokens belong to that it passes on: the EngineClient holds the
-requests, because it outlives a line. Everything here runs on one event loop, so nothing is locked.
+passes tokens on without knowing which request they belong to: the EngineClient holds the requests,
+because it outlives a line. Everything here runs on one event loop, so nothing is locked.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class EngineLine:
         self.failed: Failed | None = None
         """The engine's message that it cannot start; None if there was none."""
         self.dead = asyncio.Event()
-        """Set when the line ends without having been asked to end."""
+        """Set when the line ends although nobody asked it to end."""
         self.num_received = 0
         """Messages so far, each a sign that the engine's loop runs."""
 
@@ -162,13 +162,13 @@ class EngineLine:
         return list(self._in_flight.values())
 
     def send(self, message: ToEngine) -> None:
-        """Raises OverflowError or UnicodeEncodeError for a number or a text that no message can
-        carry; then nothing is sent."""
+        """Send a message. Raises OverflowError or UnicodeEncodeError for a number or a text
+        that no message can carry; then nothing is sent."""
         self._link.send(encode(message))
 
     @property
     def facts(self) -> EngineFacts:
-        """What the engine said of itself when it became ready. Raises EngineDeadError before."""
+        """The facts that the engine reported when it was ready. Raises EngineDeadError before."""
         if self._facts is None:
             self.check_ready()
         assert self._facts is not None

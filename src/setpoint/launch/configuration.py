@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 NO_TEXT = "--skip-tokenizer-init leaves text out"
 
 
-def settled(options: Options, env: EnvSettings, given: Set[str]) -> Served:
-    """What these options serve. Raises SetpointError for a model or options that cannot be
-    served."""
+def settle(options: Options, env: EnvSettings, given: Set[str]) -> Served:
+    """Returns what a server with these options serves: the model, its tokenizer and the resolved
+    configuration. Raises SetpointError for a model or options that cannot be served."""
     model, overrides = options.model, model_overrides(options.model)
     asking = partial(
         Asked,

@@ -1,4 +1,4 @@
-"""The doctor of a server: gives the frontend's watch (``frontend.watching``) the doctor's checks,
+"""The doctor of a server: gives the frontend's watch (``frontend.telemetry.watching``) the doctor's checks,
 which the frontend does not know."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WANTS_MORE = "client-bound"
 
 
 class ServerDoctor:
-    """Implements ``frontend.watching.Doctor``."""
+    """Implements ``frontend.telemetry.watching.Doctor``."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -25,8 +25,8 @@ _POLL_S = 0.02
 
 
 class Limit:
-    """No limit until ``within`` is called; the earliest one counts. Wall time: whoever asked for
-    the end counts that."""
+    """A limit in wall time, which the person who asks for the end measures. There is none until
+    ``within`` is called; the earliest one counts."""
 
     def __init__(self) -> None:
         self._at = math.inf
@@ -34,7 +34,7 @@ class Limit:
         self.exit_code = 1
         """The exit code of a process that is ended by this limit."""
         self.is_quiet = False
-        """Whether nobody wants to know what kept the process."""
+        """Whether the process ends without logging what kept it."""
 
     def within(self, seconds: float) -> None:
         """End this process in so many seconds, if it still runs then. To be called in one thread;

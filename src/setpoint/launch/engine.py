@@ -46,7 +46,7 @@ class Launched:
 
 
 @contextmanager
-def launched(
+def launch_engine(
     options: Options,
     env: EnvSettings,
     *,
@@ -55,10 +55,10 @@ def launched(
     display: Display | None,
     stderr: int | None = None,
 ) -> Iterator[Launched]:
-    """Start an engine process for these options; it has ended when the block ends.
+    """A context with a started engine process for these options; its exit ends the process.
 
-    display: how to show a person what takes long. stderr: the descriptor for the engine's log, if
-    not this process's. Raises SetpointError for a model or configuration that cannot be served.
+    display: how to show a person which step of the start is slow. stderr: the
+    descriptor for the engine's log, if not this process's. Raises SetpointError for a model or configuration that cannot be served.
     """
     preflight(options)
     owner = os.getpid()
@@ -73,11 +73,11 @@ def launched(
             # Imported while the engine process imports torch, which takes longer.
             from setpoint.checkpoint.source import DEFAULT_MODEL
             from setpoint.launch.announce import announce
-            from setpoint.launch.configuration import settled
+            from setpoint.launch.configuration import settle
 
             waiting = Waiting(f"Loading {options.model.model_path or DEFAULT_MODEL}", display)
             with reported_to(waiting.doing):
-                served = settled(options, env, given)
+                served = settle(options, env, given)
                 phases.mark("model and configuration")
                 # Read now, while the engine process imports torch: errors in the tokenizer are
                 # reported before weights are loaded.

@@ -27,7 +27,7 @@ class LiveConfig:
     def propose(self, values: Mapping[str, Any]) -> Proposal:
         with naming_keywords():
             wanted = read_values(values)
-            after = self._running.changed(wanted)
+            after = self._running.with_values(wanted)
         return Proposal(
             live_settings(after.config, after.pool),
             after.differences(self._running),

@@ -1,4 +1,5 @@
-"""Measures where the time from the start of the process until it is ready went."""
+"""Measures how long each phase of a start takes, from the start of the process until it is
+ready."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Finds what is wrong before anything is started or loaded: missing files that options name,
-missing devices that they ask for. It takes milliseconds."""
+"""Finds faults before anything is started or loaded: files that options name and devices that they
+ask for, but that are missing. It takes milliseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a start has settled. ``configuration`` makes it; everything after that is made from it."""
+"""The result of ``configuration.settle``, from which everything after it is made."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import EngineDeadError
 from setpoint.launch.ending import END_S
-from setpoint.launch.engine import Launched, launched
+from setpoint.launch.engine import Launched, launch_engine
 from setpoint.launch.engine_session import EngineSession
 from setpoint.launch.invitation import address, invitation
 from setpoint.launch.phases import Phases
@@ -65,7 +65,7 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
 
             storage = stack.enter_context(closing(Storage(Path(options.answers.file_storage_path))))
         engine = stack.enter_context(
-            launched(options, env, given=given, phases=phases, display=in_the_log())
+            launch_engine(options, env, given=given, phases=phases, display=in_the_log())
         )
         serving = _Serving(engine, sock, storage, phases)
         code: int = run_until_asked(serving.run, limit_s=lambda: serving.drain_s + END_S)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import EngineDeadError
-from setpoint.launch.engine import Launched, launched
+from setpoint.launch.engine import Launched, launch_engine
 from setpoint.launch.engine_session import EngineSession
 from setpoint.launch.phases import Phases
 from setpoint.observe.waiting import on_stderr
@@ -48,7 +48,7 @@ class BackgroundService:
         display = None if options.logs.log_level in ("error", "critical") else on_stderr()
         with ExitStack() as stack:
             engine = stack.enter_context(
-                launched(options, env, given=given, phases=phases, display=display)
+                launch_engine(options, env, given=given, phases=phases, display=display)
             )
             self.pid = engine.process.pid
             self._thread = threading.Thread(

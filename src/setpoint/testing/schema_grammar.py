@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from setpoint.core.errors import RequestError
 from setpoint.grammar.guidance import LIMITS
-from setpoint.grammar.schema import prepared_schema
+from setpoint.grammar.schema import llguidance_schema
 from setpoint.schemas.reading import checked_schema
 from setpoint.schemas.report import Report
 from setpoint.schemas.rewriting import rewritten
@@ -24,7 +24,7 @@ class SchemaGrammar:
         found = rewritten(checked_schema(schema))
         self.schema = found.schema
         self.report: Report = found.report
-        definition = json.dumps(prepared_schema(found.schema))
+        definition = json.dumps(llguidance_schema(found.schema))
         self._matcher = LLMatcher(
             _BYTES,
             LLMatcher.grammar_from_json_schema(definition),

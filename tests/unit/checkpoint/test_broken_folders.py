@@ -17,7 +17,7 @@ from setpoint.core.errors import CheckpointError
 from setpoint.core.jsonfile import parse_json
 from setpoint.engine.models.model_config import ConfigReader
 from setpoint.frontend.text.processor import TextProcessor
-from setpoint.launch.configuration import settled
+from setpoint.launch.configuration import settle
 from setpoint.testing.byte_tokenizer import write_byte_tokenizer
 from setpoint.testing.tiny_models import write_tiny_llama
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 def read(folder: Path) -> dict[str, float]:
     """All that the parent process reads of a folder -> what it recommends for sampling."""
-    served = settled(
+    served = settle(
         Options.of(model_path=str(folder), max_total_tokens=512),
         read_environment({}),
         frozenset({"max_total_tokens"}),

@@ -12,7 +12,7 @@ from setpoint.checkpoint.end_tokens import tokenizer_end_ids
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
-from setpoint.launch.configuration import settled
+from setpoint.launch.configuration import settle
 from setpoint.testing.byte_tokenizer import (
     EOS_ID,
     VOCAB_SIZE,
@@ -89,7 +89,7 @@ def test_generation_ends_at_the_configs_ids_and_the_tokenizers(tmp_path: Path) -
 
     def ids(**options: Any) -> tuple[int, ...]:
         given = Options.of(model_path=str(model), **options)
-        return settled(given, EnvSettings(), frozenset()).spec.eos_token_ids
+        return settle(given, EnvSettings(), frozenset()).spec.eos_token_ids
 
     assert ids() == (2, EOS_ID)
     assert ids(tokenizer_path=str(other)) == (2, EOS_ID + 2)

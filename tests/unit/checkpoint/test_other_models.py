@@ -16,7 +16,7 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.config.environment import read_environment
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
-from setpoint.launch.configuration import settled
+from setpoint.launch.configuration import settle
 from setpoint.testing.tiny_models import write_tiny_llama
 
 
@@ -207,7 +207,7 @@ def test_a_model_that_only_embeds_names_the_option(tmp_path: Path, is_embedding:
     )
 
     def read() -> object:
-        return settled(options, read_environment({}), frozenset({"max_total_tokens"}))
+        return settle(options, read_environment({}), frozenset({"max_total_tokens"}))
 
     if is_embedding:
         read()

@@ -32,7 +32,7 @@ def running(**options: Any) -> Running:
 
 
 def changes(before: Running, **values: Any) -> dict[str, tuple[Any, Any]]:
-    after = before.changed(values)
+    after = before.with_values(values)
     return {each.option: (each.old, each.new) for each in after.differences(before)}
 
 
@@ -123,9 +123,9 @@ def test_what_follows_from_an_option_changes_with_it() -> None:
 
 def test_an_option_that_is_taken_back_has_the_value_of_a_start() -> None:
     before = running()
-    there = before.changed({"prefill_decode_interval": 3, "max_running_requests": 5})
+    there = before.with_values({"prefill_decode_interval": 3, "max_running_requests": 5})
     assert there.live_options()["max_running_requests"] == 5
-    back = there.changed({"prefill_decode_interval": None, "max_running_requests": None})
+    back = there.with_values({"prefill_decode_interval": None, "max_running_requests": None})
     assert back.values() == before.values()
     assert back.decisions_since(before) == []
 
@@ -137,8 +137,8 @@ def test_an_option_with_a_default_can_be_taken_back() -> None:
         "log_level": ("error", "info"),
         "log_level_http": ("error", "info"),
     }
-    there = before.changed({"stream_interval": 9, "log_requests": True})
-    back = there.changed({"stream_interval": None, "log_requests": None})
+    there = before.with_values({"stream_interval": 9, "log_requests": True})
+    back = there.with_values({"stream_interval": None, "log_requests": None})
     assert back.values() == before.values()
 
 
@@ -152,11 +152,11 @@ def test_a_workload_gives_way_to_what_is_set_later() -> None:
 
 def test_what_is_not_live_stays_as_the_start_has_settled_it() -> None:
     before = running(chunked_prefill_size=1024)
-    after = before.changed({"chunked_prefill_size": 128, "schedule_policy": "lpm"})
+    after = before.with_values({"chunked_prefill_size": 128, "schedule_policy": "lpm"})
     for field in OPTION_FIELDS:
         old, new = (each.config.options.get(field.name) for each in (before, after))
         assert old == new or field.about.live, field.name
-    assert after.changed({"chunked_prefill_size": 1024}).live_options() == {
+    assert after.with_values({"chunked_prefill_size": 1024}).live_options() == {
         **before.live_options(),
         "schedule_policy": "lpm",
     }
@@ -164,7 +164,7 @@ def test_what_is_not_live_stays_as_the_start_has_settled_it() -> None:
 
 def test_decisions_say_what_was_changed() -> None:
     before = running()
-    after = before.changed({"max_running_requests": 7})
+    after = before.with_values({"max_running_requests": 7})
     assert [(each.field, each.value, each.why) for each in after.decisions_since(before)] == [
         ("max_running_requests", 7, "given")
     ] * 2  # the option's, and the pool's, which takes its place

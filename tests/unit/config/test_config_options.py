@@ -221,7 +221,7 @@ def test_aliases_and_known_values_point_at_something() -> None:
 )
 def test_contradictions_are_one_line(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        check_options(Options().replaced(**changes))
+        check_options(Options().replace(**changes))
     assert "\n" not in str(caught.value)
 
 

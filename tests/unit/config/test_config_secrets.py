@@ -17,7 +17,7 @@ from setpoint.config.options import OPTION_FIELDS, Options, launch_command
 from setpoint.core.errors import ConfigError
 from setpoint.launch.announce import announce
 from setpoint.launch.assembly import server_info
-from setpoint.launch.configuration import settled
+from setpoint.launch.configuration import settle
 from setpoint.testing.tiny_models import write_tiny_llama
 
 
@@ -37,7 +37,7 @@ def test_a_secret_is_neither_logged_nor_in_server_info(
         model_path=str(write_tiny_llama(tmp_path)), api_key="sesame-1", served_model_name="sesame-2"
     )
     with caplog.at_level(logging.DEBUG):
-        served = settled(options, EnvSettings(), frozenset({"api_key", "served_model_name"}))
+        served = settle(options, EnvSettings(), frozenset({"api_key", "served_model_name"}))
         announce(served, {})
     info = server_info(served.config, startup_s=1.0)
     assert "sesame" not in caplog.text + str(info)
@@ -45,7 +45,7 @@ def test_a_secret_is_neither_logged_nor_in_server_info(
     assert MASK in caplog.text
     assert (
         server_info(
-            settled(Options.of(model_path=str(tmp_path)), EnvSettings(), frozenset()).config,
+            settle(Options.of(model_path=str(tmp_path)), EnvSettings(), frozenset()).config,
             startup_s=1.0,
         )["api_key"]
         is None

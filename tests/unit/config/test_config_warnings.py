@@ -31,7 +31,7 @@ def test_an_eviction_policy_that_does_nothing_is_a_warning() -> None:
     equal = Options.of(radix_eviction_policy="priority")
     assert reason(decide(equal), "radix_eviction_policy").warn
     assert not reason(
-        decide(equal.replaced(schedule_policy="priority")), "radix_eviction_policy"
+        decide(equal.replace(schedule_policy="priority")), "radix_eviction_policy"
     ).warn
     for threshold, warn in ((1024, True), (1025, False)):
         parameters = f'{{"threshold": {threshold}, "next_prompt_estimate": 1024}}'

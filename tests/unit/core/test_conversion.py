@@ -45,7 +45,7 @@ BODY = {
     ("module", "call"),
     [
         ("setpoint.frontend.apis.anthropic.messages_body", f"parse({BODY}, module.MessagesBody)"),
-        ("setpoint.grammar.tags", f"module.parsed('''{TAG}''')"),
+        ("setpoint.grammar.tags", f"module.parse_tag('''{TAG}''')"),
     ],
     ids=["a long and a short body", "two grammars"],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from setpoint.checkpoint import gguf_tokenizer
 from setpoint.checkpoint.gguf_file import GGUFFile
-from setpoint.grammar.schema import prepared_schema
+from setpoint.grammar.schema import llguidance_schema
 from setpoint.testing.constrained import SchemaJudge, read_schemas
 
 SCHEMAS = read_schemas(Path(__file__).parents[2] / "schemas")
@@ -108,10 +108,10 @@ LISTED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 def test_an_object_has_the_listed_properties_unless_the_schema_speaks_of_others(
     schema: dict[str, Any], closed: bool
 ) -> None:
-    prepared = prepared_schema(schema)
+    prepared = llguidance_schema(schema)
     assert (prepared.get("additionalProperties") is False) == closed
     # The same inside others.
-    inner = prepared_schema({"type": "array", "items": schema})["items"]
+    inner = llguidance_schema({"type": "array", "items": schema})["items"]
     assert (inner.get("additionalProperties") is False) == closed
 
 

@@ -20,7 +20,7 @@ from setpoint.core.cachegroups import cache_layout
 from setpoint.core.errors import ConfigError
 from setpoint.core.progress import reported_to
 from setpoint.launch.announce import announce
-from setpoint.launch.configuration import settled
+from setpoint.launch.configuration import settle
 from setpoint.launch.preflight import preflight
 from setpoint.launch.process import engine_environment
 from setpoint.observe.logline import log_fallback, setup_logging
@@ -50,7 +50,7 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
 
 def _load(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -> Subject:
     options = line.options
-    served = settled(options, env, line.given)
+    served = settle(options, env, line.given)
     announce(served, os.environ)
     config, spec = served.config, served.spec
     if length > config.context_len:

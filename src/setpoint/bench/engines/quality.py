@@ -62,8 +62,8 @@ def bench_quality(line: CommandLine, env: EnvSettings) -> int:
     report.check_writable(own.output_file)
     setup_logging(options.logs.log_level, milliseconds=env.log_ms)
     if options.execution.random_seed is None:
-        options = options.replaced(random_seed=0)  # both engines have the same dummy weights
-    plain = options.replaced(**REFERENCE)
+        options = options.replace(random_seed=0)  # both engines have the same dummy weights
+    plain = options.replace(**REFERENCE)
     with Engine.from_options(plain, env, given=line.given | REFERENCE.keys()) as engine:
         info = engine.get_server_info()
         tokenizer = Tokenizer.from_folder(info["tokenizer_path"])

@@ -96,8 +96,8 @@ class Field(Generic[M]):
         return "--" + self.name.replace("_", "-")
 
 
-def shown(field: Field[Option], value: Any) -> Any:
-    """The option's value as logs, messages and ``/server_info`` show it."""
+def masked(field: Field[Option], value: Any) -> Any:
+    """The value as logs, messages and ``/server_info`` show it: a mask for a secret option."""
     return MASK if field.about.secret and value is not None else value
 
 

@@ -17,7 +17,7 @@ from setpoint.core.plan import forbid
 from setpoint.core.request import Ids
 from setpoint.engine.grammar.xgrammar_schema import check_expression, enforced_schema
 from setpoint.grammar.schema import MAX_WHITESPACE
-from setpoint.grammar.tags import parsed
+from setpoint.grammar.tags import parse_tag
 from setpoint.grammar.vocabulary import Vocabulary
 from setpoint.schemas.reading import read_schema
 
@@ -151,7 +151,7 @@ def _definition(constraint: Constraint) -> str:
 
 def _structural_tag(text: str) -> str:
     """A structural tag of either form, in xgrammar's own form. Raises RequestError (400)."""
-    tag = msgspec.to_builtins(parsed(text))
+    tag = msgspec.to_builtins(parse_tag(text))
     _check_schemas(tag)
     return json.dumps({"type": "structural_tag", "format": tag})
 

@@ -13,7 +13,8 @@ def with_token_limit(
     requests: Iterable[Request], max_new_tokens: int | None, context_len: int
 ) -> list[Request]:
     """The requests, which have no limit on new tokens yet, with the limit ``max_new_tokens``. A
-    limit that is surely beyond the end of the context is left out, as the context ends the answer."""
+    limit that is surely beyond the end of the context is left out, as the context ends the
+    answer."""
     return [
         msgspec.structs.replace(
             request,

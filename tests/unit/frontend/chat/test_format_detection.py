@@ -11,7 +11,7 @@ from setpoint.config.groups.chat_formats import REASONING_PARSERS, TOOL_CALL_PAR
 from setpoint.config.options import Options
 from setpoint.frontend.chat.formats.detect import detect
 from setpoint.frontend.chat.formats.format_registry import reasoning_format, tool_format
-from setpoint.launch.configuration import settled
+from setpoint.launch.configuration import settle
 from setpoint.testing.chat_templates import TEMPLATES
 from setpoint.testing.tiny_models import write_tiny_llama
 
@@ -108,7 +108,7 @@ def test_a_start_goes_by_the_template(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATES["qwen2"])
     options = Options.of(model_path=str(model), chat_template=str(template))
-    config = settled(options, EnvSettings(), frozenset({"model_path", "chat_template"})).config
+    config = settle(options, EnvSettings(), frozenset({"model_path", "chat_template"})).config
     assert config.options.model.tool_call_parser == "hermes"
     assert config.options.model.reasoning_parser == "none"
     told = {each.field: each.why for each in config.decisions}
