@@ -40,8 +40,8 @@ _OPENING = (
 
 
 def llguidance_schema(schema: Any) -> dict[str, Any]:
-    """The schema as llguidance compiles it, with options. Raises RequestError (400) for a value that
-    is not a schema, is nested too deeply, or cannot be enforced."""
+    """The schema as llguidance compiles it, with options. Raises RequestError (400) for a value
+    that is not a schema, is nested too deeply, or cannot be enforced."""
     schema = checked_schema(schema)
     given = schema.get(OPTIONS)
     options = {"whitespace_pattern": WHITESPACE, **(given if isinstance(given, dict) else {})}

@@ -17,6 +17,7 @@ from llguidance import regex_to_lark
 
 from setpoint.core.errors import RequestError
 from setpoint.grammar import tags
+from setpoint.grammar.schema import llguidance_schema
 from setpoint.grammar.tags import Format
 
 _ANY = "/(?s:.*)/"

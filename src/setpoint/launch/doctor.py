@@ -1,5 +1,5 @@
-"""The doctor of a server: gives the frontend's watch (``frontend.telemetry.watching``) the doctor's checks,
-which the frontend does not know."""
+"""The doctor of a server: gives the frontend's watch (``frontend.telemetry.watching``) the
+doctor's checks, which the frontend does not know."""
 
 from __future__ import annotations
 

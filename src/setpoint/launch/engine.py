@@ -58,7 +58,8 @@ def launch_engine(
     """A context with a started engine process for these options; its exit ends the process.
 
     display: how to show a person which step of the start is slow. stderr: the
-    descriptor for the engine's log, if not this process's. Raises SetpointError for a model or configuration that cannot be served.
+    descriptor for the engine's log, if not this process's. Raises SetpointError for a model or
+    configuration that cannot be served.
     """
     preflight(options)
     owner = os.getpid()

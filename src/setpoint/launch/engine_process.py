@@ -59,8 +59,8 @@ class WallClock:
 
 def main() -> int:
     """Run the engine; returns exit code 0 after Shutdown. A start that fails sends the parent a
-    Failed message first. The parent has blocked SIGINT and SIGTERM for this process: they may reach the whole
-    process group, but the parent ends the engine in order.
+    Failed message first. The parent has blocked SIGINT and SIGTERM for this process: they may
+    reach the whole process group, but the parent ends the engine in order.
     """
     imported = time.perf_counter()
     faulthandler.enable()  # native code that crashes: the log has the stack of every thread
