@@ -109,14 +109,22 @@ def namespace(extra_key: str | None, cache_salt: str | None) -> str:
     return f"{len(extra_key or '')}:{extra_key or ''}{cache_salt or ''}"
 
 
+_BOUNDED_LOGPROB_FIELDS = tuple(
+    (field.name, field.type)
+    for field in msgspec.structs.fields(LogprobOptions)
+    if bounds_of(field.type) is not None
+)
+"""Reflection takes longer than everything else that happens to a short request, so it happens
+once."""
+
+
 def _check_numbers(options: RequestOptions) -> None:
     """Raise RequestError (400) for a number outside the range that its field declares, named as
     SGLang's clients name it."""
     convert_field(options.priority, _PRIORITY, "priority")
-    logprobs = options.logprobs or LogprobOptions()
-    for field in msgspec.structs.fields(LogprobOptions):
-        if bounds_of(field.type) is not None:
-            convert_field(getattr(logprobs, field.name), field.type, LOGPROB_KEYS[field.name])
+    if options.logprobs is not None:
+        for name, kind in _BOUNDED_LOGPROB_FIELDS:
+            convert_field(getattr(options.logprobs, name), kind, LOGPROB_KEYS[name])
 
 
 class Intake:
