@@ -94,6 +94,7 @@ def test_what_ends_in_time_ends_as_always(tiny_model: Path, tmp_path: Path) -> N
         stream = Stream(server, {"max_new_tokens": 1000, "temperature": 0, "ignore_eos": True})
         server.process.send_signal(signal.SIGTERM)
         assert stream.finish_reasons() == ["length"]
+        assert "Draining: 1 request runs and has 600 s to end" in server.errors
         assert sum(len(chunk["output_ids"]) for chunk in stream.chunks) == 1000
         assert server.wait_end() == 0
         assert "aborted" not in server.errors

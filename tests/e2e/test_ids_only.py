@@ -15,7 +15,12 @@ import pytest
 
 from setpoint import Engine
 from setpoint.core.errors import RequestError
-from setpoint.testing.server_process import ServerProcess, running_server
+from setpoint.testing.server_process import (
+    PATIENCE_S,
+    ServerProcess,
+    running_server,
+    wait_until,
+)
 from setpoint.testing.tiny_models import write_tiny_llama
 
 FLAG = "--skip-tokenizer-init"
@@ -129,6 +134,31 @@ def test_text_is_refused_by_the_name_of_the_flag(server: ServerProcess, path: st
     response = post(server, path, NEEDING_TEXT[path])
     assert response.status_code == 400, response.text
     assert FLAG in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/api/generate", {"prompt": "x"}), ("/api/chat", {"messages": [{"role": "user"}]})],
+)
+def test_the_flag_is_named_before_a_missing_key(
+    server: ServerProcess, path: str, body: dict[str, Any]
+) -> None:
+    """Red before: model is missing."""
+    response = post(server, path, body)
+    assert response.status_code == 400
+    assert FLAG in response.text
+
+
+def test_what_a_start_prints_runs_when_pasted(server: ServerProcess) -> None:
+    """Red before: the examples were chats, which such a server refuses."""
+    wait_until(lambda: server.output.endswith(")\n"))
+    _, _, _, _, shell, _, *python = server.output.splitlines()
+    for command in (["bash", "-c", shell], [sys.executable, "-c", "\n".join(python)]):
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout), "output ids"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ shell and one for Python."""
 from __future__ import annotations
 
 QUESTION = "Name three colours."
+IDS = [5, 17, 99, 3]
+"""Token ids that every vocabulary has."""
 TEXTS = ["The capital of France is Paris.", "Paris lies on the Seine."]
 
 
@@ -14,10 +16,12 @@ def address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def invitation(url: str, *, has_key: bool, is_embedding: bool) -> str:
+def invitation(url: str, *, has_key: bool, is_embedding: bool, is_ids_only: bool = False) -> str:
     """The text of the invitation. Each line stands alone, because indented or continued lines are
-    hard to paste."""
+    hard to paste. is_ids_only: the server reads and writes token ids, no text."""
     key = ' -H "Authorization: Bearer $API_KEY"' if has_key else ""
+    if is_ids_only:
+        return _with_ids(url, key, has_key=has_key, is_embedding=is_embedding)
     if is_embedding:
         path, body = "embeddings", f'{{"input": {_json(TEXTS)}}}'
         call, result = (
@@ -43,6 +47,30 @@ curl {url}/v1/{path} -H "Content-Type: application/json"{key} -d '{body}'
 client = OpenAI(base_url="{url}/v1", api_key={api_key})
 answer = {call}
 print({result})
+"""
+
+
+def _with_ids(url: str, key: str, *, has_key: bool, is_embedding: bool) -> str:
+    """The text for a server that takes token ids only, by the native routes."""
+    if is_embedding:
+        route, body, result = "encode", f'{{"input_ids": {IDS}}}', '["embedding"][:8]'
+    else:
+        body = f'{{"input_ids": {IDS}, "sampling_params": {{"max_new_tokens": 16}}}}'
+        route, result = "generate", '["output_ids"]'
+    imported, headers = "", ""
+    if has_key:
+        imported = "import os\n\n"
+        headers = ', headers={"Authorization": "Bearer " + os.environ["API_KEY"]}'
+    return f"""
+Ready: {url}
+Console: {url}/console
+
+curl {url}/{route} -H "Content-Type: application/json"{key} -d '{body}'
+
+{imported}import httpx  # pip install httpx
+
+answer = httpx.post("{url}/{route}", json={body}{headers}, timeout=60)
+print(answer.json(){result})
 """
 
 

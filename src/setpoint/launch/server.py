@@ -175,16 +175,21 @@ async def _drain(service: Service, drain_s: float, asked: Asked) -> None:
     engine, num_running = service.engine, service.engine.num_open
     if num_running:
         logger.info(
-            "Draining: %d requests run and have %g s to end (--drain-timeout). A second signal"
-            " aborts them.",
-            num_running,
+            "Draining: %s %g s to end (--drain-timeout). A second signal aborts what runs.",
+            "1 request runs and has"
+            if num_running == 1
+            else f"{num_running} requests run and have",
             drain_s,
         )
     await _until(lambda: not engine.num_open or asked.at_once.is_set(), drain_s)
     if asked.at_once.is_set():
         logger.info("A second signal: open requests are cut off.")
     if num_left := engine.num_open:
-        logger.warning("%d requests were still running and are aborted.", num_left)
+        logger.warning(
+            "1 request was still running and is aborted."
+            if num_left == 1
+            else f"{num_left} requests were still running and are aborted."
+        )
         service.drain.cut(engine)
         await _until(lambda: not engine.num_open, ABORT_S)
 
@@ -229,7 +234,10 @@ async def _open(session: EngineSession, service: Service, phases: Phases) -> Non
     url = address(options.server.host, options.server.port)
     print(
         invitation(
-            url, has_key=options.server.api_key is not None, is_embedding=options.model.is_embedding
+            url,
+            has_key=options.server.api_key is not None,
+            is_embedding=options.model.is_embedding,
+            is_ids_only=options.model.skip_tokenizer_init,
         ),
         end="",
         flush=True,

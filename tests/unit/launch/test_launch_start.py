@@ -49,6 +49,18 @@ def test_the_invitation_is_python_and_a_command_on_lines_of_their_own(
     compile("\n".join(python), "start-up", "exec")
 
 
+@pytest.mark.parametrize("has_key", [False, True])
+def test_the_invitation_of_a_server_without_text_sends_ids(has_key: bool) -> None:
+    text = invitation("http://h:1", has_key=has_key, is_embedding=False, is_ids_only=True)
+    _, _, _, _, shell, _, *python = text.splitlines()
+    assert shell.startswith("curl http://h:1/generate ")
+    assert "input_ids" in shell
+    assert "/v1/" not in text
+    assert ("$API_KEY" in shell) == has_key
+    assert not any(line.startswith(" ") for line in python)
+    compile("\n".join(python), "start-up", "exec")
+
+
 def test_the_readme_shows_what_a_start_prints() -> None:
     text = README.read_text(encoding="utf-8")
     _, _, _, _, shell, _, *python = invitation(

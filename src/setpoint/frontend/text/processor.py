@@ -83,6 +83,11 @@ class TextProcessor:
             raise RequestError(f"Text cannot be read or written: {IDS_ONLY}")
         return self.known_tokenizer
 
+    def check_text(self) -> None:
+        """Raise RequestError (400) if there is no tokenizer, for a route that is about text alone:
+        before its body is read, so that no other fault hides this one."""
+        _ = self.tokenizer
+
     def check_sampling(self, sampling: SamplingParams) -> None:
         """Raise RequestError (400) for a parameter that needs a tokenizer if there is none."""
         if self.known_tokenizer is not None:

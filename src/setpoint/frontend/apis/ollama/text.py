@@ -43,6 +43,7 @@ class TextApi:
 
     async def chat(self, raw: dict[str, Any]) -> TextExchange | LoadReply:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
+        self._service.text.check_text()
         body, warnings = self._service.read(raw, OllamaChatBody, route=CHAT_ROUTE)
         warnings += body.warnings(self._service.config)
         if not body.messages:
@@ -53,6 +54,7 @@ class TextApi:
 
     async def generate(self, raw: dict[str, Any]) -> TextExchange | LoadReply:
         """Like ``chat``, for one prompt."""
+        self._service.text.check_text()
         body, warnings = self._service.read(
             raw, OllamaGenerateBody, route=GENERATE_ROUTE, unsupported=UNSUPPORTED
         )
