@@ -41,7 +41,7 @@ COLUMNS: Sequence[tuple[str, str, Metric]] = (
 NAMES = {
     "setpoint": "**Setpoint**, bf16",
     "int8": "**Setpoint**, `--quantization w8a8_int8`",
-    "blocks": "**Setpoint**, the file's own 4-bit blocks (the default)",
+    "blocks": "**Setpoint**, the default model as shipped (4-bit GGUF)",
     "vLLM": "vLLM, bf16, compiled",
     "vLLM W8A8": "vLLM, W8A8, compiled",
     "OpenVINO fp16": "OpenVINO GenAI, bf16, without HTTP",
@@ -49,6 +49,7 @@ NAMES = {
 }
 """Name of a contender in the result file -> its name in the table; others keep their name."""
 ORDER = (
+    "blocks",
     "setpoint",
     "vLLM",
     "OpenVINO fp16",
@@ -57,10 +58,10 @@ ORDER = (
     "vLLM W8A8",
     "OpenVINO int8",
     "llama.cpp Q8_0",
-    "blocks",
     "llama.cpp Q4_0",
 )
-"""The rows of the table: by precision, ours first. Contenders that are not named here come last."""
+"""The rows of the table: what `setpoint serve` runs without options, then by precision, ours first.
+Contenders that are not named here come last."""
 
 
 def newest_result() -> Path:
@@ -105,7 +106,11 @@ def section(result: dict[str, Any], *, changed: bool) -> str:
         " conditions of the comparison; the [result](benchmarks/results/"
         f"{newest_result().name}) has every sample."
     )
-    warning = "\n**The kernels have changed since that commit.**" if changed else ""
+    warning = (
+        "\n**The kernels have changed since; these figures are to be measured again.**"
+        if changed
+        else ""
+    )
     return "\n" + _wrap(text) + warning + "\n\n" + "\n".join(rows) + "\n\n"
 
 

@@ -99,12 +99,13 @@ CHECK = Check(
     rule="Under load (ramp and drain excluded), the queue (#queue-req) is empty for at least 80 % "
     "of the time, while less than 80 % of the KV pool is in use and fewer requests run than the "
     "limit allows.",
-    counter_evidence="The end of a benchmark looks the same: no queue, and fewer and fewer running "
-    "requests. The doctor recognizes it because no request is admitted any more. Requests that "
-    "wait for a grammar are not in the queue either; where their number is known, it is taken "
-    "into account. A KV pool or a limit that is fully used without a queue is a good state.",
-    advice="Have the clients keep more requests open at once, with a number. No option of the "
-    "server helps.",
+    counter_evidence="At the end of a benchmark there is no queue either, and fewer and fewer "
+    "requests run; the doctor recognizes it, because no new request is admitted. Requests that "
+    "wait for a grammar are outside the queue; where their number is known, the doctor counts "
+    "them as waiting. If the KV pool or the limit on running requests is fully used and the queue "
+    "is empty, the server is well used.",
+    advice="Have the clients keep more requests open at once; the report says how many. No option "
+    "of the server helps.",
     guide="SGLang's tuning guides of all years: if #queue-req is often 0, the clients send too "
     "slowly; send faster. The guides call a queue of 50 to 500 (2024) or 100 to 2000 requests "
     "(2025 and later) healthy.",

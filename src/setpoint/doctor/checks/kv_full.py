@@ -252,12 +252,13 @@ CHECK = Check(
     "options only choose which requests wait. What helps is a larger pool, a quantized KV cache, "
     "shorter requests, or another replica.",
     rule="For at least half of the time under load, requests wait while 90 % or more of the KV "
-    "pool is in use (or a request more would not fit at its end), the queue does not shrink by "
-    "half, and the odds are that the pool is too small: they double with twice the time that a "
-    "request waits for each second that it runs, with half as many running requests, with every 2 "
-    "points of usage, and with a queue that grows, and are even at about 72 running requests, as "
-    "many waiting, and a usage of 0.95. Retractions that go on although "
-    "--schedule-conservativeness is at its effective maximum are a sign, too.",
+    "pool is in use (or one more request would not fit by the time it ends), the queue does not "
+    "shrink by half, and the pool is more likely too small than well used. These chances are even "
+    "with about 72 running requests, as many waiting, and a usage of 0.95. Each of the following "
+    "doubles the chance that the pool is too small: twice as many waiting requests for each "
+    "running one, half as many running requests, and 2 points more usage. A queue that grows "
+    "raises it, too. Retractions that go on although --schedule-conservativeness is at its "
+    "effective maximum are another sign.",
     counter_evidence="A full KV pool with a moderate queue is the state that the guides aim at "
     "(healthy). So is a queue that shrinks, like that of an offline batch. If much memory is free "
     "once the server is ready, the cause is mem-underused.",

@@ -121,12 +121,12 @@ CHECK = Check(
     "prompt at a time may be partly computed. Its chunks come first in every step and fill it. "
     "Until its last chunk is computed, no other request is admitted, however short it is. The "
     "running requests wait as well, unless prefill chunks are mixed with decode.",
-    rule="Runs of three or more full chunks of a single prompt (one sequence, the whole token "
-    "budget), which has at least 2.5 times the tokens of the usual prompt, with requests waiting, "
-    "take at least a tenth of the time under load or of its lines and are more than half of all "
-    "full prefill batches, while less than 90 % of the KV pool is in use. If nobody waits but at "
-    "least two requests run, which stand still meanwhile, they must take at least half of the "
-    "time.",
+    rule="Three or more prefill batches in a row each hold a full chunk of one and the same "
+    "prompt (one sequence, the whole token budget). The prompt has at least 2.5 times the tokens "
+    "of a usual one, requests wait meanwhile, and less than 90 % of the KV pool is in use. Such "
+    "batches take at least a tenth of the time under load, or of its lines, and are more than half "
+    "of all full prefill batches. If no request waits, but at least two run and stand still "
+    "meanwhile, the batches must take at least half of the time.",
     counter_evidence="Full batches that several prompts share are prefill-budget. If all prompts "
     "are about equally long, no short request is blocked: that is prefill-budget as well.",
     advice="Raise --chunked-prefill-size, with the value, or send long prompts to a server of "
