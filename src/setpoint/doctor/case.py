@@ -37,6 +37,8 @@ TRADED = -0.9
 """Correlation of the running requests with the tokens in use, at most, if memory is traded …"""
 MIN_TRADES = 4
 """… and the least number of decode lines that show it."""
+TIGHT = 0.85
+"""Usage from which the next request with its reserve may not fit."""
 LINES_PER_MINUTE = 60.0
 """Batch lines of a minute, if the source has no clock: 40 decode steps take about a second."""
 MIN_BUDGET = 256
@@ -249,8 +251,20 @@ def _slots(facts: Facts, load: Load, decoding: Load) -> tuple[float | None, bool
     if named and most <= 1.05 * named:
         return float(named), True
     pinned = _pinned(decoding)
-    is_passed = pinned is not None and (load.most(lambda moment: moment.running) or 0.0) > pinned
-    return None if is_passed else pinned, False
+    if pinned is None or (load.most(lambda moment: moment.running) or 0.0) > pinned:
+        return None, False
+    return None if _stops_below(load, pinned) else pinned, False
+
+
+def _stops_below(load: Load, most: float) -> bool:
+    """Whether most of the prefill batches beside a nearly full pool leave requests in the queue
+    although fewer than ``most`` run with those that they admit: then memory stopped the next one,
+    and not a cap."""
+    admitting = load.where(
+        lambda moment: moment.num_prefill > 0 and waits(moment) and (moment.usage or 0.0) >= TIGHT
+    )
+    below = admitting.where(lambda moment: (running_of(moment) or most) < most)
+    return len(below) >= MIN_LINES and len(below) > 0.5 * len(admitting)
 
 
 def trades_memory(load: Load) -> bool:

@@ -19,6 +19,8 @@ HEADROOM_GB = 8.0
 ACTIVATION_MB_PER_TOKEN = 1.5
 """Memory of activations for each prompt token of a batch, as SGLang's own estimate of
 --mem-fraction-static has it."""
+PREFILL_KEPT_GB = 3.0
+"""Memory of an 80 GB device that stays free beside the activations of larger prefill batches."""
 
 
 def conservativeness_for(
@@ -83,16 +85,24 @@ def mem_fraction_for(
     return round(min(value, 0.97), 3) if value > present else None
 
 
-def prefill_size_for(present: float, waiting_tokens: float | None, free_gb: float | None) -> int:
+def prefill_size_for(
+    present: float,
+    waiting_tokens: float | None,
+    free_gb: float | None,
+    kept_gb: float = PREFILL_KEPT_GB,
+) -> int | None:
     """The size of prefill batches that takes the waiting prompts in fewer steps: twice to four
     times today's, as far as the memory that is free when the server is ready holds their
-    activations and 3 GB remain; a multiple of 256."""
+    activations and ``kept_gb`` remain; a multiple of 256. None if no more than ``kept_gb`` are
+    free."""
+    if free_gb is not None and free_gb <= kept_gb:
+        return None
     factor = 2.0
     if waiting_tokens is not None and waiting_tokens > 8 * present:
         factor = 4.0
     size = min(present * factor, max(32768.0, 2 * present))
     if free_gb is not None:
-        room = max(free_gb - 3.0, 0.0) * 1024 / ACTIVATION_MB_PER_TOKEN
+        room = (free_gb - kept_gb) * 1024 / ACTIVATION_MB_PER_TOKEN
         size = min(size, present + room)
     step = 256 if present >= 256 else 1
     return max(int(size // step * step), int(present) + step)

@@ -325,3 +325,53 @@ def test_a_larger_budget_does_not_help_prompts_that_the_full_pool_keeps_out() ->
     moments = [prefill(1, **chunk) for _ in range(60)]
     report = diagnose(seen(rank(moments), chunked_prefill_size=8192, **READY))
     assert report.verdict == "kv-full"
+
+
+def test_a_nearly_full_pool_that_stops_admission_below_a_number_is_no_cap() -> None:
+    """The number of running requests stood still for three lines, but with 203 or 204 of them the
+    next one of 2,990 is not admitted either."""
+    moments = [
+        decode(205, 2994, 0.84),
+        decode(205, 2994, 0.87),
+        decode(205, 2994, 0.89),
+        prefill(1, 1673, 2993, 203, 0.90),
+        prefill(1, 1296, 2992, 203, 0.90),
+        decode(205, 2992, 0.89),
+        prefill(1, 912, 2990, 202, 0.92),
+    ]
+    report = diagnose(seen(rank(moments)))
+    assert report.verdict in ("kv-full", "queue-too-long", "healthy")
+    assert not [each for each in report.findings if each.action.flag == "--max-running-requests"]
+
+
+def full_prefills(available_gb: float, total_gb: float) -> Observations:
+    """Every prefill batch is full, and requests wait for room in the next."""
+    moments = [prefill(4, 8192, 60 - 2 * n, 50 + 3 * n, 0.2 + 0.01 * n) for n in range(20)]
+    return seen(
+        rank(moments),
+        available_gb=available_gb,
+        total_gb=total_gb,
+        chunked_prefill_size=8192,
+        options={"mem_fraction_static": 0.98},
+        **READY,
+    )
+
+
+@pytest.mark.parametrize(("available_gb", "total_gb"), [(0.81, 141.0), (0.81, 24.0), (2.9, 80.0)])
+def test_no_larger_chunk_is_advised_where_no_memory_is_free(
+    available_gb: float, total_gb: float
+) -> None:
+    report = diagnose(full_prefills(available_gb, total_gb))
+    raised = [each for each in report.findings if each.action.direction == "increase"]
+    assert not raised
+    assert report.findings[0].action.flag == "--mem-fraction-static"
+    if total_gb > 100:
+        assert report.verdict == "mem-headroom-low"
+        assert "prefill-budget" in [other.cause for other in report.findings[0].ruled_out]
+
+
+def test_with_free_memory_the_chunk_may_grow() -> None:
+    report = diagnose(full_prefills(20.0, 80.0))
+    assert report.verdict == "prefill-budget"
+    action = report.findings[0].action
+    assert (action.flag, action.direction) == ("--chunked-prefill-size", "increase")

@@ -19,6 +19,7 @@ from setpoint.core.errors import SourceError
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.log import stream
 from setpoint.doctor.readers.log.reader import read_chunks, read_log
+from setpoint.doctor.readers.log.wrapping import unwrap
 
 EARLY_2024 = """\
 new fill batch. #seq: 2. #cached_token: 478. #new_token: 254. #remaining_req: 3. #running_req: 4. tree_cache_hit_rate: 80.81%.
@@ -124,6 +125,8 @@ WRAPPED = {
         for line in PLAIN
     ],
     "logging": [f"2025-09-03 18:33:20,123 - INFO - {line}" for line in PLAIN],
+    "csv": [f'175692440000{i},"{line}"' for i, line in enumerate(PLAIN)],
+    "csv with dates": [f'2025-09-03 18:33:2{i}.120,"{line}"' for i, line in enumerate(PLAIN)],
     "milliseconds": [line.replace(" TP0]", ".250 TP0]") for line in PLAIN],
     "windows": [f"{line}\r" for line in PLAIN],
 }
@@ -150,6 +153,12 @@ def test_a_wrapped_line_without_a_stamp_has_the_time_of_its_wrapping(ending: str
         21.5,
         22.5,
     ]
+
+
+def test_a_row_of_a_csv_export_holds_quotation_marks_twice() -> None:
+    found = unwrap(b'1756924400123,"[2025-09-03 18:33:20] model=""a"", batch"\r\n')
+    assert found.text == b'[2025-09-03 18:33:20] model="a", batch'
+    assert found.stamp == 1756924400.123
 
 
 def test_times_without_stamps_follow_from_the_throughput() -> None:

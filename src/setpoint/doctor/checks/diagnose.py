@@ -72,6 +72,14 @@ SEVERE = 0.76
 """Confidence from which mem-headroom-low stands before the causes that it may stand before: two
 fifths or more of the headroom are missing, and the next long prompt may end the server."""
 
+HEADROOM_FLAGS = (
+    "--chunked-prefill-size",
+    "--max-prefill-tokens",
+    "--mem-fraction-static",
+    "--cuda-graph-max-bs",
+)
+"""Options that take memory from what is free when the server is ready."""
+
 
 def diagnose(seen: Observations) -> Report:
     """The report about one life of one server. Never raises for what a source may hold."""
@@ -84,7 +92,8 @@ def diagnose(seen: Observations) -> Report:
         limits = [finding for finding in limits if finding.cause in FATAL + ADVICE]
     elif case.is_excerpt:
         limits = [finding for finding in limits if finding.share is None or finding.share >= AGREE]
-    findings = without_contradictions(without_residual(rank_findings(limits)))
+    findings = without_overdraft(without_residual(rank_findings(limits)))
+    findings = without_contradictions(findings)
     findings = [replace(each, evidence=_located(seen, each.evidence)) for each in findings]
     state = states.get("healthy") or states.get("not-enough-evidence")
     if findings:
@@ -152,6 +161,36 @@ def without_residual(findings: list[Finding]) -> list[Finding]:
     named = replace(first, ruled_out=(*others, RuledOut(RESIDUAL, why)))
     kept = [finding for finding in findings if finding is not residual]
     return [named if finding is first else finding for finding in kept]
+
+
+def without_overdraft(findings: list[Finding]) -> list[Finding]:
+    """Without findings whose remedy needs the memory that is missing: if next to none is free,
+    that comes first, and names them among its alternatives."""
+    low = next((finding for finding in findings if finding.cause == "mem-headroom-low"), None)
+    if low is None or low.confidence < SEVERE:
+        return findings
+    asking = [
+        finding
+        for finding in findings
+        if finding.cause in BINDING and _needs_headroom(finding.action)
+    ]
+    if not asking:
+        return findings
+    why = "Its remedy needs memory that is not free. Look for it again once enough is. "
+    named = tuple(RuledOut(each.cause, why + each.summary) for each in asking)
+    causes = {each.cause for each in asking}
+    others = tuple(each for each in low.ruled_out if each.cause not in causes)
+    first = replace(low, ruled_out=(*others, *named))
+    place = min(findings.index(each) for each in (low, *asking))
+    rest = [each for each in findings if each is not low and each not in asking]
+    return [*rest[:place], first, *rest[place:]]
+
+
+def _needs_headroom(action: Action) -> bool:
+    """Whether it takes memory from what is free, or first makes room there."""
+    if action.direction == "increase":
+        return action.flag in HEADROOM_FLAGS
+    return action.direction == "decrease" and action.flag == "--mem-fraction-static"
 
 
 def without_contradictions(findings: list[Finding]) -> list[Finding]:

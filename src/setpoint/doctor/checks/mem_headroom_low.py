@@ -89,7 +89,10 @@ CHECK = Check(
     "the first batch that needs more.",
     rule="Less than 4.5 GB of an 80 GB device were free when the server was ready. On smaller "
     "devices, the threshold is proportionally lower, below 30 GB also in proportion to the chunk "
-    "size, because activations grow with it. This is a warning: it does not limit the server now.",
+    "size, because activations grow with it. This is a warning: it does not limit the "
+    "server now. But if two fifths of that memory or more are missing, it comes before every cause "
+    "whose remedy takes memory from the same rest: larger prefill batches, a larger KV pool, more "
+    "CUDA graphs.",
     counter_evidence="An allocation has already failed: then oom-prefill or oom-decode says more.",
     advice="Lower --mem-fraction-static, with the value.",
     guide="SGLang's tuning guides of 2025 and 2026: if available_gpu_mem is below 5 GB, lower "

@@ -21,8 +21,9 @@ from setpoint.doctor.checks.long_prompts import (
     is_full_chunk,
     stalling_chunks,
 )
+from setpoint.doctor.checks.memory import lower_fraction, scaled, total_gb
 from setpoint.doctor.checks.prompts import is_cut
-from setpoint.doctor.equations import prefill_size_for
+from setpoint.doctor.equations import PREFILL_KEPT_GB, prefill_size_for
 from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
 from setpoint.doctor.limits import FULL, at_budget, binding_limit
 from setpoint.doctor.load import Load
@@ -71,7 +72,7 @@ def find(case: Case) -> Finding | None:
         evidence=quote(full if len(full) else bound)
         + lines_on(case, "chunked_prefill_size", "max_prefill_tokens"),
         action=action,
-        effect=_effect(),
+        effect=_effect() if action.direction == "increase" else None,
         ruled_out=_alternatives(case, usage),
         risk="Larger prefill batches need more memory for activations (about 1.5 MB per token), "
         "and running requests wait longer for their next token while one is computed.",
@@ -107,7 +108,7 @@ def _decodes(case: Case) -> bool:
 
 
 def prefill_action(case: Case) -> Action:
-    """Raise the budget that binds."""
+    """Raise the budget that binds, or make room for that if no memory is left for it."""
     chunk = case.facts.chunked_prefill_size
     chunk = chunk if chunk is not None else whole(case.number("chunked_prefill_size"))
     most = case.facts.max_prefill_tokens
@@ -115,11 +116,14 @@ def prefill_action(case: Case) -> Action:
     per_batch = case.number("prefill_max_requests")
     seqs = case.load.quantile(lambda m: m.new_seqs / m.num_prefill if m.num_prefill else None, 0.5)
     if per_batch and seqs and seqs >= 0.9 * per_batch:
-        value = int(2 * per_batch)
-        return _raise("--prefill-max-requests", per_batch, value)
+        return _raise("--prefill-max-requests", per_batch, int(2 * per_batch))
     size = case.limits.prefill_tokens or (chunk if chunk and chunk > 0 else most) or 8192
     waiting = case.load.median(lambda moment: moment.pending_tokens)
-    value = prefill_size_for(size, waiting, case.facts.available_gb)
+    kept = scaled(PREFILL_KEPT_GB, total_gb(case))
+    value = prefill_size_for(size, waiting, case.facts.available_gb, kept)
+    if value is None:
+        first = f", because only {case.facts.available_gb:.2f} GB are free: larger prefill batches "
+        return lower_fraction(case, kept, f"{first}need memory for activations.")
     by_total = most is not None and (chunk is None or chunk <= 0 or most < chunk)
     if by_total or _refused_by(case, "token_budget") > _refused_by(case, "chunk_budget"):
         return _raise("--max-prefill-tokens", size, value)
@@ -204,12 +208,13 @@ CHECK = Check(
     "single prompt are long-prompt-blocking. If most lines are decode lines, something else keeps "
     "requests out, because a decode step runs only if no prefill batch can be formed.",
     advice="Raise the budget that binds, --chunked-prefill-size or --max-prefill-tokens, with "
-    "the value; if memory does not allow it, add devices.",
+    "the value; if no memory is free for it, lower --mem-fraction-static first, or add devices.",
     guide="SGLang's tuning guide of 2026: compute long prompts in large chunks "
     "(--chunked-prefill-size 16384 for offline batches and long contexts). The older guides name "
     "the option only as a remedy when prefill runs out of memory: lower it to 4096 or 2048.",
     equation="new budget = 2 x the budget (4 x if more than 8 batches wait), but at most 32768, "
-    "and at most what the free memory minus 3 GB holds at 1.5 MB per token",
+    "and at most what the free memory minus 3 GB (in proportion on devices below 80 GB) holds at "
+    "1.5 MB per token",
     picture="""\
 queue                      prefill batch, budget 8192 tokens
 [ aaa bbb ccc ddd ... ] -> [aaaaabbbbbbbbccccccddd|  full every time

@@ -148,7 +148,9 @@ CHECK = Check(
     "running requests that was seen in 70 % of the moments with a queue. Setpoint's own records "
     "name the reason (no_slot).",
     counter_evidence="If 90 % or more of the KV pool is in use at the limit, a higher limit gains "
-    "nothing: the pool would stop the next request. A server at its limit without a queue is fine.",
+    "nothing: the pool would stop the next request. A server at its limit without a queue is "
+    "fine. A number that was only seen is no limit if prefill batches beside a nearly full pool "
+    "(85 %) leave requests in the queue although fewer run: the next one did not fit into memory.",
     advice="Raise --max-running-requests, with the value.",
     guide="SGLang's tuning guide of 2026: under load, #running-req should be close to "
     "--max-running-requests; it suggests 4096 for offline batches and 128 for low latency. The "

@@ -57,7 +57,7 @@ def _general(text: bytes) -> bytes:
         return digits_pattern(text)
     parts, end = b"", 0
     for found in re.finditer(
-        rb"\A\d+[:-](?=[^\d\s]|\Z)|\d{4}-\d\d-\d\dT?|[ \d]\d \d\d:"
+        rb"\A\d+[:,-](?=[^\d\s]|\Z)|\d{4}-\d\d-\d\dT?|[ \d]\d \d\d:"
         rb"|\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?|\[\d+\]",
         text,
     ):
