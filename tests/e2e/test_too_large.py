@@ -8,6 +8,8 @@ from typing import Any
 
 import psutil
 
+from setpoint.checkpoint.spec import read_spec
+from setpoint.planning.memory import format_bytes
 from setpoint.testing import tiny_gguf
 from setpoint.testing.hub import Hub
 from setpoint.testing.server_process import ServerProcess, running_server
@@ -57,6 +59,8 @@ def test_dummy_weights_that_cannot_fit(tiny_model: Path, tmp_path: Path) -> None
     arguments = ("--model-path", str(folder), "--load-format", "dummy")
     with running_server(tmp_path / "server", *arguments, ready=False) as server:
         check_refused(server)
+        parameters = read_spec(folder).num_parameters
+        assert f"its weights need {format_bytes(2 * parameters)} (" in server.messages[-1]
 
 
 def hub_files(tiny_model: Path, config: dict[str, Any]) -> dict[str, bytes | int]:

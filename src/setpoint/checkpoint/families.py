@@ -82,3 +82,6 @@ FAMILIES = {
 }
 """model_type -> its family, from transformers' Gemma2Config, Gemma3TextConfig, MistralConfig,
 Phi3Config, Qwen2Config and Qwen3Config."""
+GATED = frozenset({"llama", *FAMILIES})
+"""model_type of families in which every MLP has the three matrices gate, up and down, and whose
+configs say whether the head is tied. The number of their parameters follows from the dimensions."""

@@ -14,10 +14,10 @@ GGUF_FAMILY = "LlamaForCausalLM"
 """The architecture that is served from GGUF files (``checkpoint.gguf_convert``)."""
 
 
-def check_room(asked: Asked, config: ResolvedConfig, *, name: str, is_stored: bool) -> None:
+def check_room(asked: Asked, config: ResolvedConfig, *, name: str, is_counted: bool) -> None:
     """Raise OutOfMemoryError if the model and at least one page of KV cache do not fit into the
-    memory that is free before the weights are loaded. is_stored: the model's parameters were
-    counted in files, not computed from its dimensions."""
+    memory that is free before the weights are loaded. is_counted: the number of the model's
+    parameters is exact, see ``check_fit``."""
     model, options = asked.model, config.options
     on_cpu = options.execution.device == "cpu"
     free = available_bytes() if on_cpu else asked.hardware.gpu_bytes
@@ -33,7 +33,7 @@ def check_room(asked: Asked, config: ResolvedConfig, *, name: str, is_stored: bo
         memory_model(config, model),
         free,
         name=name,
-        is_stored=is_stored,
+        is_counted=is_counted,
         choices=Choices(
             int8=on_cpu and options.model.model_impl != "transformers",
             gguf=on_cpu and model.architecture == GGUF_FAMILY,

@@ -15,6 +15,7 @@ from functools import partial
 
 from setpoint.checkpoint.description import Description
 from setpoint.checkpoint.end_tokens import tokenizer_end_ids
+from setpoint.checkpoint.families import GATED
 from setpoint.checkpoint.pooling import check_generates, read_pooling
 from setpoint.checkpoint.recommended import recommended_sampling
 from setpoint.checkpoint.source import DEFAULT_MODEL, locate, tokenizer_folder
@@ -47,9 +48,12 @@ def settle(options: Options, env: EnvSettings, given: Set[str]) -> Served:
     )
 
     def admit(description: Description) -> None:
-        asked = asking(model=spec_of(description, overrides=overrides), found={})
+        spec = spec_of(description, overrides=overrides)
+        asked, is_counted = asking(model=spec, found={}), spec.model_type in GATED
         name = model.model_path or DEFAULT_MODEL
-        check_room(asked, asked.resolve(), name=name, is_stored=bool(description.tensors))
+        check_room(
+            asked, asked.resolve(), name=name, is_counted=is_counted or bool(description.tensors)
+        )
 
     source = locate(
         model.model_path,

@@ -11,17 +11,13 @@ from dataclasses import dataclass, replace
 
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.model import KeptBlocks
-from setpoint.planning.memory import MemoryModel, format_bytes
+from setpoint.planning.memory import USEFUL_TOKENS, MemoryModel, format_bytes
 
 GGUF_BITS = 4.85
 """Bits per weight of a GGUF file in Q4_K_M
 (https://github.com/ggml-org/llama.cpp/blob/master/tools/quantize/README.md)."""
 WORKSPACE_SHARE = 0.5
 """Share of the estimated workspace that a step certainly needs."""
-USEFUL_TOKENS = 2048
-"""Number of tokens for which advice leaves room, or a whole context if that is shorter."""
-MOST_OF_MEMORY = 0.95
-"""Largest --mem-fraction-static that is advised."""
 WEIGHTS_SHARE = 0.9
 """Share of the memory for weights and KV cache that the weights of an advised model take."""
 LEAST_CONTEXT = 512
@@ -40,11 +36,12 @@ class Choices:
 
 
 def check_fit(
-    model: MemoryModel, available_bytes: int, *, name: str, is_stored: bool, choices: Choices
+    model: MemoryModel, available_bytes: int, *, name: str, is_counted: bool, choices: Choices
 ) -> None:
     """Raise OutOfMemoryError if the model certainly does not fit into the memory that is available
-    now. is_stored: its parameters were counted in files, not computed from its dimensions."""
-    weights, kv = _least_weights(model, is_stored=is_stored), _least_kv(model)
+    now. is_counted: the number of its parameters is exact, either counted in files or computed from
+    the dimensions of a family whose matrices are known."""
+    weights, kv = _least_weights(model, is_counted=is_counted), _least_kv(model)
     static = round(available_bytes * model.mem_fraction_static)
     work = 0
     if model.device == "cpu":  # a GPU's workspace comes out of the rest
@@ -66,11 +63,11 @@ def check_fit(
     )
 
 
-def _least_weights(model: MemoryModel, *, is_stored: bool) -> int:
+def _least_weights(model: MemoryModel, *, is_counted: bool) -> int:
     """Bytes of the weights that every start of the model takes at least."""
     spec = model.spec
     least = replace(model, head_copied=False).weights()
-    if is_stored:
+    if is_counted:
         return least
     # The number was computed with three matrices in each MLP; a family without gates has two. Some
     # families tie the head to the embeddings although their configs do not say so.
@@ -91,20 +88,32 @@ def _advice(model: MemoryModel, available: int, choices: Choices) -> Iterator[st
     for words, other in _others(model, choices):
         if _fits(other, available):
             yield f"{words} ({format_bytes(other.weights())} of weights)"
-    fraction = model.mem_fraction_static
-    while (fraction := round(fraction + 0.01, 2)) <= MOST_OF_MEMORY:
-        if _fits(replace(model, mem_fraction_static=fraction), available):
-            yield f"--mem-fraction-static {fraction:g}"
-            break
+    share = model.share_with_room(available, available - model.weights())
+    if (
+        share is not None
+        and share > model.mem_fraction_static
+        and _fits(replace(model, mem_fraction_static=share), available)
+    ):
+        yield f"--mem-fraction-static {share:g}"
     context = model.context_len
     while (context := context // 2) >= LEAST_CONTEXT:
         if _fits(replace(model, context_len=context), available):
             yield f"--context-length {context}"
             break
     static = available * model.mem_fraction_static - _least_kv(model)
-    largest = int(max(static, 0) * WEIGHTS_SHARE / BF16_BYTES)
+    width, kind = _weight_kind(model)
+    largest = int(max(static, 0) * WEIGHTS_SHARE / width)
     if largest >= LEAST_PARAMETERS:
-        yield f"a model of about {_count(largest)} parameters in bfloat16"
+        yield f"a model of about {_count(largest)} parameters {kind}"
+
+
+def _weight_kind(model: MemoryModel) -> tuple[float, str]:
+    """(bytes per parameter, words) of the weights as the options ask for them."""
+    if model.quantization == "w8a8_int8" and model.spec.blocks is None:
+        return model.weights() / model.spec.num_parameters, "with --quantization w8a8_int8"
+    if model.dtype_bytes > BF16_BYTES:
+        return model.dtype_bytes, "in float32"
+    return BF16_BYTES, "in bfloat16"
 
 
 def _others(model: MemoryModel, choices: Choices) -> Iterator[tuple[str, MemoryModel]]:

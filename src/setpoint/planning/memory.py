@@ -8,6 +8,7 @@ nothing of devices beyond their kind.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -31,6 +32,12 @@ out long before the memory of a larger pool, so the user must ask for one."""
 CPU_RESERVE_SHARE, CPU_RESERVE_BYTES = 0.1, GIB
 """Memory that a CPU pool always leaves free: this share of what is available, but no more than this
 many bytes."""
+
+USEFUL_TOKENS = 2048
+"""Number of tokens for which advice leaves room, or a whole context if that is shorter."""
+
+MOST_OF_MEMORY = 0.95
+"""Largest --mem-fraction-static that is advised."""
 
 INT8_CHANNEL_BYTES = 8
 """Bytes that an output channel of 8-bit weights needs in addition to the weights: its scale and the
@@ -336,6 +343,18 @@ class MemoryModel:
             limited_by=limited_by,
         )
 
+    def share_with_room(self, available_bytes: int, rest: int) -> float | None:
+        """The smallest hundredth for ``mem_fraction_static`` that is safe to advise: with room for
+        the weights, for USEFUL_TOKENS and for what else a start takes; None if MOST_OF_MEMORY is
+        too little. rest: what the weights leave of ``available_bytes``."""
+        page = self.layout.page_bytes(self.page_size, self.kv_element_bytes)
+        tokens = self.costs.pool_for(min(self.context_len, USEFUL_TOKENS), self.context_len)
+        pages = max(-(-tokens // self.page_size), len(self.layout.groups)) + 1
+        besides = min(available_bytes * CPU_RESERVE_SHARE, CPU_RESERVE_BYTES)
+        needed = available_bytes - rest + pages * page + besides
+        share = math.ceil(100 * needed / available_bytes) / 100
+        return share if share <= MOST_OF_MEMORY else None
+
     def _captured(self) -> int:
         """Estimated bytes of the tensors that captured steps keep."""
         if not self.captured:
@@ -379,7 +398,12 @@ class MemoryModel:
         if rest < needed:
             advice = "Free memory or use a smaller model"
         elif limited_by.startswith("--mem-fraction-static"):
-            advice = "Raise --mem-fraction-static"
+            share = self.share_with_room(available, rest)
+            advice = (
+                "Free memory or use a smaller model"
+                if share is None
+                else f"Raise --mem-fraction-static to {share:g} or more"
+            )
         else:
             advice = "Free memory, or lower --chunked-prefill-size or --max-running-requests"
         return (

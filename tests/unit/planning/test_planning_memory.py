@@ -3,6 +3,7 @@ way."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -234,13 +235,21 @@ def test_workspace_grows_with_the_step_and_stops_at_the_logits_budget() -> None:
     ("model", "available", "message"),
     [
         (CPU_MODEL, 3 * MIB, r"Free memory or use a smaller model\.$"),
-        (replace(CPU_MODEL, mem_fraction_static=0.001), GIB, r"Raise --mem-fraction-static\.$"),
+        (
+            replace(CPU_MODEL, mem_fraction_static=0.001),
+            GIB,
+            r"Raise --mem-fraction-static to 0\.\d+ or more\.$",
+        ),
         (
             replace(CPU_MODEL, mem_fraction_static=0.99),
             5 * MIB,
             r"lower --chunked-prefill-size or --max-running-requests\.$",
         ),
-        (replace(GPU_MODEL, mem_fraction_static=0.001), GIB, r"Raise --mem-fraction-static\.$"),
+        (
+            replace(GPU_MODEL, mem_fraction_static=0.001),
+            GIB,
+            r"Raise --mem-fraction-static to 0\.\d+ or more\.$",
+        ),
     ],
 )
 def test_no_room_for_one_page_says_what_to_do(
@@ -250,6 +259,19 @@ def test_no_room_for_one_page_says_what_to_do(
         model.plan(available)
     assert "\n" not in str(caught.value)
     assert format_bytes(available) in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [CPU_MODEL, GPU_MODEL])
+def test_the_advised_share_works(model: MemoryModel) -> None:
+    """Red before: the error did not say which share would do."""
+    rest = GIB - 100 * MIB
+    with pytest.raises(OutOfMemoryError) as caught:
+        replace(model, mem_fraction_static=0.001).plan(GIB, available_after_load=rest)
+    (share,) = re.findall(r"Raise --mem-fraction-static to (\S+) or more", str(caught.value))
+    wider = replace(model, mem_fraction_static=float(share))
+    # The next start may find less: other programs run on the machine.
+    plan = wider.plan(GIB, available_after_load=rest - GIB // 20)
+    assert plan.pool_tokens > 0
 
 
 def test_room_for_one_page_and_the_dummy_is_enough() -> None:
