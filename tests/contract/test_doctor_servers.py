@@ -177,7 +177,7 @@ def test_a_server_that_goes_away_leaves_what_was_seen() -> None:
 @pytest.mark.parametrize(
     ("routes", "words"),
     [
-        ({}, "no server of SGLang or Setpoint"),
+        ({}, "not a server of SGLang or Setpoint"),
         ({"/doctor": (200, "<html>")}, "does not answer with JSON"),
         ({"/doctor": (500, "oops")}, "answered with status 500"),
         ({"/server_info": (200, "{}")}, "shows no load"),

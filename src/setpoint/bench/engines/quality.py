@@ -36,7 +36,7 @@ from setpoint.observe.logline import setup_logging
 from setpoint.offline.offline_engine import Engine
 
 EXCEEDED = 3
-TEXTS = Path(__file__).with_name("texts")
+TEXTS = Path(__file__).parents[1] / "texts"
 """One file per kind of text. They were written for this benchmark, so that no model has learned
 them by heart."""
 REFERENCE = {"dtype": "bfloat16", "quantization": "unquant", "kv_cache_dtype": "auto"}
