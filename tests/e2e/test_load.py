@@ -255,7 +255,9 @@ def test_a_flood_is_refused_at_the_door(tiny_model: Path, tmp_path: Path) -> Non
             if status == 503:
                 said = {
                     "message": "The request queue is full.",
-                    "type": "ServiceUnavailableError",
+                    "type": "server_error"
+                    if route.startswith("/v1/")
+                    else "ServiceUnavailableError",
                     "param": None,
                     "code": 503,
                 }
