@@ -59,6 +59,23 @@ def a_contains(draw: Draw, inner: Callable[[], Any]) -> dict[str, Any]:
     }
 
 
+def a_closed_object(draw: Draw, inner: Callable[[], Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {name: inner() for name in draw.sample(NAMES, 2)},
+        "required": draw.sample(NAMES, draw.randint(1, 2)),
+        "additionalProperties": False,
+    }
+
+
+def a_crowded_array(draw: Draw, inner: Callable[[], Any]) -> dict[str, Any]:
+    """An array that its keywords often leave too little room for, which only their rewriting
+    shows."""
+    few = {"items": {"enum": draw.sample(VALUES, 2)}, "uniqueItems": True}
+    demand = draw.choice([few, a_contains(draw, inner)])
+    return {"type": "array", **demand, "minItems": draw.randrange(4)}
+
+
 KEYWORDS: list[Make] = [
     lambda draw, inner: {"type": draw.choice(TYPES)},
     lambda draw, inner: {"properties": {name: inner() for name in draw.sample(NAMES, 2)}},
@@ -81,6 +98,8 @@ KEYWORDS: list[Make] = [
     *map(schemas, ("oneOf", "anyOf", "allOf", "prefixItems")),
     a_condition,
     a_contains,
+    a_closed_object,
+    a_crowded_array,
 ]
 
 
@@ -127,6 +146,17 @@ def check(schema: Any) -> None:
 @given(st.integers(0, 2**32))
 def test_the_grammar_is_the_schema(seed: int) -> None:
     check(random_schema(Draw(seed), depth=3))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_no_required_property_is_dropped(seed: int) -> None:
+    draw = Draw(seed)
+
+    def constant() -> dict[str, Any]:
+        return {"const": draw.choice(VALUES)}
+
+    check(a_closed_object(draw, lambda: draw.choice([True, a_crowded_array(draw, constant)])))
 
 
 @pytest.mark.full

@@ -90,7 +90,8 @@ class Writer:
             if kind not in whole:
                 for atom in self._needed(shape.get(kind, ())):
                     found += self._of_atom(atom)
-        unique = list({json.dumps(each): each for each in found}.values())
+        possible = [each for each in found if each is not False]
+        unique = list({json.dumps(each): each for each in possible}.values())
         if not unique:
             return False
         return unique[0] if len(unique) == 1 else {"anyOf": unique}
@@ -166,13 +167,18 @@ class Writer:
         return schema
 
     def _of_array(self, atom: Arrays) -> Schema:
+        """The schema; false if an item that the array must have turns out to be impossible."""
         schema: dict[str, Any] = {"type": "array"}
-        if atom.prefix:
-            written = [self._written(state) for state in atom.prefix]
+        written = [self._written(state) for state in atom.prefix[: atom.max_items]]
+        if False in written[: atom.min_items]:
+            return False
+        if written:
             # xgrammar 0.2.8 refuses true there.
             schema["prefixItems"] = [{} if each is True else each for each in written]
         if atom.max_items is None or atom.max_items > len(atom.prefix):
             rest = self._written(atom.rest)
+            if rest is False and atom.min_items > len(atom.prefix):
+                return False
             if rest is not True:
                 schema["items"] = rest
         else:
@@ -184,6 +190,7 @@ class Writer:
         return schema
 
     def _of_object(self, atom: Objects) -> Schema:
+        """The schema; false if a required property turns out to be impossible."""
         rest = self._written(atom.rest)
         patterns: dict[str, Schema] = {}
         for expression, state in atom.patterns:
@@ -192,6 +199,8 @@ class Writer:
             else:
                 self.report.lose((expression.source,))
         named = {name: self._written(state) for name, state in atom.names}
+        if any(named.get(name) is False for name in atom.required):
+            return False
         if rest is False and not patterns:
             named = {name: each for name, each in named.items() if each is not False}
         schema: dict[str, Any] = {"type": "object"}

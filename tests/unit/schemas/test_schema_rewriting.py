@@ -272,6 +272,51 @@ def test_what_is_narrowed_is_named(schema: dict[str, Any], how: str) -> None:
     assert how in str(report.warnings)
 
 
+def test_an_array_that_may_have_fewer_items_than_are_listed_is_as_short() -> None:
+    listed = {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "integer"}]}
+    grammar = SchemaGrammar({**listed, "contains": True, "minContains": 0, "maxContains": 1})
+    assert grammar.accepts([1])
+    assert not grammar.accepts([1, 1])
+
+
+TOO_SHORT = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True, "minItems": 3}
+TOO_FEW = {
+    "type": "array", "contains": {"const": 7}, "minContains": 3, "maxContains": 1, "maxItems": 5,
+}  # fmt: skip
+NO_LENGTH = {"type": "array", "minItems": 3, "maxItems": 1, "not": {"const": 1}}
+
+
+def _with_required(impossible: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"a": impossible, "b": {"type": "boolean"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+
+
+@pytest.mark.parametrize("impossible", [TOO_SHORT, TOO_FEW, NO_LENGTH])
+def test_an_object_whose_required_property_is_impossible_is_impossible(impossible: Any) -> None:
+    whole = _with_required(impossible)
+    for schema in (
+        whole,
+        _with_required(whole),
+        {"anyOf": [whole, _with_required(TOO_SHORT)]},
+        {"type": "array", "items": whole, "minItems": 1},
+        {"type": "array", "prefixItems": [{"type": "integer"}, whole], "minItems": 2},
+        {"$ref": "#/$defs/x", "$defs": {"x": whole}},
+    ):
+        with pytest.raises(RequestError, match="no JSON value satisfies"):
+            rewritten(checked_schema(schema))
+
+
+def test_an_impossible_object_is_left_out_where_others_are_possible() -> None:
+    grammar = SchemaGrammar({"anyOf": [_with_required(TOO_SHORT), {"type": "integer"}]})
+    assert grammar.accepts(1)
+    assert not grammar.accepts({"b": True})
+    assert SchemaGrammar({"type": "array", "items": _with_required(TOO_SHORT)}).accepts([])
+
+
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
