@@ -171,6 +171,10 @@ def test_the_command_prints_old_and_new_values(
     [
         (["set"], "say which server, and what to change"),
         (["set", "--why", "x"], "say which server, and what to change"),
+        (["set"], "setpoint set URL alone lists what can be changed"),
+        (["set", "127.0.0.1:1"], "did you mean http://127.0.0.1:1?"),
+        (["top", "localhost:1"], "did you mean http://localhost:1?"),
+        (["doctor", "127.0.0.1:1"], "did you mean http://127.0.0.1:1?"),
         (["set", "http://127.0.0.1:1", "a"], "'a' is not of the form NAME=VALUE."),
         (["set", "http://127.0.0.1:1", "a=1", "a=2"], "a is given twice."),
         (["set", "http://127.0.0.1:1", "a=1", "--whi", "x"], "--whi"),
@@ -194,14 +198,17 @@ def test_without_an_assignment_it_lists_what_can_be_set(
     """Red before: an error, and no command told the names."""
     values = {field.name: field.default for field in LIVE}
     values |= {"chunked_prefill_size": 512, "log_requests": True, "max_queued_requests": None}
-    url = http_url(FakeEngine(), live=Options(), server_info=values)
+    why = [{"field": "chunked_prefill_size", "value": 512, "why": "fits the cores", "warn": False}]
+    url = http_url(FakeEngine(), live=Options(), server_info=values | {"decisions": why})
     assert main(["set", url]) == 0
     shown = capsys.readouterr().out
     listed = re.findall(r"^(\w+) = (.*)$", shown, re.MULTILINE)
     assert [name for name, _ in listed] == [field.name for field in LIVE]
-    assert dict(listed)["chunked_prefill_size"] == "512"
-    assert dict(listed)["log_requests"] == "true"
+    shown_size = dict(listed)["chunked_prefill_size"]
+    assert shown_size == "512 (the default is none; fits the cores)"
+    assert dict(listed)["log_requests"] == "true (the default is false)"
     assert dict(listed)["max_queued_requests"] == "none"
+    assert dict(listed)["stream_interval"] == "1", "not marked: it has its default"
     paragraphs = {text.split(" = ")[0]: " ".join(text.split()) for text in shown.split("\n\n")}
     for name, allowed in (
         ("chunked_prefill_size", "A whole number of at least -1."),
@@ -214,7 +221,7 @@ def test_without_an_assignment_it_lists_what_can_be_set(
         assert paragraphs[name].endswith(allowed), paragraphs[name]
         (field,) = (each for each in LIVE if each.name == name)
         assert " ".join(field.about.meaning.split()) in paragraphs[name]
-    assert engine_changes(url) == []
+    assert engine_changes(url) == why
 
 
 def engine_changes(url: str) -> list[Any]:

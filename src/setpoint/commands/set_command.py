@@ -12,6 +12,7 @@ import msgspec
 from setpoint.config.commands import SetOptions
 from setpoint.config.groups.declare import allowed
 from setpoint.config.live import LIVE
+from setpoint.core.addresses import url_meant
 from setpoint.core.errors import ConfigError, RequestError, reason_of
 
 _ROUTE = "set_internal_state"
@@ -24,7 +25,12 @@ def set_options(wanted: SetOptions, *, api_key: str | None) -> int:
     """``api_key``: for a command line without one. Returns the exit code; raises ConfigError or
     RequestError."""
     if wanted.url is None:
-        raise ConfigError("say which server, and what to change: setpoint set URL NAME=VALUE.")
+        raise ConfigError(
+            "say which server, and what to change: setpoint set URL NAME=VALUE."
+            " setpoint set URL alone lists what can be changed."
+        )
+    if meant := url_meant(wanted.url):
+        raise ConfigError(f"{wanted.url} is not a URL: did you mean {meant}?")
     key, base = wanted.api_key or api_key, wanted.url.rstrip("/")
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     if not wanted.change:
@@ -54,13 +60,17 @@ def _values(changes: tuple[str, ...]) -> dict[str, str]:
 
 
 def _listed(info: Any, url: str) -> str:
-    """Every live option: its present value, its meaning, and the values that it takes. Raises
+    """Every live option: its present value, its default and the reason where they differ, its
+    meaning, and the values that it takes. Raises
     RequestError for the information of another server."""
     if not isinstance(info, dict) or "decisions" not in info:  # SGLang's has no reasons
         raise RequestError(_no_answer(url), status_code=502)
+    why = {each["field"]: each["why"] for each in info["decisions"]}
     known = [field for field in LIVE if field.name in info]
     paragraphs = [
-        f"{field.name} = {_shown(info[field.name])}\n"
+        f"{field.name} = {_shown(info[field.name])}"
+        + _mark(info[field.name], field.default, why.get(field.name))
+        + "\n"
         + textwrap.fill(
             f"{field.about.meaning} {allowed(field)}",
             _WIDTH,
@@ -71,6 +81,15 @@ def _listed(info: Any, url: str) -> str:
         for field in known
     ]
     return "\n\n".join(paragraphs) + "\n"
+
+
+def _mark(value: Any, default: Any, why: str | None) -> str:
+    """What is said behind a value that is not the option's default, with the server's reason if it
+    gave one."""
+    if value == default:
+        return ""
+    reason = f"; {why}" if why else ""
+    return f" (the default is {_shown(default)}{reason})"
 
 
 def _ask(method: str, url: str, headers: dict[str, str], body: Any = None) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from setpoint.core.addresses import url_meant
 from setpoint.core.errors import SourceError
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.folder import read_folder
@@ -56,6 +57,8 @@ def _observe(name: str, seconds: float, past_s: float, api_key: str | None) -> l
     if is_recording(path):
         return [read_recording(open_source(name), name)]
     if not path.exists():
+        if meant := url_meant(name):
+            raise SourceError(f"{name} is no file and no URL: did you mean {meant}?")
         raise SourceError(
             f"{name} does not exist. Give a log file, a folder of logs, a recording, saved metrics,"
             " the URL of a server (http://…), or - for standard input."

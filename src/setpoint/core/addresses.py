@@ -1,0 +1,13 @@
+"""Recognises the address of a server that was written without its scheme."""
+
+from __future__ import annotations
+
+import re
+
+_HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):\d{1,5}(/\S*)?")
+
+
+def url_meant(text: str) -> str | None:
+    """The URL that was probably meant by HOST:PORT, with a path or without; None for anything
+    else."""
+    return f"http://{text}" if _HOST_AND_PORT.fullmatch(text) else None
