@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from setpoint import __version__
 from setpoint.core.errors import ConfigError, SetpointError, SourceError
-from setpoint.launch.ending import END_S, LIMIT
+from setpoint.launch.ending import END_S, LIMIT, end_at_signals
 
 if TYPE_CHECKING:
     from setpoint.config.commandline import CommandLine
@@ -34,12 +34,18 @@ options:
 """
 
 
+_AT_SIGNALS = {"serve": 0, "batch": 130}
+"""Commands that a signal ends in order from their first moment on -> the exit code."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 for success, 2 for an option that cannot be honoured
     and for a source that the doctor cannot read, 1 for every other error of ours. Without ``argv``
     it runs the command of this process, which then ends in time, whatever its threads do."""
     if argv is not None:
         return _code(argv)
+    if (code_at_signals := _AT_SIGNALS.get("".join(sys.argv[1:2]))) is not None:
+        end_at_signals(code_at_signals)
     LIMIT.exit_code = code = _code(sys.argv[1:])
     LIMIT.within(END_S)
     return code
@@ -55,7 +61,7 @@ def _code(arguments: list[str]) -> int:
         signal.signal(
             signal.SIGINT, signal.SIG_IGN
         )  # another signal would kill the interpreter while it exits
-        return 130  # during start-up; a server that is up ends in order
+        return 130
 
 
 def _run(arguments: list[str]) -> int:

@@ -43,8 +43,8 @@ class FixedShare:
         """The factor of a step's time with ``growth`` times as many requests: least, expected,
         most. Always between 1 (s = 1) and ``growth`` (s = 0)."""
         shares = (self.high, self.share, self.low)
-        one, expected, other = (share + growth * (1 - share) for share in shares)
-        return min(one, other), expected, max(one, other)
+        least, expected, most = sorted(share + growth * (1 - share) for share in shares)
+        return least, expected, most
 
     def gains(self, growth: float) -> tuple[float, float, float]:
         """The factor of the throughput with ``growth`` times as many requests: least, expected,

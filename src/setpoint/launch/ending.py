@@ -11,13 +11,17 @@ import faulthandler
 import logging
 import math
 import os
+import signal
 import sys
 import threading
 import time
 from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
 
 logger = logging.getLogger(__name__)
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 END_S = 2.0
 """How long the end of a process may take once its work is done or its time is up."""
 LAST_WORDS_S = 0.3
@@ -59,6 +63,23 @@ class Limit:
 
 LIMIT = Limit()
 """This process's."""
+
+
+def end_at_signals(exit_code: int) -> None:
+    """Have the first of SIGNALS end this process with this code, in order and within END_S, for as
+    long as nothing else takes them."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        for each in SIGNALS:  # another one would kill the interpreter while it exits
+            signal.signal(each, signal.SIG_IGN)
+        LIMIT.exit_code, LIMIT.is_quiet = exit_code, True
+        LIMIT.within(END_S)  # a destructor that runs now swallows the exception
+        # No KeyboardInterrupt: one that passes through exec(), as in the import of a dataclass, has
+        # the interpreter end itself by SIGINT, whoever catches it.
+        raise SystemExit(exit_code)
+
+    for each in SIGNALS:
+        signal.signal(each, end)
 
 
 def _kill_descendants() -> None:

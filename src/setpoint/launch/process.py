@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from setpoint.core.errors import SetpointError
 from setpoint.launch.heartbeat import STACKS
-from setpoint.launch.signals import SIGNALS
+from setpoint.launch.ending import SIGNALS
 from setpoint.launch.watchdog import until_silent
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import EngineDeadError
-from setpoint.launch.ending import END_S
+from setpoint.launch.ending import END_S, SIGNALS
 from setpoint.launch.engine import Launched, launch_engine
 from setpoint.launch.engine_session import EngineSession
 from setpoint.launch.invitation import address, invitation
 from setpoint.launch.phases import Phases
-from setpoint.launch.signals import SIGNALS, Asked, run_until_asked
+from setpoint.launch.signals import Asked, run_until_asked
 from setpoint.observe.logline import leave_out_of_access_log, setup_logging
 from setpoint.observe.waiting import in_the_log
 

@@ -14,11 +14,10 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from setpoint.launch.ending import END_S, LIMIT
+from setpoint.launch.ending import END_S, LIMIT, SIGNALS
 
 T = TypeVar("T")
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130
 """The exit code of a program that is ended by its user, as shells have it."""
 CLOSE_S = 1.0
