@@ -31,10 +31,10 @@ help:
 serve: $(SERVE)
 	@exec $(BIN)/setpoint serve --port $(PORT) $(ARGS)
 
-# Two test files at a time: most tests keep one core busy, or wait. A test that takes longer than the
+# Three test files at a time: most tests keep one core busy, or wait. A test that takes longer than the
 # limit ends its worker, because code under test may catch an exception that is raised within it.
 test: $(DEV)
-	$(BIN)/pytest -n 2 --dist loadfile --timeout-method thread -m "not full and not gpu"
+	$(BIN)/pytest -n 3 --dist loadfile --timeout-method thread -m "not full and not gpu"
 
 full: test
 	$(BIN)/pytest -m "full and not gpu"

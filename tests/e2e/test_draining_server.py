@@ -61,7 +61,9 @@ def serving(model: Path, folder: Path, *arguments: str) -> Iterator[ServerProces
         yield server
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
+)
 def test_a_drain_from_its_beginning_to_its_end(
     tiny_model: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -100,7 +102,9 @@ def test_what_ends_in_time_ends_as_always(tiny_model: Path, tmp_path: Path) -> N
         assert "aborted" not in server.errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
+)
 def test_a_second_signal_ends_at_once(
     tiny_model: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -27,7 +27,9 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield server
 
 
-@pytest.mark.parametrize("paused", ["engine", "parent", "both"])
+@pytest.mark.parametrize(
+    "paused", ["engine", pytest.param("parent", marks=pytest.mark.full), "both"]
+)
 def test_a_pause_ends_nothing(server: ServerProcess, paused: str) -> None:
     """Red before: the engine ended itself as soon as it went on."""
     assert server.engine is not None

@@ -110,8 +110,14 @@ async def read_streams_until_killed(server: ServerProcess) -> None:
         await read_streams(server, 4, server.process.kill)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("words", ["", "server_args", "Load weight"])
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        ("", signal.SIGINT),
+        ("server_args", signal.SIGTERM),
+        ("Load weight", signal.SIGINT),
+    ],
+)
 def test_a_signal_during_start_up_leaves_no_traceback_and_no_process(
     tiny_model: Path, tmp_path: Path, words: str, number: signal.Signals
 ) -> None:

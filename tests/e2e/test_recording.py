@@ -48,7 +48,7 @@ def traffic(server: ServerProcess) -> None:
     httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize("content", ["off", "on"])
+@pytest.mark.parametrize("content", [pytest.param("off", marks=pytest.mark.full), "on"])
 def test_a_server_is_recorded_and_replayed(content: str, tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.rec"
     arguments = (

@@ -69,7 +69,17 @@ def first_line(*words: str) -> str:
             process.terminate()
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        # Each further server is started: seconds of two cores.
+        pytest.param(words, marks=pytest.mark.full)
+        if words[0] == "serve" and words != SHARED
+        else words
+        for words in COMMANDS
+    ],
+    ids=" ".join,
+)
 def test_a_command_of_the_page(
     words: tuple[str, ...], server: ServerProcess, tmp_path: Path
 ) -> None:

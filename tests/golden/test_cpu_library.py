@@ -80,6 +80,7 @@ print(kernels.level, '|', build.why_no_better(kernels.level))
 """
 
 
+@pytest.mark.full
 def test_a_compiler_that_is_too_old_for_the_best_level_gets_the_next_one_with_the_reason(tmp_path):
     levels = [level for level in build.supported_levels() if not build.is_emulated(level)]
     if levels == ["scalar"]:
@@ -124,6 +125,7 @@ def test_a_compiler_that_does_not_know_a_further_flag_builds_the_level_without_i
     assert (tmp_path / "elsewhere.so").exists()
 
 
+@pytest.mark.full
 def test_an_unwritable_cache_is_logged_and_the_kernels_run(tmp_path):
     (tmp_path / "setpoint").write_text("a file where a folder should be")
     code = f"import sys; sys.stderr = sys.stdout\n{QUICK_BUILD}print(library.load('scalar').level)"
@@ -187,6 +189,7 @@ def test_a_new_library_removes_those_of_its_level_that_nobody_used_for_long(monk
     assert set(build.cache_dir().iterdir()) == {used, recent, other, new}
 
 
+@pytest.mark.full
 def test_a_library_that_is_removed_before_it_is_loaded_is_compiled_again():
     code = (
         f"from pathlib import Path\n{QUICK_BUILD}"

@@ -334,8 +334,10 @@ def test_a_profile_that_raises_ends_no_step(
 
 
 @pytest.mark.parametrize("where", ["_give_back", "_assemble", "_make_ways"])
-@pytest.mark.parametrize("parts", [[KV], [KV, WEIGHTS], [GRAPH]])
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    "parts", [pytest.param([KV], marks=pytest.mark.full), [KV, WEIGHTS], [GRAPH]]
+)
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_an_operation_that_raises_halfway_leaves_an_engine_that_can_be_restored(
     engine: Engine,
     folders: tuple[Path, Path],

@@ -148,12 +148,12 @@ CALLS = {form.name: form for form in TOOL_FORMATS.values()}
 
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name: str) -> None:
-    check(make_calls, CALLS[name], 6, 0)
+    check(make_calls, CALLS[name], 3, 0)
 
 
 @pytest.mark.parametrize("name", REASONING_FORMATS)
 def test_reasoning(name: str) -> None:
-    check(make_reasoning, REASONING_FORMATS[name], 2, 0)
+    check(make_reasoning, REASONING_FORMATS[name], 1, 0)
 
 
 @pytest.mark.full
