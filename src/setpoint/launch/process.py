@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from setpoint.core.errors import SetpointError
-from setpoint.launch.heartbeat import STACKS
 from setpoint.launch.ending import SIGNALS
+from setpoint.launch.heartbeat import STACKS
 from setpoint.launch.watchdog import until_silent
 
 if TYPE_CHECKING:
