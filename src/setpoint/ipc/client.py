@@ -14,7 +14,7 @@ from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.messages import Abort, Stop, Submit, TokenEvent
 from setpoint.core.request import Request
 from setpoint.ipc.line import EngineLine
-from setpoint.ipc.mailbox import Mailbox
+from setpoint.ipc.mailbox import Mailbox, WakeUps
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,6 +41,7 @@ class EngineClient:
         self._seq_ids: dict[str, int] = {}
         """rid -> number, for the open submissions."""
         self._next_seq_id = 0
+        self._wake_ups = WakeUps()
 
     def attach(self, line: EngineLine) -> None:
         """Send requests on this line from now on; to be called inside the running loop. An earlier
@@ -146,6 +147,7 @@ class EngineClient:
             self._line.shutdown()
 
     def _route(self, events: list[TokenEvent]) -> None:
+        mailboxes: dict[Mailbox, None] = {}
         for event in events:
             submission = self._open.get(event.seq_id)
             if submission is None:
@@ -153,6 +155,8 @@ class EngineClient:
             if event.finish is not None:
                 self._close(event.seq_id)
             submission.mailbox.put(submission.index, event)
+            mailboxes[submission.mailbox] = None
+        self._wake_ups.add(mailboxes)
 
     def _fail(self, line: EngineLine) -> None:
         """End the requests of a line that has ended."""

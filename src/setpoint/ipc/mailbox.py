@@ -4,8 +4,14 @@ so nothing is locked."""
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Iterable
 
 from setpoint.core.messages import TokenEvent
+
+AT_ONCE = 16
+"""How many readers may go on in one turn of the event loop. A step can end hundreds of requests,
+and making an answer takes about a millisecond: connections and probes are served between turns."""
 
 
 class Mailbox:
@@ -18,12 +24,12 @@ class Mailbox:
         self._error: Exception | None = None
 
     def put(self, index: int, event: TokenEvent) -> None:
+        """Add an event; its reader goes on after the next ``wake``."""
         self._events.append((index, event))
-        self._wake()
 
     def fail(self, error: Exception) -> None:
         self._error = error
-        self._wake()
+        self.wake()
 
     async def take(self) -> list[tuple[int, TokenEvent]]:
         """Wait for a first event; return all that have arrived. Once they are read, raises the
@@ -36,6 +42,27 @@ class Mailbox:
         events, self._events = self._events, []
         return events
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have the reader go on, if it waits."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class WakeUps:
+    """Wakes the readers of mailboxes in order, AT_ONCE of them in a turn of the event loop."""
+
+    def __init__(self) -> None:
+        self._due: deque[Mailbox] = deque()
+
+    def add(self, mailboxes: Iterable[Mailbox]) -> None:
+        """Wake these after all that are due; the first at once."""
+        is_running = bool(self._due)
+        self._due.extend(mailboxes)
+        if not is_running:
+            self._turn()
+
+    def _turn(self) -> None:
+        for _ in range(min(AT_ONCE, len(self._due))):
+            self._due.popleft().wake()
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._turn)
