@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from setpoint.core.messages import TokenEvent
 
-AT_ONCE = 16
+AT_ONCE = 4
 """How many readers may go on in one turn of the event loop. A step can end hundreds of requests,
 and making an answer takes about a millisecond: connections and probes are served between turns."""
 
