@@ -67,7 +67,7 @@ def test_the_queue_stays_in_the_healthy_range_and_the_file_on_disk(
         assert batch.run_ is not None
         assert "0 failed" in status(await running, batch.run_.view)
 
-    serve(scenario, FakeEngine(max_running=40))
+    serve(scenario, FakeEngine(max_running=40, step_s=0.002))
 
 
 def test_long_prompts_are_bounded_by_their_bytes(

@@ -22,6 +22,8 @@ class Mailbox:
         self._events: list[tuple[int, TokenEvent]] = []
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
+        self.is_due = False
+        """Whether a WakeUps will wake its reader; written by that."""
 
     def put(self, index: int, event: TokenEvent) -> None:
         """Add an event; its reader goes on after the next ``wake``."""
@@ -55,14 +57,20 @@ class WakeUps:
         self._due: deque[Mailbox] = deque()
 
     def add(self, mailboxes: Iterable[Mailbox]) -> None:
-        """Wake these after all that are due; the first at once."""
+        """Wake these after all that are due; the first at once. One that is due already keeps its
+        place: its reader takes all that has arrived by then."""
         is_running = bool(self._due)
-        self._due.extend(mailboxes)
-        if not is_running:
+        for mailbox in mailboxes:
+            if not mailbox.is_due:
+                mailbox.is_due = True
+                self._due.append(mailbox)
+        if self._due and not is_running:
             self._turn()
 
     def _turn(self) -> None:
         for _ in range(min(AT_ONCE, len(self._due))):
-            self._due.popleft().wake()
+            mailbox = self._due.popleft()
+            mailbox.is_due = False
+            mailbox.wake()
         if self._due:
             asyncio.get_running_loop().call_soon(self._turn)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from setpoint.core.messages import Finish, Ready, TokenEvent, Tokens
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.http.sse import EventStream
+from setpoint.frontend.http.sse import EventStream, event
 from setpoint.frontend.jobs import Job
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
@@ -61,3 +62,10 @@ def test_events_that_are_here_leave_together_and_none_waits_for_the_next() -> No
         return written
 
     assert asyncio.run(scenario()) == [b"head", b"A", b"BCD", b"EF."]
+
+
+def test_an_event_is_one_line_for_everybody() -> None:
+    """Red before: httpx's iter_lines, which uses str.splitlines, cut an event in two."""
+    text = "".join(map(chr, range(0x3000)))
+    (line,) = event({"text": text}).decode().removesuffix("\n\n").splitlines()
+    assert json.loads(line.removeprefix("data: ")) == {"text": text}

@@ -26,7 +26,7 @@ def test_no_turn_of_the_loop_wakes_more_than_a_few_readers() -> None:
             mailbox.put(0, TokenEvent(0, [1]))
         wake_ups = WakeUps()
         wake_ups.add(mailboxes[: 3 * AT_ONCE])
-        wake_ups.add(mailboxes[3 * AT_ONCE :])
+        wake_ups.add(mailboxes[2 * AT_ONCE :])
         while not all(reader.done() for reader in readers):
             before = len(woken)
             await asyncio.sleep(0)

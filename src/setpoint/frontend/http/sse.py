@@ -25,9 +25,21 @@ DONE = b"data: [DONE]\n\n"
 
 _encoder = msgspec.json.Encoder()
 
+_SEPARATORS = [(chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029)]
+
+
+def one_line(content: Any) -> bytes:
+    """JSON that everybody reads as one line. Python's ``str.splitlines``, and with it httpx's
+    ``iter_lines``, also ends lines at U+0085, U+2028 and U+2029, which JSON may hold unescaped."""
+    encoded = _encoder.encode(content)
+    if b"\xc2\x85" in encoded or b"\xe2\x80" in encoded:
+        for separator, escape in _SEPARATORS:
+            encoded = encoded.replace(separator, escape)
+    return encoded
+
 
 def event(content: Any) -> bytes:
-    return b"data: " + _encoder.encode(content) + b"\n\n"
+    return b"data: " + one_line(content) + b"\n\n"
 
 
 def named_event(name: str, content: Any) -> bytes:

@@ -48,6 +48,9 @@ def test_it_renders_what_the_template_renders(name: str) -> None:
                 )
 
 
+OF_MEMORY = r"needs more than 512 MiB|computes for more than 2 s"
+"""A busy machine can need two seconds to fill the memory."""
+
 HOSTILE = {
     "nested loops": (
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -58,18 +61,18 @@ HOSTILE = {
         "{{ messages | length + 10 ** (10 ** (9 + messages | length)) }}",
         "computes for more than 2 s",
     ),
-    "a format's width": ("{{ '%0999999999d' % (messages | length) }}", "needs more than 512 MiB"),
-    "a product": ("{{ 'x' * 999999999 * (messages | length) }}", "needs more than 512 MiB"),
+    "a format's width": ("{{ '%0999999999d' % (messages | length) }}", OF_MEMORY),
+    "a product": ("{{ 'x' * 999999999 * (messages | length) }}", OF_MEMORY),
     "doubling": (
         (
             "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{%"
             " endfor %}{{ ns.x }}"
         ),
-        "needs more than 512 MiB",
+        OF_MEMORY,
     ),
     "replacing": (
         "{{ ('a' * 9999 * (messages | length)).replace('a', 'b' * 99999) }}",
-        "needs more than 512 MiB",
+        OF_MEMORY,
     ),
     "a long prompt": (
         "{{ 'x' * 20000000 * (messages | length) }}",

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from setpoint.core.errors import RequestError
@@ -37,7 +36,7 @@ from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.dialect import Dialect
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
-from setpoint.frontend.http.sse import EventStream, cancelled_with_client
+from setpoint.frontend.http.sse import EventStream, cancelled_with_client, one_line
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.service import Service
 
@@ -52,8 +51,6 @@ _REFUSED = {
     "/api/blobs/{digest}": ("HEAD", "POST"),
 }
 """Routes that change what models a server has."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 class OllamaDialect(Dialect):
@@ -151,4 +148,4 @@ async def _lines(exchange: TextExchange) -> AsyncGenerator[bytes, None]:
 
 
 def _line(content: Any) -> bytes:
-    return _encode(content) + b"\n"
+    return one_line(content) + b"\n"
