@@ -18,6 +18,9 @@ PORT ?= 30000
 ARGS ?=
 TORCH_SOURCE_ARGS ?=
 export PYTHON TORCH_SOURCE_ARGS
+# Some environments forbid Python to keep what it compiles. A server, its engine and each of the hundreds of processes that
+# the tests start would then compile the same sources again, which is a third of what a start costs.
+export PYTHONDONTWRITEBYTECODE :=
 
 BIN := $(VENV)/bin
 SERVE := $(VENV)/.serve-installed
