@@ -74,6 +74,9 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     priority: Int64 | None = None
     routing_key: str = ""
     """Under the routing-key policy, requests with the same key run together."""
+    routed_dp_rank: int | None = None
+    """The data-parallel rank whose engine is to have the request as long as it is ready; None: the
+    frontend chooses."""
     pooling: PoolingKind | None = None
     """Set when an embedding is wanted instead of text. ``sampling.max_new_tokens`` is 0 then, and
     the step that computes the last prompt token ends the request."""

@@ -1,115 +1,203 @@
 """Sends the frontend's requests to engines and receives their events; it outlives each engine.
 
-As long as a request is open, it has a number and a name (rid) here, and a line that it was sent on:
-one life of an engine (see ``ipc.line``). When that line ends, its requests end with the
-reason; the next line attached takes new ones. Nothing here knows of text or HTTP.
+There are one or several ranks, each with one engine at a time: a line, which is one life of it (see
+``ipc.line``). An open request has a number and a name (rid) here, and is on one line. When that
+line ends and the client recovers, the request goes on: it is sent again, with the outputs that its
+reader has, to an engine that continues with the same tokens (decision 0056). Nothing here knows of
+text or HTTP.
 """
 
 from __future__ import annotations
 
+import logging
+from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
 
 from setpoint.core.errors import EngineDeadError, RequestError
-from setpoint.core.messages import Abort, Stop, Submit, TokenEvent
+from setpoint.core.excerpt import excerpt
+from setpoint.core.messages import Abort, Finish, Stop, Submit, TokenEvent
 from setpoint.core.request import Request
+from setpoint.ipc.balance import Balance, Load, TotalRequests
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.mailbox import Mailbox, WakeUps
 
+logger = logging.getLogger(__name__)
 
-@dataclass(slots=True, frozen=True)
+MOST_CRASHES = 2
+"""A request ends when so many engines have died in turn with it in their steps, without a new token
+of it, and the last of them was computing nothing else."""
+MOST_KILLS = 3
+"""The same, if the last of them was killed from outside: perhaps because the request took all the
+memory, but more likely not."""
+
+
+@dataclass(slots=True, eq=False)
 class _Submission:
-    rid: str
+    """An open request. All fields are the client's."""
+
+    number: int
+    """What its owner knows it by."""
+    request: Request
+    """As it was sent last: with the outputs that it had when it came to its present line."""
     mailbox: Mailbox
     index: int
     """Index of the sequence among the sequences of its mailbox."""
-    line: EngineLine
+    line: EngineLine | None = None
+    """None while it waits for an engine."""
+    wire: int = -1
+    """Its number on that line."""
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    """The outputs that came on that line."""
+    last: TokenEvent | None = None
+    """The last event of that line."""
+    before: TokenEvent | None = None
+    """The last event of the lines before."""
+    num_hidden_bytes: int = 0
+    """Length of the hidden states that its mailbox has."""
+    num_hidden_to_skip: int = 0
+    """How many of the bytes to come its mailbox has already."""
+    strikes: int = 0
+    """How many engines have died in turn with it in their steps, and without a new output of it."""
 
 
 class EngineClient:
     """Contract: every submission ends with a finish event, ``stop`` or a failed mailbox.
 
-    Each submission has a number that is never used again on any line, so a late message for one
-    cannot reach another that reuses its rid.
+    Each submission has a number that is never used again, and another one on each line, so a late
+    message for one cannot reach another that reuses its rid.
     """
 
-    def __init__(self) -> None:
-        self._line: EngineLine | None = None
+    def __init__(self, *, balance: Balance | None = None, recovers: bool = False) -> None:
+        """balance: chooses the engine of a request; None: the one with the fewest. recovers:
+        whether requests survive the end of their engine. Then whoever starts engines calls ``lost``
+        when it gives one up."""
+        self._balance = balance or TotalRequests()
+        self._recovers = recovers
+        self._lines: dict[int, EngineLine] = {}
+        """Rank -> its latest line."""
+        self._loads: dict[EngineLine, Load] = {}
+        """For the lines that have not ended."""
         self.num_lines = 0
         """How many lines have been attached so far."""
+        self.num_moved = 0
+        """How often a request went on after the end of its engine."""
         self._open: dict[int, _Submission] = {}
-        self._seq_ids: dict[str, int] = {}
+        """By the number that the owner knows."""
+        self._sent: dict[int, _Submission] = {}
+        """By the number on its line."""
+        self._numbers: dict[str, int] = {}
         """rid -> number, for the open submissions."""
-        self._next_seq_id = 0
+        self._next_number = 0
+        self.num_submitted = 0
+        """Requests accepted so far."""
+        self._waiting: list[_Submission] = []
+        """For an engine that is ready."""
+        self._suspects: list[_Submission] = []
+        """For an engine that computes nothing else: they may have ended the one before."""
+        self._proving: dict[EngineLine, _Submission | None] = {}
+        """Lines that take suspects, one after the other -> the one that has yet to show that it
+        does not end an engine."""
+        self._given_up: dict[int, str] = {}
+        """Rank -> why it gets no other engine."""
         self._wake_ups = WakeUps()
 
     def attach(self, line: EngineLine) -> None:
-        """Send requests on this line from now on; to be called inside the running loop. An earlier
-        line must have ended, and nothing more is received on it."""
-        if self._line is not None:
-            assert self._line.has_ended, "the line before is still in use"
-            self._line.close()
-        self._line = line
+        """Send requests on this line from now on, once it is ready; to be called inside the running
+        loop. An earlier line of its rank must have ended, and nothing more is received on it."""
+        earlier = self._lines.get(line.rank)
+        if earlier is not None:
+            assert earlier.has_ended, "the line before is still in use"
+            earlier.close()
+        self._lines[line.rank] = line
+        self._loads[line] = Load(line.rank)
+        self._given_up.pop(line.rank, None)
         self.num_lines += 1
-        line.start(self._route, lambda: self._fail(line))
+        line.start(partial(self._route, line), lambda: self._ended(line), self._dispatch)
 
     def close(self) -> None:
-        if self._line is not None:
-            self._line.close()
+        for line in self._lines.values():
+            line.close()
 
     @property
     def num_open(self) -> int:
         return len(self._open)
 
     @property
-    def num_submitted(self) -> int:
-        """Requests sent so far."""
-        return self._next_seq_id
+    def num_waiting(self) -> int:
+        """Open requests that have no engine now."""
+        return len(self._waiting) + len(self._suspects)
+
+    @property
+    def lines(self) -> list[EngineLine]:
+        """The latest line of each rank, in the order of ranks; any of them may have ended."""
+        return [self._lines[rank] for rank in sorted(self._lines)]
 
     @property
     def line(self) -> EngineLine | None:
-        """The latest line, which may have ended; None before the first."""
-        return self._line
+        """The latest line of the first rank, which may have ended; None before the first."""
+        return self.lines[0] if self._lines else None
 
     @property
     def is_ready(self) -> bool:
         """Whether a request would be processed now."""
-        return self._line is not None and self._line.is_ready
+        return any(line.is_ready for line in self._lines.values())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no engine takes requests, and none is being started."""
+        return all(line.has_ended for line in self._lines.values()) and not self._may_come
+
+    @property
+    def _may_come(self) -> bool:
+        """Whether an engine may become ready that is not."""
+        return self._recovers and len(self._given_up) < len(self._lines)
 
     def choose(self) -> EngineLine:
-        """The line for the next request or call; with several engines, one would be chosen here.
-        Raises EngineDeadError if there is none."""
-        if self._line is None:
+        """A line that a control call can go to. Raises EngineDeadError if there is none."""
+        for line in self.lines:
+            if line.is_ready:
+                return line
+        first = self.line
+        if first is None:
             raise EngineDeadError("There is no engine yet.")
-        self._line.check_ready()
-        return self._line
+        first.check_ready()
+        return first
 
     def submit(self, request: Request, mailbox: Mailbox, index: int = 0) -> int:
         """Send a request, whose events go to ``mailbox`` under ``index``. Returns the number with
         which to ``stop`` it. Raises RequestError (400) for a rid in use or a number that no message
         can carry, EngineDeadError without an engine.
         """
-        line = self.choose()
-        if request.rid in self._seq_ids:
+        if not self._may_come:
+            self.choose()
+        if request.rid in self._numbers:
             raise RequestError(
                 f"Duplicate request ID {request.rid!r}: a request with this rid is still running."
             )
-        seq_id = self._next_seq_id
+        submission = _Submission(self._take_number(), request, mailbox, index)
         try:
-            line.send(Submit(seq_id, request))
+            self._place(submission)
         except (OverflowError, UnicodeEncodeError) as error:
             raise RequestError(
                 f"A value of this request cannot be sent to the engine: {error}."
             ) from None
-        self._next_seq_id += 1
-        self._open[seq_id] = _Submission(request.rid, mailbox, index, line)
-        self._seq_ids[request.rid] = seq_id
-        return seq_id
+        self.num_submitted += 1
+        self._open[submission.number] = submission
+        self._numbers[request.rid] = submission.number
+        return submission.number
 
-    def stop(self, seq_id: int) -> None:
+    def stop(self, number: int) -> None:
         """Stop a submission: none of its events arrives any more. Does nothing if it has ended."""
-        if seq_id in self._open:
-            self._close(seq_id).line.send(Stop(seq_id))
+        submission = self._open.get(number)
+        if submission is not None:
+            line, wire = submission.line, submission.wire
+            self._close(submission)
+            if line is not None:
+                line.send(Stop(wire))
 
     def abort(
         self,
@@ -119,53 +207,252 @@ class EngineClient:
         message: str = "",
         err_type: str | None = None,
     ) -> None:
-        """Ask the engine to abort all requests whose rid begins with ``rid``; their streams end
+        """Ask the engines to abort all requests whose rid begins with ``rid``; their streams end
         with an abort event. An empty rid aborts none. message, err_type: see ``Abort``."""
         if not rid and not abort_all:
             return
         self.abort_submissions(
-            (seq_id for own, seq_id in self._seq_ids.items() if abort_all or own.startswith(rid)),
+            [number for own, number in self._numbers.items() if abort_all or own.startswith(rid)],
             message=message,
             err_type=err_type,
         )
 
     def abort_submissions(
-        self, seq_ids: Iterable[int], *, message: str = "", err_type: str | None = None
+        self, numbers: Iterable[int], *, message: str = "", err_type: str | None = None
     ) -> None:
         """The same as ``abort``, for submissions by their numbers; does nothing for those that have
         ended."""
         found: dict[EngineLine, list[int]] = {}
-        for seq_id in seq_ids:
-            if seq_id in self._open:
-                found.setdefault(self._open[seq_id].line, []).append(seq_id)
-        for line, numbers in found.items():
-            line.send(Abort(numbers, message, err_type))
+        for number in list(numbers):
+            submission = self._open.get(number)
+            if submission is None:
+                continue
+            if submission.line is None:
+                status = None if err_type is None else 503
+                finish = Finish("abort", message=message, err_type=err_type, status_code=status)
+                self._finish(submission, finish)
+            else:
+                found.setdefault(submission.line, []).append(submission.wire)
+        for line, wires in found.items():
+            line.send(Abort(wires, message, err_type))
 
     def shutdown(self) -> None:
-        """Ask the engine to end; open requests fail."""
-        if self._line is not None:
-            self._line.shutdown()
+        """Ask the engines to end; open requests fail."""
+        self._recovers = False
+        for line in self._lines.values():
+            line.shutdown()
+        self._fail_waiting("The engine is shutting down.")
 
-    def _route(self, events: list[TokenEvent]) -> None:
+    def lost(self, rank: int, reason: str) -> None:
+        """The rank gets no further engine. If it was the last one, what waits for one ends."""
+        self._given_up[rank] = reason
+        self._dispatch()
+        if self.has_ended:
+            self._fail_waiting(reason)
+
+    def _route(self, line: EngineLine, events: list[TokenEvent]) -> None:
         mailboxes: dict[Mailbox, None] = {}
         for event in events:
-            submission = self._open.get(event.seq_id)
-            if submission is None:
+            submission = self._sent.get(event.seq_id)
+            if submission is None or submission.line is not line:
                 continue  # stopped meanwhile: its last events were already on their way
+            if submission.num_hidden_to_skip:
+                event = _without_known(submission, event)
+            if submission.before is not None:
+                event = _continued(submission, event)
             if event.finish is not None:
-                self._close(event.seq_id)
+                self._close(submission)
+            elif self._recovers:
+                submission.ids.extend(event.ids)
+                submission.num_hidden_bytes += len(event.hidden_states)
+                submission.last = event
+                if submission.strikes and event.ids:
+                    self._progress(submission)
             submission.mailbox.put(submission.index, event)
             mailboxes[submission.mailbox] = None
         self._wake_ups.add(mailboxes)
 
-    def _fail(self, line: EngineLine) -> None:
-        """End the requests of a line that has ended."""
-        error = EngineDeadError(line.death)
-        lost = [seq_id for seq_id, submission in self._open.items() if submission.line is line]
-        for seq_id in lost:
-            self._close(seq_id).mailbox.fail(error)
+    def _place(self, submission: _Submission) -> None:
+        """Send it to the engine that is to have it; let it wait while there is none."""
+        ready = self._ready()
+        lines = [line for line in ready if line not in self._proving] or ready
+        wanted = submission.request.options.routed_dp_rank
+        pinned = [line for line in lines if line.rank == wanted]
+        if not lines:
+            self._waiting.append(submission)
+        elif pinned or len(lines) == 1:
+            self._send(submission, (pinned or lines)[0])
+        else:
+            loads = [self._loads[line] for line in lines]
+            self._send(submission, lines[self._balance.choose(loads, submission.request)])
 
-    def _close(self, seq_id: int) -> _Submission:
-        submission = self._open.pop(seq_id)
-        del self._seq_ids[submission.rid]
+    def _send(self, submission: _Submission, line: EngineLine) -> None:
+        wire = submission.number if submission.wire < 0 else self._take_number()
+        line.send(Submit(wire, submission.request))
+        submission.line, submission.wire = line, wire
+        self._sent[wire] = submission
+        self._loads[line].add(submission.request)
+
+    def _take_number(self) -> int:
+        self._next_number += 1
+        return self._next_number - 1
+
+    def _ready(self) -> list[EngineLine]:
+        return [line for line in self.lines if line.is_ready]
+
+    def _dispatch(self) -> None:
+        """Send what waits, as far as engines can take it."""
+        while self._suspects and (line := self._court()) is not None:
+            submission = self._proving[line] = self._suspects.pop(0)
+            self._send(submission, line)
+        if self._waiting and self.is_ready:
+            waiting, self._waiting = self._waiting, []
+            for submission in waiting:
+                self._place(submission)
+
+    def _court(self) -> EngineLine | None:
+        """The line for the next suspect: one that computes no other suspect, and nobody who is none
+        as long as there may be such a line."""
+        free = [line for line in self._ready() if self._proving.get(line) is None]
+        idle = [
+            line for line in free if line in self._proving or not self._loads[line].num_requests
+        ]
+        lines = idle if idle or self._may_come else free
+        return min(lines, key=lambda line: self._loads[line].num_requests, default=None)
+
+    def _progress(self, submission: _Submission) -> None:
+        """It has got an output that it had not: it did not end this engine."""
+        submission.strikes = 0
+        line = submission.line
+        assert line is not None
+        if self._proving.get(line) is submission:
+            self._proving[line] = None
+            self._dispatch()
+            if not self._suspects:
+                del self._proving[line]
+
+    def _ended(self, line: EngineLine) -> None:
+        """Move the requests of a line that has ended, or end them with its reason."""
+        proved, suspects = self._proving.pop(line, None), set(line.suspect_numbers)
+        del self._loads[line]
+        error = EngineDeadError(line.death)
+        lost = [each for each in self._open.values() if each.line is line]
+        is_alone = proved is None or suspects <= {proved.wire}
+        for submission in lost:
+            del self._sent[submission.wire]
+            submission.strikes += submission is proved or submission.wire in suspects
+            submission.line = None
+            if not self._recovers:
+                self._drop(submission).mailbox.fail(error)
+            elif (
+                is_alone
+                and submission is proved
+                and submission.strikes >= (MOST_KILLS if line.was_killed else MOST_CRASHES)
+            ):
+                self._blame(submission, line.death)
+            else:
+                self._keep(submission)
+                is_tried = submission.strikes >= (2 if line.was_killed else 1)
+                (self._suspects if is_tried else self._waiting).append(submission)
+        # The first of them is tried on an idle engine: who has the most strikes.
+        self._suspects.sort(key=lambda each: -each.strikes)
+        self._dispatch()
+        if self.has_ended:
+            self._fail_waiting(line.death)
+
+    def _keep(self, submission: _Submission) -> None:
+        """Have its request go on behind the outputs that its client has."""
+        request = submission.request
+        if submission.ids:
+            logprobs = request.options.logprobs
+            if logprobs is not None and logprobs.start >= 0:  # the client has the prompt's
+                logprobs = msgspec.structs.replace(logprobs, start=-1)
+            submission.request = msgspec.structs.replace(
+                request,
+                options=msgspec.structs.replace(request.options, logprobs=logprobs),
+                prior_output_ids=request.prior_output_ids + submission.ids.tobytes(),
+            )
+            submission.before = submission.last
+        submission.ids = array("i")
+        submission.num_hidden_to_skip = (
+            submission.num_hidden_bytes if request.options.hidden_states else 0
+        )
+        self.num_moved += 1
+
+    def _blame(self, submission: _Submission, death: str) -> None:
+        self._drop(submission).mailbox.fail(
+            RequestError(
+                f"The request is not tried again, because {submission.strikes} engines in turn"
+                f" ended while they computed it. The last one: {death}",
+                status_code=500,
+            )
+        )
+        logger.error(
+            "The request %s is not tried again: %d engines in turn ended while they computed it.",
+            excerpt(submission.request.rid),
+            submission.strikes,
+        )
+
+    def _fail_waiting(self, reason: str) -> None:
+        waiting = self._waiting + self._suspects
+        self._waiting, self._suspects = [], []
+        for submission in waiting:
+            self._drop(submission).mailbox.fail(EngineDeadError(reason))
+
+    def _finish(self, submission: _Submission, finish: Finish) -> None:
+        """End a submission that waits for an engine as an engine would."""
+        known = submission.before or TokenEvent(submission.number, [])
+        self._close(submission)
+        submission.mailbox.put(
+            submission.index,
+            TokenEvent(
+                known.seq_id,
+                [],
+                finish,
+                num_prompt=known.num_prompt,
+                num_outputs=known.num_outputs,
+                num_cached=known.num_cached,
+                num_retractions=known.num_retractions,
+            ),
+        )
+
+    def _close(self, submission: _Submission) -> None:
+        """It is over, or nobody wants more of it."""
+        line = submission.line
+        if line is None:
+            for group in (self._waiting, self._suspects):
+                if submission in group:
+                    group.remove(submission)
+        else:
+            del self._sent[submission.wire]
+            self._loads[line].remove(submission.request)
+        self._drop(submission)
+        if line is not None and self._proving.get(line) is submission:
+            self._progress(submission)
+
+    def _drop(self, submission: _Submission) -> _Submission:
+        del self._open[submission.number]
+        del self._numbers[submission.request.rid]
         return submission
+
+
+def _without_known(submission: _Submission, event: TokenEvent) -> TokenEvent:
+    """The event without the hidden states that the mailbox has: the new engine has computed the
+    prompt and the outputs so far again, and sends theirs, too."""
+    num_skipped = min(submission.num_hidden_to_skip, len(event.hidden_states))
+    submission.num_hidden_to_skip -= num_skipped
+    return msgspec.structs.replace(event, hidden_states=event.hidden_states[num_skipped:])
+
+
+def _continued(submission: _Submission, event: TokenEvent) -> TokenEvent:
+    """The event of a request that has moved, as its first engine would have sent it: its prompt was
+    computed once, as far as its client is concerned."""
+    before = submission.before
+    assert before is not None
+    return msgspec.structs.replace(
+        event,
+        num_cached=before.num_cached,
+        num_retractions=before.num_retractions + event.num_retractions,
+        timing=None,
+        prompt_logprobs=None,
+    )

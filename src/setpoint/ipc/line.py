@@ -98,9 +98,15 @@ class EngineLine:
     for messages that are still on their way."""
 
     def __init__(
-        self, link: EngineLink, *, on_progress: Callable[[str], None] = lambda doing: None
+        self,
+        link: EngineLink,
+        *,
+        rank: int = 0,
+        on_progress: Callable[[str], None] = lambda doing: None,
     ) -> None:
-        """on_progress: called with a description of what the engine is doing before it is ready."""
+        """rank: which of the server's engines it is. on_progress: called with a description of what
+        the engine is doing before it is ready."""
+        self.rank = rank
         self._link = link
         self._on_progress = on_progress
         self._calls: dict[int, asyncio.Future[Answer]] = {}
@@ -118,6 +124,9 @@ class EngineLine:
         self._facts: EngineFacts | None = None
         self.death = ""
         """Why the line has ended, in words for people."""
+        self.was_killed = False
+        """Whether a signal that no program sends itself has ended the process: a person, a service
+        manager or the kernel that ran out of memory, and probably no request."""
         self.failed: Failed | None = None
         """The engine's message that it cannot start; None if there was none."""
         self.dead = asyncio.Event()
@@ -126,12 +135,17 @@ class EngineLine:
         """Messages so far, each a sign that the engine's loop runs."""
 
     def start(
-        self, on_tokens: Callable[[list[TokenEvent]], None], on_end: Callable[[], None]
+        self,
+        on_tokens: Callable[[list[TokenEvent]], None],
+        on_end: Callable[[], None],
+        on_ready: Callable[[], None],
     ) -> None:
         """Begin to receive, inside the running loop; called by the owner. ``on_end`` is called when
-        the line has ended and ``death`` says why."""
+        the line has ended and ``death`` says why, ``on_ready`` when it takes requests, at first and
+        after it was suspended."""
         self._on_tokens = on_tokens
         self._on_end = on_end
+        self._on_ready = on_ready
         self._link.start(self._receive, self._cut)
 
     def close(self) -> None:
@@ -160,6 +174,11 @@ class EngineLine:
     def suspects(self) -> list[str]:
         """Request ids in the steps in flight: after a crash, those that may have caused it."""
         return list(self._in_flight.values())
+
+    @property
+    def suspect_numbers(self) -> list[int]:
+        """Their numbers."""
+        return list(self._in_flight)
 
     def send(self, message: ToEngine) -> None:
         """Send a message. Raises OverflowError or UnicodeEncodeError for a number or a text
@@ -284,6 +303,7 @@ class EngineLine:
             )
         else:
             logger.warning("The engine process goes on.")
+            self._on_ready()
 
     def shutdown(self) -> None:
         """Ask the engine to end. For the owner and its requests the line ends at once."""
@@ -291,10 +311,11 @@ class EngineLine:
             self.send(Shutdown())
             self._end(EngineState.STOPPING, "The engine is shutting down.")
 
-    def died(self, reason: str) -> None:
+    def died(self, reason: str, *, was_killed: bool = False) -> None:
         """Called by the watcher when the process has ended. Does nothing if the line has ended
-        before."""
+        before. was_killed: see the attribute."""
         if not self.has_ended:
+            self.was_killed = was_killed
             logger.error(
                 "The engine died: %s Requests of the steps in flight: %s",
                 reason,
@@ -326,9 +347,7 @@ class EngineLine:
         try:
             message = decode_to_frontend(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            logger.error(
-                "Dropped a malformed message of %d bytes from the engine: %s", len(data), error
-            )
+            self.died(f"It sent a message of {len(data)} bytes that cannot be read: {error}.")
             return
         self._dispatch(message)
         self._notify()
@@ -354,6 +373,7 @@ class EngineLine:
                 if self.state is EngineState.STARTING:
                     self.state = EngineState.READY
                     self._facts = facts
+                    self._on_ready()
             case Failed(reason):
                 self.failed = message
                 self._end(EngineState.DEAD, reason)

@@ -115,7 +115,8 @@ async def watch(process: subprocess.Popen[bytes], line: EngineLine, *, watchdog_
     silent.cancel()
     await ended
     await asyncio.sleep(LAST_WORDS_S)
-    line.died(f"The engine process {_ending(code.result())}.")
+    number = code.result()
+    line.died(f"The engine process {_ending(number)}.", was_killed=number == -signal.SIGKILL)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
