@@ -10,12 +10,13 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from setpoint.config.gpu_memory import first_gpu_bytes
+from setpoint.core.errors import ConfigError
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,6 +31,22 @@ class Hardware:
     """Memory the process could still take without swapping, in its container if there is one."""
     gpu_bytes: int | None = None
     """Memory of the GPU that an engine would use; None if it is unknown or there is no GPU."""
+    num_engines: int = 1
+    """How many engines share the machine; the numbers above are what one of them gets."""
+
+    def divided(self, num_engines: int) -> Hardware:
+        """What each of so many engines gets. Raises ConfigError if there are fewer cores."""
+        if num_engines > self.num_cores:
+            raise ConfigError(
+                f"--dp-size {num_engines} is more than the {self.num_cores} cores that this process"
+                " may use; every engine needs one."
+            )
+        return replace(
+            self,
+            num_cores=self.num_cores // num_engines,
+            available_bytes=self.available_bytes // num_engines,
+            num_engines=num_engines,
+        )
 
 
 def probe_hardware(root: Path = Path("/")) -> Hardware:

@@ -481,7 +481,10 @@ def _attention_backend(book: Book, device: str) -> None:
 
 def _num_threads(book: Book, hardware: Hardware) -> None:
     asked, cores = book.options.execution.num_threads, hardware.num_cores
-    book.fill("num_threads", cores, "the cores this process may use, by affinity and cgroup quota")
+    why = "the cores this process may use, by affinity and cgroup quota"
+    if hardware.num_engines > 1:
+        why += f", divided by --dp-size {hardware.num_engines}"
+    book.fill("num_threads", cores, why)
     if asked is not None and asked > cores:
         book.put(
             "num_threads",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from setpoint.config.hardware import available_bytes
 from setpoint.config.live import Asked
 from setpoint.config.pool import memory_model
 from setpoint.config.resolved import ResolvedConfig
@@ -20,7 +19,7 @@ def check_room(asked: Asked, config: ResolvedConfig, *, name: str, is_counted: b
     parameters is exact, see ``check_fit``."""
     model, options = asked.model, config.options
     on_cpu = options.execution.device == "cpu"
-    free = available_bytes() if on_cpu else asked.hardware.gpu_bytes
+    free = asked.hardware.available_bytes if on_cpu else asked.hardware.gpu_bytes
     if free is None:  # the size of the GPU is not known; the engine will see
         return
     page = model.kv_bytes_per_token(config.kv_element_bytes) * options.memory.page_size

@@ -322,7 +322,7 @@ KNOWN_VALUES = {
     ),
 }
 """Values that SGLang takes for an option and this version does not."""
-_PARALLEL_SIZES = ("tp_size", "dp_size", "pp_size", "ep_size")
+_PARALLEL_SIZES = ("tp_size", "pp_size", "ep_size")
 
 
 def is_known_value(field: str, value: object) -> bool:
@@ -353,7 +353,6 @@ SUPPORTED = {field.flag: field for field in OPTION_FIELDS}
 INSTEAD = {
     "--attention-backend": "Leave it out: the best one that runs here is taken.",
     "--disaggregation-mode": "One engine does prefill and decode here; leave it out.",
-    "--dp-size": "Start several servers behind a router instead.",
     "--enable-custom-logit-processor": (
         "It would run Python code that clients send, and no client may run code in a server. Use"
         " logit_bias, or a constraint."

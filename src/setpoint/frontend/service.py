@@ -20,7 +20,7 @@ from setpoint.core.excerpt import excerpt
 from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.bodies import parse
-from setpoint.frontend.checkpoint_names import Checkpoints, NoCheckpoints
+from setpoint.frontend.checkpoint_names import Checkpoint, Checkpoints, NoCheckpoints
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.drain import Drain
 from setpoint.frontend.enforcement import Enforcement
@@ -67,6 +67,8 @@ class Service:
         self.config = config
         """Replaced by ``loaded``: keep no part of it that this changes."""
         self.checkpoints = checkpoints or NoCheckpoints()
+        self.checkpoint: Checkpoint | None = None
+        """The checkpoint whose weights the engines have; None: the one of the start."""
         self.live = live
         self.storage = storage
         self.responses = ResponseStore()
@@ -234,10 +236,16 @@ class Service:
             proposal.accept()
         return proposal
 
-    def loaded(self, *, model_path: str | None = None, weight_version: str | None = None) -> None:
-        """Tell from now on that the engine's weights are these; None: the version reported
-        before."""
+    def loaded(
+        self,
+        *,
+        model_path: str | None = None,
+        weight_version: str | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        """Tell from now on that the engines' weights are these; None: what was reported before."""
         config = self.config
+        self.checkpoint = checkpoint or self.checkpoint
         self.config = replace(
             config,
             model_path=config.model_path if model_path is None else model_path,

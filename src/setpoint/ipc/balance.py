@@ -8,7 +8,7 @@ are never late.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +48,11 @@ class Balance(Protocol):
         ...
 
 
+def make_balance(method: str) -> Balance:
+    """The rule of a --load-balance-method."""
+    return METHODS[method]()
+
+
 class RoundRobin:
     """Each rank in turn; a rank that is not ready is passed over."""
 
@@ -73,3 +78,11 @@ class TotalTokens:
 
     def choose(self, loads: Sequence[Load], request: Request) -> int:
         return _least([(load.num_tokens, load.num_requests) for load in loads])
+
+
+METHODS: dict[str, Callable[[], Balance]] = {
+    "auto": TotalRequests,
+    "round_robin": RoundRobin,
+    "total_requests": TotalRequests,
+    "total_tokens": TotalTokens,
+}

@@ -161,6 +161,11 @@ class EngineLine:
         return self.state is EngineState.READY and not self._is_suspended
 
     @property
+    def was_ready(self) -> bool:
+        """Whether it ever took requests."""
+        return self._facts is not None
+
+    @property
     def result_age_s(self) -> float:
         """Seconds since the engine's last tokens for any request."""
         return time.monotonic() - self._result_at

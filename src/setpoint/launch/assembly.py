@@ -11,7 +11,6 @@ from setpoint.config.groups.answers import preferred_sampling
 from setpoint.config.groups.metrics import buckets_of, extra_labels
 from setpoint.config.groups.model import chat_template_kwargs
 from setpoint.config.groups.traces import otlp_url
-from setpoint.config.live import Running
 from setpoint.config.options import Options, launch_command, server_args
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.control import EngineFacts
@@ -31,6 +30,7 @@ def make_service(
     engine: Launched,
     client: EngineClient,
     facts: EngineFacts,
+    live: LiveConfig,
     *,
     startup_s: float,
     storage: Storage | None = None,
@@ -78,7 +78,6 @@ def make_service(
         health_generates=config.env.health_endpoint_generation,
         health_timeout_s=config.env.health_check_timeout_s,
     )
-    live = LiveConfig(Running.started(served.asked, config, facts.max_total_num_tokens))
     checkpoints = LaunchedCheckpoints(options, source, spec)
     service = Service(frontend, client, engine.text, live, storage, checkpoints)
     _add_readers(service, options)

@@ -1,18 +1,16 @@
-"""The start and the end of an engine process, which ``serve``, the offline Engine and the batch
+"""The start and the end of engine processes, which ``serve``, the offline Engine and the batch
 runner share.
 
-Order of start: engine process (imports torch), model on disk, configuration, tokenizer, job sent to
-the engine. What follows on an event loop is in ``launch.engine_session``. It knows nothing of HTTP,
-batches or terminals.
+Order of start: engine processes (import torch), model on disk, configuration, tokenizer, jobs sent
+to the engines. What follows on an event loop is in ``launch.engine_session``. It knows nothing of
+HTTP, batches or terminals.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
-import subprocess
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,11 +20,12 @@ from setpoint.config.options import Options
 from setpoint.core.progress import reported_to
 from setpoint.launch.phases import Phases
 from setpoint.launch.preflight import preflight
-from setpoint.launch.process import end, hand_over, spawn_engine
+from setpoint.launch.process import EngineProcess, hand_over, spawn_engine
 from setpoint.observe.waiting import Display, Waiting
 
 if TYPE_CHECKING:
     from setpoint.frontend.text.processor import TextProcessor
+    from setpoint.launch.job import EngineJob
     from setpoint.launch.served import Served
 
 logger = logging.getLogger(__name__)
@@ -34,15 +33,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, frozen=True)
 class Launched:
-    """An engine process that has its job, and what the job was made from."""
+    """Engine processes that have their jobs, and what the jobs were made from."""
 
-    process: subprocess.Popen[bytes]
+    processes: list[EngineProcess]
+    """The latest process of each rank; ended by the code that created this."""
     served: Served
     text: TextProcessor
-    link: socket.socket
-    """This process's end of the link to the engine; closed by the code that created this."""
     waiting: Waiting
     """Shows what the start is doing until ``end`` is called."""
+    stderr: int | None
+    """The descriptor for the engines' logs, if not this process's."""
+
+    def start_again(self, rank: int, job: Callable[[int], EngineJob]) -> EngineProcess:
+        """Start another process in the place of a rank's, which has ended. job: makes its job, from
+        the descriptor of its end of the link."""
+        self.processes[rank].end()
+        process = spawn_engine(self.stderr, gpu=rank if len(self.processes) > 1 else None)
+        self.processes[rank] = process
+        hand_over(process.popen, job(process.theirs))
+        return process
 
 
 @contextmanager
@@ -55,7 +64,7 @@ def launch_engine(
     display: Display | None,
     stderr: int | None = None,
 ) -> Iterator[Launched]:
-    """A context with a started engine process for these options; its exit ends the process.
+    """A context with started engine processes for these options; its exit ends them.
 
     display: how to show a person which step of the start is slow. stderr: the
     descriptor for the engine's log, if not this process's. Raises SetpointError for a model or
@@ -63,40 +72,41 @@ def launch_engine(
     """
     preflight(options)
     owner = os.getpid()
-    link, theirs = socket.socketpair()
+    processes: list[EngineProcess] = []
     text: TextProcessor | None = None
     waiting: Waiting | None = None
-    with link:
-        with theirs:
-            descriptor = theirs.fileno()
-            process = spawn_engine(stderr, descriptor)
-        try:
-            # Imported while the engine process imports torch, which takes longer.
-            from setpoint.checkpoint.source import DEFAULT_MODEL
-            from setpoint.launch.announce import announce
-            from setpoint.launch.configuration import settle
+    try:
+        ranks = range(options.parallel.dp_size)
+        for rank in ranks:
+            processes.append(spawn_engine(stderr, gpu=rank if len(ranks) > 1 else None))
+        # Imported while the engine processes import torch, which takes longer.
+        from setpoint.checkpoint.source import DEFAULT_MODEL
+        from setpoint.launch.announce import announce
+        from setpoint.launch.configuration import settle
 
-            waiting = Waiting(f"Loading {options.model.model_path or DEFAULT_MODEL}", display)
-            with reported_to(waiting.doing):
-                served = settle(options, env, given)
-                phases.mark("model and configuration")
-                # Read now, while the engine process imports torch: errors in the tokenizer are
-                # reported before weights are loaded.
-                from setpoint.frontend.text.processor import TextProcessor
+        waiting = Waiting(f"Loading {options.model.model_path or DEFAULT_MODEL}", display)
+        with reported_to(waiting.doing):
+            served = settle(options, env, given)
+            phases.mark("model and configuration")
+            # Read now, while the engine processes import torch: errors in the tokenizer are
+            # reported before weights are loaded.
+            from setpoint.frontend.text.processor import TextProcessor
 
-                text = TextProcessor.from_folder(served.tokenizer, served.template)
-            phases.mark("tokenizer")
-            announce(served, os.environ)
-            hand_over(process, served.job(descriptor))
-            _warn_of_template(served, text)
-            yield Launched(process, served, text, link, waiting)
-        finally:
-            if os.getpid() == owner:  # a forked child that ends also gets here
-                if waiting is not None:
-                    waiting.end()
-                if text is not None:
-                    text.close()
-                end(process)
+            text = TextProcessor.from_folder(served.tokenizer, served.template)
+        phases.mark("tokenizer")
+        announce(served, os.environ)
+        for rank, process in enumerate(processes):
+            hand_over(process.popen, served.job(process.theirs, rank=rank))
+        _warn_of_template(served, text)
+        yield Launched(processes, served, text, waiting, stderr)
+    finally:
+        if os.getpid() == owner:  # a forked child that ends also gets here
+            if waiting is not None:
+                waiting.end()
+            if text is not None:
+                text.close()
+            for process in processes:
+                process.end()
 
 
 def _warn_of_template(served: Served, text: TextProcessor) -> None:

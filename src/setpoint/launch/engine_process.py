@@ -68,9 +68,8 @@ def main() -> int:
     if not line:
         return 1  # the parent ended before it sent a job, and has reported why
     job = decode_job(line)
-    setup_logging(
-        job.config.options.logs.log_level, rank=" TP0", milliseconds=job.config.env.log_ms
-    )
+    rank = " TP0" if job.rank is None else f" DP{job.rank} TP0"
+    setup_logging(job.config.options.logs.log_level, rank=rank, milliseconds=job.config.env.log_ms)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     socket = EngineSocket(job.link)
     with ExitStack() as at_end:
@@ -98,7 +97,9 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     )
     grammars = engine_grammars(job)
     with _meanwhile(grammars.prepare):
-        runner, pool, left = load_engine(config, spec, job.folder, readers)
+        runner, pool, left = load_engine(
+            config, spec, job.folder, readers, memory_bytes=job.memory_bytes
+        )
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
     cache = cache_config(config.options, runner.pool)
     recording = None

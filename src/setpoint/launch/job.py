@@ -17,6 +17,10 @@ class EngineJob(msgspec.Struct, frozen=True):
     """The folder of the tokenizer; None with --skip-tokenizer-init."""
     link: int
     """Descriptor of the engine's end of the link, which the process inherited."""
+    rank: int | None
+    """Its data-parallel rank; None if it is the only engine."""
+    memory_bytes: int | None
+    """The most memory that it may plan with; None: what is free."""
 
 
 def encode_job(job: EngineJob) -> bytes:

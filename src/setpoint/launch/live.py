@@ -10,6 +10,7 @@ from typing import Any
 from setpoint.config.groups.declare import Field, Option
 from setpoint.config.keywords import as_keywords, naming_keywords
 from setpoint.config.live import LIVE, Running, read_values
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.frontend.live_options import FrontendSettings, LiveOption, Proposal
 from setpoint.launch.settings import live_settings
 from setpoint.observe.logline import set_log_level
@@ -23,6 +24,11 @@ class LiveConfig:
     def __init__(self, running: Running) -> None:
         self._started = self._running = running
         self.frontend = self._settings()
+
+    @property
+    def config(self) -> ResolvedConfig:
+        """The configuration in force."""
+        return self._running.config
 
     def propose(self, values: Mapping[str, Any]) -> Proposal:
         with naming_keywords():

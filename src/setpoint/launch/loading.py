@@ -28,14 +28,22 @@ logger = logging.getLogger(__name__)
 
 
 def load_engine(
-    config: ResolvedConfig, spec: ModelSpec, folder: str, observer: Observer
+    config: ResolvedConfig,
+    spec: ModelSpec,
+    folder: str,
+    observer: Observer,
+    *,
+    memory_bytes: int | None = None,
 ) -> tuple[ModelRunner, PoolConfig, int]:
     """Load the weights, then size the pool from the memory that is really left. Returns also the
     bytes that are free after that. The observer gets a record of everything that runs in a slower
-    way than it could."""
+    way than it could. memory_bytes: the engine's share of a CPU's memory, if others load beside
+    it."""
     options = config.options
     check_device(torch.device(options.execution.device))
     before = device_bytes(options.execution.device)
+    if memory_bytes is not None and options.execution.device == "cpu":
+        before = min(before, memory_bytes)
     logger.debug("Load weight begin. avail mem=%s GB", gib(before))
     report("loading the weights")
     runner = build_runner(engine_config(config, spec, folder))

@@ -8,11 +8,13 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from setpoint.core.errors import SetpointError
@@ -47,26 +49,60 @@ class StartupError(SetpointError):
     """The engine process ended, or never became ready; the message has its own words."""
 
 
-def spawn_engine(stderr: int | None, link: int) -> subprocess.Popen[bytes]:
-    """Start an engine process, which inherits the descriptor ``link``. SIGINT and SIGTERM are
-    blocked from its first instruction on: it ends when this process tells it to, or when this
-    process ends.
-    """
+@dataclass(slots=True, frozen=True)
+class EngineProcess:
+    """An engine process and its link."""
+
+    popen: subprocess.Popen[bytes]
+    link: socket.socket
+    """This process's end."""
+    theirs: int
+    """Descriptor of the engine's end, in the engine."""
+
+    def end(self) -> None:
+        """End the process at once, and close what belongs to it."""
+        kill_with_children(self.popen)
+        self.popen.wait()
+        assert self.popen.stdin is not None
+        with suppress(BrokenPipeError):  # a job that was never read
+            self.popen.stdin.close()
+        self.link.close()
+
+
+def spawn_engine(stderr: int | None, *, gpu: int | None = None) -> EngineProcess:
+    """Start an engine process. SIGINT and SIGTERM are blocked from its first instruction on: it
+    ends when this process tells it to, or when this process ends. gpu: see
+    ``engine_environment``."""
     command = [sys.executable, "-m", "setpoint.launch"]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stderr=stderr, env=engine_environment(), pass_fds=[link]
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    link, theirs = socket.socketpair()
+    with theirs:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stderr=stderr,
+                env=engine_environment(gpu=gpu),
+                pass_fds=[theirs.fileno()],
+            )
+        except BaseException:
+            link.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return EngineProcess(popen, link, theirs.fileno())
 
 
-def engine_environment() -> dict[str, str]:
+def engine_environment(*, gpu: int | None = None) -> dict[str, str]:
     """This process's environment, with OPENMP_SPINS unless the user has set how OpenMP's threads
-    wait."""
-    given = os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
-    return dict(os.environ) if given else {**os.environ, "GOMP_SPINCOUNT": OPENMP_SPINS}
+    wait. gpu: which of the visible NVIDIA GPUs the engine is to see; None: all."""
+    environ = dict(os.environ)
+    if not environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        environ["GOMP_SPINCOUNT"] = OPENMP_SPINS
+    if gpu is not None:
+        visible = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        environ["CUDA_VISIBLE_DEVICES"] = visible[gpu] if gpu < len(visible) else str(gpu)
+    return environ
 
 
 def hand_over(process: subprocess.Popen[bytes], job: EngineJob) -> None:
@@ -117,14 +153,6 @@ async def watch(process: subprocess.Popen[bytes], line: EngineLine, *, watchdog_
     await asyncio.sleep(LAST_WORDS_S)
     number = code.result()
     line.died(f"The engine process {_ending(number)}.", was_killed=number == -signal.SIGKILL)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    kill_with_children(process)
-    process.wait()
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):  # a job that was never read
-        process.stdin.close()
 
 
 def kill_with_children(process: subprocess.Popen[bytes]) -> None:

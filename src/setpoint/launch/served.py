@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from setpoint.checkpoint.source import ModelSource
 from setpoint.config.live import Asked
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
+from setpoint.frontend.checkpoint_names import Checkpoint
 from setpoint.launch.job import EngineJob
 
 
@@ -35,7 +36,36 @@ class Served:
     def spec(self) -> ModelSpec:
         return self.asked.model
 
-    def job(self, link: int) -> EngineJob:
-        """The job of one engine. link: the descriptor of its end of the link."""
-        tokenizer = None if self.tokenizer is None else str(self.tokenizer)
-        return EngineJob(self.config, self.spec, str(self.source.folder), tokenizer, link)
+    @property
+    def num_engines(self) -> int:
+        return self.config.options.parallel.dp_size
+
+    def job(
+        self,
+        link: int,
+        *,
+        rank: int = 0,
+        life: int = 0,
+        config: ResolvedConfig | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> EngineJob:
+        """The job of one engine. link: the descriptor of its end of the link. life: how many
+        engines its rank has had before; each records to a folder of its own. config, checkpoint:
+        the configuration and the weights, if they have changed since the start."""
+        several, config = self.num_engines > 1, config or self.config
+        record = config.options.recording.record
+        if record is not None and (several or life):
+            record += f"-dp{rank}" * several + f"-{life + 1}" * (life > 0)
+            config = replace(config, options=config.options.replace(record=record))
+        if checkpoint is not None:
+            options = config.options.replace(load_format=checkpoint.load_format)
+            config = replace(config, options=options)
+        return EngineJob(
+            config,
+            self.spec,
+            str(self.source.folder) if checkpoint is None else checkpoint.folder,
+            None if self.tokenizer is None else str(self.tokenizer),
+            link,
+            rank if several else None,
+            self.asked.hardware.available_bytes if several else None,
+        )

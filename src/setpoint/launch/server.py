@@ -1,5 +1,5 @@
 """``setpoint serve``: the parent process. It owns the port and the HTTP side, and supervises the
-engine process. Order of start: port, engine (see ``launch.engine``, ``launch.engine_session``),
+engine processes. Order of start: port, engine (see ``launch.engine``, ``launch.engine_session``),
 HTTP parts while it loads, listening, warm-up. Order of end: refuse new requests, finish open ones,
 end the engine.
 """
@@ -113,11 +113,11 @@ class _Serving:
             server = make_server(app, log_level=log_level)
             opening = _open(session, service, self._phases)
             try:
-                await self._answer(service, server, opening, [stopped, session.watcher])
+                await self._answer(service, server, opening, [stopped, session.over])
             finally:
                 session.exit_s = await self._end(service, server, asked)
             if not asked.end.is_set():
-                raise EngineDeadError(session.line.death)
+                raise EngineDeadError(session.death)
             return 0
 
     async def _answer(
@@ -230,7 +230,9 @@ async def _open(session: EngineSession, service: Service, phases: Phases) -> Non
     gc.collect()
     gc.freeze()  # these objects stay: a full collection would scan all of them while streams wait
     logger.info("The server is fired up and ready to roll!")
-    logger.debug("Start-up took %s; engine: %s", phases, _seconds(session.line.facts.phases))
+    for line in session.client.lines:
+        if line.was_ready:
+            logger.debug("Start-up took %s; engine: %s", phases, _seconds(line.facts.phases))
     url = address(options.server.host, options.server.port)
     print(
         invitation(

@@ -50,7 +50,7 @@ class BackgroundService:
             engine = stack.enter_context(
                 launch_engine(options, env, given=given, phases=phases, display=display)
             )
-            self.pid = engine.process.pid
+            self._processes = engine.processes
             self._thread = threading.Thread(
                 target=self._run, args=(engine, phases, ready), name="setpoint-engine", daemon=True
             )
@@ -58,6 +58,11 @@ class BackgroundService:
             stack.callback(self._end_thread)
             self.service = ready.result()
             self._stack = stack.pop_all()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the present engine; of the first one, if there are several."""
+        return self._processes[0].popen.pid
 
     @property
     def is_closed(self) -> bool:

@@ -42,12 +42,19 @@ def wait_until(
     return time.monotonic() - started
 
 
+def engines_of(pid: int) -> list[psutil.Process]:
+    """The engine processes of a server that live. (Its other child renders the chat template.)"""
+    found = []
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):
+            if "setpoint.launch" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
+
+
 def engine_of(pid: int) -> psutil.Process:
-    """The engine process of a server, which must have one. (Its other child renders the chat
-    template.)"""
-    (engine,) = (
-        child for child in psutil.Process(pid).children() if "setpoint.launch" in child.cmdline()
-    )
+    """The engine process of a server, which must have one."""
+    (engine,) = engines_of(pid)
     return engine
 
 
@@ -104,7 +111,7 @@ class ServerProcess:
             lambda: READY in self.errors or self.process.poll() is not None, timeout_s=timeout_s
         )
         assert self.process.poll() is None, self.errors
-        self.engine = engine_of(self.process.pid)
+        self.engine = engines_of(self.process.pid)[0]
 
     def wait_end(self, *, timeout_s: float = PATIENCE_S) -> int:
         """Wait for the end of the process; returns the exit code."""

@@ -12,14 +12,39 @@ GROUP = "Parallelism"
 
 
 class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks and replicas."""
+    """Ranks and replicas, and what happens when an engine dies."""
 
     tp_size: Annotated[
         int, Option(GROUP, "Tensor parallel ranks; only 1 so far.", choices=(1,))
     ] = 1
     dp_size: Annotated[
-        int, Option(GROUP, "Data parallel replicas; only 1 so far.", choices=(1,))
+        int,
+        Option(
+            GROUP,
+            "Data parallel replicas: engines with the whole model, each with its share of the"
+            " machine's cores and memory, behind one server. On NVIDIA GPUs each has one GPU.",
+            low=1,
+            high=64,
+        ),
     ] = 1
+    load_balance_method: Annotated[
+        str,
+        Option(
+            GROUP,
+            "How the engine of a request is chosen: in turn (round_robin), or the one with the"
+            " fewest requests (total_requests) or tokens (total_tokens). auto: total_requests.",
+            choices=("auto", "round_robin", "total_requests", "total_tokens"),
+        ),
+    ] = "auto"
+    max_engine_restarts: Annotated[
+        int,
+        Option(
+            GROUP,
+            "How many engines that have died may be started again within an hour. Their requests"
+            " go on where they were. When no engine is left, the server ends.",
+            low=0,
+        ),
+    ] = 10
     pp_size: Annotated[int, Option(GROUP, "Pipeline stages; only 1 so far.", choices=(1,))] = 1
     ep_size: Annotated[
         int, Option(GROUP, "Expert parallel ranks; only 1 so far.", choices=(1,))

@@ -97,7 +97,11 @@ class WeightRoutes:
                 answer = {"success": False, "message": error.message}
                 status_code = error.status_code
             else:
-                self._service.loaded(model_path=body.model_path, weight_version=body.weight_version)
+                self._service.loaded(
+                    model_path=body.model_path,
+                    weight_version=body.weight_version,
+                    checkpoint=found,
+                )
                 num_paused, status_code = done.num_paused_reqs, 200
                 answer = {"success": True, "message": UPDATED}
         counted = {**answer, "num_paused_requests": num_paused, **told}
