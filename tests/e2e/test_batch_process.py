@@ -183,7 +183,7 @@ def test_a_second_ctrl_c_ends_at_once(tiny_model: Path, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_dead_engine_ends_the_run_with_its_reason(tiny_model: Path, tmp_path: Path) -> None:
     expected = write_lines(tmp_path, 900)
-    batches = Batches(tiny_model, tmp_path)
+    batches = Batches(tiny_model, tmp_path, "--max-engine-restarts", "0")
     with batches.start() as process:
         wait_for_bytes(batches, process, 0)
         engine = engine_of(process.pid)

@@ -15,12 +15,9 @@ from setpoint.config.options import Options
 from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.service import Service
-from setpoint.ipc.line import EngineLine
-from setpoint.ipc.link import SocketLink
 from setpoint.launch.engine import launch_engine
 from setpoint.launch.engine_session import EngineSession
 from setpoint.launch.phases import Phases
-from setpoint.launch.process import watch
 from setpoint.offline.program_calls import Calls
 
 PROMPTS = ["Once upon a time", "a"]
@@ -53,21 +50,12 @@ def test_a_request_is_the_same_on_the_next_engine(tiny_model: Path) -> None:
                 )
                 before = await outputs(service, requests)
                 assert len({*map(tuple, before)}) == 4, "four samples"
-                psutil.Process(first.process.pid).kill()
-                await session.watcher
-                with start() as second:
-                    line = EngineLine(SocketLink(second.link))
-                    session.client.attach(line)
-                    watcher = asyncio.create_task(watch(second.process, line, watchdog_s=300.0))
-                    assert await line.wait_ready(timeout_s=60), line.death
-                    assert await outputs(service, requests) == before
-                    assert await service.is_healthy()
-                    (state,) = (await service.server_info())["internal_states"]
-                    assert (state["num_running"], state["num_queued"]) == (0, 0)
-                    assert service.book.num_sequences == 12
-                    session.client.shutdown()
-                    await watcher
-                    session.client.close()
+                psutil.Process(first.processes[0].popen.pid).kill()
+                assert await outputs(service, requests) == before
+                assert await service.is_healthy()
+                (state,) = (await service.server_info())["internal_states"]
+                assert (state["num_running"], state["num_queued"]) == (0, 0)
+                assert service.book.num_sequences == 12
                 return [each["text"] for each in answers]
 
     texts = asyncio.run(scenario())

@@ -268,7 +268,11 @@ def test_bad_options_are_named_as_keywords(options: dict[str, Any], message: str
 def test_several_engines_and_the_death_of_one(engine: Engine, tiny_model: Path) -> None:
     expected = engine.generate(PROMPTS, GREEDY)
     with Engine(
-        model_path=str(tiny_model), dtype="float32", max_total_tokens="20k", schedule_policy="lpm"
+        model_path=str(tiny_model),
+        dtype="float32",
+        max_total_tokens="20k",
+        schedule_policy="lpm",
+        max_engine_restarts=0,
     ) as second:
         assert second.get_server_info()["max_total_num_tokens"] == 20000
         assert [each["text"] for each in second.generate(PROMPTS, GREEDY)] == [

@@ -25,8 +25,10 @@ LONG = {
 
 @pytest.fixture
 def server(tiny_model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server that ends with its engine."""
     with running_server(
-        tmp_path, "--model-path", str(tiny_model), "--skip-server-warmup"
+        tmp_path,
+        *("--model-path", str(tiny_model), "--skip-server-warmup", "--max-engine-restarts", "0"),
     ) as server:
         yield server
 

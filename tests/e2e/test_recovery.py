@@ -116,17 +116,31 @@ def streams(server: ServerProcess, disturb: Any) -> dict[str, Any]:
         running = {
             (name, copy): pool.submit(stream, server, name) for name in STREAMS for copy in range(2)
         }
-        disturb(lambda: not all(future.done() for future in running.values()))
+        disturb()
         found = {key: future.result(PATIENCE_S) for key, future in running.items()}
     for name in STREAMS:
         assert found[name, 0] == found[name, 1]
     return {name: found[name, 0] for name in STREAMS}
 
 
-def outputs(server: ServerProcess) -> int:
-    """How many tokens the running requests have."""
-    state = server.state()
-    return int(state["num_running_tokens"])
+def states(server: ServerProcess) -> list[dict[str, Any]]:
+    return list(get(server, "/server_info").json()["internal_states"])
+
+
+def get(server: ServerProcess, path: str, **headers: str) -> httpx.Response:
+    return httpx.get(server.url + path, timeout=PATIENCE_S, headers=headers)
+
+
+def post(server: ServerProcess, path: str, headers: Any = None, **body: Any) -> httpx.Response:
+    return httpx.post(server.url + path, json=body, headers=headers, timeout=PATIENCE_S)
+
+
+def num_engines(server: ServerProcess) -> int:
+    return len(get(server, "/v1/loads").json()["loads"])
+
+
+def all_ready(server: ServerProcess, count: int) -> None:
+    wait_until(lambda: get(server, "/ready").status_code == 200 and num_engines(server) == count)
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -138,30 +152,75 @@ def server(
         *("--model-path", str(tiny_model), "--dtype", "float32", "--dp-size", str(request.param)),
         *("--max-engine-restarts", "100", "--num-threads", "1"),
     ) as server:
-        server.num_engines = request.param
         yield server
-
-
-def kill_and_wait(server: ServerProcess, rank: int, number: int) -> None:
-    engine = engines_of(server.process.pid)[rank]
-    os.kill(engine.pid, number)
-    wait_until(
-        lambda: (
-            not engine.is_running() and len(engines_of(server.process.pid)) == server.num_engines
-        ),
-    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_streams_go_on_when_their_engine_ends(server: ServerProcess, number: int) -> None:
-    undisturbed = streams(server, lambda running: None)
+    count = num_engines(server)
+    undisturbed = streams(server, lambda: None)
 
-    def disturb(is_running: Any) -> None:
-        wait_until(lambda: outputs(server) > 500)
+    def disturb() -> None:
+        wait_until(lambda: sum(each["num_running_tokens"] for each in states(server)) > 500)
         os.kill(engines_of(server.process.pid)[0].pid, number)
 
     assert streams(server, disturb) == undisturbed
     assert "is started again" in server.errors
-    wait_until(lambda: len(engines_of(server.process.pid)) == server.num_engines)
-    wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
-    assert streams(server, lambda running: None) == undisturbed
+    all_ready(server, count)
+    assert streams(server, lambda: None) == undisturbed
+
+
+def test_control_calls_reach_every_engine(server: ServerProcess) -> None:
+    count = num_engines(server)
+    loads = get(server, "/v1/loads").json()
+    assert [load["dp_rank"] for load in loads["loads"]] == list(range(count))
+    assert get(server, f"/v1/loads?dp_rank={count}").status_code == 400
+    assert [load["dp_rank"] for load in get(server, "/get_load").json()] == list(range(count))
+    assert post(server, "/pause_generation", mode="in_place").status_code == 200
+    assert all(each["paused"] for each in states(server))
+    assert post(server, "/continue_generation").status_code == 200
+    assert not any(each["paused"] for each in states(server))
+    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60).status_code == 200
+    assert all(each["pool"]["free"] == each["pool"]["total"] for each in states(server))
+
+
+def test_a_client_may_choose_the_engine(server: ServerProcess) -> None:
+    count = num_engines(server)
+    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60)
+    body = {"text": "abcdefgh", "sampling_params": {"max_new_tokens": 2}}
+    for rank in range(count):
+        for ask in (
+            {"routed_dp_rank": rank},
+            {"headers": {"X-Data-Parallel-Rank": str(rank)}, "routed_dp_rank": (rank + 1) % count},
+        ):
+            assert post(server, "/generate", **body, **ask).status_code == 200
+        taken = [each["pool"]["evictable"] > 0 for each in states(server)]
+        assert taken == [other <= rank for other in range(count)]
+    for wrong in ({"routed_dp_rank": count}, {"headers": {"X-Data-Parallel-Rank": "-1"}}):
+        refused = post(server, "/generate", **body, **wrong)
+        assert refused.status_code == 400
+        assert f"has the ranks 0 to {count - 1}" in refused.text
+
+
+def test_without_restarts_left_the_server_ends_with_its_last_engine(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with running_server(
+        tmp_path,
+        *("--model-path", str(tiny_model), "--dp-size", "2", "--max-engine-restarts", "0"),
+    ) as server:
+        engines = engines_of(server.process.pid)
+        os.kill(engines[0].pid, signal.SIGKILL)
+        wait_until(lambda: num_engines(server) == 1)
+        server.generate(text="a", sampling_params={"max_new_tokens": 2})
+        os.kill(engines[1].pid, signal.SIGKILL)
+        assert server.wait_end() == 1
+        assert "--max-engine-restarts is 0 an hour" in server.messages[-1]
+
+
+def test_more_engines_than_cores_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    with running_server(
+        tmp_path, "--model-path", str(tiny_model), "--dp-size", "64", ready=False
+    ) as server:
+        assert server.wait_end() == 2
+        assert "--dp-size 64 is more than the" in server.messages[-1]

@@ -90,7 +90,7 @@ def _metrics() -> Metrics:
         model_name="m",
         extra_labels={},
         client=EngineClient(),
-        engines=EngineFigures(context_len=CONTEXT, page_size=1),
+        figures=lambda: EngineFigures(context_len=CONTEXT, page_size=1),
         requests=RequestMetrics(),
         http=HttpMetrics(),
         server=dict,

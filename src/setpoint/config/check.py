@@ -47,6 +47,7 @@ def check_options(options: Options) -> None:
             "--max-queued-requests 0 would refuse every request, also on an idle server: a request"
             " joins the queue before it runs. Give 1 or more."
         )
+    _check_ranks(options)
     for group, fields in GROUPS.items():
         check_values(getattr(options, group), fields)
     fraction = memory.mem_fraction_static
@@ -168,3 +169,12 @@ def _check_value(field: Field[Option], value: Any) -> None:
         )
     if field.kind is int and value < -MAX_INT:
         raise ConfigError(f"{field.flag} must be at least {-MAX_INT}, got {value}.")
+
+
+def _check_ranks(options: Options) -> None:
+    if options.compatibility.enable_dp_attention and options.parallel.dp_size > 1:
+        raise ConfigError(
+            "--enable-dp-attention would divide one engine over --dp-size ranks. Here each rank of"
+            f" --dp-size {options.parallel.dp_size} is a whole engine; leave --enable-dp-attention"
+            " out."
+        )

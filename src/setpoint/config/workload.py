@@ -162,8 +162,7 @@ PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
         ),
         Missing(
             "dp_size",
-            "the guide runs 8 replicas; one engine process runs one, so start several servers"
-            " behind a router",
+            "the guide runs 8 replicas on 8 GPUs; how many this machine holds is yours to say",
         ),
     ),
     "long-context": (

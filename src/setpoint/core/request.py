@@ -131,5 +131,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def prompt(self) -> Ids:
         return unpack_ids(self.prompt_ids)
 
+    def routed_to(self, rank: int) -> Request:
+        """This request, for the engine of a data-parallel rank."""
+        options = msgspec.structs.replace(self.options, routed_dp_rank=rank)
+        return msgspec.structs.replace(self, options=options)
+
     def prior_outputs(self) -> Ids:
         return unpack_ids(self.prior_output_ids)

@@ -12,7 +12,7 @@ A batch beside clients who wait for their answers (``BackgroundGate``) takes onl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from setpoint.core.control import InternalState
 from setpoint.core.errors import EngineDeadError, RequestError
@@ -33,14 +33,14 @@ finds one."""
 
 
 class EngineView:
-    """The state that the engine last reported."""
+    """The state that the engines last reported, together."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self.num_running = 0
         self.num_queued = 0
         self.token_usage = 0.0
-        """Share of the KV pool that is neither free nor evictable."""
+        """Share of the KV pools that is neither free nor evictable."""
         self.max_running = 0
         """How many sequences may run at once; 0 until the engine has reported."""
         self.has_ended = False
@@ -58,19 +58,20 @@ class EngineView:
         While an engine does not answer, the view stays as it was."""
         while not self.has_ended:
             try:
-                state = await self._client.choose().get_state()
+                states = await self._client.on_all(lambda line: line.get_state())
             except (EngineDeadError, RequestError):
-                self.has_ended = self._client.line is None or self._client.line.has_ended
+                self.has_ended = self._client.has_ended
             else:
-                self._take(state)
+                self._take(states)
                 self.on_change()
             changed.set()
             await asyncio.sleep(LOOK_S)
 
-    def _take(self, state: InternalState) -> None:
-        self.num_running, self.num_queued = state.num_running, state.num_queued
-        self.max_running = state.settings.max_running_requests
-        self.token_usage = state.pool.usage
+    def _take(self, states: Sequence[InternalState]) -> None:
+        self.num_running = sum(state.num_running for state in states)
+        self.num_queued = sum(state.num_queued for state in states)
+        self.max_running = sum(state.settings.max_running_requests for state in states)
+        self.token_usage = sum(state.pool.usage for state in states) / len(states)
 
 
 class Gate:

@@ -19,6 +19,7 @@ from setpoint.core.errors import ConfigError, EngineDeadError, RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.arrival import arrival
 from setpoint.frontend.bodies import parse
 from setpoint.frontend.checkpoint_names import Checkpoint, Checkpoints, NoCheckpoints
 from setpoint.frontend.config import FrontendConfig
@@ -51,6 +52,10 @@ WARM_UP_IDS = 6
 """Tokens of the warm-up request on a server without a tokenizer."""
 RECENT_S = 1.0
 """Tokens that arrived within this time prove that the engine is healthy."""
+
+RANK_HEADER = "X-Data-Parallel-Rank"
+"""Wins over the fields of the body."""
+RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
 
 
 class Service:
@@ -119,6 +124,9 @@ class Service:
         for too much, 503 if the server drains.
         """
         self.drain.check()
+        rank = self._routed_rank(received)
+        if rank is not None:
+            requests = [each.routed_to(rank) for each in requests]
         self.intake.check_logprobs(requests)
         check_hidden_states(requests, self.config)
         metrics = None if self.metrics is None else self.metrics.requests
@@ -137,6 +145,23 @@ class Service:
             return make(on_start=self._started, on_finish=finished)
         return make(on_start=turn.noting(self._started), on_finish=turn.recording(finished))
 
+    def _routed_rank(self, received: Mapping[str, Any]) -> int | None:
+        """The data-parallel rank that the client asks for, by a header or a field of its body.
+        Raises RequestError if there is none of that number."""
+        name, wanted = RANK_HEADER, arrival().headers.get(RANK_HEADER.lower())
+        for field in RANK_FIELDS:
+            if wanted is None:
+                name, wanted = field, received.get(field)
+        if wanted is None:
+            return None
+        num_ranks = len(self.engine.lines)
+        rank = int(wanted) if str(wanted).isdecimal() else -1
+        if not 0 <= rank < num_ranks:
+            raise RequestError(
+                f"{name} is {excerpt(str(wanted))}; this server has the ranks 0 to {num_ranks - 1}."
+            )
+        return rank
+
     def _started(self, job: Job) -> None:
         self.roster.started(job.outputs)
 
@@ -152,14 +177,15 @@ class Service:
         return parsed, warnings
 
     async def is_healthy(self) -> bool:
-        """Whether the engine works. With open requests, any message within the time limit of the
+        """Whether an engine works. With open requests, any message within the time limit of the
         probe proves it, so that a probe does not wait for the end of a long step. Without, recent
         tokens prove it; otherwise the engine is sent a request, unless it is paused."""
-        if not self.engine.is_ready:
-            return False
+        lines = [line for line in self.engine.lines if line.is_ready]
+        return any(await asyncio.gather(*map(self._is_alive, lines)))
+
+    async def _is_alive(self, line: EngineLine) -> bool:
         timeout_s = self.config.health_timeout_s
         try:
-            line = self.engine.choose()
             if self.engine.num_open:
                 return line.silence_s < timeout_s or await line.responds(timeout_s=timeout_s)
             if line.result_age_s < RECENT_S:
@@ -190,7 +216,7 @@ class Service:
             prompt_ids=pack_ids([0]),
             sampling=sampling,
             seed=0,
-            options=RequestOptions(pooling=kind),
+            options=RequestOptions(pooling=kind, routed_dp_rank=line.rank),
         )
         seq_id = self.engine.submit(probe, Mailbox())
         try:
@@ -199,15 +225,25 @@ class Service:
             self.engine.stop(seq_id)
         return heard and line.is_ready
 
+    async def states(self) -> list[tuple[EngineLine, InternalState]]:
+        """What each engine that takes requests says of itself, in the order of ranks. Raises
+        EngineDeadError without one."""
+
+        async def ask(line: EngineLine) -> tuple[EngineLine, InternalState]:
+            return line, await line.get_state()
+
+        return await self.engine.on_all(ask)
+
     async def server_info(self) -> dict[str, Any]:
-        """The resolved options, what the present engine reported when it was ready, its state now,
-        and how requests ended. Raises EngineDeadError."""
-        line = self.engine.choose()
-        state = await line.get_state()
+        """The resolved options, what the first engine reported when it was ready, the states of
+        all engines now, and how requests ended. Raises EngineDeadError."""
+        found = await self.states()
         return {
-            **self.known_info(line),
+            **self.known_info(found[0][0]),
             "kv_events": None,
-            "internal_states": [_entry(state, line.facts)],
+            "internal_states": [
+                _entry(state, line.facts) | {"dp_rank": line.rank} for line, state in found
+            ],
             "requests": self.book.info(),
         }
 
@@ -231,8 +267,10 @@ class Service:
             except ConfigError as error:
                 raise RequestError(str(error)) from None
             if proposal.options:
-                line = self.engine.choose()
-                await line.change(proposal.settings, proposal.options, by=by, why=why)
+                settings, options = proposal.settings, proposal.options
+                await self.engine.on_all(
+                    lambda line: line.change(settings, options, by=by, why=why)
+                )
             proposal.accept()
         return proposal
 

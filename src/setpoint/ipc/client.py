@@ -9,14 +9,17 @@ text or HTTP.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from array import array
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
+from setpoint.core.control import PauseMode
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.messages import Abort, Finish, Stop, Submit, TokenEvent
@@ -26,6 +29,8 @@ from setpoint.ipc.line import EngineLine
 from setpoint.ipc.mailbox import Mailbox, WakeUps
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MOST_CRASHES = 2
 """A request ends when so many engines have died in turn with it in their steps, without a new token
@@ -103,6 +108,8 @@ class EngineClient:
         does not end an engine."""
         self._given_up: dict[int, str] = {}
         """Rank -> why it gets no other engine."""
+        self._paused: PauseMode | None = None
+        """The pause in force."""
         self._wake_ups = WakeUps()
 
     def attach(self, line: EngineLine) -> None:
@@ -116,7 +123,11 @@ class EngineClient:
         self._loads[line] = Load(line.rank)
         self._given_up.pop(line.rank, None)
         self.num_lines += 1
-        line.start(partial(self._route, line), lambda: self._ended(line), self._dispatch)
+        line.start(
+            partial(self._route, line),
+            partial(self._ended, line),
+            partial(self._became_ready, line),
+        )
 
     def close(self) -> None:
         for line in self._lines.values():
@@ -166,6 +177,34 @@ class EngineClient:
             raise EngineDeadError("There is no engine yet.")
         first.check_ready()
         return first
+
+    async def on_all(self, call: Callable[[EngineLine], Awaitable[T]]) -> list[T]:
+        """What a control call answers on every engine that takes requests, in the order of ranks.
+        An engine that ends meanwhile is left out if another answers. Raises EngineDeadError without
+        an engine, and otherwise the first error of one that has not ended."""
+        lines = self._ready() or [self.choose()]
+        found = await asyncio.gather(*map(call, lines), return_exceptions=True)
+        answers = [each for each in found if not isinstance(each, BaseException)]
+        for line, each in zip(lines, found, strict=True):
+            if isinstance(each, BaseException) and not (answers and line.has_ended):
+                raise each
+        return answers
+
+    async def flush_cache(self) -> bool:
+        """Whether all engines have flushed their caches: those that are idle do."""
+        return all(each.is_flushed for each in await self.on_all(lambda line: line.flush_cache()))
+
+    async def pause(self, mode: PauseMode) -> int:
+        """Pause all engines, and those that take the place of one of them; returns how many
+        requests are paused."""
+        self._paused = mode
+        done = await self.on_all(lambda line: line.pause(mode))
+        return sum(each.num_paused_reqs for each in done)
+
+    async def resume(self) -> None:
+        """End a pause."""
+        self._paused = None
+        await self.on_all(lambda line: line.resume())
 
     def submit(self, request: Request, mailbox: Mailbox, index: int = 0) -> int:
         """Send a request, whose events go to ``mailbox`` under ``index``. Returns the number with
@@ -309,6 +348,11 @@ class EngineClient:
             waiting, self._waiting = self._waiting, []
             for submission in waiting:
                 self._place(submission)
+
+    def _became_ready(self, line: EngineLine) -> None:
+        if self._paused is not None:
+            line.begin_pause(self._paused)
+        self._dispatch()
 
     def _court(self) -> EngineLine | None:
         """The line for the next suspect: one that computes no other suspect, and nobody who is none

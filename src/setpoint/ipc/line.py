@@ -224,6 +224,11 @@ class EngineLine:
         """Pause the engine; returns when it is paused."""
         return await self._ask(lambda call_id: Pause(call_id, mode), Standstill)
 
+    def begin_pause(self, mode: PauseMode) -> None:
+        """Have the engine pause before it reads what is sent next; nobody waits for its answer."""
+        self._next_call += 1
+        self.send(Pause(self._next_call, mode))
+
     async def resume(self) -> None:
         """End a pause."""
         await self._ask(Continue, Done)

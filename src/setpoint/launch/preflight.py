@@ -7,7 +7,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from setpoint.config.hardware import why_no_cuda
+from setpoint.config.hardware import probe_hardware, why_no_cuda
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
 
@@ -22,6 +22,8 @@ def preflight(options: Options) -> None:
         raise ConfigError(
             f"--device cuda was asked for, but {why}; use --device cpu, or leave it out."
         )
+    if options.parallel.dp_size > 1:
+        probe_hardware().divided(options.parallel.dp_size)
     if options.metrics.export_metrics_to_file:
         assert options.metrics.export_metrics_to_file_dir is not None, "check_metrics refuses it"
         _check_folder(

@@ -90,7 +90,7 @@ class Calls:
         self.service.engine.abort(rid, abort_all=abort_all)
 
     async def flush_cache(self) -> bool:
-        return (await self.service.engine.choose().flush_cache()).is_flushed
+        return await self.service.engine.flush_cache()
 
     async def _generate(self, body: GenerateBody) -> Any:
         prepared = await self._native.prepare(body, max_sequences=None)

@@ -86,7 +86,7 @@ GUIDE_COMMANDS = (
     GuideCommand(
         CHINESE,
         "--enable-dp-attention --dp-size 8",
-        refused=r"--dp-size 8 is not supported .* behind a router instead",
+        refused="leave --enable-dp-attention out",
     ),
     GuideCommand(CHINESE, "--schedule-policy lpm"),
     GuideCommand(WORKLOADS, "--schedule-conservativeness 0.3"),
@@ -110,7 +110,7 @@ GUIDE_COMMANDS = (
     GuideCommand(
         WORKLOADS,
         "--enable-dp-attention --dp-size 8",
-        refused=r"--dp-size 8 is not supported .* behind a router instead",
+        refused="leave --enable-dp-attention out",
     ),
     GuideCommand(WORKLOADS, "--schedule-policy lpm"),
     GuideCommand(WORKLOADS, "--max-running-requests 128"),
@@ -126,9 +126,7 @@ GUIDE_COMMANDS = (
     GuideCommand(WORKLOADS, "--schedule-conservativeness 1.2"),
     GuideCommand(WORKLOADS, "--mem-fraction-static 0.90 \\\n--max-running-requests 4096"),
     GuideCommand(WORKLOADS, "--chunked-prefill-size 16384"),
-    GuideCommand(
-        WORKLOADS, "--dp-size 8", refused=r"--dp-size 8 is not supported .* behind a router instead"
-    ),
+    GuideCommand(WORKLOADS, "--dp-size 8"),
     GuideCommand(
         WORKLOADS,
         "--enable-hierarchical-cache \\\n--hicache-ratio 2 \\\n--hicache-storage-backend hf3fs",

@@ -24,7 +24,7 @@ from setpoint.frontend.intake import MAX_SEQUENCES, namespace, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.service import Service
 
-UNSUPPORTED = ("lora_path", "routed_dp_rank", "return_hidden_states", "stream")
+UNSUPPORTED = ("lora_path", "return_hidden_states", "stream")
 
 
 class EmbeddingBody(AnyBody, kw_only=True):

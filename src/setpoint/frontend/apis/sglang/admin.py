@@ -123,20 +123,21 @@ class AdminRoutes:
             while time.monotonic() < deadline and await self._busy():
                 await asyncio.sleep(_FLUSH_POLL_S)
             while (
-                not (done := await self._engine.choose().flush_cache()).is_flushed
-                and time.monotonic() < deadline
+                not (is_flushed := await self._engine.flush_cache()) and time.monotonic() < deadline
             ):
                 await asyncio.sleep(_FLUSH_POLL_S)
         finally:
             self._flushing = False
-        if done.is_flushed:
+        if is_flushed:
             return PlainTextResponse("Cache flushed.\n")
         return PlainTextResponse(
             "Cache not flushed: there are pending requests.\n", status_code=400
         )
 
     async def _busy(self) -> bool:
-        return (await self._engine.choose().get_state()).is_busy
+        return any(
+            state.is_busy for state in await self._engine.on_all(lambda line: line.get_state())
+        )
 
     async def abort_request(self, request: Request) -> Response:
         body, warnings = await self._bodies.read(request, self._read_abort)

@@ -1,4 +1,5 @@
-"""Reports how busy the engine is, for load balancers and autoscalers (docs/sglang/api.md#loads)."""
+"""Reports how busy the engines are, for load balancers and autoscalers
+(docs/sglang/api.md#loads)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from fastapi.responses import PlainTextResponse
 
 from setpoint import __version__
 from setpoint.core.control import EngineFacts, InternalState
-from setpoint.core.errors import RequestError
+from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.service import Service
@@ -25,7 +26,7 @@ EXPOSITION = "text/plain; version=0.0.4"
 
 
 class LoadRoutes:
-    """The load routes, for the one data-parallel rank, 0."""
+    """The load routes; each data-parallel rank has an entry."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -38,59 +39,72 @@ class LoadRoutes:
 
     async def loads(
         self,
-        dp_rank: int = 0,
+        dp_rank: int | None = None,
         include: str = "all",
         layout: Annotated[str, Query(alias="format")] = "json",
     ) -> Response:
-        """The load of the engine. include: names of SECTIONS, separated by commas; core is always
-        included."""
+        """The loads of the engines. dp_rank: only of this one. include: names of SECTIONS,
+        separated by commas; core is always included."""
         sections = {name.strip() for name in include.split(",")}
-        if dp_rank != 0:
-            raise RequestError(f"dp_rank is {dp_rank}; there is one data-parallel rank, 0.")
+        num_ranks = len(self._service.engine.lines)
+        if dp_rank is not None and not 0 <= dp_rank < num_ranks:
+            raise RequestError(f"dp_rank is {dp_rank}; the last rank is {num_ranks - 1}.")
         if layout not in ("json", "prometheus"):
             raise RequestError(f"format is {layout!r}; it may be json or prometheus.")
         if unknown := sorted(sections - set(SECTIONS)):
             raise RequestError(f"include has {unknown[0]!r}; it may name {', '.join(SECTIONS)}.")
-        line = self._service.engine.choose()
-        state, facts = await line.get_state(), line.facts
-        load = _load(state, facts)
-        if sections & {"memory", "all"}:
-            load["memory"] = _memory(state, facts)
-        if sections & {"queues", "all"}:
-            load["queues"] = _queues(state)
+        found = [
+            (line, state)
+            for line, state in await self._service.states()
+            if dp_rank in (None, line.rank)
+        ]
+        if not found:
+            raise EngineDeadError(f"The engine of rank {dp_rank} takes no requests now.")
+        loads = [_load(line.rank, state, line.facts, sections) for line, state in found]
         if layout == "prometheus":
-            return PlainTextResponse(_exposition(load), media_type=EXPOSITION)
+            return PlainTextResponse(_exposition(loads), media_type=EXPOSITION)
         return json_response(
             {
                 "timestamp": datetime.now(UTC).isoformat(),
                 "version": __version__,
-                "accelerator": facts.accelerator,
-                "num_accelerators": 1,
-                "loads": [load],
+                "accelerator": found[0][0].facts.accelerator,
+                "num_accelerators": num_ranks,
+                "loads": loads,
             }
         )
 
     async def load(self) -> Response:
         """The answer that older routers poll."""
-        state = await self._service.engine.choose().get_state()
         return json_response(
             [
                 {
-                    "dp_rank": 0,
+                    "dp_rank": line.rank,
                     "num_reqs": state.num_running + state.num_queued,
                     "num_waiting_reqs": state.num_queued,
                     "num_tokens": state.pool.used + state.num_pending_tokens,
                 }
+                for line, state in await self._service.states()
             ]
         )
 
 
-def _load(state: InternalState, facts: EngineFacts) -> dict[str, Any]:
+def _load(
+    rank: int, state: InternalState, facts: EngineFacts, sections: set[str]
+) -> dict[str, Any]:
+    load = _core(rank, state, facts)
+    if sections & {"memory", "all"}:
+        load["memory"] = _memory(state, facts)
+    if sections & {"queues", "all"}:
+        load["queues"] = _queues(state)
+    return load
+
+
+def _core(rank: int, state: InternalState, facts: EngineFacts) -> dict[str, Any]:
     """The core section."""
     pool, figures = state.pool, state.report.figures
     total = pool.used + state.num_pending_tokens
     return {
-        "dp_rank": 0,
+        "dp_rank": rank,
         "timestamp": time.time(),
         "num_running_reqs": state.num_running,
         "num_waiting_reqs": state.num_queued,
@@ -119,16 +133,19 @@ def _queues(state: InternalState) -> dict[str, Any]:
     }
 
 
-def _exposition(load: dict[str, Any]) -> str:
+def _exposition(loads: list[dict[str, Any]]) -> str:
     """The numbers as gauges in Prometheus' text format; those of a section are prefixed with its
     name."""
-    labels, lines = f'{{dp_rank="{load["dp_rank"]}"}}', []
-    for name, value in load.items():
-        found = value if isinstance(value, dict) else {"": value}
-        for key, number in found.items():
-            if name not in ("dp_rank", "timestamp"):
-                gauge = f"sglang:{name}_{key}" if key else f"sglang:{name}"
-                lines += [f"# TYPE {gauge} gauge", f"{gauge}{labels} {number}"]
+    samples: dict[str, list[str]] = {}
+    for load in loads:
+        labels = f'{{dp_rank="{load["dp_rank"]}"}}'
+        for name, value in load.items():
+            found = value if isinstance(value, dict) else {"": value}
+            for key, number in found.items():
+                if name not in ("dp_rank", "timestamp"):
+                    gauge = f"sglang:{name}_{key}" if key else f"sglang:{name}"
+                    samples.setdefault(gauge, []).append(f"{gauge}{labels} {number}")
+    lines = [line for gauge, each in samples.items() for line in (f"# TYPE {gauge} gauge", *each)]
     return "\n".join(lines) + "\n"
 
 

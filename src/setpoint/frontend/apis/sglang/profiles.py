@@ -63,15 +63,24 @@ class ProfileRoutes:
             with_stack=bool(body.with_stack),
             record_shapes=bool(body.record_shapes),
         )
-        done = await self._engine.choose().operate(operation)
+        (done, *_) = await self._engine.on_all(
+            lambda line: line.operate(
+                msgspec.structs.replace(operation, path=self._path_of(line.rank, operation.path))
+            )
+        )
         return PlainTextResponse(f"Start profiling. The file will be {done.path}\n")
 
+    def _path_of(self, rank: int, path: str) -> str:
+        """The path for one of several engines."""
+        several = len(self._engine.lines) > 1
+        return path.replace(".trace", f"-DP{rank}.trace") if several else path
+
     async def stop(self) -> Response:
-        done = await self._engine.choose().operate(StopProfile())
+        (done, *_) = await self._engine.on_all(lambda line: line.operate(StopProfile()))
         return PlainTextResponse(f"Stop profiling. The file is {done.path}\n")
 
     async def freeze(self) -> Response:
-        await self._engine.choose().operate(FreezeGarbage())
+        await self._engine.on_all(lambda line: line.operate(FreezeGarbage()))
         gc.collect()
         gc.freeze()
         return PlainTextResponse("Garbage collection frozen.\n")

@@ -35,8 +35,6 @@ UNSUPPORTED = (
     *(
         "bootstrap_port",
         "bootstrap_room",
-        "routed_dp_rank",
-        "data_parallel_rank",
         "max_thinking_tokens",
         "background",
     ),
@@ -62,6 +60,9 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     return_hidden_states: bool | list[bool] = False
     return_sampling_mask: bool | list[bool] = False
     session_params: SessionParams | None = None
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
+    """The older name of ``routed_dp_rank``."""
     return_prompt_token_ids: bool = False
     require_reasoning: bool = False
     """Whether the output begins in the reasoning: a constraint holds after it, and its tokens are
@@ -78,6 +79,8 @@ class EncodeBody(msgspec.Struct, kw_only=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     no_logs: bool = False
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
     sampling_params: Any = None
     """Accepted because SGLang's clients send it; ignored, as nothing is sampled."""
 

@@ -67,14 +67,14 @@ class WeightRoutes:
         body, told = await self._bodies.read(request, MemoryBody)
         async with self._changing:
             parts = await self._parts(body, released=False)
-            await self._engine.choose().operate(ReleaseMemory(parts))
+            await self._engine.on_all(lambda line: line.operate(ReleaseMemory(parts)))
         return json_response({"released": parts, **told})
 
     async def restore(self, request: Request) -> Response:
         body, told = await self._bodies.read(request, MemoryBody)
         async with self._changing:
             parts = await self._parts(body, released=True)
-            await self._engine.choose().operate(RestoreMemory(parts))
+            await self._engine.on_all(lambda line: line.operate(RestoreMemory(parts)))
         return json_response({"resumed": parts, **told})
 
     async def update(self, request: Request) -> Response:
@@ -82,7 +82,8 @@ class WeightRoutes:
         body, told = await self._bodies.read(request, UpdateWeightsBody)
         check_key(body.weight_version, "weight_version")
         async with self._changing:
-            num_paused = (await self._engine.choose().get_state()).num_paused_reqs
+            states = await self._engine.on_all(lambda line: line.get_state())
+            num_paused = sum(state.num_paused_reqs for state in states)
             try:
                 # In a thread: it reads files.
                 found = await asyncio.to_thread(
@@ -92,7 +93,7 @@ class WeightRoutes:
                     operation = LoadWeights(
                         found.folder, found.load_format, flush_cache=body.flush_cache
                     )
-                    done = await self._engine.choose().operate(operation)
+                    done = await self._engine.on_all(lambda line: line.operate(operation))
             except RequestError as error:
                 answer = {"success": False, "message": error.message}
                 status_code = error.status_code
@@ -102,7 +103,7 @@ class WeightRoutes:
                     weight_version=body.weight_version,
                     checkpoint=found,
                 )
-                num_paused, status_code = done.num_paused_reqs, 200
+                num_paused, status_code = sum(each.num_paused_reqs for each in done), 200
                 answer = {"success": True, "message": UPDATED}
         counted = {**answer, "num_paused_requests": num_paused, **told}
         return json_response(counted, status_code=status_code)
@@ -121,15 +122,15 @@ class WeightRoutes:
     async def _aborted(self, body: UpdateWeightsBody) -> AsyncIterator[None]:
         """With ``abort_all_requests``, pause the engine within the block, so that no request comes
         in between."""
-        line = self._engine.choose()
-        paused = (await line.get_state()).paused is not None
+        (state, *_) = await self._engine.on_all(lambda line: line.get_state())
+        paused = state.paused is not None
         if body.abort_all_requests:
-            await line.pause(PauseMode.ABORT)
+            await self._engine.pause(PauseMode.ABORT)
         try:
             yield
         finally:
             if body.abort_all_requests and not paused and not body.keep_pause:
-                await line.resume()
+                await self._engine.resume()
 
     async def _parts(self, body: MemoryBody, *, released: bool) -> list[MemoryPart]:
         """The parts that the body means, each once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 from setpoint.core.control import EngineFacts, InternalState, MetricsReport
 from setpoint.observe.catalogue import BY_NAME, REQUESTS_PER_KEY
@@ -19,7 +20,7 @@ Histograms = dict[str, dict[str, Histogram]]
 
 
 class EngineFigures:
-    """The last known figures of the engines, one after the other."""
+    """The last known figures of the engines of one rank, one after the other."""
 
     def __init__(self, *, context_len: int, page_size: int, overlap: bool = False) -> None:
         """overlap: whether steps are planned while the one before still runs."""
@@ -50,7 +51,14 @@ class EngineFigures:
         self.gauges["sglang:routing_key_all_req_count"] = _by_range(state.open_per_key)
         self.gauges |= {name: _samples(values) for name, values in self._latest.gauges.items()}
 
-    def counter_samples(self) -> Samples:
+    def samples(self) -> dict[str, dict[tuple[str, ...], Any]]:
+        """All series, by the values of their own labels -> a number or a Histogram."""
+        found: dict[str, dict[tuple[str, ...], Any]] = {**self.gauges, **self._counter_samples()}
+        for name, by_label in self.histograms().items():
+            found[name] = {(label,) if label else (): value for label, value in by_label.items()}
+        return found
+
+    def _counter_samples(self) -> Samples:
         """Counters of all engines together, by the values of their labels."""
         found = {name: _samples(values) for name, values in self._counters().items()}
         turns = found.get("setpoint:turn_seconds", {})

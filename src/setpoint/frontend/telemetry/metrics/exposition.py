@@ -25,6 +25,7 @@ from setpoint.frontend.telemetry.metrics.engines import EngineFigures
 from setpoint.frontend.telemetry.metrics.http_counts import HttpMetrics
 from setpoint.frontend.telemetry.metrics.requests import RequestMetrics
 from setpoint.ipc.client import EngineClient
+from setpoint.ipc.line import EngineLine
 from setpoint.observe.catalogue import SERIES
 from setpoint.observe.series import Histogram, Kind, Scope, Series
 
@@ -47,13 +48,13 @@ class Metrics:
         model_name: str,
         extra_labels: Mapping[str, str],
         client: EngineClient,
-        engines: EngineFigures,
+        figures: Callable[[], EngineFigures],
         requests: RequestMetrics,
         http: HttpMetrics,
         server: Callable[[], Mapping[str, Samples]],
     ) -> None:
-        """extra_labels: added to every series of the scheduler and of requests. server: the
-        frontend's other samples, by the name of their series."""
+        """extra_labels: added to every series of the scheduler and of requests. figures: makes
+        those of a rank. server: the frontend's other samples, by the name of their series."""
         common = {"model_name": model_name, "engine_type": "unified"}
         ranks = dict.fromkeys(("tp_rank", "pp_rank", "moe_ep_rank"), "0")
         self._labels: dict[Scope, dict[str, str]] = {
@@ -62,7 +63,9 @@ class Metrics:
             Scope.SERVER: {},
         }
         self._client = client
-        self._engines = engines
+        self._make_figures = figures
+        self._figures: dict[int, EngineFigures] = {}
+        """Data-parallel rank -> the figures of its engines."""
         self.requests = requests
         self.http = http
         self._server = server
@@ -88,22 +91,29 @@ class Metrics:
         return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
 
     async def _ask(self) -> None:
-        if not self._client.is_ready:
-            return
+        lines = [line for line in self._client.lines if line.is_ready]
+        await asyncio.gather(*map(self._ask_one, lines))
+
+    async def _ask_one(self, line: EngineLine) -> None:
         try:
-            line = self._client.choose()
             state = await line.get_state(timeout_s=ANSWER_S)
         except (EngineDeadError, RequestError):
             return
-        self._engines.take(line, line.facts, state)
+        figures = self._figures.get(line.rank)
+        if figures is None:
+            figures = self._figures[line.rank] = self._make_figures()
+        figures.take(line, line.facts, state)
         self._taken_at = time.monotonic()
 
     def _families(self) -> Iterator[Metric]:
         found = {**self._server(), **self.http.samples(), **self._of_engines()}
-        engines = self._engines
-        found |= engines.gauges | engines.counter_samples()
-        for name, by_label in engines.histograms().items():
-            found[name] = {(label,) if label else (): value for label, value in by_label.items()}
+        several = len(self._client.lines) > 1
+        ranks = ("dp_rank",) if several else ()
+        for rank, figures in sorted(self._figures.items()):
+            for name, own in figures.samples().items():
+                if several:
+                    own = {(*labels, str(rank)): value for labels, value in own.items()}
+                found[name] = {**found.get(name, {}), **own}
         for series in SERIES:
             if series.scope is Scope.REQUEST:
                 names = self.requests.label_names
@@ -113,7 +123,8 @@ class Metrics:
                     for own, value in counts[series.name].items()
                 }
             else:
-                names, samples = (), found.get(series.name, {})
+                names = ranks if series.scope is Scope.SCHEDULER else ()
+                samples = found.get(series.name, {})
             if samples:
                 yield self._family(series, names, samples)
 

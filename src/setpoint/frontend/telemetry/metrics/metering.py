@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from setpoint.frontend.telemetry.book import RequestBook
@@ -67,8 +68,11 @@ def make_metrics(
         model_name=model_name,
         extra_labels=config.extra_labels,
         client=client,
-        engines=EngineFigures(
-            context_len=context_len, page_size=config.page_size, overlap=config.overlap
+        figures=partial(
+            EngineFigures,
+            context_len=context_len,
+            page_size=config.page_size,
+            overlap=config.overlap,
         ),
         requests=RequestMetrics(
             buckets=config.buckets,

@@ -27,8 +27,6 @@ UNSUPPORTED = (
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
-    "routed_dp_rank",
-    "data_parallel_rank",
 )
 
 DEFAULT_MODEL = "default"
@@ -42,6 +40,10 @@ class StreamOptions(msgspec.Struct):
 
 class AnyBody(msgspec.Struct, kw_only=True):
     """The fields that the body of every OpenAI route may have."""
+
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
+    """The older name of ``routed_dp_rank``."""
 
     model: str | None = DEFAULT_MODEL
     rid: str | None = None
