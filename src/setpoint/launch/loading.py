@@ -32,8 +32,7 @@ def load_engine(
     spec: ModelSpec,
     folder: str,
     observer: Observer,
-    *,
-    memory_bytes: int | None = None,
+    memory_bytes: int | None,
 ) -> tuple[ModelRunner, PoolConfig, int]:
     """Load the weights, then size the pool from the memory that is really left. Returns also the
     bytes that are free after that. The observer gets a record of everything that runs in a slower
