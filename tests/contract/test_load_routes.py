@@ -79,7 +79,7 @@ def test_loads_of_a_busy_engine(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("dp_rank=1", "one data-parallel rank"),
+        ("dp_rank=1", "the last rank is 0"),
         ("dp_rank=x", "dp_rank"),
         ("format=xml", "it may be json or prometheus"),
         ("include=core,all,memry", "'memry'; it may name core, memory"),
