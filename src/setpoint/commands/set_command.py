@@ -12,7 +12,7 @@ import msgspec
 from setpoint.config.commands import SetOptions
 from setpoint.config.groups.declare import allowed
 from setpoint.config.live import LIVE
-from setpoint.core.addresses import url_meant
+from setpoint.core.addresses import check_url
 from setpoint.core.errors import ConfigError, RequestError, reason_of
 
 _ROUTE = "set_internal_state"
@@ -29,8 +29,7 @@ def set_options(wanted: SetOptions, *, api_key: str | None) -> int:
             "say which server, and what to change: setpoint set URL NAME=VALUE."
             " setpoint set URL alone lists what can be changed."
         )
-    if meant := url_meant(wanted.url):
-        raise ConfigError(f"{wanted.url} is not a URL: did you mean {meant}?")
+    check_url(wanted.url)
     key, base = wanted.api_key or api_key, wanted.url.rstrip("/")
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     if not wanted.change:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from setpoint.config.commands import TopOptions
-from setpoint.core.addresses import url_meant
+from setpoint.core.addresses import check_url
 from setpoint.core.errors import ConfigError
 from setpoint.observe.waiting import Waiting, on_stderr
 from setpoint.top.events import Lost, events
@@ -30,8 +30,7 @@ def top(wanted: TopOptions, *, api_key: str | None) -> int:
     the start; a server that goes away later may come back."""
     if wanted.url is None:
         raise ConfigError("say which server to show: setpoint top URL.")
-    if meant := url_meant(wanted.url):
-        raise ConfigError(f"{wanted.url} is not a URL: did you mean {meant}?")
+    check_url(wanted.url)
     with suppress(KeyboardInterrupt):
         _show(wanted.url, wanted.api_key or api_key, Console(highlight=False))
     return 0

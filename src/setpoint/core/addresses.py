@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from setpoint.core.errors import ConfigError
+
 _HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):\d{1,5}(/\S*)?")
 
 
@@ -11,3 +13,9 @@ def url_meant(text: str) -> str | None:
     """The URL that was probably meant by HOST:PORT, with a path or without; None for anything
     else."""
     return f"http://{text}" if _HOST_AND_PORT.fullmatch(text) else None
+
+
+def check_url(text: str) -> None:
+    """Raise ConfigError for a server's URL without its scheme, with the one that was meant."""
+    if meant := url_meant(text):
+        raise ConfigError(f"{text} is not a URL: did you mean {meant}?")

@@ -111,7 +111,7 @@ class _Serving:
             app = create_app(service, DIALECTS, local_only=is_loopback(self._sock))
             leave_out_of_access_log(options.logs.uvicorn_access_log_exclude_prefixes)
             server = make_server(app, log_level=log_level)
-            opening = _open(session, service, self._phases)
+            opening = _open(session, service, server.listening, self._phases)
             try:
                 await self._answer(service, server, opening, [stopped, session.over])
             finally:
@@ -222,10 +222,13 @@ async def _cut_at_second_signal(asked: Asked, server: Server) -> None:
         server.cut()
 
 
-async def _open(session: EngineSession, service: Service, phases: Phases) -> None:
+async def _open(
+    session: EngineSession, service: Service, listening: asyncio.Event, phases: Phases
+) -> None:
     options = session.engine.served.config.options
     if not options.server.skip_server_warmup:
         await service.warm_up()
+    await listening.wait()  # without a warm-up, this task would be first to call itself ready
     phases.mark("warm-up")
     gc.collect()
     gc.freeze()  # these objects stay: a full collection would scan all of them while streams wait

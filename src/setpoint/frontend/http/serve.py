@@ -31,6 +31,8 @@ class Server(uvicorn.Server):
         self._dialects = dialects
         self._drain = drain
         self._close_s = 0.0
+        self.listening = asyncio.Event()
+        """Set once connections are accepted."""
 
     def end(self, close_s: float) -> None:
         """Accept no new connections, and end when the open ones have got their answers: they have
@@ -58,6 +60,7 @@ class Server(uvicorn.Server):
                 self.servers.append(Listener(sock, make, pace))  # type: ignore[arg-type]
             except OSError as error:
                 raise cannot_listen(host, port, error) from error
+        self.listening.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
