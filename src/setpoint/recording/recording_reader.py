@@ -88,6 +88,8 @@ def _frames(reader: FrameReader, path: Path) -> Iterator[bytes]:
 
 
 def _data(path: Path) -> bytes:
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise RecordingError(f"{path} is not a file.")
     try:
         return path.read_bytes()
     except OSError as error:

@@ -203,3 +203,10 @@ def test_records_that_wait_are_written_in_time(tmp_path: Path) -> None:
     frames = list(FrameReader((tmp_path / "run").read_bytes()))
     assert len(frames) == 2
     recording.close()
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    """Red before: opening it waited for a writer."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RecordingError, match="pipe is not a file"):
+        open_recording(tmp_path / "pipe")
