@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
+
+from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.http.sse import DONE, event
 from setpoint.frontend.refusal import Refusal
 
-_FIELD = re.compile(r"([a-z_]+(?:\[\d+\]|\.[a-z_]+)*)(?=[ :])")
-"""A message about a field of the body begins with its path, any other with a capital letter."""
+_BODIES = "setpoint.frontend.apis."
+_FIELD = re.compile(r"(([a-z_]+)(?:\[\d+\]|\.[a-z_]+)*)(?=[ :])")
+"""A message about a field of the body begins with its path."""
+
+
+def _field_of(message: str) -> str | None:
+    """The path of the field that a message is about, if it begins with one."""
+    found = _FIELD.match(message)
+    if found is None or ("_" not in found[2] and found[2] not in _plain_fields()):
+        return None
+    return found[1]
+
+
+@cache
+def _plain_fields() -> frozenset[str]:
+    """The names of fields that look like words of a sentence, of all that clients send."""
+    names: set[str] = set()
+    kinds = [*msgspec.Struct.__subclasses__()]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        if kind is SamplingParams or kind.__module__.startswith(_BODIES):
+            names.update(kind.__struct_fields__)
+    return frozenset(names)
 
 
 def openai_type(status_code: int) -> str:
@@ -28,11 +54,11 @@ def error_body(refusal: Refusal) -> dict[str, Any]:
 def body_with_type(refusal: Refusal, kind: str) -> dict[str, Any]:
     """The body of an error: SGLang's flat keys, and the same again under ``error``, where OpenAI's
     clients look."""
-    field = _FIELD.match(refusal.message) if refusal.status_code == HTTPStatus.BAD_REQUEST else None
+    is_about_body = refusal.status_code == HTTPStatus.BAD_REQUEST
     error = {
         "message": refusal.message,
         "type": kind,
-        "param": refusal.param or (field and field[0]),
+        "param": refusal.param or (_field_of(refusal.message) if is_about_body else None),
         "code": refusal.code or refusal.status_code,
     }
     return {"object": "error", **error, "error": error}
