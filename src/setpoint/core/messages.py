@@ -158,6 +158,18 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class Cached(msgspec.Struct, frozen=True, tag=True):
+    """How the engine's prefix cache has changed since the last such message. Only an engine among
+    several sends it."""
+
+    stored: bytes
+    """Hashes of prefixes that are cached now (``core.prefix_hash``), each of HASH_BYTES."""
+    removed: bytes
+    """Those that are not any more."""
+    is_cleared: bool = False
+    """Whether everything before was removed."""
+
+
 class Announce(msgspec.Struct, frozen=True, tag=True):
     """The change in the set of sequences that the plans in flight contain. It is sent before the
     newest of these plans executes, so that after a crash the suspects are known.
@@ -175,7 +187,7 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
 ToEngine = Submit | Abort | Stop | Shutdown | Call
 ToLoop = ToEngine | Prepared
 """The messages that the engine's loop can find in its inbox."""
-ToFrontend = Tokens | Reply | Starting | Ready | Alive | Failed | Announce
+ToFrontend = Tokens | Reply | Starting | Ready | Alive | Failed | Announce | Cached
 
 _encoder = msgspec.msgpack.Encoder()
 _to_loop: msgspec.msgpack.Decoder[ToLoop] = msgspec.msgpack.Decoder(ToLoop)

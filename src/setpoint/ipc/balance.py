@@ -8,30 +8,79 @@ are never late.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
+from setpoint.core.messages import Cached
+from setpoint.core.prefix_hash import BLOCK_TOKENS, HASH_BYTES, prefix_hashes
 from setpoint.core.request import Request
+
+REQUEST_TOKENS = 64
+"""How many prompt tokens to compute weigh as much as one more request beside the new one
+(``CacheAware``)."""
 
 
 @dataclass(slots=True)
 class Load:
-    """What one engine has to do; written by the EngineClient alone."""
+    """What one engine has to do, and what its cache holds; written by the EngineClient alone."""
 
     rank: int
+    keeps_prefixes: bool = False
+    """Whether it is known which prefixes the open requests bring."""
     num_requests: int = 0
     """Its open requests."""
     num_tokens: int = 0
     """Their prompts, and the outputs that they had when they were sent."""
 
+    _held: set[bytes] = field(default_factory=set)
+    """Hashes of the prefixes that its cache holds, as it says itself."""
+    _coming: Counter[bytes] = field(default_factory=Counter)
+    """Those of its open requests, which it will hold before another request can use them."""
+
     def add(self, request: Request) -> None:
         self.num_requests += 1
         self.num_tokens += _num_tokens(request)
+        if self.keeps_prefixes:
+            self._coming.update(_prefixes_of(request))
 
     def remove(self, request: Request) -> None:
         self.num_requests -= 1
         self.num_tokens -= _num_tokens(request)
+        for name in _prefixes_of(request) if self.keeps_prefixes else ():
+            self._coming[name] -= 1
+            if not self._coming[name]:
+                del self._coming[name]
+
+    def take(self, news: Cached) -> None:
+        """Take note of a change of the cache."""
+        if news.is_cleared:
+            self._held.clear()
+        self._held.difference_update(_split(news.removed))
+        self._held.update(_split(news.stored))
+
+    def num_cached(self, prefixes: Sequence[bytes]) -> int:
+        """How many tokens of a prompt with these prefixes need not be computed."""
+        # Whoever holds a prefix holds the shorter ones, too.
+        shorter, longer = 0, len(prefixes)
+        while shorter < longer:
+            middle = (shorter + longer) // 2
+            name = prefixes[middle]
+            if name in self._held or name in self._coming:
+                shorter = middle + 1
+            else:
+                longer = middle
+        return shorter * BLOCK_TOKENS
+
+
+def _split(hashes: bytes) -> list[bytes]:
+    return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+
+
+def _prefixes_of(request: Request) -> Sequence[bytes]:
+    ids = request.prompt_ids + request.prior_output_ids
+    return prefix_hashes(ids, request.options.namespace)
 
 
 def _num_tokens(request: Request) -> int:
@@ -43,6 +92,9 @@ def _least(costs: Sequence[tuple[int, int]]) -> int:
 
 
 class Balance(Protocol):
+    uses_prefixes: ClassVar[bool]
+    """Whether it looks at ``Load.num_cached``."""
+
     def choose(self, loads: Sequence[Load], request: Request) -> int:
         """The index of the load to which the request is to be added; ``loads`` is never empty."""
         ...
@@ -55,6 +107,8 @@ def make_balance(method: str) -> Balance:
 
 class RoundRobin:
     """Each rank in turn; a rank that is not ready is passed over."""
+
+    uses_prefixes: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._last = -1
@@ -69,6 +123,8 @@ class RoundRobin:
 class TotalRequests:
     """The engine with the fewest open requests; among equals, the one with the fewest tokens."""
 
+    uses_prefixes: ClassVar[bool] = False
+
     def choose(self, loads: Sequence[Load], request: Request) -> int:
         return _least([(load.num_requests, load.num_tokens) for load in loads])
 
@@ -76,12 +132,32 @@ class TotalRequests:
 class TotalTokens:
     """The engine with the fewest tokens; among equals, the one with the fewest requests."""
 
+    uses_prefixes: ClassVar[bool] = False
+
     def choose(self, loads: Sequence[Load], request: Request) -> int:
         return _least([(load.num_tokens, load.num_requests) for load in loads])
 
 
+class CacheAware:
+    """The engine on which the request costs least: the tokens of its prompt that the engine's cache
+    does not hold, and REQUEST_TOKENS for each of its open requests. So requests with one beginning
+    stay together until the engine has so much more to do than another that computing the prompt
+    again there is cheaper."""
+
+    uses_prefixes: ClassVar[bool] = True
+
+    def choose(self, loads: Sequence[Load], request: Request) -> int:
+        num_tokens, prefixes = _num_tokens(request), _prefixes_of(request)
+        costs = []
+        for load in loads:
+            missing = num_tokens - load.num_cached(prefixes)
+            costs.append((missing + REQUEST_TOKENS * load.num_requests, load.num_tokens))
+        return _least(costs)
+
+
 METHODS: dict[str, Callable[[], Balance]] = {
-    "auto": TotalRequests,
+    "auto": CacheAware,
+    "cache_aware": CacheAware,
     "round_robin": RoundRobin,
     "total_requests": TotalRequests,
     "total_tokens": TotalTokens,

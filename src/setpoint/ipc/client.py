@@ -120,13 +120,14 @@ class EngineClient:
             assert earlier.has_ended, "the line before is still in use"
             earlier.close()
         self._lines[line.rank] = line
-        self._loads[line] = Load(line.rank)
+        self._loads[line] = Load(line.rank, self._balance.uses_prefixes)
         self._given_up.pop(line.rank, None)
         self.num_lines += 1
         line.start(
             partial(self._route, line),
             partial(self._ended, line),
             partial(self._became_ready, line),
+            self._loads[line].take,
         )
 
     def close(self) -> None:

@@ -47,6 +47,7 @@ from setpoint.core.excerpt import excerpt
 from setpoint.core.messages import (
     Alive,
     Announce,
+    Cached,
     Failed,
     Ready,
     Reply,
@@ -139,13 +140,15 @@ class EngineLine:
         on_tokens: Callable[[list[TokenEvent]], None],
         on_end: Callable[[], None],
         on_ready: Callable[[], None],
+        on_cached: Callable[[Cached], None],
     ) -> None:
         """Begin to receive, inside the running loop; called by the owner. ``on_end`` is called when
         the line has ended and ``death`` says why, ``on_ready`` when it takes requests, at first and
-        after it was suspended."""
+        after it was suspended, ``on_cached`` with the news of its cache."""
         self._on_tokens = on_tokens
         self._on_end = on_end
         self._on_ready = on_ready
+        self._on_cached = on_cached
         self._link.start(self._receive, self._cut)
 
     def close(self) -> None:
@@ -379,6 +382,8 @@ class EngineLine:
                 self._on_progress(doing)
             case Alive():
                 pass
+            case Cached():
+                self._on_cached(message)
             case Ready(facts):
                 if self.state is EngineState.STARTING:
                     self.state = EngineState.READY

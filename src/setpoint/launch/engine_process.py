@@ -46,6 +46,7 @@ from setpoint.observe.logline import setup_logging
 from setpoint.observe.readers import EngineReaders
 from setpoint.observe.tee import Tee
 from setpoint.recording.writer import start_recording
+from setpoint.scheduler.cache.manager import CacheConfig, KVCache
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 
@@ -115,7 +116,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     scheduler = Scheduler(
         rules,
         settings,
-        cache.empty_cache(),
+        _cache_of(job, cache),
         observer=observer,
         preparer=None
         if config.options.model.is_embedding
@@ -143,6 +144,13 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     phases = _phases(runner, waited_s=waited - started, whole_s=now - started)
     socket.send(Ready(_facts(runner, pool, available_bytes=left, phases=phases)))
     return loop
+
+
+def _cache_of(job: EngineJob, config: CacheConfig) -> KVCache:
+    cache = config.empty_cache()
+    if job.rank is not None:  # the frontend chooses between engines by what they hold
+        cache.listen()
+    return cache
 
 
 @contextmanager

@@ -48,7 +48,8 @@ class EngineSession:
         parallel = engine.served.config.options.parallel
         self.engine = engine
         self.client: EngineClient = EngineClient(
-            balance=make_balance(parallel.load_balance_method), recovers=True
+            balance=make_balance(parallel.load_balance_method) if parallel.dp_size > 1 else None,
+            recovers=True,
         )
         self.exit_s = EXIT_S
         """How long the processes may take to end after they have been asked to."""

@@ -31,9 +31,10 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "How the engine of a request is chosen: in turn (round_robin), or the one with the"
-            " fewest requests (total_requests) or tokens (total_tokens). auto: total_requests.",
-            choices=("auto", "round_robin", "total_requests", "total_tokens"),
+            "How the engine of a request is chosen: where the cache holds its beginning, unless"
+            " that engine has much more to do (cache_aware), in turn (round_robin), or the one with"
+            " the fewest requests (total_requests) or tokens (total_tokens). auto: cache_aware.",
+            choices=("auto", "cache_aware", "round_robin", "total_requests", "total_tokens"),
         ),
     ] = "auto"
     max_engine_restarts: Annotated[

@@ -1,0 +1,51 @@
+"""What the radix tree has gained and lost since it was last asked, by the hashes of prefixes."""
+
+from __future__ import annotations
+
+from setpoint.core.messages import Cached
+from setpoint.core.prefix_hash import prefix_hashes
+from setpoint.scheduler.cache.node import Node
+
+
+class CacheNews:
+    """Listens to one tree. A stretch of the tree stands for the prefixes that end in it."""
+
+    def __init__(self) -> None:
+        self._changes: dict[bytes, bool] = {}
+        """Hash -> whether it is cached now, for those that have changed."""
+        self._is_cleared = False
+
+    def gained(self, node: Node) -> None:
+        """The stretch was attached."""
+        self._note(node, is_cached=True)
+
+    def lost(self, node: Node) -> None:
+        """The stretch, a leaf, was evicted; it still knows its parent."""
+        self._note(node, is_cached=False)
+
+    def cleared(self) -> None:
+        """The tree was replaced by an empty one."""
+        self._changes.clear()
+        self._is_cleared = True
+
+    def take(self) -> Cached | None:
+        """The changes since the last call; None if there are none."""
+        if not self._changes and not self._is_cleared:
+            return None
+        stored = b"".join(name for name, is_cached in self._changes.items() if is_cached)
+        removed = b"".join(name for name, is_cached in self._changes.items() if not is_cached)
+        news = Cached(stored, removed, self._is_cleared)
+        self._changes, self._is_cleared = {}, False
+        return news
+
+    def _note(self, node: Node, *, is_cached: bool) -> None:
+        parts, top = [], node
+        above: Node | None = node
+        while above is not None and above.parent is not None:
+            parts.append(above.key)
+            top, above = above, above.parent
+        assert isinstance(top.label, tuple), "the label below the root has the namespace"
+        ids = b"".join(reversed(parts))
+        start = (len(ids) - len(node.key)) // 4
+        for name in prefix_hashes(ids, top.label[0], start=start):
+            self._changes[name] = is_cached
