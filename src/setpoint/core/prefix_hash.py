@@ -1,9 +1,9 @@
 """Names for the beginnings of prompts, by which a frontend knows what its engines' caches hold.
 
 A prefix of BLOCK_TOKENS tokens, or of a multiple of that, has a hash of all its tokens and of its
-namespace. Two processes compute the same hash. Only the choice of an engine depends on it, so a collision
-costs time and changes no token. So does a page size that does not divide BLOCK_TOKENS: two pages
-may then begin with one block, which counts as evicted with the first of them.
+namespace. Two processes compute the same hash. Only the choice of an engine depends on it, so a
+collision costs time and changes no token. So does a page size that does not divide BLOCK_TOKENS:
+two pages may then begin with one block, which counts as evicted with the first of them.
 """
 
 from __future__ import annotations
