@@ -13,7 +13,13 @@ import httpx
 import pytest
 
 from setpoint import Engine
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, engine_of, running_server
+from setpoint.testing.server_process import (
+    PATIENCE_S,
+    ServerProcess,
+    engine_of,
+    running_server,
+    wait_until,
+)
 
 SAID = re.compile(r"(\d+) steps, (\d+) requests, 0 differing plans")
 
@@ -88,10 +94,12 @@ def test_a_killed_engine_leaves_a_recording_that_replays(tiny_model: Path, tmp_p
         for _ in range(3):
             server.generate(text="some", sampling_params={"max_new_tokens": 200})
         engine_of(server.process.pid).send_signal(signal.SIGKILL)
-        server.wait_end()
-    done = replay(path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert SAID.search(done.stdout)
+        wait_until(lambda: "is started again" in server.errors)
+        server.generate(text="some", sampling_params={"max_new_tokens": 20})
+    for recording in (path, path.with_name("run.rec-2")):
+        done = replay(recording)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert SAID.search(done.stdout)
 
 
 def test_a_recording_is_not_overwritten(tiny_model: Path, tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ def _page(
         max_running_requests=settings.max_running_requests,
         max_req_input_len=CONTEXT,
     )
-    metrics._engines.take("the engine", facts, msgspec.structs.replace(state, report=report))
+    figures = metrics._figures[0] = metrics._make_figures()
+    figures.take("the engine", facts, msgspec.structs.replace(state, report=report))
     page, _ = metrics._written("")
     return page.decode()
 

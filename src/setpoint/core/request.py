@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from setpoint.core.bounds import INT32_MAX, INT64_MAX, Int64, TokenId
+from setpoint.core.bounds import INT32_MAX, INT64_MAX, Count, Int64, TokenId
 from setpoint.core.sampling import SamplingParams
 
 MAX_LOGPROBS = 1000
@@ -74,7 +74,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     priority: Int64 | None = None
     routing_key: str = ""
     """Under the routing-key policy, requests with the same key run together."""
-    routed_dp_rank: int | None = None
+    routed_dp_rank: Count | None = None
     """The data-parallel rank whose engine is to have the request as long as it is ready; None: the
     frontend chooses."""
     pooling: PoolingKind | None = None
