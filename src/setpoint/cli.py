@@ -84,7 +84,8 @@ def _run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         known = group or [each.partition(" ")[0] for each in COMMANDS]
         see = f"setpoint {word} --help" if group else "setpoint --help"
-        raise ConfigError(f"unknown command {name!r}.{_nearest(name, known)} See {see!r}.")
+        hint = _instead_of_run(rest) if name == "run" else _nearest(name, known)
+        raise ConfigError(f"unknown command {name!r}.{hint} See {see!r}.")
     return _RUNS[name](*_read(name, rest))
 
 
@@ -95,6 +96,15 @@ def _nearest(word: str, commands: Iterable[str]) -> str:
 
     close = difflib.get_close_matches(word, list(commands), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _instead_of_run(rest: list[str]) -> str:
+    """What stands here for ``run MODEL``, which people know from Ollama."""
+    model = rest[0] if rest and not rest[0].startswith("-") else ""
+    if model and ":" in model:  # a tag, which model names have not here
+        model = "owner/name"
+    called = f" {model}" if model else ""
+    return f" 'setpoint chat{called}' talks to a model, and 'setpoint serve{called}' serves it."
 
 
 def _usage(of: str = "") -> str:

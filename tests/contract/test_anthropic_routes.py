@@ -227,11 +227,27 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
         "output_config.format.schema must have at most",
     ),
     ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported by this server yet."),
+    ({"mcp_servers": [{"url": "x"}], "model": None}, "model must be a string, got null."),
+    ({"mcp_servers": [{"url": "x"}], "model": 3}, "model must be a string"),
     (
         {"messages": [{"role": "user", "content": "a" * 5000}]},
         "longer than the model's context",
     ),
 ]
+
+
+@pytest.mark.parametrize("route", [MESSAGES, f"{MESSAGES}/count_tokens"])
+def test_a_missing_model_is_named_before_a_key_that_is_not_supported(
+    serve: Serve, route: str
+) -> None:
+    async def scenario(server: Any) -> None:
+        body = {key: value for key, value in BODY.items() if key != "model"}
+        for more in ({"mcp_servers": [{"url": "x"}]}, {"container": "c"}, {"what": 1}):
+            answer = await server.http.post(route, json=body | more)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"] == "model is missing."
+
+    serve(scenario)
 
 
 def test_a_bad_field_is_named(serve: Serve) -> None:

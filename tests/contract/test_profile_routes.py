@@ -49,6 +49,17 @@ def test_profiles(serve: Serve, tmp_path: Path) -> None:
     serve(scenario, profiles_folder=str(tmp_path))
 
 
+def test_a_relative_output_dir_is_below_the_servers_folder(serve: Serve, tmp_path: Path) -> None:
+    async def scenario(server: Any) -> None:
+        body = {"output_dir": "runs/one", "profile_id": "mine"}
+        answer = await server.http.post("/start_profile", json=body)
+        path = str(tmp_path / "runs" / "one" / "mine-TP-0.trace.json.gz")
+        assert answer.status_code == 200
+        assert server.engine.operations[-1].path == path
+
+    serve(scenario, profiles_folder=str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

@@ -121,6 +121,27 @@ def test_strict_refuses_it(serve: Serve, route: str, body: dict[str, Any]) -> No
     assert not engine.submitted
 
 
+TOO_LARGE = {
+    "type": "object",
+    "allOf": [
+        {"oneOf": [{"required": [f"{key}{number}"]} for number in range(6)]} for key in "abcdefgh"
+    ],
+}
+"""Some grammar could enforce each part; the product of all alternatives exceeds the limits."""
+LIMITED = "schema is too large for this server to enforce 'oneOf' at #/allOf/0/oneOf"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_schema_that_is_too_large_is_told_so(serve: Serve, strict: bool) -> None:
+    """Red before: "no grammar can enforce 'oneOf'", which is not the reason."""
+    body = {**CHAT, "response_format": formatted(TOO_LARGE, strict=strict)}
+    response = posted(serve, says("{}", context_len=ROOM), "/v1/chat/completions", body)
+    assert response.status_code == (400 if strict else 200), response.text
+    told = response.json()["message"] if strict else warnings_of(response.json())
+    assert LIMITED in told
+    assert "o grammar can" not in told
+
+
 TOOL = {
     "name": "tag",
     "parameters": {"type": "object", "properties": {"tags": FREE}, "required": ["tags"]},

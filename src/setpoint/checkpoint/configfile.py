@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,6 +45,15 @@ class ConfigFile:
         if value > at_most:
             self.fail(key, f"is {value}; the largest supported value is {at_most}")
         return value
+
+    def check_number(self, key: str) -> None:
+        """Raise CheckpointError if the value of ``key`` is given and is no finite number above
+        zero."""
+        value = self.config.get(key)
+        if value is None:
+            return
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+            self.fail(key, f"must be a number above zero, not {short_repr(value)}")
 
     def flag(self, key: str) -> bool:
         """The value of ``key``, true or false; False if it is absent or null."""

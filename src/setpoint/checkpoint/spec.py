@@ -22,6 +22,13 @@ MAX_HEADS = 1 << 16
 MAX_LAYERS = 1 << 12
 """Largest accepted number of layers. The deepest models have a few hundred. The number is bounded
 because objects are made for every layer before a missing weight is noticed."""
+NUMBERS = (
+    *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta"),
+    *("rope_local_base_freq", "query_pre_attn_scalar"),
+    *("attn_logit_softcapping", "final_logit_softcapping"),
+)
+"""Keys of numbers in the computation, which must be above zero or null. The engine reads them later
+than this, in a process of its own."""
 ROPES_THAT_STRETCH = ("linear", "dynamic", "yarn")
 """Rope types whose factor multiplies the original context length, which may give more than
 max_position_embeddings."""
@@ -60,6 +67,8 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
         )
     if head_dim % 2:
         reader.fail("head_dim", f"is {head_dim}; rotary positions need an even size")
+    for key in NUMBERS:
+        reader.check_number(key)
     tensors = description.language_tensors if wrapper else description.tensors
     tie = reader.flag("tie_word_embeddings")
     spec = {

@@ -20,18 +20,23 @@ class Equivalent:
     """Further advice, as a sentence."""
     takes_value: bool = True
     """Whether the value there is the value here."""
+    drops_tag: bool = False
+    """Whether the value may end in ":tag", which has no place here."""
 
 
 _DEFAULT = "It is the default here: leave it out."
 _CPU = "This version runs on CPUs, where no layers are moved to a GPU: leave it out."
 _SHARED = "There, all slots share this length; here it is that of one request."
-_HUB = "Of a hub id, the safetensors checkpoint is served; name a GGUF file by its path."
+_HUB = (
+    "A hub id has no tag here, and its safetensors checkpoint is served; name a GGUF file by its"
+    " path."
+)
 
 EQUIVALENTS = {
     "-m": Equivalent(GGML, "--model-path"),
-    "-hf": Equivalent(GGML, "--model-path", _HUB),
-    "-hfr": Equivalent(GGML, "--model-path", _HUB),
-    "--hf-repo": Equivalent(GGML, "--model-path", _HUB),
+    "-hf": Equivalent(GGML, "--model-path", _HUB, drops_tag=True),
+    "-hfr": Equivalent(GGML, "--model-path", _HUB, drops_tag=True),
+    "--hf-repo": Equivalent(GGML, "--model-path", _HUB, drops_tag=True),
     "-a": Equivalent(GGML, "--served-model-name"),
     "--alias": Equivalent(GGML, "--served-model-name"),
     "-c": Equivalent(GGML, "--context-length", _SHARED),
@@ -95,5 +100,6 @@ def hint(spelling: str, value: str | None) -> str:
     if not found.flag:
         return f"{spelling} is an option of {found.engine}. {found.advice}"
     given = f" {value}" if value is not None and found.takes_value else ""
+    wanted = given.partition(":")[0] if found.drops_tag else given
     advice = f" {found.advice}" if found.advice else ""
-    return f"{spelling}{given} of {found.engine} is {found.flag}{given} here.{advice}"
+    return f"{spelling}{given} of {found.engine} is {found.flag}{wanted} here.{advice}"

@@ -27,6 +27,8 @@ FLOAT32_MIN = 2.0**-126
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 """A token id. Whether the vocabulary contains it is checked where the vocabulary is known."""
+AnyTokenId = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+"""An id that may be outside every vocabulary."""
 Int64 = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 
 

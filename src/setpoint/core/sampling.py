@@ -17,6 +17,7 @@ from setpoint.core.bounds import (
     FLOAT32_MIN,
     INT32_MAX,
     INT64_MAX,
+    AnyTokenId,
     Count,
     Int64,
     TokenId,
@@ -91,7 +92,7 @@ class SamplingParams(
     sees text."""
     stop_regex: tuple[str, ...] = ()
     """Regular expressions that end the answer where one first matches, like a stop string."""
-    stop_token_ids: tuple[Int64, ...] = ()
+    stop_token_ids: tuple[AnyTokenId, ...] = ()
     """The frontend leaves out ids that the vocabulary does not contain."""
     ignore_eos: bool = False
     """True: the sequence continues after EOS and stop_token_ids. Stop strings still end it, as in

@@ -43,15 +43,15 @@ def decode_object(data: bytes) -> dict[str, Any]:
 
 
 def parse(body: dict[str, Any], kind: type[T], *, unsupported: Iterable[str] = ()) -> T:
-    """The body as ``kind``. Raises RequestError (400) for an unsupported key with a meaning,
-    InvalidBodyError for wrong types."""
-    for key in unsupported:
-        if asks_for_something(body.get(key)):
-            raise RequestError(f"{key} is not supported by this server yet.")
+    """The body as ``kind``. Raises InvalidBodyError for a missing key or a wrong type, then
+    RequestError (400) for an unsupported key with a meaning."""
     try:
         parsed = convert(body, kind)
     except msgspec.ValidationError as error:
         raise InvalidBodyError(validation_message(error)) from None
+    for key in unsupported:
+        if asks_for_something(body.get(key)):
+            raise RequestError(f"{key} is not supported by this server yet.")
     return parsed
 
 

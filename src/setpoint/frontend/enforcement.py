@@ -1,5 +1,5 @@
-"""Prepares clients' JSON schemas for the grammar libraries, and tells clients what no grammar can
-enforce."""
+"""Prepares clients' JSON schemas for the grammar libraries, and tells clients what is not
+enforced."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ class Enforcement:
         if constraint is None or constraint.kind not in ("json_schema", "structural_tag"):
             return sampling, []
         text, report = await self._rewritten(constraint)
-        if report.lost and strict:
+        if report.unenforced and strict:
             raise RequestError(
-                f"{compile_refusal('json_schema')}strict is true, but no grammar can enforce"
-                f" {report.lost_words}. Leave them out, or send strict: false."
+                f"{compile_refusal('json_schema')}strict is true, but {report.unenforced}. Leave"
+                " them out, or send strict: false."
             )
-        self._book.unenforced_schemas += bool(report.lost)
+        self._book.unenforced_schemas += bool(report.unenforced)
         if text != constraint.text:
             sampling = msgspec.structs.replace(sampling, **{constraint.kind: text})
         return sampling, report.warnings
 
     async def check_strict(self, schema: dict[str, Any], name: str) -> None:
-        """Raise RequestError (400) for the schema of a strict tool if no grammar can enforce all of
-        it. name: the tool's."""
+        """Raise RequestError (400) for the schema of a strict tool if a part of it cannot be
+        enforced. name: the tool's."""
         report = (await self._rewritten(Constraint("json_schema", json.dumps(schema))))[1]
-        if report.lost:
+        if report.unenforced:
             raise RequestError(
-                f"The tool {name!r} has strict: true, but no grammar can enforce"
-                f" {report.lost_words} in its parameters. Leave them out, or send strict: false."
+                f"The tool {name!r} has strict: true, but {report.unenforced} in its parameters."
+                " Leave them out, or send strict: false."
             )
 
     async def _rewritten(self, constraint: Constraint) -> tuple[str, Report]:
@@ -112,8 +112,7 @@ def _rewritten(constraint: Constraint) -> tuple[str, Report]:
         if is_xml and not (isinstance(result.schema, dict) and "properties" in result.schema):
             continue  # parameters in XML need one list of properties; the rest is refused by name
         node[key] = result.schema
-        report.lost |= result.report.lost
-        report.narrowed |= result.report.narrowed
+        report.add(result.report)
     if constraint.kind == "json_schema":
         found = tree[0]["json_schema"]
     return json.dumps(found), report

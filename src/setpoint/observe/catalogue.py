@@ -231,7 +231,7 @@ SERVER_SERIES = (
         ("setpoint:warned_requests", "Bodies with unknown keys, which were ignored."),
         (
             "setpoint:unenforced_schemas",
-            "Requests with a JSON schema of which no grammar can enforce a part.",
+            "Requests with a JSON schema of which a part is not enforced.",
         ),
         ("setpoint:lost_exports", "Lines that --export-metrics-to-file could not write."),
         ("setpoint:engine_starts", "Engine processes that were started."),

@@ -104,7 +104,12 @@ def _advice(model: MemoryModel, available: int, choices: Choices) -> Iterator[st
     width, kind = _weight_kind(model)
     largest = int(max(static, 0) * WEIGHTS_SHARE / width)
     if largest >= LEAST_PARAMETERS:
-        yield f"a model of about {_count(largest)} parameters {kind}"
+        words = f"a model of about {_count(largest)} parameters {kind}"
+        if choices.int8 and _is_unquantised(model):
+            int8 = replace(model, quantization="w8a8_int8")
+            more = int(max(static, 0) * WEIGHTS_SHARE / _weight_kind(int8)[0])
+            words += f", or of about {_count(more)} with --quantization w8a8_int8"
+        yield words
 
 
 def _weight_kind(model: MemoryModel) -> tuple[float, str]:
@@ -125,14 +130,17 @@ def _others(model: MemoryModel, choices: Choices) -> Iterator[tuple[str, MemoryM
     )
     if narrow != model:
         yield "--dtype bfloat16", narrow
-    is_unquantised = model.quantization in (None, "unquant") and model.spec.blocks is None
-    if choices.int8 and is_unquantised:
+    if choices.int8 and _is_unquantised(model):
         yield "--quantization w8a8_int8", replace(narrow, quantization="w8a8_int8")
-    if choices.gguf and is_unquantised:
+    if choices.gguf and _is_unquantised(model):
         num_bytes = round(model.spec.num_parameters * GGUF_BITS / 8)
         blocks = KeptBlocks(model.spec.num_parameters, num_bytes, num_bytes, ("Q4_K",), num_bytes)
         spec = replace(model.spec, blocks=blocks)
         yield "a GGUF file of it with 4 bits (Q4_K_M)", replace(narrow, spec=spec, blocks_kept=True)
+
+
+def _is_unquantised(model: MemoryModel) -> bool:
+    return model.quantization in (None, "unquant") and model.spec.blocks is None
 
 
 def _fits(model: MemoryModel, available: int) -> bool:

@@ -124,8 +124,12 @@ def _stripped(schema: dict[str, Any]) -> Rewritten:
     """The schema without the keywords that would have been rewritten: its rewriting takes too much
     work."""
     report = Report()
-    for each, path in schemas_in(schema):
-        report.lose(Source(key, f"{path}/{key}") for key, value in each.items() if key in REWRITTEN)
+    report.drop(
+        Source(key, f"{path}/{key}")
+        for each, path in schemas_in(schema)
+        for key in each
+        if key in REWRITTEN
+    )
     return Rewritten(_mapped(schema, _without), report)
 
 

@@ -116,7 +116,7 @@ class Verdict:
     """What became of one schema."""
 
     outcome: Literal["passed", "warned", "refused", "failed", "unfinished"]
-    """warned: no grammar can enforce the whole schema, and clients are told so. failed: an output
+    """warned: the schema is not enforced as a whole, and clients are told so. failed: an output
     does not satisfy the schema. unfinished: a random output found no end."""
     why: str = ""
     compile_s: float = 0.0
@@ -154,8 +154,8 @@ class SchemaJudge:
         except RequestError as error:
             return Verdict("refused", error.message, time.perf_counter() - began)
         seconds = time.perf_counter() - began
-        if found.report.lost:
-            return Verdict("warned", found.report.lost_words, seconds)
+        if found.report.unenforced:
+            return Verdict("warned", found.report.unenforced, seconds)
         verdict = Verdict("passed", compile_s=seconds)
         kind = validator_for(schema, default=Draft202012Validator)
         # The other formats are annotations: an output need not conform to them.

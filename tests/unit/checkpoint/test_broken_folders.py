@@ -239,6 +239,17 @@ def test_numbers_that_are_none_stay_text() -> None:
 
 @pytest.mark.parametrize("raw", ["NaN", "Infinity", "1e999", BIG * 11])
 def test_a_declaration_refuses_them(folder: Path, raw: str) -> None:
-    config("rms_norm_eps", raw)(folder)
+    config("hidden_scale", raw)(folder)
     with pytest.raises(CheckpointError, match="it must be a number above zero"):
-        ConfigReader("LlamaForCausalLM", read_spec(folder).config).number("rms_norm_eps", 1e-6)
+        ConfigReader("LlamaForCausalLM", read_spec(folder).config).number("hidden_scale", 1e-6)
+
+
+@pytest.mark.parametrize("raw", ["NaN", "Infinity", "1e999", "0", "-1e-5", '"small"', "true"])
+@pytest.mark.parametrize("key", ["rms_norm_eps", "rope_theta", "query_pre_attn_scalar"])
+def test_numbers_of_the_computation_are_checked_while_the_config_is_read(
+    folder: Path, key: str, raw: str
+) -> None:
+    """Red before: an engine process began, and refused them itself."""
+    config(key, raw)(folder)
+    with pytest.raises(CheckpointError, match=f"{key!r} must be a number above zero, not"):
+        read_spec(folder)

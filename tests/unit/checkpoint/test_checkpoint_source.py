@@ -122,6 +122,28 @@ def test_a_path_that_is_not_there_is_never_looked_up_on_the_hub(
     assert f"No model at {name!r}" in refusal(lambda: locate(name, log=quiet))
 
 
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("llama3.2:1b", "of Ollama's library"),
+        ("llama3.2:latest", "of Ollama's library"),
+        ("owner/model:Q4_K_M", "write 'owner/model'"),
+        ("hf.co/owner/model:Q4_K_M", "write 'owner/model'"),
+        ("huggingface.co/owner/model", "write 'owner/model'"),
+        ("https://huggingface.co/owner/model", "write 'owner/model'"),
+    ],
+)
+def test_a_name_of_another_engine_gets_the_form_here(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: only that there is no such folder or file."""
+    monkeypatch.setattr(source, "_from_hub", lambda *_, **__: pytest.fail("asked the hub"))
+    said = refusal(lambda: locate(name, log=quiet))
+    assert f"No model at {name!r}" in said
+    assert form in said
+    assert "\n" not in said
+
+
 def test_a_folder_that_is_no_model_gets_a_hint(tmp_path: Path) -> None:
     assert "name a Hugging Face model folder" in refusal(lambda: locate(str(tmp_path), log=quiet))
     (tmp_path / "x.gguf").write_text("")

@@ -61,6 +61,13 @@ def test_help_of_bench_lists_its_commands(capsys: pytest.CaptureFixture[str]) ->
         (["serv"], "unknown command 'serv'. Did you mean 'serve'? See 'setpoint --help'."),
         (["bnech"], "Did you mean 'bench'?"),
         (
+            ["run", "org/model"],
+            "unknown command 'run'. 'setpoint chat org/model' talks to a model, and"
+            " 'setpoint serve org/model' serves it.",
+        ),
+        (["run"], "'setpoint chat' talks to a model, and 'setpoint serve' serves it."),
+        (["run", "llama3.2:1b"], "'setpoint chat owner/name' talks to a model"),
+        (
             ["bench", "servign"],
             "unknown command 'bench servign'. Did you mean 'bench serving'?"
             " See 'setpoint bench --help'.",

@@ -49,6 +49,8 @@ def test_an_option_of_another_engine_gets_its_name_here(
     ("words", "parts"),
     [
         (("-hf", "org/model"), ("--model-path org/model here", "safetensors")),
+        (("-hf", "org/model:Q4_K_M"), ("--model-path org/model here.", "tag", "safetensors")),
+        (("--hf-repo=org/model-GGUF:q8_0",), ("--model-path org/model-GGUF here.",)),
         (("--ctx-size", "4096"), ("--context-length 4096 here", "share")),
         (("-c", "4096"), ("--context-length 4096 here",)),
         (("-ngl", "99"), ("option of llama.cpp", "leave it out")),

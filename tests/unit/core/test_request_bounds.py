@@ -179,7 +179,7 @@ def test_a_token_that_is_named_twice_has_one_bias() -> None:
     assert SamplingParams(logit_bias={"5": 1.0, "05": 2.0}).logit_bias == ((5, 2.0),)
 
 
-@pytest.mark.parametrize("ids", [[10**400], [1 << 63], [1.5]])
+@pytest.mark.parametrize("ids", [[10**400], [1 << 63], [1.5], [-5], -1, [7, -5]])
 def test_stop_token_ids_are_bounded(ids: list[Any]) -> None:
     with pytest.raises(RequestError, match="stop_token_ids"):
         SamplingParams(stop_token_ids=ids)

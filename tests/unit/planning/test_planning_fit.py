@@ -62,11 +62,13 @@ def test_a_70b_model_on_a_small_machine() -> None:
     (largest,) = re.findall(r"about (\S+) billion parameters in bfloat16", words)
     assert 5 < float(largest) < 10
     assert "GGUF" not in words, "40 GiB do not fit either"
-    assert "w8a8" not in words
+    (eight,) = re.findall(r"about (\S+) billion with --quantization w8a8_int8", words)
+    assert 1.5 * float(largest) < float(eight) < 2.1 * float(largest)
+    assert "w8a8" not in refusal(BF16, 23, Choices(int8=False, gguf=True))
 
 
 def test_advice_is_what_fits() -> None:
-    assert "w8a8_int8" not in (words := refusal(BF16, 60))
+    assert "--quantization w8a8_int8 (" not in (words := refusal(BF16, 60)), "it does not fit"
     assert "a GGUF file of it with 4 bits (Q4_K_M) (39.8" in words
     words = refusal(BF16, 110)
     assert "--quantization w8a8_int8 (6" in words

@@ -31,8 +31,7 @@ class RequestBook:
     """Bodies with unknown keys, which were ignored; written by ``Service``."""
 
     unenforced_schemas: int = 0
-    """Requests with a JSON schema of which no grammar can enforce a part; written by
-    ``Enforcement``."""
+    """Requests with a JSON schema of which a part is not enforced; written by ``Enforcement``."""
 
     lost_exports: int = 0
     """Lines that --export-metrics-to-file could not write; written by ``RequestExport``."""
