@@ -158,7 +158,7 @@ def test_the_language_model_of_a_gemma3_with_an_image_tower(
         (
             GEMMA2,
             {"attn_logit_softcapping": -1},
-            "'attn_logit_softcapping' = -1 .* a number above zero",
+            "'attn_logit_softcapping' must be a number above zero, not -1",
         ),
         (GEMMA2, {"use_bidirectional_attention": True}, "'use_bidirectional_attention' = True"),
         (

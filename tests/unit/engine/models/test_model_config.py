@@ -117,7 +117,7 @@ def build(folder: Path, family: str, **changes: Any) -> Any:
         (
             "llama",
             {"rope_theta": float("inf")},
-            "'rope_theta' must be a positive number, not 'Infinity'",
+            "'rope_theta' must be a number above zero, not 'Infinity'",
         ),
         ("llama", {"rope_scaling": {"type": "longrope"}}, "'longrope' lacks 'short_factor'"),
         ("llama", {"rope_theta": 0.5}, "'rope_theta' must be above 1, not 0.5"),
