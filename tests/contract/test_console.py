@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from setpoint.frontend.console.event_feed import MAX_VIEWERS, ConsoleFeed
 from setpoint.frontend.console.server_facts import facts_of
 from setpoint.frontend.console.static_pages import STATIC
 from setpoint.frontend.live_options import LiveOption
+from setpoint.frontend.telemetry.watching import Lane
 from setpoint.ipc.line import EngineLine
 from setpoint.testing.fake_engine import FakeEngine
 from setpoint.testing.server_process import PATIENCE_S, wait_until
@@ -35,12 +37,14 @@ Serve = Callable[..., None]
 
 class ScriptedWatch:
     def __init__(self, *moments: Moment) -> None:
-        self.moments = [*moments]
+        self.lanes: dict[int | None, Lane] = {None: Lane()}
+        self.add(*moments)
         self.report: bytes | None = None
         self.num_followers = 0
 
-    def limit_at(self, at: float) -> str | None:
-        return "seq-cap" if at >= 2 else None
+    def add(self, *moments: Moment, rank: int | None = None) -> None:
+        limits = ["seq-cap" if moment.at >= 2 else None for moment in moments]
+        self.lanes.setdefault(rank, Lane()).add(moments, limits)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -80,7 +84,8 @@ def test_a_viewer_gets_the_past_and_then_what_is_new(monkeypatch: pytest.MonkeyP
         async with feeding(watch, served_model_name="org/tiny") as feed:
             viewer = await feed.join()
             first = events(await viewer.take())
-            assert [name for name, _ in first] == ["state", "moment", "moment"]
+            assert [name for name, _ in first] == ["state", "engines", "moment", "moment"]
+            del first[1]
             assert first[0][1]["model"] == "org/tiny"
             assert first[0][1]["limits"]["max_running_requests"] == 1000
             assert first[1][1] == {"at": 1.0, "running": 3.0}
@@ -88,17 +93,60 @@ def test_a_viewer_gets_the_past_and_then_what_is_new(monkeypatch: pytest.MonkeyP
             found = events(await viewer.take())
             assert found[0] == ("doctor", {"verdict": "seq-cap"})
             assert watch.num_followers == 1
-            watch.moments.append(Moment(at=3.0))
+            watch.add(Moment(at=3.0))
             while not (found := events(await viewer.take())):
                 pass
             assert found == [("moment", {"at": 3.0, "limit": "seq-cap"})]
             later = await feed.join()
             names = [name for name, _ in events(await later.take())]
-            assert names == ["state", "moment", "moment", "moment", "doctor"]
+            assert names == ["state", "engines", "moment", "moment", "moment", "doctor"]
             for each in (viewer, later):
                 feed.broadcast.leave(each)
             await asyncio.sleep(0.05)
             assert watch.num_followers == 0, "nobody watches, so nothing is gathered"
+
+    asyncio.run(main())
+
+
+def test_several_engines_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("setpoint.frontend.console.event_feed.EVERY_S", 0.01)
+
+    async def main() -> None:
+        watch = ScriptedWatch(Moment(at=1.0, running=5.0))
+        watch.add(Moment(at=1.25, running=3.0), rank=0)
+        watch.add(Moment(at=1.5, running=2.0), rank=1)
+        async with feeding(watch) as feed:
+            client = feed._service.engine
+            client._recovers = True
+            second = EngineLine(FakeEngine(), rank=1)
+            client.attach(second)
+            viewer = await feed.join()
+            first = events(await viewer.take())
+            moments = [content for name, content in first if name == "moment"]
+            assert [each.get("dp_rank") for each in moments] == [None, 0, 1]
+            (standings,) = [content for name, content in first if name == "engines"]
+            assert [each["state"] for each in standings] == ["ready", "ready"]
+            for line, states in (
+                (second, ["ready", "restarting"]),
+                (client.lines[0], ["restarting", "restarting"]),
+            ):
+                line.died("It was ended by SIGKILL.")
+                found: list[tuple[str, Any]] = []
+                while "engines" not in dict(found):
+                    found += events(await viewer.take())
+                standings = dict(found)["engines"]
+                assert [each["state"] for each in standings] == states
+                assert standings[1]["death"] == "It was ended by SIGKILL."
+            # Who comes while no engine is ready sees what is known.
+            late = await feed.join()
+            assert dict(events(await late.take()))["state"]["model"] == "org/tiny"
+            client.attach(EngineLine(FakeEngine(), rank=1))
+            found = []
+            while "engines" not in dict(found):
+                found += events(await viewer.take())
+            assert dict(found)["engines"][1]["num_restarts"] == 1
+            for each in (viewer, late):
+                feed.broadcast.leave(each)
 
     asyncio.run(main())
 
@@ -126,9 +174,9 @@ def test_moments_that_the_watch_forgot_are_forgotten() -> None:
         async with feeding(watch) as feed:
             feed.broadcast.leave(await feed.join())
             await asyncio.sleep(0)
-            watch.moments = [Moment(at=float(at)) for at in range(8, 12)]
+            watch.lanes[None].moments = deque(Moment(at=float(at)) for at in range(8, 12))
             feed._look_at_moments()
-            assert [at for at, _ in feed._moments] == [8.0, 9.0, 10.0, 11.0]
+            assert [at for at, _ in feed._moments[None]] == [8.0, 9.0, 10.0, 11.0]
 
     asyncio.run(main())
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -139,10 +141,48 @@ def test_a_dead_engine_leaves_a_report_and_the_next_one_begins_anew(serve: Serve
         assert found["verdict"] != "server-dead"
         assert [each["at"] for each in found["moments"]] == [1200.0, 1201.0, 1202.0]
         # Those who watch see both lives, and the gap between.
-        assert [each.at for each in server.service.watch.moments][58:] == [
+        assert [each.at for each in server.service.watch.lanes[None].moments][58:] == [
             *(1058.0, 1059.0),
             *(1200.0, 1201.0, 1202.0),
         ]
+
+    serve(scenario, FakeEngine(max_running=2), server_info=INFO, make_doctor=ServerDoctor)
+
+
+def test_engines_are_judged_together_and_each_by_itself(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        began = float(int(time.time()) - 60)
+        server.engine.moments = capped(60, at=began)
+        idle = [
+            msgspec.structs.replace(
+                moment,
+                running=1.0,
+                running_max=1.0,
+                queue=0.0,
+                queue_min=0.0,
+                queue_max=0.0,
+                refusals={},
+            )
+            for moment in capped(60, at=began - 0.5)
+        ]
+        second = EngineLine(FakeEngine(max_running=2, moments=idle), rank=1)
+        server.service.engine.attach(second)
+        found = await doctor(server, "?moments=true")
+        assert found["verdict"] == "rank-imbalance"
+        (middle,) = (each for each in found["moments"] if each["at"] == began + 30)
+        assert middle["running"] == 3.0
+        assert (await doctor(server, "?dp_rank=0"))["verdict"] == "seq-cap"
+        assert (await doctor(server, "?dp_rank=1"))["verdict"] not in ("seq-cap", "rank-imbalance")
+        for wrong in ("2", "-1", "x"):
+            response = await server.http.get(f"/doctor?dp_rank={wrong}")
+            assert response.status_code == 400
+            assert "dp_rank" in response.json()["message"]
+        second.died("The process was ended by SIGKILL.")
+        found = await doctor(server)
+        assert found["verdict"] != "server-dead", "the other one serves"
+        assert any("DP1: The engine has ended" in note for note in found["sources"][0]["notes"])
+        server.line.died("The process was ended by SIGSEGV.")
+        assert (await doctor(server))["verdict"] == "server-dead"
 
     serve(scenario, FakeEngine(max_running=2), server_info=INFO, make_doctor=ServerDoctor)
 
@@ -258,11 +298,12 @@ def test_followers_have_the_engine_asked_and_see_what_clients_saw(
         server.engine.moments = capped(2, at=began - 0.25)
         with watch.followed(), watch.followed():
             async with asyncio.timeout(60):
-                while len(watch.moments) < 2:
+                while len(watch.lanes[None].moments) < 2:
                     await asyncio.sleep(0.01)
-        assert {"ttft_p50", "ttft_p95", "itl_p50", "itl_p99"} <= watch.moments[0].quantiles.keys()
-        assert watch.limit_at(began - 0.25) == "seq-cap"
-        assert watch.limit_at(1.0) is None
+        assert {"ttft_p50", "ttft_p95", "itl_p50", "itl_p99"} <= watch.lanes[None].moments[
+            0
+        ].quantiles.keys()
+        assert watch.lanes[None].limits[began - 0.25] == "seq-cap"
         await asyncio.sleep(0.05)
         num_asked = server.engine.num_asked
         await asyncio.sleep(0.1)
@@ -279,7 +320,7 @@ def test_a_doctor_that_fails_does_not_end_the_watch(
         monkeypatch.setattr(watching, name, 0.01)
 
     async def scenario(server: Any) -> None:
-        def fail(life: Any, moments: Any) -> Any:
+        def fail(seen: Any) -> Any:
             raise ZeroDivisionError
 
         server.service.watch.doctor.examine = fail

@@ -9,13 +9,14 @@ import msgspec
 
 from conftest import Server
 from setpoint.frontend.telemetry.roster import MAX_ENDED, MAX_OPEN, Table
+from setpoint.ipc.line import EngineLine
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 
 
 async def table(server: Server) -> Table:
-    return server.service.roster.table(await server.line.list_requests())
+    return server.service.roster.table([(0, await server.line.list_requests())])
 
 
 def generating(server: Server, text: str, rid: str, tokens: int) -> asyncio.Task[object]:
@@ -85,6 +86,40 @@ def test_a_client_that_leaves_is_told_apart(serve: Serve) -> None:
         assert (row.rid, row.end, row.output) == ("gone", "left", 0)
 
     serve(scenario, FakeEngine())
+
+
+def test_the_requests_of_every_engine_are_listed_also_those_that_have_moved(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        client = server.service.engine
+        client._recovers = True
+        second = FakeEngine(step_s=0.05)
+        line = EngineLine(second, rank=1)
+        client.attach(line)
+        server.engine.silent = second.silent = True
+        tasks = [generating(server, "text", f"r{number}", 60) for number in range(4)]
+
+        async def rows() -> dict[str, tuple[int | None, str, str | None]]:
+            listed = await client.list_requests(timeout_s=60) if client.is_ready else []
+            found = server.service.roster.table(listed, client.waiting_numbers)
+            return {row.rid: (row.dp_rank, row.state, row.why) for row in found.rows}
+
+        while len(server.engine.running) + len(second.running) < 4:
+            await asyncio.sleep(0.001)
+        found = await rows()
+        assert sorted(rank for rank, state, _ in found.values()) == [0, 0, 1, 1]
+        assert {state for _, state, _ in found.values()} == {"running"}
+        line.died("It was ended by SIGKILL.")
+        while len(server.engine.running) < 4:
+            await asyncio.sleep(0.001)
+        assert set((await rows()).values()) == {(None, "running", None)}, "one engine is left"
+        server.line.died("It was ended by SIGKILL.")
+        assert set((await rows()).values()) == {(None, "waiting", "engine")}
+        assert sorted(await rows()) == ["r0", "r1", "r2", "r3"]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    serve(scenario, FakeEngine(step_s=0.05))
 
 
 def test_the_table_has_a_bounded_number_of_rows(serve: Serve) -> None:

@@ -13,7 +13,12 @@ import httpx
 import pytest
 
 from setpoint.testing.browser import CHROMIUM, Page, browser_page
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, running_server
+from setpoint.testing.server_process import (
+    PATIENCE_S,
+    ServerProcess,
+    engines_of,
+    running_server,
+)
 
 pytestmark = [
     pytest.mark.full,
@@ -349,3 +354,42 @@ def test_it_asks_for_the_key_and_comes_back_after_a_restart(
                 ]
 
     asyncio.run(main())
+
+
+def test_engines_are_shown_together_and_each_by_itself(tmp_path: Path) -> None:
+    """One of two is killed under load: the page says so, goes on, and shows either alone."""
+
+    def state_of(name: str) -> str:
+        buttons = "[...document.querySelectorAll('#engines button')]"
+        return f"{buttons}.find((each) => each.textContent.startsWith('{name}'))?.dataset.state"
+
+    async def main(server: ServerProcess) -> None:
+        async with load(server.url, clients=6), console(tmp_path, server.url) as page:
+            await page.wait(f"{state_of('DP0')} === 'ready' && {state_of('DP1')} === 'ready'")
+            await page.wait(f"{PAINTED} >= 4")
+            await page.wait(
+                "/on DP0/.test(document.querySelector('#requests-table').textContent)"
+                " && /on DP1/.test(document.querySelector('#requests-table').textContent)"
+            )
+            engines_of(server.process.pid)[1].kill()
+            await page.wait(f"{state_of('DP0')} !== {state_of('DP1')}")
+            assert (await page.evaluate("document.querySelector('#status').textContent")) not in (
+                "Connection lost",
+                "Waiting for an engine",
+            )
+            assert differing_pixels(await page.screenshot(tmp_path / "kill.png")) > 200
+            await page.wait("/restarted once/.test(document.querySelector('#engines').textContent)")
+            await page.wait(f"{state_of('DP0')} === 'ready' && {state_of('DP1')} === 'ready'")
+            before = await page.evaluate(text_of(".chart .legend"))
+            await page.click("#engines button:nth-child(2)")
+            await page.wait(f"{text_of('.chart .legend')} !== {before!r}")
+            await page.wait(f"{PAINTED} >= 3")
+            assert (
+                await page.evaluate(
+                    "document.querySelector('#engines button[aria-pressed=true] b').textContent"
+                )
+                == "DP0"
+            )
+
+    with running_server(tmp_path, "--dp-size", "2") as server:
+        asyncio.run(main(server))

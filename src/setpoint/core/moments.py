@@ -6,6 +6,7 @@ records.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -138,6 +139,50 @@ def merge(moments: Sequence[Moment]) -> Moment:
         quantiles=_max_by_name(moment.quantiles for moment in moments),
         other=_max_by_name(moment.other for moment in moments),
     )
+
+
+def add_up(engines: Iterable[Sequence[Moment]], second: int) -> Moment | None:
+    """What several engines, each given by its moments in the order of time, did in one second since
+    1970; None if none of them has a moment in it. Figures that count something are sums, shares of
+    an engine's pool or time are means. A moment counts in the second in which it begins; in those
+    that it lasts through, only its state does."""
+    found = [part for moments in engines if (part := _part(moments, second)) is not None]
+    if not found:
+        return None
+    total = merge(found)
+    total.at, total.seconds, total.line, total.text = float(second), 1.0, 0, ""
+    for name in _ADDED:
+        setattr(total, name, _sum(getattr(part, name) for part in found))
+    for name in _AVERAGED:
+        known = [value for part in found if (value := getattr(part, name)) is not None]
+        setattr(total, name, sum(known) / len(known) if known else None)
+    total.pool = _sum_by_name(part.pool for part in found)
+    return total
+
+
+_STATE = (
+    *("running", "running_max", "queue", "queue_min", "queue_max", "preparing", "pending_tokens"),
+    *("usage", "usage_max", "other_usage", "tokens", "pool", "gen_throughput", "input_throughput"),
+    "new_token_ratio",
+)
+"""Fields that hold all through a moment."""
+_ADDED = (
+    *("running", "running_max", "queue", "queue_min", "queue_max", "preparing", "pending_tokens"),
+    *("tokens", "gen_throughput", "input_throughput"),
+)
+_AVERAGED = ("usage", "new_token_ratio", "model_s", "busy_s")
+
+
+def _part(moments: Sequence[Moment], second: int) -> Moment | None:
+    """An engine's part in a second."""
+    first = bisect_left(moments, float(second), key=lambda moment: moment.at)
+    after = bisect_left(moments, second + 1.0, key=lambda moment: moment.at)
+    if first < after:
+        return merge([moments[index] for index in range(first, after)])
+    if first and moments[first - 1].at + moments[first - 1].seconds > second:
+        lasting = moments[first - 1]
+        return Moment(at=float(second), **{name: getattr(lasting, name) for name in _STATE})
+    return None
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -15,17 +15,17 @@ from array import array
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
-from setpoint.core.control import PauseMode
+from setpoint.core.control import PauseMode, RequestList
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.messages import Abort, Finish, Stop, Submit, TokenEvent
 from setpoint.core.request import Request
 from setpoint.ipc.balance import Balance, Load, TotalRequests
-from setpoint.ipc.line import EngineLine
+from setpoint.ipc.line import EngineLine, EngineState
 from setpoint.ipc.mailbox import Mailbox, WakeUps
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,20 @@ class _Submission:
     """How many engines have died in turn with it in their steps, and without a new output of it."""
 
 
+@dataclass(slots=True, frozen=True)
+class Standing:
+    """How it stands with the engine of a rank."""
+
+    dp_rank: int
+    state: Literal["starting", "ready", "restarting", "stopping", "ended"]
+    num_requests: int
+    """Its open requests."""
+    num_restarts: int
+    """How many engines the rank has had before this one."""
+    death: str
+    """Why this engine, or the one before it, has ended; "" if none has."""
+
+
 class EngineClient:
     """Contract: every submission ends with a finish event, ``stop`` or a failed mailbox.
 
@@ -88,6 +102,8 @@ class EngineClient:
         """For the lines that have not ended."""
         self.num_lines = 0
         """How many lines have been attached so far."""
+        self._deaths: dict[int, list[str]] = {}
+        """Rank -> why each of its engines before the latest one has ended."""
         self.num_moved = 0
         """How often a request went on after the end of its engine."""
         self._open: dict[int, _Submission] = {}
@@ -119,6 +135,7 @@ class EngineClient:
         if earlier is not None:
             assert earlier.has_ended, "the line before is still in use"
             earlier.close()
+            self._deaths.setdefault(line.rank, []).append(earlier.death)
         self._lines[line.rank] = line
         self._loads[line] = Load(line.rank, self._balance.uses_prefixes)
         self._given_up.pop(line.rank, None)
@@ -142,6 +159,30 @@ class EngineClient:
     def num_waiting(self) -> int:
         """Open requests that have no engine now."""
         return len(self._waiting) + len(self._suspects)
+
+    @property
+    def waiting_numbers(self) -> list[int]:
+        """The numbers of the open requests that have no engine now."""
+        return [each.number for each in self._waiting + self._suspects]
+
+    def standings(self) -> list[Standing]:
+        """How it stands with each engine, in the order of ranks."""
+        found = []
+        for line in self.lines:
+            deaths = self._deaths.get(line.rank, [])
+            load = self._loads.get(line)
+            state: Literal["starting", "ready", "restarting", "stopping", "ended"]
+            if line.has_ended:
+                may_come = self._recovers and line.rank not in self._given_up
+                state = "restarting" if may_come else "ended"
+            elif line.state is EngineState.STARTING:
+                state = "restarting" if deaths else "starting"
+            else:
+                state = "ready" if line.is_ready else "stopping"
+            death = line.death if line.has_ended else deaths[-1] if deaths else ""
+            num_requests = 0 if load is None else load.num_requests
+            found.append(Standing(line.rank, state, num_requests, len(deaths), death))
+        return found
 
     @property
     def lines(self) -> list[EngineLine]:
@@ -190,6 +231,38 @@ class EngineClient:
             if isinstance(each, BaseException) and not (answers and line.has_ended):
                 raise each
         return answers
+
+    async def list_requests(self, *, timeout_s: float) -> list[tuple[int, RequestList]]:
+        """Where the requests of each engine are, by rank, with the numbers that ``submit`` has
+        given. Raises EngineDeadError without an engine."""
+
+        async def ask(line: EngineLine) -> tuple[int, RequestList]:
+            return line.rank, self._numbered(await line.list_requests(timeout_s=timeout_s))
+
+        return await self.on_all(ask)
+
+    def _numbered(self, listed: RequestList) -> RequestList:
+        """The list with the numbers that the owners of the requests know; without those that have
+        ended meanwhile."""
+
+        def numbers(wires: Iterable[int]) -> list[int]:
+            return [self._sent[wire].number for wire in wires if wire in self._sent]
+
+        return msgspec.structs.replace(
+            listed,
+            preparing=numbers(listed.preparing),
+            queue=numbers(listed.queue),
+            retracted=numbers(listed.retracted),
+            running=numbers(listed.running),
+            outputs={
+                self._sent[wire].number: count
+                for wire, count in listed.outputs.items()
+                if wire in self._sent
+            },
+            prefilling=next(
+                iter(numbers([] if listed.prefilling is None else [listed.prefilling])), None
+            ),
+        )
 
     async def flush_cache(self) -> bool:
         """Whether all engines have flushed their caches: those that are idle do."""

@@ -11,10 +11,10 @@ from setpoint.doctor.contract import contract
 from setpoint.doctor.limits import Limits, binding_limit
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.info import facts_of
-from setpoint.doctor.readers.kept import live_observations
+from setpoint.doctor.readers.kept import live_observations, together
 from setpoint.frontend.service import Service
 from setpoint.frontend.telemetry.limit_news import Diagnosis
-from setpoint.frontend.telemetry.watching import Life
+from setpoint.frontend.telemetry.watching import Life, Seen
 
 WANTS_MORE = "client-bound"
 """The server waits for requests: no limit of its own binds."""
@@ -26,8 +26,16 @@ class ServerDoctor:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def examine(self, life: Life, moments: Sequence[Moment]) -> Diagnosis:
-        report = diagnose(self._observations(life, moments))
+    def examine(self, seen: Seen) -> Diagnosis:
+        has_ended = all(life.death for life, _ in seen)
+        report = diagnose(
+            together(
+                {
+                    life.line.rank: self._observations(life, moments, has_ended=has_ended)
+                    for life, moments in seen
+                }
+            )
+        )
         action = report.findings[0].action.text if report.findings else ""
         binds = report.verdict not in (*STATES, *ADVICE, WANTS_MORE, "server-dead")
         return Diagnosis(
@@ -52,12 +60,17 @@ class ServerDoctor:
         found = (binding_limit(moment, limits) for moment in moments)
         return [None if limit == "unknown" else limit for limit in found]
 
-    def _observations(self, life: Life, moments: Sequence[Moment]) -> Observations:
+    def _observations(
+        self, life: Life, moments: Sequence[Moment], *, has_ended: bool
+    ) -> Observations:
+        """has_ended: whether no engine is left, so that the death of this one is the server's."""
         note = life.silence and f"{life.silence} The report is about the time before."
+        if life.death and not has_ended:
+            note = f"The engine has ended: {life.death}"
         return live_observations(
             self._service.known_info(life.line),
             moments,
             name=self._service.config.served_model_name,
-            death=life.death,
-            note="" if life.death else note,
+            death=life.death if has_ended else "",
+            note="" if has_ended else note,
         )

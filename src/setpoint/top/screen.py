@@ -62,6 +62,8 @@ class Server:
                     self.report = convert(content, Report)
                 case "moment":
                     moment = convert(content, Moment)
+                    if "dp_rank" in content:
+                        return  # of one engine; those of all are shown
                     self.limit = str(content.get("limit", ""))
                     if not self.moments or moment.at > self.moments[-1].at:
                         self.moments.append(moment)

@@ -48,6 +48,23 @@ def live_observations(
     return seen
 
 
+def together(seen: Mapping[int, Observations]) -> Observations:
+    """The observations of a server with several engines, from those of each, by rank. The facts are
+    those of the first, as the engines of a server are alike."""
+    if len(seen) == 1:
+        return next(iter(seen.values()))
+    first = next(iter(seen.values()))
+    for number, each in seen.items():
+        for rank in each.ranks:
+            rank.name = f"DP{number}"
+        if each is not first:
+            first.ranks += each.ranks
+    first.sources[0].notes = [
+        f"DP{number}: {note}" for number, each in seen.items() for note in [*each.sources[0].notes]
+    ]
+    return first
+
+
 def rank_observations(
     facts: Facts,
     moments: Iterable[Moment],

@@ -1,12 +1,14 @@
 """What the viewers of the console get (docs/console.md#the-stream), gathered once a second as long
-as there is one: the server's facts, its moments, the table of requests, and the doctor's report."""
+as there is one: the server's facts, its engines, its moments, the table of requests, and the
+doctor's report."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import msgspec
@@ -27,21 +29,31 @@ ANSWER_S = 5.0
 """How long the engine may take to say where its requests are."""
 
 
+class Lane(Protocol):
+    """The last minutes of one rank, or of the whole server."""
+
+    @property
+    def moments(self) -> Sequence[Moment]:
+        """Finished moments only."""
+        ...
+
+    @property
+    def limits(self) -> Mapping[float, str | None]:
+        """Beginning of a moment -> the limit that bound in it, if it is known."""
+        ...
+
+
 class Watch(Protocol):
     """Provides the server's moments, and what the doctor says about them."""
 
     @property
-    def moments(self) -> Sequence[Moment]:
-        """The last minutes, finished moments only."""
+    def lanes(self) -> Mapping[int | None, Lane]:
+        """None: the whole server; and one for each rank, if there are several."""
         ...
 
     @property
     def report(self) -> bytes | None:
         """The doctor's latest report as JSON."""
-        ...
-
-    def limit_at(self, at: float) -> str | None:
-        """The limit that bound in the moment that began then, if it is known."""
         ...
 
     def followed(self) -> AbstractContextManager[None]:
@@ -57,10 +69,10 @@ class ConsoleFeed:
         self._broadcast = Broadcast()
         self._num_joining = 0
         self._task: asyncio.Task[None] | None = None
-        self._facts = self._report = self._table = b""
+        self._facts = self._engines = self._report = self._table = b""
         """The last event of each kind, encoded."""
-        self._moments: deque[tuple[float, bytes]] = deque()
-        """The moments that the watch still has: when each began, and its event."""
+        self._moments: dict[int | None, deque[tuple[float, bytes]]] = {}
+        """The moments that the watch still has, by lane: when each began, and its event."""
 
     @property
     def broadcast(self) -> Broadcast:
@@ -76,18 +88,23 @@ class ConsoleFeed:
         if self._task is None or self._task.done():
             self._num_joining += 1
             try:
-                await self._look_at_facts()
+                try:
+                    await self._look_at_facts()
+                except EngineDeadError:
+                    if not self._facts or self._service.engine.has_ended:
+                        raise
             finally:
                 self._num_joining -= 1
             self._look_at_moments()
-        past = [event for _, event in self._moments]
-        viewer = self._broadcast.join(self._facts, *past, self._report, self._table)
+            self._look_at_engines()
+        past = [event for events in self._moments.values() for _, event in events]
+        viewer = self._broadcast.join(self._facts, self._engines, *past, self._report, self._table)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         return viewer
 
     async def _run(self) -> None:
-        """Look until the last viewer has left, or the engine has ended."""
+        """Look until the last viewer has left, or the last engine has ended."""
         loop = asyncio.get_running_loop()
         facts_at = loop.time()
         try:
@@ -96,28 +113,34 @@ class ConsoleFeed:
                     began = loop.time()
                     self._look_at_moments()
                     self._look_at_report()
+                    self._look_at_engines()
                     with suppress(EngineDeadError, RequestError):  # it may only be slow
                         await self._look_at_requests()
                         if began - facts_at >= FACTS_EVERY_S:
                             facts_at = began
                             await self._look_at_facts()
                     self._broadcast.publish(ALIVE)
-                    if not self._service.engine.is_ready:
+                    if self._service.engine.has_ended:
                         return
                     await asyncio.sleep(max(0.0, began + EVERY_S - loop.time()))
         finally:
             self._broadcast.end()
 
     def _look_at_moments(self) -> None:
-        moments = self._watch.moments
-        last = self._moments[-1][0] if self._moments else float("-inf")
-        for moment in moments:
-            if moment.at > last:
-                event = _moment_event(moment, self._watch.limit_at(moment.at))
-                self._moments.append((moment.at, event))
-                self._broadcast.publish(event)
-        while len(self._moments) > len(moments):
-            self._moments.popleft()
+        for rank, lane in self._watch.lanes.items():
+            known = self._moments.setdefault(rank, deque())
+            last = known[-1][0] if known else float("-inf")
+            for moment in lane.moments:
+                if moment.at > last:
+                    event = _moment_event(moment, rank, lane.limits.get(moment.at))
+                    known.append((moment.at, event))
+                    self._broadcast.publish(event)
+            while len(known) > len(lane.moments):
+                known.popleft()
+
+    def _look_at_engines(self) -> None:
+        standings = [asdict(each) for each in self._service.engine.standings()]
+        self._engines = self._changed(self._engines, "engines", standings)
 
     def _look_at_report(self) -> None:
         report = self._watch.report
@@ -125,9 +148,9 @@ class ConsoleFeed:
             self._report = self._changed(self._report, "doctor", msgspec.Raw(report))
 
     async def _look_at_requests(self) -> None:
-        line = self._service.engine.choose()
-        listed = await line.list_requests(timeout_s=ANSWER_S)
-        table = self._service.roster.table(listed)
+        client = self._service.engine
+        listed = await client.list_requests(timeout_s=ANSWER_S) if client.is_ready else []
+        table = self._service.roster.table(listed, client.waiting_numbers)
         if table.rows or self._table:
             self._table = self._changed(self._table, "requests", table)
 
@@ -142,10 +165,12 @@ class ConsoleFeed:
         return event
 
 
-def _moment_event(moment: Moment, limit: str | None) -> bytes:
+def _moment_event(moment: Moment, rank: int | None, limit: str | None) -> bytes:
     content = {name: _short(value) for name, value in msgspec.to_builtins(moment).items()}
     if limit is not None:
         content["limit"] = limit
+    if rank is not None:
+        content["dp_rank"] = rank
     return named_event("moment", content)
 
 

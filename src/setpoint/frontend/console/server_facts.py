@@ -16,7 +16,7 @@ _LIMITS = ("max_running_requests", "max_prefill_tokens", "chunked_prefill_size")
 async def facts_of(service: Service) -> dict[str, Any]:
     """The facts about the server that the console shows. Raises EngineDeadError."""
     config, info = service.config, await service.server_info()
-    (state,) = info["internal_states"]
+    state = info["internal_states"][0]  # the engines are alike
     return {
         "model": config.served_model_name,
         "model_path": config.model_path,

@@ -27,9 +27,11 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
     state: State
     route: str = ""
     """The path that its client called; "" for the work of a batch."""
+    dp_rank: int | None = None
+    """The rank of its engine, if the server has several."""
     why: str | None = None
-    """Why it waits: "grammar", "paused", or a ``core.records.Refusal`` (for those behind the head
-    of the queue, "blocked")."""
+    """Why it waits: "grammar", "paused", "engine" (none is ready), or a ``core.records.Refusal``
+    (for those behind the head of the queue, "blocked")."""
     place: int | None = None
     """Its place in the queue, from 1."""
     prompt: int = 0
@@ -87,29 +89,38 @@ class Roster:
         row.end = "left" if output.finish is None else output.finish.type
         self._ended.append(row)
 
-    def table(self, engine: RequestList) -> Table:
-        """engine: where the engine says that its requests are."""
+    def table(
+        self, engines: Sequence[tuple[int, RequestList]], homeless: Iterable[int] = ()
+    ) -> Table:
+        """engines: where each engine, by its rank, says that its requests are. homeless: the
+        numbers of the requests that wait for an engine."""
         now = time.perf_counter()
-        running = self._known(engine.running)
-        places = {seq_id: place for place, seq_id in enumerate(engine.queue, 1)}
-        waiting = self._known([*engine.preparing, *places])
-        num_running = min(len(running), max(MAX_OPEN // 2, MAX_OPEN - len(waiting)))
-        rows = [
-            _row(
-                output,
-                "prefill" if output.seq_id == engine.prefilling else "running",
-                now,
-                engine.outputs.get(output.seq_id or 0, 0),
-            )
-            for output in islice(running, num_running)
+        running = [
+            (rank, engine, output)
+            for rank, engine in engines
+            for output in self._known(engine.running)
         ]
-        for output in islice(waiting, MAX_OPEN - num_running):
-            rows.append(_waiting_row(output, places.get(output.seq_id or 0), engine, now))
+        waiting = [_lost_row(output, now) for output in self._known(homeless)]
+        for rank, engine in engines:
+            places = {seq_id: place for place, seq_id in enumerate(engine.queue, 1)}
+            for output in islice(self._known([*engine.preparing, *places]), MAX_OPEN):
+                waiting.append(_waiting_row(output, places.get(output.seq_id or 0), engine, now))
+                waiting[-1].dp_rank = rank
+        num_running = min(len(running), max(MAX_OPEN // 2, MAX_OPEN - len(waiting)))
+        rows = []
+        for rank, engine, output in running[:num_running]:
+            state: State = "prefill" if output.seq_id == engine.prefilling else "running"
+            rows.append(_row(output, state, now, engine.outputs.get(output.seq_id or 0, 0)))
+            rows[-1].dp_rank = rank
+        rows += waiting[: MAX_OPEN - num_running]
+        if len(engines) == 1:
+            for row in rows:
+                row.dp_rank = None
         return Table(
-            paused=engine.paused,
-            num_running=engine.num_running,
-            num_queued=engine.num_queued,
-            num_preparing=engine.num_preparing,
+            paused=next((engine.paused for _, engine in engines if engine.paused), None),
+            num_running=sum(engine.num_running for _, engine in engines),
+            num_queued=sum(engine.num_queued for _, engine in engines),
+            num_preparing=sum(engine.num_preparing for _, engine in engines),
             rows=[*rows, *reversed(self._ended)],
         )
 
@@ -117,6 +128,12 @@ class Roster:
         """The open sequences with these numbers. Probes and the warm-up are not among them, because
         they are no client's."""
         return [self._open[seq_id] for seq_id in seq_ids if seq_id in self._open]
+
+
+def _lost_row(output: MeasuredSequence, now: float) -> Row:
+    row = _row(output, "waiting", now)
+    row.why = "engine"
+    return row
 
 
 def _waiting_row(

@@ -1,7 +1,7 @@
-"""Watches the engine: keeps the moments of the last minutes, and what a doctor says about them. The
-doctor is injected, because nothing here knows how to judge.
+"""Watches the engines: keeps the moments of the last minutes, of each and of all together, and what
+a doctor says about them. The doctor is injected, because nothing here knows how to judge.
 
-The engine is not asked while no request is open and nobody follows. One that ends leaves its
+The engines are not asked while no request is open and nobody follows. One that ends leaves its
 moments; those of the next one come after a gap.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from setpoint.core.control import Moments
 from setpoint.core.errors import EngineDeadError, RequestError
-from setpoint.core.moments import Moment
+from setpoint.core.moments import Moment, add_up
 from setpoint.frontend.telemetry.latencies import Latencies
 from setpoint.frontend.telemetry.limit_news import Diagnosis, LimitNews
 from setpoint.ipc.client import EngineClient
@@ -35,6 +35,8 @@ WINDOW_S = 120.0
 """Seconds that the doctor judges: the last two minutes."""
 ANSWER_S = 2.0
 """How long the engine may take to answer, which it does between two steps."""
+LATE_S = 10.0
+"""An engine that has told nothing of so many seconds is not waited for."""
 REST_S = 30.0
 """After this time without requests no limit binds."""
 
@@ -58,15 +60,47 @@ class Life:
 
     def last(self, seconds: float) -> list[Moment]:
         """The moments that ended in the last ``seconds`` before the end of the last one."""
-        if not self.moments:
-            return []
-        since = self.moments[-1].at + self.moments[-1].seconds - seconds
-        return [moment for moment in self.moments if moment.at + moment.seconds > since]
+        return _last(self.moments, seconds)
+
+
+@dataclass(slots=True)
+class Lane:
+    """The moments of the last minutes, of one rank or of the whole server, whatever engines it has
+    had meanwhile."""
+
+    moments: deque[Moment] = field(default_factory=deque)
+    """In the order of time."""
+    limits: dict[float, str | None] = field(default_factory=dict)
+    """Beginning of a moment -> the limit that bound in it, if it is known."""
+
+    def add(self, moments: Sequence[Moment], limits: Iterable[str | None]) -> None:
+        self.moments.extend(moments)
+        self.limits.update(zip((moment.at for moment in moments), limits, strict=False))
+        while self.moments and _end(self.moments[0]) < _end(self.moments[-1]) - KEPT_S:
+            self.limits.pop(self.moments.popleft().at, None)
+
+
+def _end(moment: Moment) -> float:
+    return moment.at + moment.seconds
+
+
+Seen = Sequence[tuple[Life, Sequence[Moment]]]
+"""Engines, in the order of ranks, and some of the moments of each."""
+
+
+@dataclass(slots=True, frozen=True)
+class Examined:
+    """What ``Watch.examine`` has found."""
+
+    diagnosis: Diagnosis
+    moments: Sequence[Moment]
+    """Those that it is about; of several engines, what they did together."""
+    lives: Sequence[Life]
 
 
 class Doctor(Protocol):
-    def examine(self, life: Life, moments: Sequence[Moment]) -> Diagnosis:
-        """Judge these moments of the life. Called in a thread."""
+    def examine(self, seen: Seen) -> Diagnosis:
+        """Judge these moments of a server's engines. Called in a thread."""
         ...
 
     def limits_of(self, life: Life, moments: Sequence[Moment]) -> list[str | None]:
@@ -81,33 +115,23 @@ class Watch:
         self.doctor: Doctor | None = None
         """Written at the start, before ``run``."""
         self.news = LimitNews()
-        self._life: Life | None = None
-        self._before: deque[Moment] = deque()
-        """Moments of the engines before this one."""
-        self._limits: dict[float, str | None] = {}
-        """Beginning of a moment -> the limit that bound in it."""
+        self.lanes: dict[int | None, Lane] = {None: Lane()}
+        """None: the whole server; and one for each rank, if there are several."""
+        self._lives: dict[int, Life] = {}
+        """Rank -> its latest engine."""
         self._num_followers = 0
         self._awake = asyncio.Event()
         self._asking: asyncio.Task[None] | None = None
         self._examining = asyncio.Lock()
 
     @property
-    def moments(self) -> Sequence[Moment]:
-        """The moments of the last minutes, of all engines."""
-        return [*self._before, *(() if self._life is None else self._life.moments)]
-
-    @property
     def report(self) -> bytes | None:
         """The doctor's latest report as JSON."""
         return self.news.report
 
-    def limit_at(self, at: float) -> str | None:
-        """The limit that bound in the moment that began then, if it is known."""
-        return self._limits.get(at)
-
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Ask the engine every second in this block."""
+        """Ask the engines every second in this block."""
         self._num_followers += 1
         self._awake.set()
         try:
@@ -145,62 +169,102 @@ class Watch:
 
     async def _round(self, *, judges: bool) -> None:
         await self.look()
-        if judges and self.doctor is not None and self._life is not None:
-            life, moments = self._life, self._life.last(WINDOW_S)
-            found = await asyncio.to_thread(self.doctor.examine, life, moments)
+        if judges and self.doctor is not None and self._lives:
+            found = await asyncio.to_thread(self.doctor.examine, self._seen(WINDOW_S, None))
             self.news.take(found, time.monotonic())
 
+    def _seen(self, seconds: float, rank: int | None) -> Seen:
+        lives = [self._lives[each] for each in sorted(self._lives) if rank in (None, each)]
+        return [(life, life.last(seconds)) for life in lives]
+
     async def look(self) -> None:
-        """Ask the engine for the moments that it has finished since it was last asked. An engine
-        that does not answer leaves those of before. Whoever comes while it is being asked waits for
-        the same answer."""
+        """Ask the engines for the moments that they have finished since they were last asked. An
+        engine that does not answer leaves those of before. Whoever comes while they are being asked
+        waits for the same answers."""
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
+            self._asking = asyncio.create_task(self._ask_all())
         await asyncio.shield(self._asking)
 
-    async def _ask(self) -> None:
-        life = self._present_life()
-        if life is None:
-            return
+    async def examine(self, seconds: float, rank: int | None = None) -> Examined | None:
+        """What the doctor says now about the last ``seconds`` of the latest engine of this rank, or
+        of all. None if there is no doctor, or has been no engine."""
+        await self.look()
+        seen = self._seen(seconds, rank)
+        if self.doctor is None or not seen:
+            return None
+        async with self._examining:  # many questions at once leave the other threads to others
+            diagnosis = await asyncio.to_thread(self.doctor.examine, seen)
+        moments = seen[0][1] if len(seen) == 1 else _last(self.lanes[None].moments, seconds)
+        return Examined(diagnosis, moments, [life for life, _ in seen])
+
+    async def _ask_all(self) -> None:
+        for line in self._client.lines:
+            life = self._lives.get(line.rank)
+            if life is None or life.line is not line:
+                self._lives[line.rank] = Life(line)
+        await asyncio.gather(*map(self._ask, self._lives.values()))
+        if len(self._lives) > 1:
+            self._add_up()
+
+    async def _ask(self, life: Life) -> None:
         try:
             answer = await life.line.get_moments(life.next, timeout_s=ANSWER_S)
         except (EngineDeadError, RequestError) as error:
             life.silence = str(error)
             return
         life.silence = ""
-        self._take(life, answer)
+        life.next = answer.first + len(answer.moments)
+        life.moments.extend(answer.moments)
+        while life.moments and _end(life.moments[0]) < _end(life.moments[-1]) - KEPT_S:
+            life.moments.popleft()
+        is_alone = len(self._lives) == 1
+        if is_alone:
+            self._add_latencies(answer.moments)
+        limits = self.doctor.limits_of(life, answer.moments) if self.doctor is not None else ()
+        lane = self.lanes.setdefault(None if is_alone else life.line.rank, Lane())
+        lane.add(answer.moments, limits)
 
-    async def examine(self, seconds: float) -> tuple[Diagnosis, list[Moment], Life] | None:
-        """What the doctor says now about the last ``seconds`` of the latest engine's life, the
-        moments of that time, and the life. None if there is no doctor, or has been no engine."""
-        await self.look()
-        if self.doctor is None or self._life is None:
-            return None
-        async with self._examining:  # many questions at once leave the other threads to others
-            life, moments = self._life, self._life.last(seconds)
-            return await asyncio.to_thread(self.doctor.examine, life, moments), moments, life
-
-    def _present_life(self) -> Life | None:
-        line, life = self._client.line, self._life
-        if line is None or (life is not None and life.line is line):
-            return life
-        if life is not None:
-            self._before.extend(life.moments)
-        self._life = Life(line)
-        return self._life
-
-    def _take(self, life: Life, answer: Moments) -> None:
-        moments = answer.moments
-        life.next = answer.first + len(moments)
+    def _add_latencies(self, moments: Iterable[Moment]) -> None:
+        """Clients' latencies are those of the whole server: who gets tokens does not know from
+        which engine."""
         for moment in moments:
             seen = self._latencies.quantiles(moment.at, moment.seconds)
             moment.quantiles = {**moment.quantiles, **seen}
-        life.moments.extend(moments)
-        if self.doctor is not None:
-            limits = self.doctor.limits_of(life, moments)
-            self._limits.update(zip((moment.at for moment in moments), limits, strict=True))
-        if moments:
-            oldest = moments[-1].at + moments[-1].seconds - KEPT_S
-            for kept in (self._before, life.moments):
-                while kept and kept[0].at + kept[0].seconds < oldest:
-                    self._limits.pop(kept.popleft().at, None)
+
+    def _add_up(self) -> None:
+        """Go on with what the engines did together, as far as all have told."""
+        lanes = [lane for rank, lane in self.lanes.items() if rank is not None and lane.moments]
+        if not lanes:
+            return
+        whole, now = self.lanes[None], time.time()
+        told = [
+            _end(life.moments[-1])
+            for life in self._lives.values()
+            if life.moments and not life.line.has_ended
+        ]
+        until = min((end for end in told if now - end < LATE_S), default=now - LATE_S)
+        first = min(lane.moments[0].at for lane in lanes)
+        if whole.moments:
+            first = max(_end(whole.moments[-1]), first)
+        for second in range(math.floor(max(first, until - KEPT_S)), math.floor(until)):
+            total = add_up([lane.moments for lane in lanes], second)
+            if total is not None:
+                self._add_latencies([total])
+                whole.add([total], [_limit_in(lanes, second)])
+
+
+def _limit_in(lanes: Iterable[Lane], second: int) -> str | None:
+    """A limit that bound on an engine in that second."""
+    found = (
+        limit
+        for lane in lanes
+        for at, limit in reversed(lane.limits.items())
+        if second <= at < second + 1 and limit is not None
+    )
+    return next(found, None)
+
+
+def _last(moments: Sequence[Moment], seconds: float) -> list[Moment]:
+    """The moments that ended in the last ``seconds`` before the end of the last one."""
+    since = _end(moments[-1]) - seconds if moments else 0.0
+    return [moment for moment in moments if _end(moment) > since]

@@ -23,21 +23,29 @@ class DoctorRoutes:
         add_route(router, "/doctor", self.doctor, "GET", "HEAD")
         parent.include_router(router)
 
-    async def doctor(self, seconds: float = WINDOW_S, moments: bool = False) -> Response:
+    async def doctor(
+        self, seconds: float = WINDOW_S, moments: bool = False, dp_rank: int | None = None
+    ) -> Response:
         """The report about the last ``seconds``, of which at most ten minutes are known. moments:
-        whether to add the moments that it is about, and the server's facts."""
+        whether to add the moments that it is about, and the server's facts. dp_rank: the engine
+        that it is about; of all engines without."""
         if not (seconds > 0 and math.isfinite(seconds)):
             raise RequestError(f"seconds is {seconds}; it must be a positive number.")
         service = self._service
         if service.watch.doctor is None:
             raise RequestError("This server has no doctor.", status_code=404)
-        found = await service.watch.examine(seconds)
+        num_ranks = len(service.engine.lines)
+        if dp_rank is not None and not 0 <= dp_rank < max(num_ranks, 1):
+            raise RequestError(
+                f"dp_rank is {dp_rank}; this server has the ranks 0 to {num_ranks - 1}."
+            )
+        found = await service.watch.examine(seconds, dp_rank)
         if found is None:
             raise EngineDeadError("There is no engine yet.")
-        diagnosis, seen, life = found
-        answer = dict(diagnosis.report)
+        answer = dict(found.diagnosis.report)
         if moments:
-            answer["moments"] = seen
-            answer["server_info"] = service.known_info(life.line)
-            answer["ended"] = life.death
+            first, deaths = found.lives[0], [life.death for life in found.lives]
+            answer["moments"] = found.moments
+            answer["server_info"] = service.known_info(first.line)
+            answer["ended"] = deaths[0] if all(deaths) else ""
         return json_response(answer)

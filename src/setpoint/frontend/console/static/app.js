@@ -5,6 +5,7 @@ import { Charts } from "./charts.js";
 import { Chat } from "./chat.js";
 import { Doctor } from "./doctor.js";
 import { byId, oncePerFrame, setText } from "./dom.js";
+import { Engines } from "./engines.js";
 import { clock, count, exact } from "./format.js";
 import { Options } from "./options.js";
 import { RecordedSource } from "./recorded.js";
@@ -12,7 +13,7 @@ import { Requests } from "./requests.js";
 import { LiveSource } from "./source.js";
 import { LimitBand, PoolMap } from "./strips.js";
 import { installTheme, onTheme } from "./theme.js";
-import { Timeline } from "./timeline.js";
+import { ALL, Timeline } from "./timeline.js";
 
 const isRecording = document.body.dataset.source === "recording";
 let facts = null;
@@ -28,6 +29,10 @@ const doctor = new Doctor(() => facts);
 const requests = new Requests();
 const options = new Options();
 const chat = new Chat();
+const engines = new Engines((lane) => {
+  timeline.lane = lane;
+  draw();
+});
 byId("chat").hidden = isRecording;
 byId("pause").hidden = isRecording; // the recording has its own bar
 
@@ -61,6 +66,11 @@ const handlers = {
     chat.know(news);
     showStatus();
   },
+  engines(standings) {
+    engines.show(standings);
+    if (facts) showFacts();
+    showStatus();
+  },
   moment(moment) {
     if (!timeline.add(moment)) return;
     showStatus();
@@ -83,9 +93,11 @@ function showFacts() {
   document.title = `${name} – Setpoint console`;
   const parts = [`Setpoint ${facts.version ?? ""}`, facts.device, facts.dtype];
   if (facts.context_len) parts.push(`context of ${exact(facts.context_len)} tokens`);
-  if (facts.pool_tokens) parts.push(`KV pool of ${exact(facts.pool_tokens)} tokens`);
+  const each = engines.count > 1 ? " in each engine" : "";
+  if (engines.count > 1) parts.push(`${engines.count} engines`);
+  if (facts.pool_tokens) parts.push(`KV pool of ${exact(facts.pool_tokens)} tokens${each}`);
   const most = facts.limits?.max_running_requests;
-  if (most) parts.push(`at most ${exact(most)} running requests`);
+  if (most) parts.push(`at most ${exact(most)} running requests${each}`);
   setText(byId("about"), parts.filter(Boolean).join(" · "));
 }
 
@@ -101,8 +113,9 @@ function statusOf() {
   if (connection.state === "lost") return ["lost", "Connection lost"];
   if (connection.state === "denied") return ["lost", "API key needed"];
   if (connection.state === "connecting" || !facts) return ["connecting", "Connecting"];
+  if (!engines.isServing) return ["connecting", "Waiting for an engine"];
   if (paused) return ["paused", "Paused by the operator"];
-  const moment = timeline.moments.at(-1);
+  const moment = timeline.lanes.get(ALL).at(-1);
   const [running, waiting] = [moment?.running_max, moment?.queue_max].map((most) => Math.round(most ?? 0));
   if (!running && !waiting) return ["idle", "Idle"];
   const ran = `${count(running)} ${running === 1 ? "request" : "requests"} running`;

@@ -20,7 +20,7 @@ const COLUMNS = [
     label: "State",
     className: "state",
     value: (row) => ORDER.indexOf(row.state),
-    text: (row) => stateWord(row.state),
+    text: (row) => stateWord(row.state) + (row.dp_rank === undefined ? "" : ` on DP${row.dp_rank}`),
   },
   {
     label: "Request",

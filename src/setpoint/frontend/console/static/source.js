@@ -3,7 +3,8 @@
 //   source.subscribe(handler)   handler(name, data) is called with each event, in order:
 //     "connection"  {state: "connecting" | "open" | "lost" | "denied", text}
 //     "state"       facts about the server (docs/console.md#the-stream)
-//     "moment"      what the server did in a second
+//     "engines"     how it stands with each engine
+//     "moment"      what the server did in a second; of several engines, what each did, too
 //     "requests"    the table of requests
 //     "doctor"      the doctor's report
 //

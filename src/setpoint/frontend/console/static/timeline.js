@@ -1,26 +1,39 @@
 // The moments, and which of them are shown: a window of some seconds that ends at the time cursor.
-// Without a cursor it ends at the newest moment and moves with it.
+// Without a cursor it ends at the newest moment and moves with it. A server with several engines has
+// several lanes: one for each engine, and one for what they do together.
 
 const KEPT = 1_200; // twice what the server keeps: ten minutes of seconds
 
 /** When a moment ends, in seconds since 1970. */
 export const endOf = (moment) => moment.at + (moment.seconds ?? 0);
 
+/** The lane of the whole server. */
+export const ALL = "all";
+
 export class Timeline {
-  moments = [];
+  lanes = new Map([[ALL, []]]);
+  /** Which lane is shown: ALL, or a rank. */
+  lane = ALL;
   seconds = 300;
   /** Seconds since 1970; null: the newest moment. */
   cursor = null;
   /** How many moments are kept at most. */
   kept = KEPT;
 
+  get moments() {
+    return this.lanes.get(this.lane) ?? [];
+  }
+
   /** Ignores what it has already: a source sends the last minutes again when it is connected anew. */
   add(moment) {
-    const last = this.moments.at(-1);
+    const lane = moment.dp_rank ?? ALL;
+    if (!this.lanes.has(lane)) this.lanes.set(lane, []);
+    const moments = this.lanes.get(lane);
+    const last = moments.at(-1);
     if (last && moment.at <= last.at) return false;
-    this.moments.push(moment);
-    if (this.moments.length > this.kept) this.moments.shift();
-    return true;
+    moments.push(moment);
+    if (moments.length > this.kept) moments.shift();
+    return lane === this.lane;
   }
 
   /** The times at which the window begins and ends. */

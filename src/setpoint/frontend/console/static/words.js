@@ -52,6 +52,7 @@ const REASONS = {
   blocked: "other requests are ahead of it",
   grammar: "its grammar is being compiled",
   paused: "the server is paused",
+  engine: "no engine is ready",
 };
 export const reason = (id) => REASONS[id] ?? spelled(id);
 
@@ -64,6 +65,14 @@ const STATES = {
   ended: "Ended",
 };
 export const stateWord = (id) => STATES[id] ?? spelled(id);
+
+const ENGINES = {
+  starting: "starting",
+  restarting: "restarting",
+  stopping: "ending",
+  ended: "ended for good",
+};
+export const engineWord = (id) => ENGINES[id] ?? spelled(id);
 
 const ENDS = {
   stop: "complete",
