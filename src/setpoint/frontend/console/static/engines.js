@@ -30,9 +30,9 @@ export class Engines {
     const total = standings.reduce((sum, { num_requests: open }) => sum + open, 0);
     this.button(ALL, "ready", "All engines", requests(total), "");
     for (const { dp_rank: rank, state, num_requests: open, num_restarts: restarts, death } of standings) {
-      const word = state === "ready" ? requests(open) : engineWord(state);
       const times = restarts ? `, restarted ${restarts === 1 ? "once" : `${exact(restarts)} times`}` : "";
-      this.button(rank, state, `DP${rank}`, word + times, death);
+      const word = state === "ready" ? requests(open) + times : engineWord(state);
+      this.button(rank, state, `DP${rank}`, word, death);
     }
   }
 
