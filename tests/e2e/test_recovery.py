@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -168,6 +170,111 @@ def test_streams_go_on_when_their_engine_ends(server: ServerProcess, number: int
     assert "is started again" in server.errors
     all_ready(server, count)
     assert streams(server, lambda: None) == undisturbed
+
+
+HOOKS = """
+import os, signal, sys, time
+
+def fail(*_):
+    raise RuntimeError("a fault in the middle of a step")
+
+if "setpoint.launch" in sys.orig_argv:
+    signal.signal(signal.SIGRTMIN, lambda *_: time.sleep(3600))
+    signal.signal(signal.SIGRTMIN + 1, fail)
+"""
+"""A sitecustomize module: signals at which an engine's loop hangs, or fails with an exception."""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_streams_go_on_when_their_engine_hangs_or_fails(
+    tiny_model: Path, tmp_path: Path, count: int
+) -> None:
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "hooks" / "sitecustomize.py").write_text(HOOKS)
+    with running_server(
+        tmp_path,
+        *("--model-path", str(tiny_model), "--dtype", "float32", "--dp-size", str(count)),
+        *("--max-engine-restarts", "100", "--num-threads", "1", "--watchdog-timeout", "5"),
+        env={"PYTHONPATH": os.pathsep.join([str(tmp_path / "hooks"), *sys.path[1:]])},
+    ) as server:
+        undisturbed = streams(server, lambda: None)
+        for number, said in (
+            (signal.SIGRTMIN, "has not finished a step for 5 s (--watchdog-timeout)"),
+            (signal.SIGRTMIN + 1, "a fault in the middle of a step"),
+        ):
+
+            def disturb(number: int = number) -> None:
+                wait_until(lambda: sum(each["num_running_tokens"] for each in states(server)) > 500)
+                os.kill(engines_of(server.process.pid)[0].pid, number)
+
+            assert streams(server, disturb) == undisturbed
+            assert said in server.errors
+            all_ready(server, count)
+
+
+def test_streams_go_on_when_their_engine_was_stopped_for_a_while(server: ServerProcess) -> None:
+    """It lives: nothing is moved, and nothing is started again."""
+    undisturbed = streams(server, lambda: None)
+    engines = engines_of(server.process.pid)
+
+    def disturb() -> None:
+        wait_until(lambda: sum(each["num_running_tokens"] for each in states(server)) > 500)
+        engines[0].suspend()
+        time.sleep(2)
+        engines[0].resume()
+
+    assert streams(server, disturb) == undisturbed
+    assert [each.pid for each in engines_of(server.process.pid)] == [each.pid for each in engines]
+
+
+def test_hidden_states_and_embeddings_survive_their_engine(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    def answers(server: ServerProcess, path: str, body: dict[str, Any], disturb: Any) -> Any:
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(post, server, path, **body) for _ in range(8)]
+            disturb()
+            found = [each.result(PATIENCE_S) for each in asked]
+        assert [each.status_code for each in found] == [200] * 8, found[0].text
+        first, *others = map(without_measured, (each.json() for each in found))
+        assert all(each == first for each in others)
+        return first
+
+    def without_measured(answer: Any) -> Any:
+        meta = answer.get("meta_info", {})
+        for name in [name for name in meta if "time" in name or "latency" in name or name == "id"]:
+            del meta[name]
+        meta.pop("cached_tokens", None)
+        meta.pop("cached_tokens_details", None)
+        return answer.get("data", answer)
+
+    cases: tuple[tuple[list[str], str, dict[str, Any]], ...] = (
+        (
+            ["--enable-return-hidden-states"],
+            "/generate",
+            {
+                "text": "abcdefgh" * 8,
+                "return_hidden_states": True,
+                "sampling_params": {"max_new_tokens": 150, "ignore_eos": True, "temperature": 0},
+            },
+        ),
+        (["--is-embedding"], "/v1/embeddings", {"input": ["abcdefgh" * 25] * 64, "model": "tiny"}),
+    )
+    for number, (options, path, body) in enumerate(cases):
+        with running_server(
+            tmp_path / str(number),
+            *("--model-path", str(tiny_model), "--dtype", "float32", "--dp-size", "2"),
+            *("--num-threads", "1", "--disable-radix-cache", *options),
+        ) as server:
+            engines = engines_of(server.process.pid)
+            undisturbed = answers(server, path, body, lambda: None)
+
+            def disturb(server: ServerProcess = server, engines: Any = engines) -> None:
+                wait_until(lambda: sum(each["num_running"] for each in states(server)) > 0)
+                engines[0].kill()
+
+            assert answers(server, path, body, disturb) == undisturbed
+            assert "is started again" in server.errors
 
 
 def test_control_calls_reach_every_engine(server: ServerProcess) -> None:
