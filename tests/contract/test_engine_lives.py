@@ -173,6 +173,7 @@ async def is_refused(server: Server, reason: str) -> None:
     async with asyncio.timeout(PATIENCE_S):
         response = await server.post([1, 2])
         assert (response.status_code, reason in response.text) == (503, True), response.text
+        assert int(response.headers["retry-after"]) > 0
         for path in ("/health", "/health_generate", "/ready", "/server_info"):
             assert await server.status(path) == 503, path
         assert (await server.http.post("/flush_cache")).status_code == 503

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from setpoint.testing.server_process import (
     PATIENCE_S,
     ServerProcess,
     engines_of,
+    free_port,
     running_server,
+    stop_next_engine,
     wait_until,
 )
 
@@ -323,6 +326,115 @@ def test_without_restarts_left_the_server_ends_with_its_last_engine(
         os.kill(engines[1].pid, signal.SIGKILL)
         assert server.wait_end() == 1
         assert "--max-engine-restarts is 0 an hour" in server.messages[-1]
+
+
+def test_requests_that_wait_for_an_engine_that_never_comes_are_told_so(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with (
+        running_server(
+            tmp_path, *("--model-path", str(tiny_model), "--max-engine-restarts", "1")
+        ) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        (first,) = engines_of(server.process.pid)
+        os.kill(first.pid, signal.SIGKILL)
+        second = stop_next_engine(server.process.pid, {first.pid})
+        waiting = pool.submit(post, server, "/generate", text="a")
+        wait_until(lambda: b"restarting" in get(server, "/ready").content)
+        time.sleep(0.3)
+        assert not waiting.done()
+        os.kill(second, signal.SIGKILL)
+        answer = waiting.result(PATIENCE_S)
+        reason = "It is not started again: --max-engine-restarts is 1 an hour."
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) > 0
+        assert reason in answer.json()["message"]
+        assert server.wait_end() == 1
+        assert reason in server.messages[-1]
+        assert "Traceback" not in server.errors
+
+
+def rank_states(server: ServerProcess) -> list[str]:
+    return [each["state"] for each in get(server, "/server_info").json()["ranks"]]
+
+
+def is_told(server: ServerProcess, rank: int) -> None:
+    """The server serves without this rank, and every surface says so."""
+    states = rank_states(server)
+    assert states == ["ended" if each == rank else "ready" for each in range(2)]
+    assert f"Engine {rank} is given up, and the others serve: " in server.errors
+    for path in ("/health", "/ready"):
+        answer = get(server, path)
+        assert (answer.status_code, answer.text) == (200, f"engine {rank}: ended\n")
+    page = get(server, "/metrics").text
+    assert [
+        f'setpoint:rank_up{{dp_rank="{each}"}} {int(each != rank)}.0' in page for each in (0, 1)
+    ]
+    server.generate(text="a", sampling_params={"max_new_tokens": 2})
+
+
+def test_a_rank_that_never_starts_is_told_and_the_others_serve(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with running_server(
+        tmp_path,
+        *("--model-path", str(tiny_model), "--dp-size", "2", "--enable-metrics"),
+        ready=False,
+    ) as server:
+        late = stop_next_engine(server.process.pid, set())
+        server.wait_ready()
+        rank = rank_states(server).index("starting")
+        assert f"engine {rank}: starting" in get(server, "/ready").text
+        os.kill(late, signal.SIGKILL)
+        wait_until(lambda: "is given up" in server.errors)
+        is_told(server, rank)
+
+
+def test_a_rank_that_does_not_come_back_is_told_and_the_others_serve(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with running_server(
+        tmp_path,
+        *("--model-path", str(tiny_model), "--dp-size", "2", "--enable-metrics"),
+        *("--max-engine-restarts", "1"),
+    ) as server:
+        all_ready(server, 2)
+        engines = {each.pid for each in engines_of(server.process.pid)}
+        os.kill(min(engines), signal.SIGKILL)
+        late = stop_next_engine(server.process.pid, engines)
+        rank = rank_states(server).index("restarting")
+        os.kill(late, signal.SIGKILL)
+        wait_until(lambda: "is given up" in server.errors)
+        is_told(server, rank)
+
+
+def test_of_two_servers_on_one_port_one_says_so_in_one_line(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """They start together, so that the port is still free for both."""
+    port = free_port()
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                running_server(
+                    tmp_path / str(number),
+                    *("--model-path", str(tiny_model)),
+                    port=port,
+                    ready=False,
+                )
+            )
+            for number in range(2)
+        ]
+        wait_until(lambda: any(each.process.poll() is not None for each in servers), timeout_s=120)
+        servers.sort(key=lambda each: each.process.poll() is None)
+        refused, serving = servers
+        assert refused.process.returncode == 2
+        said = [line for line in refused.messages if "Cannot listen" in line]
+        assert said == refused.messages[-1:]
+        assert f"Cannot listen on 127.0.0.1:{port}: Address already in use" in said[0]
+        assert "Traceback" not in refused.errors
+        serving.wait_ready()
 
 
 def test_more_engines_than_cores_are_refused(tiny_model: Path, tmp_path: Path) -> None:

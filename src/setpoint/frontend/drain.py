@@ -4,11 +4,9 @@ others, while its port stays open for probes, and for answers that tell clients 
 from __future__ import annotations
 
 from setpoint.core.errors import RequestError
+from setpoint.frontend.refusal import RETRY_AFTER_S
 from setpoint.ipc.client import EngineClient
 
-RETRY_AFTER_S = 5
-"""When a refused client should try again: by then a load balancer has noticed that this server is
-not ready, or the next one has started."""
 WORD = "draining"
 """The body of the answers to probes."""
 REFUSED = "The server is shutting down and takes no new requests (draining). Try again."

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.messages import Finish
 
+RETRY_AFTER_S = 5
+"""When a client should try again that was refused because there is no engine or the server ends: by
+then a load balancer has noticed that this server is not ready, or the next one has started."""
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Refusal:
@@ -29,7 +33,7 @@ def refusal_of(error: SetpointError) -> Refusal:
             status_code=error.status_code,
             retry_after_s=error.retry_after_s,
         )
-    return Refusal(message=str(error), status_code=503)
+    return Refusal(message=str(error), status_code=503, retry_after_s=RETRY_AFTER_S)
 
 
 def error_of_abort(finish: Finish) -> RequestError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -181,7 +181,16 @@ class Service:
         probe proves it, so that a probe does not wait for the end of a long step. Without, recent
         tokens prove it; otherwise the engine is sent a request, unless it is paused."""
         lines = [line for line in self.engine.lines if line.is_ready]
-        return any(await asyncio.gather(*map(self._is_alive, lines)))
+        asked = [asyncio.create_task(self._is_alive(line)) for line in lines]
+        try:
+            for first in asyncio.as_completed(asked):
+                if await first:
+                    return True
+            return False
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
 
     async def _is_alive(self, line: EngineLine) -> bool:
         timeout_s = self.config.health_timeout_s
@@ -244,6 +253,7 @@ class Service:
             "internal_states": [
                 _entry(state, line.facts) | {"dp_rank": line.rank} for line, state in found
             ],
+            "ranks": [asdict(each) for each in self.engine.standings()],
             "requests": self.book.info(),
         }
 

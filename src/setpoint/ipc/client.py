@@ -74,13 +74,18 @@ class Standing:
     """How it stands with the engine of a rank."""
 
     dp_rank: int
-    state: Literal["starting", "ready", "restarting", "stopping", "ended"]
+    state: Literal["starting", "ready", "restarting", "stopped", "ended"]
+    """Stopped: its process has been stopped by a signal (SIGSTOP). Ended: it gets no other."""
     num_requests: int
     """Its open requests."""
     num_restarts: int
     """How many engines the rank has had before this one."""
     death: str
-    """Why this engine, or the one before it, has ended; "" if none has."""
+    """Why this engine, or the one before it, has ended; "" if none has. If the rank gets no other,
+    it ends with why not."""
+
+    def __str__(self) -> str:
+        return f"engine {self.dp_rank}: {self.state}"
 
 
 class EngineClient:
@@ -171,15 +176,16 @@ class EngineClient:
         for line in self.lines:
             deaths = self._deaths.get(line.rank, [])
             load = self._loads.get(line)
-            state: Literal["starting", "ready", "restarting", "stopping", "ended"]
+            state: Literal["starting", "ready", "restarting", "stopped", "ended"]
             if line.has_ended:
                 may_come = self._recovers and line.rank not in self._given_up
                 state = "restarting" if may_come else "ended"
             elif line.state is EngineState.STARTING:
                 state = "restarting" if deaths else "starting"
             else:
-                state = "ready" if line.is_ready else "stopping"
+                state = "ready" if line.is_ready else "stopped"
             death = line.death if line.has_ended else deaths[-1] if deaths else ""
+            death = self._given_up.get(line.rank, death)
             num_requests = 0 if load is None else load.num_requests
             found.append(Standing(line.rank, state, num_requests, len(deaths), death))
         return found
@@ -211,14 +217,17 @@ class EngineClient:
 
     def choose(self) -> EngineLine:
         """A line that a control call can go to. Raises EngineDeadError if there is none."""
-        for line in self.lines:
+        lines = self.lines
+        for line in lines:
             if line.is_ready:
                 return line
-        first = self.line
-        if first is None:
+        if not lines:
             raise EngineDeadError("There is no engine yet.")
-        first.check_ready()
-        return first
+        coming = [line for line in lines if line.rank not in self._given_up]
+        if not coming:
+            raise EngineDeadError(self._given_up[lines[0].rank])
+        coming[0].check_ready()
+        return coming[0]
 
     async def on_all(self, call: Callable[[EngineLine], Awaitable[T]]) -> list[T]:
         """What a control call answers on every engine that takes requests, in the order of ranks.

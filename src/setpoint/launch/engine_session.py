@@ -165,6 +165,8 @@ class EngineSession:
             process = self._start_again(line)
         self.death = why_not
         self.client.lost(rank, why_not)
+        if not (self._is_ending or self.client.has_ended):
+            logger.error("Engine %d is given up, and the others serve: %s", rank, why_not)
 
     def _attach(self, rank: int, process: EngineProcess) -> EngineLine:
         from setpoint.ipc.line import EngineLine
@@ -194,11 +196,8 @@ class EngineSession:
         """Why no other engine takes the place of one that has ended; None if one does."""
         if self._is_ending:
             return line.death
-        several = len(self.engine.processes) > 1
         if not self._was_ready[line.rank].is_set():
-            if several:
-                logger.error("Engine %d could not start; the others serve.", line.rank)
-            return line.death
+            return f"It could not start: {line.death}" if line.failed is None else line.death
         now = time.monotonic()
         while self._restarts and now - self._restarts[0] > HOUR_S:
             self._restarts.popleft()

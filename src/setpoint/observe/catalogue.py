@@ -248,6 +248,11 @@ SERVER_SERIES = (
             "phase",
         ),
         ("setpoint:engine_up", "Whether an engine takes requests now."),
+        (
+            "setpoint:rank_up",
+            "Whether the engine of a data-parallel rank takes requests now.",
+            "dp_rank",
+        ),
         ("setpoint:engine_figures_age_seconds", "Age of the scheduler's series."),
         (
             "setpoint:binding_limit",

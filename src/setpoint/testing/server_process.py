@@ -58,6 +58,20 @@ def engine_of(pid: int) -> psutil.Process:
     return engine
 
 
+def stop_next_engine(pid: int, before: set[int]) -> int:
+    """Wait for an engine process of a server that is none of these, and stop it (SIGSTOP) before it
+    can become ready; returns its pid."""
+    found: list[int] = []
+
+    def has_come() -> bool:
+        found.extend(each.pid for each in engines_of(pid) if each.pid not in before)
+        return bool(found)
+
+    wait_until(has_come, timeout_s=2 * PATIENCE_S, every_s=0.005)
+    os.kill(found[0], signal.SIGSTOP)
+    return found[0]
+
+
 class ServerProcess:
     """One server. ``errors`` is everything that it wrote to stderr so far (its log), ``output`` its
     stdout."""

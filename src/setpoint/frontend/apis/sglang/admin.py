@@ -80,12 +80,23 @@ class AdminRoutes:
     async def health_generate(self) -> Response:
         if self._service.drain.is_on:
             return PlainTextResponse(f"{WORD}\n", status_code=503)
-        return Response(status_code=200 if await self._service.is_healthy() else 503)
+        if await self._service.is_healthy():
+            return self._probed(200)
+        return self._probed(503, otherwise="The engine gives no sign of life.")
 
     async def ready(self) -> Response:
         if self._service.drain.is_on:
             return PlainTextResponse(f"{WORD}\n", status_code=503)
-        return Response(status_code=200 if self._engine.is_ready else 503)
+        return self._probed(200 if self._engine.is_ready else 503)
+
+    def _probed(self, status_code: int, *, otherwise: str = "") -> Response:
+        """The answer to a probe: its body has a line for each engine that takes no requests, and is
+        empty if all do. otherwise: the body then."""
+        found = [str(each) for each in self._engine.standings() if each.state != "ready"]
+        lines = found or ([otherwise] if otherwise else [])
+        if not lines:
+            return Response(status_code=status_code)
+        return PlainTextResponse("\n".join(lines) + "\n", status_code=status_code)
 
     async def model_info(self) -> Response:
         config = self._service.config

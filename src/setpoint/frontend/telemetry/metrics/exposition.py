@@ -137,7 +137,11 @@ class Metrics:
         }
         if self._taken_at is not None:
             values["setpoint:engine_figures_age_seconds"] = time.monotonic() - self._taken_at
-        return {name: {(): value} for name, value in values.items()}
+        found: dict[str, Samples] = {name: {(): value} for name, value in values.items()}
+        found["setpoint:rank_up"] = {
+            (str(each.dp_rank),): each.state == "ready" for each in self._client.standings()
+        }
+        return found
 
     def _family(self, series: Series, custom: Iterable[str], samples: Samples) -> Metric:
         common = self._labels[series.scope]
