@@ -368,9 +368,13 @@ def is_told(server: ServerProcess, rank: int) -> None:
         answer = get(server, path)
         assert (answer.status_code, answer.text) == (200, f"engine {rank}: ended\n")
     page = get(server, "/metrics").text
-    assert [
-        f'setpoint:rank_up{{dp_rank="{each}"}} {int(each != rank)}.0' in page for each in (0, 1)
-    ]
+    for each in (0, 1):
+        (sample,) = (
+            line
+            for line in page.splitlines()
+            if line.startswith("setpoint:rank_up{") and f'dp_rank="{each}"' in line
+        )
+        assert float(sample.split()[-1]) == (each != rank)
     server.generate(text="a", sampling_params={"max_new_tokens": 2})
 
 

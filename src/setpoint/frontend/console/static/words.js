@@ -69,7 +69,7 @@ export const stateWord = (id) => STATES[id] ?? spelled(id);
 const ENGINES = {
   starting: "starting",
   restarting: "restarting",
-  stopping: "ending",
+  stopped: "stopped by a signal",
   ended: "ended for good",
 };
 export const engineWord = (id) => ENGINES[id] ?? spelled(id);
