@@ -82,6 +82,27 @@ def test_health_does_not_wait_for_a_long_step(serve: Serve) -> None:
     serve(scenario, FakeEngine(), health_timeout_s=10 * PATIENCE_S)
 
 
+def test_an_engine_in_a_step_of_a_minute_is_healthy(serve: Serve) -> None:
+    """Only the watchdog can tell a long step from one that hangs. Red before: the probe waited for
+    its whole time limit and then answered 503."""
+
+    async def scenario(server: Any) -> None:
+        server.engine.silent = server.engine.mute = True
+        busy = asyncio.create_task(server.generate(text="a"))
+        while not server.engine.running:
+            await asyncio.sleep(0)
+        server.engine.emit(Announce({0: "a"}, []))
+        for silence_s, status in ((60, 200), (3600, 503)):
+            server.line._heard_at -= silence_s
+            for path in ("/health", "/health_generate"):
+                assert (await server.http.get(path)).status_code == status, path
+            assert (await server.http.get("/ready")).status_code == 200
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+
+    serve(scenario, FakeEngine())
+
+
 def test_a_silent_engine_with_requests_is_not_healthy(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         server.engine.silent = server.engine.mute = True

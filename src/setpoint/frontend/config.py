@@ -71,3 +71,5 @@ class FrontendConfig:
     ``/health_generate`` always asks."""
     health_timeout_s: float = 20.0
     """How long ``/health`` waits for a sign of life from the engine."""
+    watchdog_s: float = 300.0
+    """How long an engine may compute one step before it is taken to hang and is ended."""

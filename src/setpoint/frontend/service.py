@@ -177,9 +177,10 @@ class Service:
         return parsed, warnings
 
     async def is_healthy(self) -> bool:
-        """Whether an engine works. With open requests, any message within the time limit of the
-        probe proves it, so that a probe does not wait for the end of a long step. Without, recent
-        tokens prove it; otherwise the engine is sent a request, unless it is paused."""
+        """Whether an engine works. One that computes a step does, until the watchdog takes it to
+        hang. With open requests, any message within the time limit of the probe proves it, so that
+        a probe does not wait for the end of a long step. Without, recent tokens prove it; otherwise
+        the engine is sent a request, unless it is paused."""
         lines = [line for line in self.engine.lines if line.is_ready]
         asked = [asyncio.create_task(self._is_alive(line)) for line in lines]
         try:
@@ -195,6 +196,8 @@ class Service:
     async def _is_alive(self, line: EngineLine) -> bool:
         timeout_s = self.config.health_timeout_s
         try:
+            if line.suspects and line.silence_s < self.config.watchdog_s:
+                return True
             if self.engine.num_open:
                 return line.silence_s < timeout_s or await line.responds(timeout_s=timeout_s)
             if line.result_age_s < RECENT_S:

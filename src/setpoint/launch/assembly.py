@@ -77,6 +77,7 @@ def make_service(
         profiles_folder=config.env.torch_profiler_dir,
         health_generates=config.env.health_endpoint_generation,
         health_timeout_s=config.env.health_check_timeout_s,
+        watchdog_s=options.server.watchdog_timeout,
     )
     checkpoints = LaunchedCheckpoints(options, source, spec)
     service = Service(frontend, client, engine.text, live, storage, checkpoints)
