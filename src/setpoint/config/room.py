@@ -5,7 +5,7 @@ from __future__ import annotations
 from setpoint.config.live import Asked
 from setpoint.config.pool import memory_model
 from setpoint.config.resolved import ResolvedConfig
-from setpoint.core.errors import OutOfMemoryError
+from setpoint.core.errors import ConfigError, OutOfMemoryError
 from setpoint.planning.fit import Choices, check_fit
 from setpoint.planning.memory import format_bytes
 
@@ -22,6 +22,10 @@ def check_room(asked: Asked, config: ResolvedConfig, *, name: str, is_counted: b
     free = asked.hardware.available_bytes if on_cpu else asked.hardware.gpu_bytes
     if free is None:  # the size of the GPU is not known; the engine will see
         return
+    if options.parallel.engine_standby:
+        if not on_cpu:
+            raise ConfigError("--engine-standby is not built for GPUs; leave it out.")
+        free -= memory_model(config, model).weights()
     page = model.kv_bytes_per_token(config.kv_element_bytes) * options.memory.page_size
     if on_cpu and page > free:
         raise OutOfMemoryError(

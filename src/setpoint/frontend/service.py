@@ -256,6 +256,7 @@ class Service:
             "internal_states": [
                 _entry(state, line.facts) | {"dp_rank": line.rank} for line, state in found
             ],
+            "standby": self.engine.standby,
             "ranks": [asdict(each) for each in self.engine.standings()],
             "requests": self.book.info(),
         }

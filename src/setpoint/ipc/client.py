@@ -129,6 +129,9 @@ class EngineClient:
         does not end an engine."""
         self._given_up: dict[int, str] = {}
         """Rank -> why it gets no other engine."""
+        self.standby: Literal["starting", "ready"] | None = None
+        """The state of the engine that is to take the place of one that dies; None: there is none.
+        Written by who starts engines."""
         self._paused: PauseMode | None = None
         """The pause in force."""
         self._wake_ups = WakeUps()

@@ -116,6 +116,7 @@ class EngineLine:
         """Futures that are done at the next message, or at the line's end."""
         self._in_flight: dict[int, str] = {}
         """Sequence number -> rid, for the sequences in flight that the engine announced."""
+        self._is_started = False
         self._is_suspended = False
         self._result_at = -math.inf
         """time.monotonic() when the last tokens arrived."""
@@ -142,14 +143,19 @@ class EngineLine:
         on_ready: Callable[[], None],
         on_cached: Callable[[Cached], None],
     ) -> None:
-        """Begin to receive, inside the running loop; called by the owner. ``on_end`` is called when
+        """Begin to receive, inside the running loop; called by the owner, and again by the next
+        one. ``on_end`` is called when
         the line has ended and ``death`` says why, ``on_ready`` when it takes requests, at first and
         after it was suspended, ``on_cached`` with the news of its cache."""
         self._on_tokens = on_tokens
         self._on_end = on_end
         self._on_ready = on_ready
         self._on_cached = on_cached
-        self._link.start(self._receive, self._cut)
+        if not self._is_started:
+            self._is_started = True
+            self._link.start(self._receive, self._cut)
+        elif self.is_ready:
+            on_ready()
 
     def close(self) -> None:
         self._link.close()

@@ -47,10 +47,18 @@ class Launched:
     def start_again(self, rank: int, job: Callable[[int], EngineJob]) -> EngineProcess:
         """Start another process in the place of a rank's, which has ended. job: makes its job, from
         the descriptor of its end of the link."""
-        self.processes[rank].end()
+        return self.replace(rank, self.start_another(rank, job))
+
+    def start_another(self, rank: int, job: Callable[[int], EngineJob]) -> EngineProcess:
+        """Start a process for a rank beside the one that it has; it is ended by the caller."""
         process = spawn_engine(self.stderr, gpu=rank if len(self.processes) > 1 else None)
-        self.processes[rank] = process
         hand_over(process.popen, job(process.theirs))
+        return process
+
+    def replace(self, rank: int, process: EngineProcess) -> EngineProcess:
+        """Have the rank this process from now on, in the place of one that has ended."""
+        self.processes[rank].end()
+        self.processes[rank] = process
         return process
 
 

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,22 @@ otherwise."""
 HOUR_S = 3600.0
 RETRY_S = 1.0
 """Pause before the next engine, if the one before could not start."""
+STANDBY_LOOK_S = 0.25
+"""How often it is seen to that there is a standby, and that it is like the engine that serves."""
+STANDBY_RETRY_S = 60.0
+"""Pause before the next standby, if the one before could not start."""
+
+
+@dataclass(slots=True)
+class _Engine:
+    """An engine process and its present life."""
+
+    process: EngineProcess
+    line: EngineLine
+    watching: asyncio.Task[None] | None = None
+    """Done when the process has ended; None until its line has an owner."""
+    made_from: tuple[object, object] = (None, None)
+    """The configuration and the checkpoint of its job."""
 
 
 class EngineSession:
@@ -67,11 +83,16 @@ class EngineSession:
         self._was_ready = [asyncio.Event() for _ in engine.processes]
         """By rank: whether it has ever had an engine that took requests."""
         self._is_ending = False
+        self._has_standby = parallel.engine_standby
+        self._standby: _Engine | None = None
+        self._standby_keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> EngineSession:
         keepers = [self._keep(rank) for rank in range(len(self.engine.processes))]
         self.over: asyncio.Task[None] = asyncio.create_task(_all(keepers))
         """Done when no engine is left and none comes."""
+        if self._has_standby:
+            self._standby_keeper = asyncio.create_task(self._keep_standby())
         return self
 
     async def __aexit__(
@@ -81,7 +102,11 @@ class EngineSession:
         trace: TracebackType | None,
     ) -> None:
         self._is_ending = True
+        if self._standby_keeper is not None:
+            self._standby_keeper.cancel()
+            await asyncio.gather(self._standby_keeper, return_exceptions=True)
         self.client.shutdown()
+        self._end_standby()
         await asyncio.wait([self.over], timeout=self.exit_s)
         self.kill()
         await self.over
@@ -102,6 +127,8 @@ class EngineSession:
     def kill(self) -> None:
         """End the processes at once; the only way while they are loading and read no messages."""
         self._is_ending = True
+        if self._standby is not None:
+            kill_with_children(self._standby.process.popen)
         for process in self.engine.processes:
             kill_with_children(process.popen)
 
@@ -146,12 +173,12 @@ class EngineSession:
 
     async def _keep(self, rank: int) -> None:
         """Have the rank an engine as long as that is allowed."""
-        process = self.engine.processes[rank]
+        engine = self._engine(rank, self.engine.processes[rank])
         while True:
-            line = self._attach(rank, process)
-            starting = asyncio.create_task(self._start(line, process))
-            watchdog_s = self.engine.served.config.options.server.watchdog_timeout
-            await watch(process.popen, line, watchdog_s=watchdog_s)
+            line = engine.line
+            self.client.attach(line)
+            starting = asyncio.create_task(self._start(line, engine.process))
+            await (engine.watching or self._watching(engine))
             starting.cancel()
             line.close()
             why_not = self._why_not_again(line)
@@ -162,20 +189,70 @@ class EngineSession:
                 if self._is_ending:
                     why_not = line.death
                     break
-            process = self._start_again(line)
+            engine = self._next(line)
         self.death = why_not
         self.client.lost(rank, why_not)
         if not (self._is_ending or self.client.has_ended):
             logger.error("Engine %d is given up, and the others serve: %s", rank, why_not)
 
-    def _attach(self, rank: int, process: EngineProcess) -> EngineLine:
+    def _watching(self, engine: _Engine) -> asyncio.Task[None]:
+        watchdog_s = self.engine.served.config.options.server.watchdog_timeout
+        return asyncio.create_task(watch(engine.process.popen, engine.line, watchdog_s=watchdog_s))
+
+    async def _keep_standby(self) -> None:
+        """Have a second engine ready to take the place of the first, until cancelled."""
+        await self._was_ready[0].wait()
+        while True:
+            standby = self._standby
+            if standby is None:
+                if self.client.is_ready:
+                    try:
+                        self._standby = self._start_standby()
+                    except (OSError, StartupError) as error:
+                        logger.warning("A standby engine cannot be started: %s", error)
+                        await asyncio.sleep(STANDBY_RETRY_S)
+            elif standby.line.has_ended:
+                self._end_standby()
+                logger.warning("The standby engine has ended: %s", standby.line.death)
+                await asyncio.sleep(RETRY_S if standby.line.was_ready else STANDBY_RETRY_S)
+            elif standby.made_from != self._present_job:
+                logger.info("The standby engine is replaced: options or weights have changed.")
+                self._end_standby()
+            elif standby.line.is_ready and self.client.standby != "ready":
+                self.client.standby = "ready"
+                logger.info("The standby engine is ready.")
+            await asyncio.sleep(STANDBY_LOOK_S)
+
+    def _start_standby(self) -> _Engine:
+        (line,) = self.client.lines
+        self._lives[0] += 1
+        process = self.engine.start_another(0, self._job(line, is_standby=True))
+        engine = self._engine(0, process)
+        engine.made_from = self._present_job
+        engine.line.start(_ignore, _ignore, _ignore, _ignore)
+        engine.watching = self._watching(engine)
+        self.client.standby = "starting"
+        return engine
+
+    def _end_standby(self) -> None:
+        if self._standby is not None:
+            self._standby.line.shutdown()
+            self._standby.line.close()
+            self._standby.process.end()
+        self._standby = self.client.standby = None
+
+    @property
+    def _present_job(self) -> tuple[object, object]:
+        """What the job of an engine that started now would be made from."""
+        config = self.engine.served.config if self._live is None else self._live.config
+        return config, None if self._service is None else self._service.checkpoint
+
+    def _engine(self, rank: int, process: EngineProcess) -> _Engine:
         from setpoint.ipc.line import EngineLine
         from setpoint.ipc.link import SocketLink
 
-        waiting = self.engine.waiting
-        line = EngineLine(SocketLink(process.link), rank=rank, on_progress=waiting.doing)
-        self.client.attach(line)
-        return line
+        doing = self.engine.waiting.doing
+        return _Engine(process, EngineLine(SocketLink(process.link), rank=rank, on_progress=doing))
 
     async def _start(self, line: EngineLine, process: EngineProcess) -> None:
         """Wait until the engine takes requests, and end it if that takes too long."""
@@ -207,19 +284,25 @@ class EngineSession:
         self._restarts.append(now)
         return None
 
-    def _start_again(self, line: EngineLine) -> EngineProcess:
-        rank = line.rank
-        self._lives[rank] += 1
-        logger.warning(
-            "Engine %d is started again (%d of at most %d in an hour); %d requests go on.",
-            rank,
-            len(self._restarts),
-            self._most_restarts,
-            self.client.num_open,
+    def _next(self, line: EngineLine) -> _Engine:
+        """The engine in the place of one that has ended: the standby, if it is there and has the
+        options and weights of now, and otherwise a new one."""
+        rank, standby = line.rank, self._standby
+        count = (
+            f"({len(self._restarts)} of at most {self._most_restarts} in an hour);"
+            f" {self.client.num_open} requests go on."
         )
-        return self.engine.start_again(rank, self._job(line))
+        is_usable = standby is not None and standby.made_from == self._present_job
+        if standby is not None and is_usable and not standby.line.has_ended:
+            logger.warning("The standby takes the place of engine %d %s", rank, count)
+            self._standby = self.client.standby = None
+            self.engine.replace(rank, standby.process)
+            return standby
+        self._lives[rank] += 1
+        logger.warning("Engine %d is started again %s", rank, count)
+        return self._engine(rank, self.engine.start_again(rank, self._job(line)))
 
-    def _job(self, before: EngineLine) -> Callable[[int], EngineJob]:
+    def _job(self, before: EngineLine, *, is_standby: bool = False) -> Callable[[int], EngineJob]:
         """Makes the job of the engine in the place of another: its live options are those of now,
         its weights those of now, and its pool is no larger than that of the one before."""
         served, live, service = self.engine.served, self._live, self._service
@@ -233,7 +316,12 @@ class EngineSession:
             life=self._lives[before.rank],
             config=config,
             checkpoint=None if service is None else service.checkpoint,
+            is_standby=is_standby,
         )
+
+
+def _ignore(*_: object) -> None:
+    """A standby has no requests."""
 
 
 async def _all(keepers: list[Any]) -> None:

@@ -21,6 +21,8 @@ class EngineJob(msgspec.Struct, frozen=True):
     """Its data-parallel rank; None if it is the only engine."""
     memory_bytes: int | None
     """The most memory that it may plan with; None: what is free."""
+    is_standby: bool = False
+    """Whether another engine serves, whose memory is free again before this one's pool is used."""
 
 
 def encode_job(job: EngineJob) -> bytes:

@@ -33,16 +33,18 @@ def load_engine(
     folder: str,
     observer: Observer,
     memory_bytes: int | None,
+    *,
+    is_standby: bool = False,
 ) -> tuple[ModelRunner, PoolConfig, int]:
     """Load the weights, then size the pool from the memory that is really left. Returns also the
     bytes that are free after that. The observer gets a record of everything that runs in a slower
     way than it could. memory_bytes: the engine's share of a CPU's memory, if others load beside
-    it."""
+    it. is_standby: see ``EngineJob``."""
     options = config.options
     check_device(torch.device(options.execution.device))
     before = device_bytes(options.execution.device)
     if memory_bytes is not None and options.execution.device == "cpu":
-        before = min(before, memory_bytes)
+        before = memory_bytes if is_standby else min(before, memory_bytes)
     logger.debug("Load weight begin. avail mem=%s GB", gib(before))
     report("loading the weights")
     runner = build_runner(engine_config(config, spec, folder))
@@ -51,7 +53,8 @@ def load_engine(
     for fallback in loaded.fallbacks:
         observer.on(fallback)
     footprint = runner.footprint(step_tokens=config.step_tokens, context_len=config.context_len)
-    after = min(after, before - loaded.weight_bytes)
+    unused = before - loaded.weight_bytes
+    after = unused if is_standby else min(after, unused)
     plan = memory_model(
         config, spec, attention=loaded.attention, model_impl=loaded.model_impl
     ).plan(before, available_after_load=after, footprint=footprint)

@@ -24,6 +24,11 @@ def preflight(options: Options) -> None:
         )
     if options.parallel.dp_size > 1:
         probe_hardware().divided(options.parallel.dp_size)
+    if options.parallel.engine_standby and options.parallel.dp_size > 1:
+        raise ConfigError(
+            "--engine-standby is for a server with one engine; with --dp-size"
+            f" {options.parallel.dp_size}, the other engines take the requests of one that dies."
+        )
     if options.metrics.export_metrics_to_file:
         assert options.metrics.export_metrics_to_file_dir is not None, "check_metrics refuses it"
         _check_folder(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from setpoint.checkpoint.source import ModelSource
 from setpoint.config.live import Asked
+from setpoint.config.pool import memory_model
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
 from setpoint.frontend.checkpoint_names import Checkpoint
@@ -48,10 +49,12 @@ class Served:
         life: int = 0,
         config: ResolvedConfig | None = None,
         checkpoint: Checkpoint | None = None,
+        is_standby: bool = False,
     ) -> EngineJob:
         """The job of one engine. link: the descriptor of its end of the link. life: how many
         engines its rank has had before; each records to a folder of its own. config, checkpoint:
-        the configuration and the weights, if they have changed since the start."""
+        the configuration and the weights, if they have changed since the start. is_standby: another
+        engine serves meanwhile."""
         several, config = self.num_engines > 1, config or self.config
         record = config.options.recording.record
         if record is not None and (several or life):
@@ -67,5 +70,14 @@ class Served:
             None if self.tokenizer is None else str(self.tokenizer),
             link,
             rank if several else None,
-            self.asked.hardware.available_bytes if several else None,
+            self._memory_bytes,
+            is_standby,
         )
+
+    @property
+    def _memory_bytes(self) -> int | None:
+        """The memory that each engine may plan with; None: what is free."""
+        available = self.asked.hardware.available_bytes
+        if self.config.options.parallel.engine_standby:  # two have weights, and one fills its pool
+            return available - memory_model(self.config, self.spec).weights()
+        return available if self.num_engines > 1 else None

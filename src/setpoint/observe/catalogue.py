@@ -249,6 +249,10 @@ SERVER_SERIES = (
         ),
         ("setpoint:engine_up", "Whether an engine takes requests now."),
         (
+            "setpoint:standby_ready",
+            "Whether a standby engine can take the place of one that dies (--engine-standby).",
+        ),
+        (
             "setpoint:rank_up",
             "Whether the engine of a data-parallel rank takes requests now.",
             "dp_rank",

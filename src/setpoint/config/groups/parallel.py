@@ -46,6 +46,14 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
             low=0,
         ),
     ] = 10
+    engine_standby: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Keep a second engine loaded, without requests, that takes the place of the engine when"
+            " it dies. It needs memory for the weights once more. For one engine on a CPU.",
+        ),
+    ] = False
     pp_size: Annotated[int, Option(GROUP, "Pipeline stages; only 1 so far.", choices=(1,))] = 1
     ep_size: Annotated[
         int, Option(GROUP, "Expert parallel ranks; only 1 so far.", choices=(1,))

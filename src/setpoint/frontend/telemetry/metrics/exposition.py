@@ -133,6 +133,7 @@ class Metrics:
         values: dict[str, float] = {
             "sglang:routing_keys_active": len(keys) - ("" in keys),
             "setpoint:engine_up": self._client.is_ready,
+            "setpoint:standby_ready": self._client.standby == "ready",
             "setpoint:engine_starts": self._client.num_lines,
         }
         if self._taken_at is not None:
