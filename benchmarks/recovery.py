@@ -136,12 +136,14 @@ async def round_of(url: str, count: int, disturb: Callable[[], None] | None) -> 
     return streams
 
 
-async def all_ready(url: str, count: int) -> None:
+async def all_ready(url: str, count: int, has_standby: bool) -> None:
     async with aiohttp.ClientSession() as session:
         while True:
-            async with session.get(f"{url}/v1/loads") as response:
-                if response.status == 200 and len((await response.json())["loads"]) == count:
-                    return
+            async with session.get(f"{url}/server_info") as response:
+                info = await response.json() if response.status == 200 else {}
+            standby = "ready" if has_standby else None
+            if len(info.get("internal_states", ())) == count and info["standby"] == standby:
+                return
             await asyncio.sleep(0.05)
 
 
@@ -151,6 +153,7 @@ def quantile(values: list[float], share: float) -> float:
 
 async def measure(args: argparse.Namespace) -> int:
     extra = ["--dp-size", str(args.dp_size), "--max-engine-restarts", "1000"]
+    has_standby = "--engine-standby" in args.options
     server = SetpointServer(
         "setpoint", [*extra, *shlex.split(args.options)], environment={}, stream=True
     )
@@ -162,9 +165,9 @@ async def measure(args: argparse.Namespace) -> int:
         counts: Counter[str] = Counter()
         pauses: list[float] = []
         for number in range(args.kills):
-            await all_ready(server.url, args.dp_size)
-            victims = engines_of(pid)
-            victim = victims[number % len(victims)].pid
+            await all_ready(server.url, args.dp_size, has_standby)
+            engines = sorted(engines_of(pid), key=lambda each: each.create_time())
+            victim = engines[number % args.dp_size].pid  # a standby is younger than who serves
             sign = signal.Signals[f"SIG{args.signal}"]
             found = await round_of(
                 server.url,
@@ -181,6 +184,7 @@ async def measure(args: argparse.Namespace) -> int:
         print(f"# {environment()}")
         print(
             f"{args.kills} times SIG{args.signal}, {args.dp_size} engines, {args.streams} streams"
+            f" {args.options}"
         )
         print(", ".join(f"{name} {number}" for name, number in sorted(counts.items())))
         print(

@@ -98,9 +98,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     )
     grammars = engine_grammars(job)
     with _meanwhile(grammars.prepare):
-        runner, pool, left = load_engine(
-            config, spec, job.folder, readers, job.memory_bytes, is_standby=job.is_standby
-        )
+        runner, pool, left = load_engine(job, readers)
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
     cache = cache_config(config.options, runner.pool)
     recording = None

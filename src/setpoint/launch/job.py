@@ -20,7 +20,8 @@ class EngineJob(msgspec.Struct, frozen=True):
     rank: int | None
     """Its data-parallel rank; None if it is the only engine."""
     memory_bytes: int | None
-    """The most memory that it may plan with; None: what is free."""
+    """The most of a CPU's memory that it may plan with, because others load beside it; None: what
+    is free."""
     is_standby: bool = False
     """Whether another engine serves, whose memory is free again before this one's pool is used."""
 

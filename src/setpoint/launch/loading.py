@@ -9,7 +9,6 @@ import torch
 from setpoint.config.hardware import available_bytes
 from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
-from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.cachegroups import layout_summary
 from setpoint.core.limits import CAPTURED_TOKENS
 from setpoint.core.model import ModelSpec
@@ -20,6 +19,7 @@ from setpoint.engine.executor.compiling import compile_steps
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.launch.announce import log_decisions
+from setpoint.launch.job import EngineJob
 from setpoint.launch.mapping import engine_config
 from setpoint.observe.logline import gib, ready_line
 from setpoint.planning.memory import MemoryPlan
@@ -27,19 +27,11 @@ from setpoint.planning.memory import MemoryPlan
 logger = logging.getLogger(__name__)
 
 
-def load_engine(
-    config: ResolvedConfig,
-    spec: ModelSpec,
-    folder: str,
-    observer: Observer,
-    memory_bytes: int | None,
-    *,
-    is_standby: bool = False,
-) -> tuple[ModelRunner, PoolConfig, int]:
+def load_engine(job: EngineJob, observer: Observer) -> tuple[ModelRunner, PoolConfig, int]:
     """Load the weights, then size the pool from the memory that is really left. Returns also the
     bytes that are free after that. The observer gets a record of everything that runs in a slower
-    way than it could. memory_bytes: the engine's share of a CPU's memory, if others load beside
-    it. is_standby: see ``EngineJob``."""
+    way than it could."""
+    config, spec, memory_bytes, is_standby = job.config, job.spec, job.memory_bytes, job.is_standby
     options = config.options
     check_device(torch.device(options.execution.device))
     before = device_bytes(options.execution.device)
@@ -47,14 +39,13 @@ def load_engine(
         before = memory_bytes if is_standby else min(before, memory_bytes)
     logger.debug("Load weight begin. avail mem=%s GB", gib(before))
     report("loading the weights")
-    runner = build_runner(engine_config(config, spec, folder))
+    runner = build_runner(engine_config(config, spec, job.folder))
     loaded, after = runner.report, device_bytes(options.execution.device)
     _log_weights(runner, spec, after)
     for fallback in loaded.fallbacks:
         observer.on(fallback)
     footprint = runner.footprint(step_tokens=config.step_tokens, context_len=config.context_len)
-    unused = before - loaded.weight_bytes
-    after = unused if is_standby else min(after, unused)
+    after = before - loaded.weight_bytes if is_standby else min(after, before - loaded.weight_bytes)
     plan = memory_model(
         config, spec, attention=loaded.attention, model_impl=loaded.model_impl
     ).plan(before, available_after_load=after, footprint=footprint)

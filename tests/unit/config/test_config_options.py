@@ -16,6 +16,7 @@ from setpoint.core.limits import CAPTURED_TOKENS
 OWN = {
     "--enable-force-include-usage",
     "--max-body-bytes",
+    "--engine-standby",
     "--max-engine-restarts",
     "--num-threads",
     "--record",
