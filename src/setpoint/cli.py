@@ -183,6 +183,13 @@ def _set(line: CommandLine, env: EnvSettings) -> int:
     return set_options(line.own, api_key=os.environ.get("OPENAI_API_KEY"))
 
 
+@_runs("route")
+def _route(line: CommandLine, env: EnvSettings) -> int:
+    from setpoint.commands.route_command import route
+
+    return route(line.own, api_key=os.environ.get("OPENAI_API_KEY"))
+
+
 @_runs("top")
 def _top(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.commands.top_command import top

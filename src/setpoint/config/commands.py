@@ -27,6 +27,7 @@ from setpoint.config.sglang import KNOWN
 BATCHES = "Batch"
 CHATS = "Chat"
 REPLAYS = "Replay"
+ROUTES = "Route"
 
 
 class NoOptions(msgspec.Struct, frozen=True):
@@ -294,6 +295,39 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class RouteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of ``setpoint route``."""
+
+    url: Annotated[
+        tuple[str, ...],
+        Option(
+            ROUTES,
+            "The servers, such as http://127.0.0.1:30000. May be given as arguments.",
+            metavar="URL",
+        ),
+    ] = ()
+    host: Annotated[str, Option(ROUTES, "Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Option(ROUTES, "Port to listen on.", low=1, high=65535)] = 30200
+    policy: Annotated[
+        str,
+        Option(
+            ROUTES,
+            "How the server of a request is chosen; cache_aware: the one that has probably seen its"
+            " beginning, unless that one has much more to do.",
+            choices=("cache_aware", "least_load", "power_of_two", "round_robin", "random"),
+        ),
+    ] = "cache_aware"
+    api_key: Annotated[
+        str | None,
+        Option(
+            ROUTES,
+            "API key of the servers; the environment variable OPENAI_API_KEY if not given.",
+            metavar="KEY",
+            secret=True,
+        ),
+    ] = None
+
+
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Command:
     """How a command's line is read."""
@@ -422,6 +456,20 @@ TOP = Command(
     has_engine=False,
     sglang_flags=frozenset(),
 )
+ROUTE = Command(
+    name="route",
+    summary="one address for several servers, with smg as the router",
+    description=(
+        "Start the router smg in front of running servers, with the arguments that suit Setpoint's"
+        " servers. It needs pip install 'setpoint[route]'."
+    ),
+    arguments="URL [URL ...] [options]",
+    positional="",
+    rest="url",
+    own=RouteOptions,
+    has_engine=False,
+    sglang_flags=frozenset(),
+)
 CONSOLE = Command(
     name="console",
     summary="show a recording on the console's page",
@@ -516,6 +564,7 @@ COMMANDS = {
         SET,
         DOCTOR,
         TOP,
+        ROUTE,
         REPLAY,
         CONSOLE,
         BENCH_SERVING,

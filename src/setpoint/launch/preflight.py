@@ -35,12 +35,10 @@ def preflight(options: Options) -> None:
             "--export-metrics-to-file-dir", Path(options.metrics.export_metrics_to_file_dir)
         )
     if options.traces.enable_trace:
-        _check_extra("--enable-trace", "trace", "opentelemetry.sdk.trace", OTLP_MODULE)
+        check_extra("--enable-trace", "trace", "opentelemetry.sdk.trace", OTLP_MODULE)
     if options.execution.grammar_backend == "xgrammar":
         # It imports the two others, and can be installed without them.
-        _check_extra(
-            "--grammar-backend xgrammar", "xgrammar", "xgrammar", "tvm_ffi", "transformers"
-        )
+        check_extra("--grammar-backend xgrammar", "xgrammar", "xgrammar", "tvm_ffi", "transformers")
     if options.recording.record is not None:
         from setpoint.recording.segments import check_new
 
@@ -51,7 +49,7 @@ def preflight(options: Options) -> None:
         check_template_file(options.model.chat_template)
 
 
-def _check_extra(flag: str, extra: str, *modules: str) -> None:
+def check_extra(flag: str, extra: str, *modules: str) -> None:
     """Raise ConfigError if a module of an optional extra is not installed."""
     try:
         missing = not all(map(find_spec, modules))

@@ -89,7 +89,7 @@ def test_help_of_every_command(
     text = capsys.readouterr().out
     assert text.startswith(f"usage: setpoint {name} ")
     assert all(field.flag in text for field in COMMANDS[name].fields())
-    assert ("--port" in text) == (name in ("serve", "console", "bench serving"))
+    assert ("--port" in text) == (name in ("serve", "console", "route", "bench serving"))
     assert (f"default: {COMMANDS[name].defaults.get('log_level', 'info')})" in text) == COMMANDS[
         name
     ].has_engine
