@@ -18,6 +18,7 @@ ALWAYS = (
     *("--health-failure-threshold", "1", "--health-success-threshold", "1"),
     # Servers tokenize by themselves.
     "--disable-tokenizer-autoload",
+    *("--log-level", "warn"),
 )
 
 
