@@ -9,7 +9,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 INTERRUPTED = 130
 """The exit code of a program that is ended by its user, as shells have it."""
+NOTICE_S = 0.25
+"""How long a signal may go unnoticed."""
 CLOSE_S = 1.0
 """How long the event loop may take to close: it waits for the threads of its executor."""
 
@@ -93,6 +95,10 @@ class _Run(Generic[T]):
     def result(self) -> T:
         self._thread.start()
         try:
+            # Not one wait without a limit: a signal that comes between the handler of another and
+            # the wait does not interrupt the wait, and its handler would run when the wait ends.
+            while not wait([self._result], timeout=NOTICE_S).done:
+                pass
             return self._result.result()
         finally:
             self._thread.join(CLOSE_S)
