@@ -299,3 +299,59 @@ def test_without_further_engines_what_waits_ends_with_the_reason() -> None:
             client.submit(request_of("b", random.Random(0), None), Mailbox())
 
     asyncio.run(scenario())
+
+
+def crashed_under(num: int, guilty: int | None) -> tuple[EngineClient, list[Reader], int, int]:
+    """One engine has crashed under ``num`` requests of which ``guilty`` ends engines, and others take
+    its place until all have ended: the client, the readers, the steps until all had a token and the
+    number of engines."""
+
+    async def scenario() -> tuple[EngineClient, list[Reader], int, int]:
+        rng = random.Random(7)
+        client = EngineClient(recovers=True)
+        engine = Engine(0)
+        client.attach(engine.line)
+        engine.say(Ready(SOME_FACTS))
+        readers = []
+        for index in range(num):
+            request = request_of(f"r{index}", rng, 0 if index == guilty else None)
+            mailbox = Mailbox()
+            client.submit(request, mailbox)
+            readers.append(Reader(request, mailbox))
+        engine.say(Announce({number: each[0].rid for number, each in engine.running.items()}, []))
+        engine.line.died("It is dead.")
+        num_steps, num_engines = 0, 1
+        while client.num_open:
+            engine = Engine(0)
+            client.attach(engine.line)
+            engine.say(Ready(SOME_FACTS))
+            num_engines += 1
+            while client.num_open:
+                num_steps += any(not each.ids and not each.end for each in readers)
+                if not engine.step():
+                    engine.line.died("It is dead.")
+                    break
+                for reader in readers:
+                    reader.take()
+                await asyncio.sleep(0)
+        for reader in readers:
+            reader.take()
+        return client, readers, num_steps, num_engines
+
+    return asyncio.run(scenario())
+
+
+def test_after_a_crash_that_no_request_causes_all_go_on_within_a_few_steps() -> None:
+    _, readers, num_steps, num_engines = crashed_under(32, None)
+    assert all(reader.end == "length" for reader in readers)
+    assert num_engines == 2
+    assert num_steps == 6, "groups of 1, 2, 4, 8, 16 and 1"
+
+
+@pytest.mark.parametrize("guilty", [0, 1, 2, 6, 7, 13, 31])
+def test_a_guilty_request_is_found_among_many_with_four_crashes(guilty: int) -> None:
+    _, readers, _, num_engines = crashed_under(32, guilty)
+    assert [reader.end == "blamed" for reader in readers] == [i == guilty for i in range(32)]
+    # It ends the first, one that tries it in a group, one that tries it beside those that have
+    # shown their innocence, and one that computes nothing else.
+    assert num_engines <= 5

@@ -67,6 +67,8 @@ class _Submission:
     """How many of the bytes to come its mailbox has already."""
     strikes: int = 0
     """How many engines have died in turn with it in their steps, and without a new output of it."""
+    was_tried: bool = False
+    """Whether the last of them was trying it, alone or with others."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -124,9 +126,12 @@ class EngineClient:
         """For an engine that is ready."""
         self._suspects: list[_Submission] = []
         """For an engine that computes nothing else: they may have ended the one before."""
-        self._proving: dict[EngineLine, _Submission | None] = {}
-        """Lines that take suspects, one after the other -> the one that has yet to show that it
-        does not end an engine."""
+        self._trials: dict[EngineLine, set[_Submission]] = {}
+        """Lines that try suspects, group after group -> those of the present group that have yet to
+        show that they do not end an engine."""
+        self._group_size = 1
+        """How many suspects the next group has at most. It doubles with each group that ended no
+        engine: most crashes have another cause than a request, and then all go on soon."""
         self._given_up: dict[int, str] = {}
         """Rank -> why it gets no other engine."""
         self.standby: Literal["starting", "ready"] | None = None
@@ -400,7 +405,7 @@ class EngineClient:
     def _place(self, submission: _Submission) -> None:
         """Send it to the engine that is to have it; let it wait while there is none."""
         ready = self._ready()
-        lines = [line for line in ready if line not in self._proving] or ready
+        lines = [line for line in ready if line not in self._trials] or ready
         wanted = submission.request.options.routed_dp_rank
         pinned = [line for line in lines if line.rank == wanted]
         if not lines:
@@ -428,8 +433,10 @@ class EngineClient:
     def _dispatch(self) -> None:
         """Send what waits, as far as engines can take it."""
         while self._suspects and (line := self._court()) is not None:
-            submission = self._proving[line] = self._suspects.pop(0)
-            self._send(submission, line)
+            group = self._next_group()
+            self._trials[line] = set(group)
+            for submission in group:
+                self._send(submission, line)
         if self._waiting and self.is_ready:
             waiting, self._waiting = self._waiting, []
             for submission in waiting:
@@ -440,52 +447,63 @@ class EngineClient:
             line.begin_pause(self._paused)
         self._dispatch()
 
+    def _next_group(self) -> list[_Submission]:
+        """Take the suspects that are tried next: one that was in a group that ended an engine is
+        alone, so that it can be blamed."""
+        size = 1 if self._suspects[0].was_tried else self._group_size
+        group, self._suspects = self._suspects[:size], self._suspects[size:]
+        return group
+
     def _court(self) -> EngineLine | None:
-        """The line for the next suspect: one that computes no other suspect, and nobody who is none
+        """The line for the next suspects: one that tries no others, and computes nobody who is none
         as long as there may be such a line."""
-        free = [line for line in self._ready() if self._proving.get(line) is None]
-        idle = [
-            line for line in free if line in self._proving or not self._loads[line].num_requests
-        ]
+        free = [line for line in self._ready() if not self._trials.get(line)]
+        idle = [line for line in free if line in self._trials or not self._loads[line].num_requests]
         lines = idle if idle or self._may_come else free
         return min(lines, key=lambda line: self._loads[line].num_requests, default=None)
 
     def _progress(self, submission: _Submission) -> None:
         """It has got an output that it had not: it did not end this engine."""
-        submission.strikes = 0
+        submission.strikes, submission.was_tried = 0, False
         line = submission.line
         assert line is not None
-        if self._proving.get(line) is submission:
-            self._proving[line] = None
-            self._dispatch()
-            if not self._suspects:
-                del self._proving[line]
+        group = self._trials.get(line, set())
+        if submission in group:
+            group.remove(submission)
+            if not group:
+                self._group_size *= 2
+                self._dispatch()
+                if not self._trials[line]:
+                    del self._trials[line]
 
     def _ended(self, line: EngineLine) -> None:
         """Move the requests of a line that has ended, or end them with its reason."""
-        proved, suspects = self._proving.pop(line, None), set(line.suspect_numbers)
+        group, suspects = self._trials.pop(line, set()), set(line.suspect_numbers)
+        self._group_size = 1
         del self._loads[line]
         error = EngineDeadError(line.death)
         lost = [each for each in self._open.values() if each.line is line]
-        is_alone = proved is None or suspects <= {proved.wire}
         for submission in lost:
             del self._sent[submission.wire]
-            submission.strikes += submission is proved or submission.wire in suspects
+            was_alone = group == {submission} and suspects <= {submission.wire}
+            submission.was_tried = submission in group
+            submission.strikes += submission.was_tried or submission.wire in suspects
             submission.line = None
             if not self._recovers:
                 self._drop(submission).mailbox.fail(error)
-            elif (
-                is_alone
-                and submission is proved
-                and submission.strikes >= (MOST_KILLS if line.was_killed else MOST_CRASHES)
+            elif was_alone and submission.strikes >= (
+                MOST_KILLS if line.was_killed else MOST_CRASHES
             ):
                 self._blame(submission, line.death)
             else:
                 self._keep(submission)
-                is_tried = submission.strikes >= (2 if line.was_killed else 1)
-                (self._suspects if is_tried else self._waiting).append(submission)
-        # The first of them is tried on an idle engine: who has the most strikes.
-        self._suspects.sort(key=lambda each: -each.strikes)
+                is_suspect = submission.strikes >= (2 if line.was_killed else 1)
+                (self._suspects if is_suspect else self._waiting).append(submission)
+        # First who was tried last, then who has the most strikes, then who is new: most faults show
+        # in the first step of a request.
+        self._suspects.sort(
+            key=lambda each: (not each.was_tried, -each.strikes, len(each.request.prior_output_ids))
+        )
         self._dispatch()
         if self.has_ended:
             self._fail_waiting(line.death)
@@ -557,7 +575,7 @@ class EngineClient:
             del self._sent[submission.wire]
             self._loads[line].remove(submission.request)
         self._drop(submission)
-        if line is not None and self._proving.get(line) is submission:
+        if line is not None and submission in self._trials.get(line, ()):
             self._progress(submission)
 
     def _drop(self, submission: _Submission) -> _Submission:
