@@ -27,9 +27,10 @@ from setpoint.core.messages import (
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.ipc.balance import Balance, RoundRobin, TotalRequests, TotalTokens
-from setpoint.ipc.client import MOST_CRASHES, MOST_KILLS, EngineClient
+from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.mailbox import Mailbox
+from setpoint.ipc.suspects import MOST_CRASHES, MOST_KILLS
 from setpoint.testing.fake_engine import SOME_FACTS
 
 BALANCES: list[Callable[[], Balance]] = [RoundRobin, TotalRequests, TotalTokens]

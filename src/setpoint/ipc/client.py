@@ -13,7 +13,7 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -27,48 +27,12 @@ from setpoint.core.request import Request
 from setpoint.ipc.balance import Balance, Load, TotalRequests
 from setpoint.ipc.line import EngineLine, EngineState
 from setpoint.ipc.mailbox import Mailbox, WakeUps
+from setpoint.ipc.submission import Submission
+from setpoint.ipc.suspects import Suspects, Verdict
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-MOST_CRASHES = 2
-"""A request ends when so many engines have died in turn with it in their steps, without a new token
-of it, and the last of them was computing nothing else."""
-MOST_KILLS = 3
-"""The same, if the last of them was killed from outside: perhaps because the request took all the
-memory, but more likely not."""
-
-
-@dataclass(slots=True, eq=False)
-class _Submission:
-    """An open request. All fields are the client's."""
-
-    number: int
-    """What its owner knows it by."""
-    request: Request
-    """As it was sent last: with the outputs that it had when it came to its present line."""
-    mailbox: Mailbox
-    index: int
-    """Index of the sequence among the sequences of its mailbox."""
-    line: EngineLine | None = None
-    """None while it waits for an engine."""
-    wire: int = -1
-    """Its number on that line."""
-    ids: array[int] = field(default_factory=lambda: array("i"))
-    """The outputs that came on that line."""
-    last: TokenEvent | None = None
-    """The last event of that line."""
-    before: TokenEvent | None = None
-    """The last event of the lines before."""
-    num_hidden_bytes: int = 0
-    """Length of the hidden states that its mailbox has."""
-    num_hidden_to_skip: int = 0
-    """How many of the bytes to come its mailbox has already."""
-    strikes: int = 0
-    """How many engines have died in turn with it in their steps, and without a new output of it."""
-    was_tried: bool = False
-    """Whether the last of them was trying it, alone or with others."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -113,25 +77,18 @@ class EngineClient:
         """Rank -> why each of its engines before the latest one has ended."""
         self.num_moved = 0
         """How often a request went on after the end of its engine."""
-        self._open: dict[int, _Submission] = {}
+        self._open: dict[int, Submission] = {}
         """By the number that the owner knows."""
-        self._sent: dict[int, _Submission] = {}
+        self._sent: dict[int, Submission] = {}
         """By the number on its line."""
         self._numbers: dict[str, int] = {}
         """rid -> number, for the open submissions."""
         self._next_number = 0
         self.num_submitted = 0
         """Requests accepted so far."""
-        self._waiting: list[_Submission] = []
+        self._waiting: list[Submission] = []
         """For an engine that is ready."""
-        self._suspects: list[_Submission] = []
-        """For an engine that computes nothing else: they may have ended the one before."""
-        self._trials: dict[EngineLine, set[_Submission]] = {}
-        """Lines that try suspects, group after group -> those of the present group that have yet to
-        show that they do not end an engine."""
-        self._group_size = 1
-        """How many suspects the next group has at most. It doubles with each group that ended no
-        engine: most crashes have another cause than a request, and then all go on soon."""
+        self._suspects = Suspects()
         self._given_up: dict[int, str] = {}
         """Rank -> why it gets no other engine."""
         self.standby: Literal["starting", "ready"] | None = None
@@ -171,12 +128,12 @@ class EngineClient:
     @property
     def num_waiting(self) -> int:
         """Open requests that have no engine now."""
-        return len(self._waiting) + len(self._suspects)
+        return len(self._waiting) + len(self._suspects.waiting)
 
     @property
     def waiting_numbers(self) -> list[int]:
         """The numbers of the open requests that have no engine now."""
-        return [each.number for each in self._waiting + self._suspects]
+        return [each.number for each in self._waiting + self._suspects.waiting]
 
     def standings(self) -> list[Standing]:
         """How it stands with each engine, in the order of ranks."""
@@ -308,7 +265,7 @@ class EngineClient:
             raise RequestError(
                 f"Duplicate request ID {request.rid!r}: a request with this rid is still running."
             )
-        submission = _Submission(self._take_number(), request, mailbox, index)
+        submission = Submission(self._take_number(), request, mailbox, index)
         try:
             self._place(submission)
         except (OverflowError, UnicodeEncodeError) as error:
@@ -397,15 +354,15 @@ class EngineClient:
                 submission.num_hidden_bytes += len(event.hidden_states)
                 submission.last = event
                 if submission.strikes and event.ids:
-                    self._progress(submission)
+                    self._clear(submission)
             submission.mailbox.put(submission.index, event)
             mailboxes[submission.mailbox] = None
         self._wake_ups.add(mailboxes)
 
-    def _place(self, submission: _Submission) -> None:
+    def _place(self, submission: Submission) -> None:
         """Send it to the engine that is to have it; let it wait while there is none."""
         ready = self._ready()
-        lines = [line for line in ready if line not in self._trials] or ready
+        lines = [line for line in ready if not self._suspects.tries(line)] or ready
         wanted = submission.request.options.routed_dp_rank
         pinned = [line for line in lines if line.rank == wanted]
         if not lines:
@@ -416,7 +373,7 @@ class EngineClient:
             loads = [self._loads[line] for line in lines]
             self._send(submission, lines[self._balance.choose(loads, submission.request)])
 
-    def _send(self, submission: _Submission, line: EngineLine) -> None:
+    def _send(self, submission: Submission, line: EngineLine) -> None:
         wire = submission.number if submission.wire < 0 else self._take_number()
         line.send(Submit(wire, submission.request))
         submission.line, submission.wire = line, wire
@@ -432,10 +389,8 @@ class EngineClient:
 
     def _dispatch(self) -> None:
         """Send what waits, as far as engines can take it."""
-        while self._suspects and (line := self._court()) is not None:
-            group = self._next_group()
-            self._trials[line] = set(group)
-            for submission in group:
+        while self._suspects.waiting and (line := self._court()) is not None:
+            for submission in self._suspects.next_group(line):
                 self._send(submission, line)
         if self._waiting and self.is_ready:
             waiting, self._waiting = self._waiting, []
@@ -447,68 +402,48 @@ class EngineClient:
             line.begin_pause(self._paused)
         self._dispatch()
 
-    def _next_group(self) -> list[_Submission]:
-        """Take the suspects that are tried next: one that was in a group that ended an engine is
-        alone, so that it can be blamed."""
-        size = 1 if self._suspects[0].was_tried else self._group_size
-        group, self._suspects = self._suspects[:size], self._suspects[size:]
-        return group
-
     def _court(self) -> EngineLine | None:
         """The line for the next suspects: one that tries no others, and computes nobody who is none
         as long as there may be such a line."""
-        free = [line for line in self._ready() if not self._trials.get(line)]
-        idle = [line for line in free if line in self._trials or not self._loads[line].num_requests]
+        free = self._suspects.free_lines(self._ready())
+        idle = [
+            line
+            for line in free
+            if self._suspects.tries(line) or not self._loads[line].num_requests
+        ]
         lines = idle if idle or self._may_come else free
         return min(lines, key=lambda line: self._loads[line].num_requests, default=None)
 
-    def _progress(self, submission: _Submission) -> None:
-        """It has got an output that it had not: it did not end this engine."""
-        submission.strikes, submission.was_tried = 0, False
+    def _clear(self, submission: Submission) -> None:
+        """It did not end this engine."""
         line = submission.line
         assert line is not None
-        group = self._trials.get(line, set())
-        if submission in group:
-            group.remove(submission)
-            if not group:
-                self._group_size *= 2
-                self._dispatch()
-                if not self._trials[line]:
-                    del self._trials[line]
+        if self._suspects.clear(submission):
+            self._dispatch()
+            self._suspects.release(line)
 
     def _ended(self, line: EngineLine) -> None:
         """Move the requests of a line that has ended, or end them with its reason."""
-        group, suspects = self._trials.pop(line, set()), set(line.suspect_numbers)
-        self._group_size = 1
         del self._loads[line]
         error = EngineDeadError(line.death)
         lost = [each for each in self._open.values() if each.line is line]
-        for submission in lost:
+        for submission, verdict in self._suspects.judge(line, lost):
             del self._sent[submission.wire]
-            was_alone = group == {submission} and suspects <= {submission.wire}
-            submission.was_tried = submission in group
-            submission.strikes += submission.was_tried or submission.wire in suspects
             submission.line = None
             if not self._recovers:
                 self._drop(submission).mailbox.fail(error)
-            elif was_alone and submission.strikes >= (
-                MOST_KILLS if line.was_killed else MOST_CRASHES
-            ):
+            elif verdict is Verdict.GUILTY:
                 self._blame(submission, line.death)
             else:
                 self._keep(submission)
-                is_suspect = submission.strikes >= (2 if line.was_killed else 1)
-                (self._suspects if is_suspect else self._waiting).append(submission)
-        # First who was tried last, then who has the most strikes, then who is new: most faults show
-        # in the first step of a request.
-        self._suspects.sort(
-            key=lambda each: (not each.was_tried, -each.strikes, len(each.request.prior_output_ids))
-        )
+                is_suspect = verdict is Verdict.SUSPECT
+                (self._suspects.waiting if is_suspect else self._waiting).append(submission)
+        self._suspects.sort()
         self._dispatch()
         if self.has_ended:
             self._fail_waiting(line.death)
 
-    def _keep(self, submission: _Submission) -> None:
+    def _keep(self, submission: Submission) -> None:
         """Have its request go on behind the outputs that its client has."""
         request = submission.request
         if submission.ids:
@@ -527,7 +462,7 @@ class EngineClient:
         )
         self.num_moved += 1
 
-    def _blame(self, submission: _Submission, death: str) -> None:
+    def _blame(self, submission: Submission, death: str) -> None:
         self._drop(submission).mailbox.fail(
             RequestError(
                 f"The request is not tried again, because {submission.strikes} engines in turn"
@@ -542,12 +477,12 @@ class EngineClient:
         )
 
     def _fail_waiting(self, reason: str) -> None:
-        waiting = self._waiting + self._suspects
-        self._waiting, self._suspects = [], []
+        waiting = self._waiting + self._suspects.waiting
+        self._waiting, self._suspects.waiting = [], []
         for submission in waiting:
             self._drop(submission).mailbox.fail(EngineDeadError(reason))
 
-    def _finish(self, submission: _Submission, finish: Finish) -> None:
+    def _finish(self, submission: Submission, finish: Finish) -> None:
         """End a submission that waits for an engine as an engine would."""
         known = submission.before or TokenEvent(submission.number, [])
         self._close(submission)
@@ -564,27 +499,27 @@ class EngineClient:
             ),
         )
 
-    def _close(self, submission: _Submission) -> None:
+    def _close(self, submission: Submission) -> None:
         """It is over, or nobody wants more of it."""
         line = submission.line
         if line is None:
-            for group in (self._waiting, self._suspects):
+            for group in (self._waiting, self._suspects.waiting):
                 if submission in group:
                     group.remove(submission)
         else:
             del self._sent[submission.wire]
             self._loads[line].remove(submission.request)
         self._drop(submission)
-        if line is not None and submission in self._trials.get(line, ()):
-            self._progress(submission)
+        if self._suspects.is_tried(submission):
+            self._clear(submission)
 
-    def _drop(self, submission: _Submission) -> _Submission:
+    def _drop(self, submission: Submission) -> Submission:
         del self._open[submission.number]
         del self._numbers[submission.request.rid]
         return submission
 
 
-def _without_known(submission: _Submission, event: TokenEvent) -> TokenEvent:
+def _without_known(submission: Submission, event: TokenEvent) -> TokenEvent:
     """The event without the hidden states that the mailbox has: the new engine has computed the
     prompt and the outputs so far again, and sends theirs, too."""
     num_skipped = min(submission.num_hidden_to_skip, len(event.hidden_states))
@@ -592,7 +527,7 @@ def _without_known(submission: _Submission, event: TokenEvent) -> TokenEvent:
     return msgspec.structs.replace(event, hidden_states=event.hidden_states[num_skipped:])
 
 
-def _continued(submission: _Submission, event: TokenEvent) -> TokenEvent:
+def _continued(submission: Submission, event: TokenEvent) -> TokenEvent:
     """The event of a request that has moved, as its first engine would have sent it: its prompt was
     computed once, as far as its client is concerned."""
     before = submission.before
