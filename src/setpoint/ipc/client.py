@@ -131,6 +131,11 @@ class EngineClient:
         return len(self._waiting) + len(self._suspects.waiting)
 
     @property
+    def num_recomputed(self) -> int:
+        """Open requests that have moved and got no output since."""
+        return sum(each.has_moved and not each.ids for each in self._open.values())
+
+    @property
     def waiting_numbers(self) -> list[int]:
         """The numbers of the open requests that have no engine now."""
         return [each.number for each in self._waiting + self._suspects.waiting]
@@ -456,7 +461,7 @@ class EngineClient:
                 prior_output_ids=request.prior_output_ids + submission.ids.tobytes(),
             )
             submission.before = submission.last
-        submission.ids = array("i")
+        submission.ids, submission.has_moved = array("i"), True
         submission.num_hidden_to_skip = (
             submission.num_hidden_bytes if request.options.hidden_states else 0
         )

@@ -31,6 +31,8 @@ class Submission:
     """Its number on that line."""
     ids: array[int] = field(default_factory=lambda: array("i"))
     """The outputs that came on that line."""
+    has_moved: bool = False
+    """Whether an earlier line of it has ended."""
     last: TokenEvent | None = None
     """The last event of that line."""
     before: TokenEvent | None = None

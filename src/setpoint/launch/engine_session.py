@@ -34,6 +34,11 @@ otherwise."""
 HOUR_S = 3600.0
 RETRY_S = 1.0
 """Pause before the next engine, if the one before could not start."""
+MOVE_S = 3.0
+"""Longest pause before the next engine while another one computes the requests of the dead one: its
+start would take the cores from them."""
+LOOK_S = 0.02
+"""How often it is seen whether they go on."""
 STANDBY_LOOK_S = 0.25
 """How often it is seen to that there is a standby, and that it is like the engine that serves."""
 STANDBY_RETRY_S = 60.0
@@ -189,11 +194,21 @@ class EngineSession:
                 if self._is_ending:
                     why_not = line.death
                     break
+            await self._moved_requests_go_on()
             engine = self._next(line)
         self.death = why_not
         self.client.lost(rank, why_not)
         if not (self._is_ending or self.client.has_ended):
             logger.error("Engine %d is given up, and the others serve: %s", rank, why_not)
+
+    async def _moved_requests_go_on(self) -> None:
+        """Wait until the requests that have moved to another engine get tokens again, unless some
+        wait for an engine themselves."""
+        client, end = self.client, time.monotonic() + MOVE_S
+        while client.is_ready and client.num_recomputed and not client.num_waiting:
+            if time.monotonic() > end:
+                break
+            await asyncio.sleep(LOOK_S)
 
     def _watching(self, engine: _Engine) -> asyncio.Task[None]:
         watchdog_s = self.engine.served.config.options.server.watchdog_timeout
