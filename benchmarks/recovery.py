@@ -2,6 +2,7 @@
 long does it stand still?
 
     python benchmarks/recovery.py [--dp-size 2] [--kills 20] [--streams 64] [--signal KILL]
+    python benchmarks/recovery.py --kills 30 --every 60      # a soak of half an hour
 
 One server with the default model. All streams start at once; as soon as each has its first piece,
 an engine is ended by the signal, and the next round begins when all streams have ended and all
@@ -9,6 +10,9 @@ engines are ready. The kinds of streams take turns: chat, a JSON schema, four ch
 temperature 1, logprobs, penalties, stop strings. A stream is lost if it ends with an error or
 without an end; otherwise what it has sent is compared with the same stream of an undisturbed round.
 The pause of a stream is its longest time without a piece, less its longest in an undisturbed round.
+With --every, undisturbed rounds follow each other until the next kill is due. At the end the
+frontend's memory and open files are compared with those after the first kill, and each engine must
+have given back all tokens of its pool.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import shlex
 import signal
 import statistics
@@ -57,6 +62,10 @@ KINDS: list[tuple[str, str, dict[str, Any]]] = [
     ("stop strings", "completions", {"stop": ["the end", " and then"], "temperature": 1}),
 ]
 LIMIT_S = 120.0
+METRIC = re.compile(
+    r"sglang:(?P<name>max_total_num_tokens|kv_available_tokens|kv_evictable_tokens)"
+    r'\{(?:.*dp_rank="(?P<rank>\d+)")?.*\} (?P<value>\S+)'
+)
 
 
 @dataclass
@@ -151,47 +160,95 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
+async def pools(url: str) -> list[int]:
+    """The tokens that no request uses and that are neither free nor cached, for each engine."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
+        found: dict[str, dict[str, float]] = {}
+        for line in (await response.text()).splitlines():
+            match = METRIC.match(line)
+            if match is not None:
+                found.setdefault(match["rank"] or "0", {})[match["name"]] = float(match["value"])
+    return [
+        int(
+            each["max_total_num_tokens"] - each["kv_available_tokens"] - each["kv_evictable_tokens"]
+        )
+        for _, each in sorted(found.items())
+    ]
+
+
+@dataclass
+class Found:
+    """What the rounds of a run have shown."""
+
+    expected: list[Stream]
+    counts: Counter[str] = field(default_factory=Counter)
+    pauses: list[float] = field(default_factory=list)
+    memory: list[tuple[int, int]] = field(default_factory=list)
+    """Of the frontend after each kill: resident bytes, open files."""
+
+    def take(self, name: str, streams: list[Stream], *, is_disturbed: bool) -> None:
+        for stream, other in zip(streams, self.expected, strict=True):
+            same = stream.content == other.content
+            self.counts[
+                "lost" if stream.error else "same" if same else f"other: {stream.kind}"
+            ] += 1
+            if stream.error:
+                print(f"{name}: {stream.kind}: {stream.error}", file=sys.stderr)
+            elif is_disturbed:
+                self.pauses.append(max(stream.pause_s - other.pause_s, 0.0))
+
+    def report(self) -> None:
+        print(", ".join(f"{name} {number}" for name, number in sorted(self.counts.items())))
+        print(
+            f"pause of a stream: p50 {statistics.median(self.pauses):.2f} s, p99"
+            f" {quantile(self.pauses, 0.99):.2f} s, max {max(self.pauses):.2f} s"
+        )
+        quarter = max(len(self.memory) // 4, 1)
+        for index, (name, unit) in enumerate([("memory, MiB", 1 << 20), ("open files", 1)]):
+            values = [each[index] / unit for each in self.memory]
+            first, last = statistics.median(values[:quarter]), statistics.median(values[-quarter:])
+            print(
+                f"the frontend's {name}: {first:.0f} at first, {last:.0f} at last"
+                f" (medians of {quarter}), {100 * (last / first - 1):+.1f} %"
+            )
+
+
 async def measure(args: argparse.Namespace) -> int:
-    extra = ["--dp-size", str(args.dp_size), "--max-engine-restarts", "1000"]
+    extra = ["--dp-size", str(args.dp_size), "--max-engine-restarts", "1000", "--enable-metrics"]
     has_standby = "--engine-standby" in args.options
     server = SetpointServer(
         "setpoint", [*extra, *shlex.split(args.options)], environment={}, stream=True
     )
+    sign = signal.Signals[f"SIG{args.signal}"]
     try:
         await server.ready()
-        pid = server.processes()["frontend"][0].pid
+        frontend = server.processes()["frontend"][0]
         await round_of(server.url, args.streams, None)  # warms the caches of text and code
-        expected = await round_of(server.url, args.streams, None)
-        counts: Counter[str] = Counter()
-        pauses: list[float] = []
+        found = Found(await round_of(server.url, args.streams, None))
+        began = time.monotonic()
         for number in range(args.kills):
+            while time.monotonic() - began < number * args.every:
+                streams = await round_of(server.url, args.streams, None)
+                found.take(f"before round {number}", streams, is_disturbed=False)
             await all_ready(server.url, args.dp_size, has_standby)
-            engines = sorted(engines_of(pid), key=lambda each: each.create_time())
+            engines = sorted(engines_of(frontend.pid), key=lambda each: each.create_time())
             victim = engines[number % args.dp_size].pid  # a standby is younger than who serves
-            sign = signal.Signals[f"SIG{args.signal}"]
-            found = await round_of(
-                server.url,
-                args.streams,
-                lambda victim=victim, sign=sign: os.kill(victim, sign),
+            streams = await round_of(
+                server.url, args.streams, lambda victim=victim: os.kill(victim, sign)
             )
-            for stream, other in zip(found, expected, strict=True):
-                same = stream.content == other.content
-                counts["lost" if stream.error else "same" if same else f"other: {stream.kind}"] += 1
-                if stream.error:
-                    print(f"round {number}: {stream.kind}: {stream.error}", file=sys.stderr)
-                else:
-                    pauses.append(max(stream.pause_s - other.pause_s, 0.0))
+            found.take(f"round {number}", streams, is_disturbed=True)
+            found.memory.append((frontend.memory_info().rss, frontend.num_fds()))
+        await all_ready(server.url, args.dp_size, has_standby)
+        held = await pools(server.url)
         print(f"# {environment()}")
         print(
             f"{args.kills} times SIG{args.signal}, {args.dp_size} engines, {args.streams} streams"
-            f" {args.options}"
+            f" {args.options}, {time.monotonic() - began:.0f} s"
         )
-        print(", ".join(f"{name} {number}" for name, number in sorted(counts.items())))
-        print(
-            f"pause of a stream: p50 {statistics.median(pauses):.2f} s, p99"
-            f" {quantile(pauses, 0.99):.2f} s, max {max(pauses):.2f} s"
-        )
-        return int(counts["same"] != args.kills * args.streams)
+        found.report()
+        print(f"tokens of the pools that are neither free nor cached at the end: {held}")
+        is_same = list(found.counts) == ["same"]
+        return int(not is_same or any(held))
     finally:
         server.close()
 
@@ -204,6 +261,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--signal", default="KILL", choices=("KILL", "SEGV", "ABRT"))
+    parser.add_argument(
+        "--every", type=float, default=0.0, help="at least so many seconds from kill to kill"
+    )
     parser.add_argument("--options", default="", help="further options of the server")
     return asyncio.run(measure(parser.parse_args()))
 
