@@ -206,7 +206,8 @@ def test_integral_floats_count(serve: Serve) -> None:
     schema = {"type": "string", "maxLength": 2.0}
     response = posted(serve, engine, "/generate", BODIES["/generate"](schema))
     assert response.status_code == 200, response.text
-    assert json.loads(sent_schema(engine)) == {"type": "string", "maxLength": 2}
+    # As text: to Python 2.0 is equal to 2, but llguidance refuses it.
+    assert sent_schema(engine) == '{"type": "string", "maxLength": 2}'
 
 
 def test_a_hostile_schema_stops_nobody(serve: Serve) -> None:

@@ -22,17 +22,17 @@ def preflight(options: Options) -> None:
         raise ConfigError(
             f"--device cuda was asked for, but {why}; use --device cpu, or leave it out."
         )
+    if options.metrics.export_metrics_to_file:
+        assert options.metrics.export_metrics_to_file_dir is not None, "check_metrics refuses it"
+        _check_folder(
+            "--export-metrics-to-file-dir", Path(options.metrics.export_metrics_to_file_dir)
+        )
     if options.parallel.dp_size > 1:
         probe_hardware().divided(options.parallel.dp_size)
     if options.parallel.engine_standby and options.parallel.dp_size > 1:
         raise ConfigError(
             "--engine-standby is for a server with one engine; with --dp-size"
             f" {options.parallel.dp_size}, the other engines take the requests of one that dies."
-        )
-    if options.metrics.export_metrics_to_file:
-        assert options.metrics.export_metrics_to_file_dir is not None, "check_metrics refuses it"
-        _check_folder(
-            "--export-metrics-to-file-dir", Path(options.metrics.export_metrics_to_file_dir)
         )
     if options.traces.enable_trace:
         check_extra("--enable-trace", "trace", "opentelemetry.sdk.trace", OTLP_MODULE)

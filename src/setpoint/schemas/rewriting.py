@@ -70,10 +70,12 @@ def rewritten(schema: dict[str, Any]) -> Rewritten:
 
 
 def needs_rewriting(schema: Any) -> bool:
-    """Whether a schema, or one inside it, has a keyword that grammar libraries do not enforce."""
+    """Whether a schema, or one inside it, has a keyword that grammar libraries do not enforce, or
+    writes a count in a form that they refuse."""
     return any(
         key in REWRITTEN
         or key in _DROPPED
+        or _is_float_count(key, value)
         or (key == "$id" and each is not schema)
         or _is_hard(each, key, value)
         for each, _ in schemas_in(schema)
