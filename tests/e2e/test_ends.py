@@ -134,6 +134,7 @@ def test_a_collector_that_never_answers(tiny_model: Path, tmp_path: Path) -> Non
             server.generate(text="a", sampling_params={"max_new_tokens": 2})
             ends(server)
             assert "The last spans could not be sent in time" in server.errors
+            assert "is started again" not in server.errors, "the engine has been asked to end"
 
 
 def test_a_log_that_nobody_reads(tiny_model: Path, tmp_path: Path) -> None:

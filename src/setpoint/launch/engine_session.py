@@ -106,11 +106,10 @@ class EngineSession:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._is_ending = True
+        self.shutdown()
         if self._standby_keeper is not None:
             self._standby_keeper.cancel()
             await asyncio.gather(self._standby_keeper, return_exceptions=True)
-        self.client.shutdown()
         self._end_standby()
         await asyncio.wait([self.over], timeout=self.exit_s)
         self.kill()
@@ -128,6 +127,11 @@ class EngineSession:
             self.kill()
             return None
         return starting.result()
+
+    def shutdown(self) -> None:
+        """Ask the engines to end; none takes their place. Open requests fail."""
+        self._is_ending = True
+        self.client.shutdown()
 
     def kill(self) -> None:
         """End the processes at once; the only way while they are loading and read no messages."""

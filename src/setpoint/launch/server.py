@@ -115,7 +115,7 @@ class _Serving:
             try:
                 await self._answer(service, server, opening, [stopped, session.over])
             finally:
-                session.exit_s = await self._end(service, server, asked)
+                session.exit_s = await self._end(session, service, server, asked)
             if not asked.end.is_set():
                 raise EngineDeadError(session.death)
             return 0
@@ -141,13 +141,15 @@ class _Serving:
             opened.cancel()
             working.cancel()
 
-    async def _end(self, service: Service, server: Server, asked: Asked) -> float:
+    async def _end(
+        self, session: EngineSession, service: Service, server: Server, asked: Asked
+    ) -> float:
         """End requests and connections; returns how long the engine may take to end after that."""
         until = time.monotonic()
         if asked.end.is_set():
             until += self.drain_s
             await _drain(service, self.drain_s, asked)
-        service.engine.shutdown()
+        session.shutdown()
         if asked.at_once.is_set():
             until = min(until, time.monotonic())
         server.end(min(max(until - time.monotonic(), LEAST_CLOSE_S), CLOSE_S))
