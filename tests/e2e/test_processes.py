@@ -136,6 +136,17 @@ def test_a_signal_during_start_up_leaves_no_traceback_and_no_process(
         assert "Traceback" not in server.errors, server.errors
 
 
+def test_a_start_that_is_called_off_does_not_complain_of_its_engine(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """The engine is stopped for a moment, so that it starts no further process, and killed."""
+    with running_server(tmp_path, "--model-path", str(tiny_model), ready=False) as server:
+        wait_until(lambda: "server_args" in server.errors)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait_end() == 0
+        assert "WARNING" not in server.errors
+
+
 def _is_alive(process: psutil.Process) -> bool:
     """Also False for a process that has ended and is not collected yet."""
     try:

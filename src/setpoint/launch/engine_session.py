@@ -135,8 +135,9 @@ class EngineSession:
 
     def kill(self) -> None:
         """End the processes at once; the only way while they are loading and read no messages."""
-        self._is_ending = True
+        self.shutdown()
         if self._standby is not None:
+            self._standby.line.shutdown()
             kill_with_children(self._standby.process.popen)
         for process in self.engine.processes:
             kill_with_children(process.popen)
