@@ -313,7 +313,8 @@ class EngineLine:
 
     def suspended(self, is_suspended: bool) -> None:
         """Called by the watcher of the process when the process is stopped (SIGSTOP) or continues
-        (SIGCONT). Means nothing once the line has ended: a process is stopped before it is killed."""
+        (SIGCONT). Does nothing once the line has ended: a process is stopped before it is
+        killed."""
         if self.has_ended:
             return
         self._is_suspended = is_suspended
