@@ -67,3 +67,13 @@ def test_too_many_tokens_are_refused(serve: Serve, sampling: dict[str, Any]) -> 
         assert (await server.generate(**BODY | {"sampling_params": greedy}))["meta_info"]
 
     serve(scenario)
+
+
+def test_of_several_prompts_the_wrong_one_is_named(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        body = BODY | {"text": ["a", "b"], "sampling_params": [{"temperature": 0}, {"top_k": 2000}]}
+        answer = await server.http.post("/generate", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["message"].startswith("prompt 2 of 2: return_sampling_mask requires")
+
+    serve(scenario)

@@ -21,8 +21,6 @@ from setpoint.core.bounds import INT64_MAX, bounds_of, convert_field
 from setpoint.core.errors import ContextLengthError, RequestError
 from setpoint.core.request import (
     MAX_LOGPROBS,
-    MAX_SAMPLING_MASK,
-    SAMPLING_MASK,
     Ids,
     LogprobOptions,
     Request,
@@ -294,8 +292,6 @@ class Intake:
                 f"token_ids_logprob may name at most {MAX_LOGPROBS} tokens, got {len(picked)}."
             )
         self.check_ids(picked, name="token_ids_logprob")
-        if SAMPLING_MASK in options.token_facts:
-            _check_sampling_mask(sampling)
 
     def _fit(self, prompt: Ids, sampling: SamplingParams) -> tuple[Ids, SamplingParams]:
         """Refuse a request that does not fit the context, or shorten it with
@@ -367,12 +363,3 @@ def _with_start_in(options: RequestOptions, num_prompt: int) -> RequestOptions:
     # A start at the end of the prompt reports nothing.
     none = msgspec.structs.replace(logprobs, start=-1)
     return msgspec.structs.replace(options, logprobs=none)
-
-
-def _check_sampling_mask(sampling: SamplingParams) -> None:
-    """Raise RequestError (400) if the tokens that one is drawn from may be too many to return."""
-    if not (sampling.is_greedy or 1 <= sampling.top_k <= MAX_SAMPLING_MASK):
-        raise RequestError(
-            "return_sampling_mask requires greedy sampling, or a top_k of at most"
-            f" {MAX_SAMPLING_MASK}."
-        )

@@ -82,7 +82,7 @@ class NativeApi:
         num_sequences = sum(sampling.n for sampling in samplings)
         if max_sequences is not None and num_sequences > max_sequences:
             raise RequestError(f"One request may ask for at most {max_sequences} sequences.")
-        options = options_of(body, count, is_batch)
+        options = options_of(body, samplings, is_batch)
         reasoning = self._reasoning if body.require_reasoning else None
         if body.require_reasoning:
             options = self._behind_reasoning(options, samplings)

@@ -12,7 +12,12 @@ from typing import Any
 import msgspec
 
 from setpoint.core.errors import RequestError
-from setpoint.core.request import SAMPLING_MASK, LogprobOptions, RequestOptions
+from setpoint.core.request import (
+    MAX_SAMPLING_MASK,
+    SAMPLING_MASK,
+    LogprobOptions,
+    RequestOptions,
+)
 from setpoint.core.sampling import NOT_YET, SamplingParams, unknown_parameter
 from setpoint.frontend.bodies import as_id_lists
 from setpoint.frontend.intake import check_rid, namespace, new_rid
@@ -101,7 +106,11 @@ def prompts_of(
     return texts, not isinstance(body.text, str)
 
 
-def options_of(body: GenerateBody, count: int, is_batch: bool) -> list[RequestOptions]:
+def options_of(
+    body: GenerateBody, samplings: Sequence[SamplingParams], is_batch: bool
+) -> list[RequestOptions]:
+    """One for each prompt, of which ``samplings`` has the parameters."""
+    count = len(samplings)
     return_logprob = _spread(body.return_logprob, count, "return_logprob")
     starts = _spread(body.logprob_start_len, count, "logprob_start_len")
     tops = _spread(body.top_logprobs_num, count, "top_logprobs_num")
@@ -109,6 +118,10 @@ def options_of(body: GenerateBody, count: int, is_batch: bool) -> list[RequestOp
     hidden = _spread(body.return_hidden_states, count, "return_hidden_states")
     options = []
     masks = _spread(body.return_sampling_mask, count, "return_sampling_mask")
+    for index, (sampling, with_mask) in enumerate(zip(samplings, masks, strict=True)):
+        if with_mask:
+            with naming_prompt(index, count, is_list=is_batch):
+                _check_sampling_mask(sampling)
     wanted = zip(map(bool, return_logprob), starts, tops, picked, hidden, masks, strict=True)
     for wants, start, top, ids, with_hidden, with_mask in wanted:
         options.append(
@@ -127,6 +140,15 @@ def options_of(body: GenerateBody, count: int, is_batch: bool) -> list[RequestOp
             )
         )
     return options
+
+
+def _check_sampling_mask(sampling: SamplingParams) -> None:
+    """Raise RequestError (400) if the tokens that one is drawn from may be too many to return."""
+    if not (sampling.is_greedy or 1 <= sampling.top_k <= MAX_SAMPLING_MASK):
+        raise RequestError(
+            "return_sampling_mask requires greedy sampling, or a top_k of at most"
+            f" {MAX_SAMPLING_MASK}."
+        )
 
 
 @contextmanager
