@@ -102,6 +102,9 @@ def test_the_page_is_alive(smol: ServerProcess, tmp_path: Path) -> None:
             await page.wait(
                 "document.querySelectorAll('#requests-table tr[data-state=running]').length"
             )
+            for table in ("#requests-table", "#options-table"):
+                box = f"document.querySelector('{table}').closest('.scroll')"
+                assert await page.evaluate(f"{box}.scrollWidth <= {box}.clientWidth"), table
             await page.wait("document.querySelectorAll('#limits .band span').length")
             await page.wait("/tokens/.test(document.querySelector('#pool .unit').textContent)")
             assert (
