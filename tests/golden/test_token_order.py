@@ -170,6 +170,9 @@ def test_a_model_with_tied_tokens(
     results = [first, *driver.decode([0], 12)]
     for logprobs in (first.prompt_logprobs[0], *(each.output_logprobs[0] for each in results)):
         check_order(logprobs, [6] * len(logprobs.ids))
+        if name == "reference" and dtype is not BF16:
+            # torch rounds by the column's place: the last bit may tell tokens of a kind apart.
+            continue
         for ids in logprobs.top_ids.tolist():
             # 131 tokens of 37 kinds: of each kind the lowest ids come first.
             for kind in {token % 37 for token in ids}:
