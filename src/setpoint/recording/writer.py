@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,8 @@ import msgspec
 from setpoint import __version__
 from setpoint.core.control import RecordingState
 from setpoint.core.executor import Clock
-from setpoint.core.records import Record
+from setpoint.core.messages import Shutdown
+from setpoint.core.records import Received, Record
 from setpoint.core.settings import Settings
 from setpoint.recording.chain import Places
 from setpoint.recording.codec import encode_record, field_names
@@ -44,8 +46,17 @@ class RecordingWriter:
     """An Observer. ``on`` is called by the loop's thread, ``close`` by the thread that created the
     writer."""
 
-    def __init__(self, segments: Segments, content: Content, *, flush_s: float = FLUSH_S) -> None:
-        self._segments = segments
+    def __init__(
+        self,
+        segments: Segments | Callable[[], Segments],
+        content: Content,
+        *,
+        flush_s: float = FLUSH_S,
+    ) -> None:
+        """segments: a function creates them when the first message comes, so that an engine that
+        is never used leaves no file."""
+        self._begin = segments if callable(segments) else None
+        self._segments = None if callable(segments) else segments
         self._content = content
         self._flush_s = flush_s
         self._waiting: deque[Record] = deque()
@@ -66,7 +77,7 @@ class RecordingWriter:
     def state(self) -> RecordingState:
         return RecordingState(
             num_records=self._num_records,
-            num_bytes=self._segments.num_bytes,
+            num_bytes=0 if self._segments is None else self._segments.num_bytes,
             ended=self._ended or None,
         )
 
@@ -83,15 +94,27 @@ class RecordingWriter:
         while not self._closing.wait(self._flush_s):
             self._flush()
         self._flush()
-        self._segments.close()
+        if self._segments is not None:
+            self._segments.close()
 
     def _flush(self) -> None:
         if self._ended:
             return
         try:
+            if self._segments is None and self._begin is not None and self._is_used():
+                self._segments = self._begin()
+            if self._segments is None:
+                return
             self._write_waiting()
         except Exception as error:  # no failure here may end the engine
             self._end(str(error) or type(error).__name__, error)
+
+    def _is_used(self) -> bool:
+        """Whether the engine has got a message other than that it is to end."""
+        return any(
+            isinstance(record, Received) and not isinstance(record.message, Shutdown)
+            for record in list(self._waiting)
+        )
 
     def _write_waiting(self) -> None:
         waiting = self._waiting
@@ -108,6 +131,7 @@ class RecordingWriter:
             self._write(rows[:middle])
             self._write(rows[middle:])
         else:
+            assert self._segments is not None
             self._segments.write(payload)
 
     def _end(self, why: str, error: Exception | None = None) -> None:
@@ -135,9 +159,10 @@ def start_recording(
     cache: CacheConfig,
     clock: Clock,
     device: str,
+    when_used: bool = False,
 ) -> RecordingWriter:
-    """Begin a recording, before the engine's first turn. Raises RecordingError if the file cannot
-    be created."""
+    """Begin a recording, before the engine's first turn. when_used: create the file when the first
+    message comes; otherwise now, which raises RecordingError if it cannot be created."""
     header = Header(
         version=__version__,
         recording=os.urandom(8).hex(),
@@ -150,17 +175,21 @@ def start_recording(
         device=device,
         fields=field_names(),
     )
-    segments = Segments(
-        config.path,
-        header=lambda number: msgspec.msgpack.encode(
-            msgspec.structs.replace(header, segment=number)
-        ),
-        max_bytes=config.max_bytes,
-    )
+
+    def begin() -> Segments:
+        return Segments(
+            config.path,
+            header=lambda number: msgspec.msgpack.encode(
+                msgspec.structs.replace(header, segment=number)
+            ),
+            max_bytes=config.max_bytes,
+        )
+
     withheld = Withheld(
         Places.of(cache.page_size, scheduler),
         vocab_size=scheduler.vocab_size,
         eos_ids=scheduler.eos_token_ids,
         key=os.urandom(32),
     )
+    segments = begin if when_used else begin()
     return RecordingWriter(segments, withheld if config.content == OFF else Open())

@@ -7,11 +7,14 @@ import logging
 import os
 import stat
 import threading
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from setpoint.core.records import Turn
+from setpoint.core.messages import Shutdown, Stop
+from setpoint.core.records import Received, Turn
 from setpoint.recording import segments, writer
 from setpoint.recording.format import ON, KeptPlan, RecordingError
 from setpoint.recording.frames import FrameReader, frame
@@ -135,6 +138,25 @@ write = os.write
 def recorder(path: Path) -> RecordingWriter:
     files = Segments(path, header=lambda number: b"\x90", max_bytes=1 << 20)
     return RecordingWriter(files, Open(), flush_s=0.01)
+
+
+def test_a_recording_that_waits_for_use_begins_with_the_first_message(tmp_path: Path) -> None:
+    for name, message in (("unused", Shutdown()), ("used", Stop(1))):
+        path = tmp_path / name
+        recording = RecordingWriter(
+            partial(Segments, path, header=lambda number: b"\x90", max_bytes=1 << 20),
+            Open(),
+            flush_s=0.01,
+        )
+        recording.on(Turn(1.0))
+        time.sleep(0.1)
+        assert not path.exists()
+        assert recording.state().num_bytes == 0
+        recording.on(Received(message))
+        recording.close()
+        assert path.exists() == (name == "used")
+        assert recording.state().num_records == (2 if name == "used" else 0)
+        assert recording.state().ended is None
 
 
 def test_a_full_disk_ends_the_recording_and_nothing_else(
