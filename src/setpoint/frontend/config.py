@@ -31,7 +31,9 @@ class FrontendConfig:
     """Length of a hidden state; None: clients get none."""
     api_key: str | None = None
     admin_api_key: str | None = None
-    """Key of the routes that change the server; None: ``api_key`` is theirs too."""
+    """Key of the routes for operators; None: ``api_key`` is theirs too."""
+    follows_bootstrap_room: bool = False
+    """Whether the field ``bootstrap_room`` of a body chooses the engine, and must be there."""
     max_body_bytes: int = 4 << 20
     """Larger request bodies are refused with status 413."""
     allow_auto_truncate: bool = False

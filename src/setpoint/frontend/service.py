@@ -19,7 +19,6 @@ from setpoint.core.errors import ConfigError, EngineDeadError, RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.arrival import arrival
 from setpoint.frontend.bodies import parse
 from setpoint.frontend.checkpoint_names import Checkpoint, Checkpoints, NoCheckpoints
 from setpoint.frontend.config import FrontendConfig
@@ -29,6 +28,7 @@ from setpoint.frontend.hidden_states import check_hidden_states
 from setpoint.frontend.intake import Intake, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.live_options import LiveOptions, Proposal
+from setpoint.frontend.routing import routed
 from setpoint.frontend.sessions import Sessions, Turn
 from setpoint.frontend.storage.responses import ResponseStore
 from setpoint.frontend.storage.storage import Storage
@@ -52,10 +52,6 @@ WARM_UP_IDS = 6
 """Tokens of the warm-up request on a server without a tokenizer."""
 RECENT_S = 1.0
 """Tokens that arrived within this time prove that the engine is healthy."""
-
-RANK_HEADER = "X-Data-Parallel-Rank"
-"""Wins over the fields of the body."""
-RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
 
 
 class Service:
@@ -124,9 +120,12 @@ class Service:
         for too much, 503 if the server drains.
         """
         self.drain.check()
-        rank = self._routed_rank(received)
-        if rank is not None:
-            requests = [each.routed_to(rank) for each in requests]
+        requests = routed(
+            requests,
+            received,
+            num_ranks=len(self.engine.lines),
+            by_room=self.config.follows_bootstrap_room,
+        )
         self.intake.check_logprobs(requests)
         check_hidden_states(requests, self.config)
         metrics = None if self.metrics is None else self.metrics.requests
@@ -144,23 +143,6 @@ class Service:
         if turn is None:
             return make(on_start=self._started, on_finish=finished)
         return make(on_start=turn.noting(self._started), on_finish=turn.recording(finished))
-
-    def _routed_rank(self, received: Mapping[str, Any]) -> int | None:
-        """The data-parallel rank that the client asks for, by a header or a field of its body.
-        Raises RequestError if there is none of that number."""
-        name, wanted = RANK_HEADER, arrival().headers.get(RANK_HEADER.lower())
-        for field in RANK_FIELDS:
-            if wanted is None:
-                name, wanted = field, received.get(field)
-        if wanted is None:
-            return None
-        num_ranks = len(self.engine.lines)
-        rank = int(wanted) if str(wanted).isdecimal() else -1
-        if not 0 <= rank < num_ranks:
-            raise RequestError(
-                f"{name} is {excerpt(str(wanted))}; this server has the ranks 0 to {num_ranks - 1}."
-            )
-        return rank
 
     def _started(self, job: Job) -> None:
         self.roster.started(job.outputs)

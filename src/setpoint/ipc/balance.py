@@ -155,9 +155,12 @@ class CacheAware:
         return _least(costs)
 
 
+# Rooms choose before a request comes here (frontend/routing.py); the rule is for a rank that is not
+# ready, and for the server's own requests.
 METHODS: dict[str, Callable[[], Balance]] = {
     "auto": CacheAware,
     "cache_aware": CacheAware,
+    "follow_bootstrap_room": TotalRequests,
     "round_robin": RoundRobin,
     "total_requests": TotalRequests,
     "total_tokens": TotalTokens,

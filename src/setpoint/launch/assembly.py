@@ -50,6 +50,7 @@ def make_service(
         api_key=options.server.api_key,
         hidden_size=spec.hidden_size if options.answers.enable_return_hidden_states else None,
         admin_api_key=options.server.admin_api_key,
+        follows_bootstrap_room=options.parallel.follows_bootstrap_room,
         max_body_bytes=config.max_body_bytes,
         allow_auto_truncate=options.answers.allow_auto_truncate,
         refuse_unknown_keys=options.answers.refuse_unknown_keys,

@@ -39,7 +39,6 @@ UNSUPPORTED = (
     ),
     *(
         "bootstrap_port",
-        "bootstrap_room",
         "max_thinking_tokens",
         "background",
     ),
@@ -68,6 +67,9 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None
     """The older name of ``routed_dp_rank``."""
+    bootstrap_room: int | list[int] | None = None
+    """Chooses the engine with --load-balance-method follow_bootstrap_room; otherwise it has no
+    effect."""
     return_prompt_token_ids: bool = False
     require_reasoning: bool = False
     """Whether the output begins in the reasoning: a constraint holds after it, and its tokens are
@@ -86,6 +88,7 @@ class EncodeBody(msgspec.Struct, kw_only=True):
     no_logs: bool = False
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None
+    bootstrap_room: int | list[int] | None = None
     sampling_params: Any = None
     """Accepted because SGLang's clients send it; ignored, as nothing is sampled."""
 

@@ -26,7 +26,6 @@ UNSUPPORTED = (
     "session_params",
     "bootstrap_host",
     "bootstrap_port",
-    "bootstrap_room",
 )
 
 DEFAULT_MODEL = "default"
@@ -44,6 +43,9 @@ class AnyBody(msgspec.Struct, kw_only=True):
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None
     """The older name of ``routed_dp_rank``."""
+    bootstrap_room: int | list[int] | None = None
+    """Chooses the engine with --load-balance-method follow_bootstrap_room; otherwise it has no
+    effect."""
 
     model: str | None = DEFAULT_MODEL
     rid: str | None = None

@@ -1,0 +1,72 @@
+"""The data-parallel rank that a client chooses for its requests: by a header or a field of the
+body, or by its bootstrap room (--load-balance-method follow_bootstrap_room)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from setpoint.core.bounds import INT64_MAX
+from setpoint.core.errors import RequestError
+from setpoint.core.excerpt import excerpt
+from setpoint.core.request import Request
+from setpoint.frontend.arrival import arrival
+
+RANK_HEADER = "X-Data-Parallel-Rank"
+"""Wins over the fields of the body."""
+RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
+ROOM_FIELD = "bootstrap_room"
+
+
+def routed(
+    requests: Sequence[Request], received: Mapping[str, Any], *, num_ranks: int, by_room: bool
+) -> Sequence[Request]:
+    """The requests of the body ``received``, each for the rank that its client has chosen, if any.
+    by_room: whether a room chooses the rank. Raises RequestError for a rank that is not there, and
+    for a room that is missing or wrong."""
+    rank = _asked_rank(received, num_ranks)
+    if rank is not None:
+        return [each.routed_to(rank) for each in requests]
+    if not by_room:
+        return requests
+    rooms = _rooms(received.get(ROOM_FIELD), len(requests))
+    return [each.routed_to(room % num_ranks) for each, room in zip(requests, rooms, strict=True)]
+
+
+def _asked_rank(received: Mapping[str, Any], num_ranks: int) -> int | None:
+    name, wanted = RANK_HEADER, arrival().headers.get(RANK_HEADER.lower())
+    for field in RANK_FIELDS:
+        if wanted is None:
+            name, wanted = field, received.get(field)
+    if wanted is None:
+        return None
+    rank = int(wanted) if str(wanted).isdecimal() else -1
+    if not 0 <= rank < num_ranks:
+        raise RequestError(
+            f"{name} is {excerpt(str(wanted))}; this server has the ranks 0 to {num_ranks - 1}."
+        )
+    return rank
+
+
+def _rooms(given: Any, count: int) -> list[int]:
+    """The room of each request. One number is the room of the first; the others have the next
+    numbers. A list has the room of each prompt, which all its samples share."""
+    if given is None:
+        raise RequestError(
+            f"{ROOM_FIELD} is missing. This server chooses the engine of a request by it"
+            " (--load-balance-method follow_bootstrap_room); a router sets it."
+        )
+    if isinstance(given, list):
+        if not given or count % len(given):
+            raise RequestError(
+                f"{ROOM_FIELD} must have one room for each prompt, not {len(given)} rooms."
+            )
+        rooms = [room for room in given for _ in range(count // len(given))]
+    else:
+        rooms = [given] * count
+    for room in rooms:
+        if not isinstance(room, int) or isinstance(room, bool) or not 0 <= room <= INT64_MAX:
+            raise RequestError(
+                f"{ROOM_FIELD} must be a number from 0 to {INT64_MAX}, not {excerpt(str(room))}."
+            )
+    return rooms if isinstance(given, list) else [given + index for index in range(count)]
