@@ -25,6 +25,14 @@ tags = st.lists(st.sampled_from(["kv_cache", "weights", "cuda_graph", "x"]), max
 KEYS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "/pause_generation": {"mode": st.sampled_from(["abort", "retract", "in_place", "x"])},
     "/continue_generation": {"torch_empty_cache": st.booleans()},
+    "/fault_tolerance/apply": {
+        "instruction": st.sampled_from(["pause", "retry", "scale_down", "x"]),
+        "params": st.dictionaries(
+            st.sampled_from(["dp_ranks", "removed_dp_ranks", "timeout"]),
+            st.lists(st.integers(-1, 1), max_size=3) | anything,
+        ),
+        "request_id": words,
+    },
     "/release_memory_occupation": {"tags": tags},
     "/resume_memory_occupation": {"tags": tags},
     "/update_weights_from_disk": {
@@ -85,7 +93,7 @@ def test_no_body_is_answered_with_500(
                 await server.http.post("/continue_generation", json={})
             response = await server.http.post(path, content=encoded(body), headers=JSON)
             event(f"{path} {response.status_code}")  # shown by --hypothesis-show-statistics
-            assert response.status_code in (200, 400), (path, body, response.text)
+            assert response.status_code in (200, 202, 400), (path, body, response.text)
         await server.http.post("/continue_generation", json={})
         out = await server.generate(text="x", sampling_params={"max_new_tokens": 1})
         assert out["meta_info"]["finish_reason"]["type"] == "length"

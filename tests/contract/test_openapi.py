@@ -81,6 +81,8 @@ def test_every_body_is_declared(serve: Serve) -> None:
             "/set_internal_state": "SettingsBody",
             "/configure_logging": "LogSettingsBody",
             "/v1/batches": "BatchBody",
+            "/fault_tolerance/apply": "ApplyBody",
+            "/v1/fault_tolerance/apply": "ApplyBody",
             "/pause_generation": "PauseBody",
             "/continue_generation": "ContinueBody",
             "/release_memory_occupation": "MemoryBody",

@@ -153,7 +153,10 @@ def test_a_server_without_checkpoints_refuses(serve: Serve) -> None:
     serve(scenario)
 
 
-ADMIN = ("/flush_cache", "/pause_generation", "/release_memory_occupation", UPDATE)
+ADMIN = (
+    *("/flush_cache", "/pause_generation", "/release_memory_occupation", UPDATE),
+    *("/fault_tolerance/apply", "/v1/fault_tolerance/apply"),
+)
 
 
 @pytest.mark.parametrize("keys", [("client", "admin"), (None, "admin"), ("client", None)])

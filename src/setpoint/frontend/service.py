@@ -32,6 +32,7 @@ from setpoint.frontend.routing import routed
 from setpoint.frontend.sessions import Sessions, Turn
 from setpoint.frontend.storage.responses import ResponseStore
 from setpoint.frontend.storage.storage import Storage
+from setpoint.frontend.supervision import NoSupervisor, Supervisor
 from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.frontend.telemetry.latencies import Latencies
 from setpoint.frontend.telemetry.metrics.metering import make_metrics
@@ -63,11 +64,13 @@ class Service:
         live: LiveOptions,
         storage: Storage | None = None,
         checkpoints: Checkpoints | None = None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         """storage: where files and batches are kept; None: they are refused."""
         self.config = config
         """Replaced by ``loaded``: keep no part of it that this changes."""
         self.checkpoints = checkpoints or NoCheckpoints()
+        self.supervisor: Supervisor = supervisor or NoSupervisor()
         self.checkpoint: Checkpoint | None = None
         """The checkpoint whose weights the engines have; None: the one of the start."""
         self.live = live
@@ -101,6 +104,7 @@ class Service:
                 self.watch.news,
                 model_name=config.served_model_name,
                 context_len=config.context_len,
+                restarts_left=lambda: self.supervisor.restarts_left,
             )
         )
 
@@ -239,6 +243,8 @@ class Service:
                 _entry(state, line.facts) | {"dp_rank": line.rank} for line, state in found
             ],
             "standby": self.engine.standby,
+            "standby_death": self.engine.standby_death,
+            "restarts_left": self.supervisor.restarts_left,
             "ranks": [asdict(each) for each in self.engine.standings()],
             "requests": self.book.info(),
         }

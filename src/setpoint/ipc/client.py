@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from array import array
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -24,6 +22,7 @@ from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.messages import Abort, Finish, Stop, Submit, TokenEvent
 from setpoint.core.request import Request
+from setpoint.core.standing import Standing
 from setpoint.ipc.balance import Balance, Load, TotalRequests
 from setpoint.ipc.line import EngineLine, EngineState
 from setpoint.ipc.mailbox import Mailbox, WakeUps
@@ -33,25 +32,6 @@ from setpoint.ipc.suspects import Suspects, Verdict
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True, frozen=True)
-class Standing:
-    """How it stands with the engine of a rank."""
-
-    dp_rank: int
-    state: Literal["starting", "ready", "restarting", "stopped", "ended"]
-    """Stopped: its process has been stopped by a signal (SIGSTOP). Ended: it gets no other."""
-    num_requests: int
-    """Its open requests."""
-    num_restarts: int
-    """How many engines the rank has had before this one."""
-    death: str
-    """Why this engine, or the one before it, has ended; "" if none has. If the rank gets no other,
-    it ends with why not."""
-
-    def __str__(self) -> str:
-        return f"engine {self.dp_rank}: {self.state}"
 
 
 class EngineClient:
@@ -91,11 +71,15 @@ class EngineClient:
         self._suspects = Suspects()
         self._given_up: dict[int, str] = {}
         """Rank -> why it gets no other engine."""
-        self.standby: Literal["starting", "ready"] | None = None
-        """The state of the engine that is to take the place of one that dies; None: there is none.
-        Written by who starts engines."""
-        self._paused: PauseMode | None = None
-        """The pause in force."""
+        self.standby: Literal["starting", "ready", "ended"] | None = None
+        """The state of the engine that is to take the place of one that dies; ended: there was one,
+        and gets no other for now; None: there is none. Written by who starts engines, like the
+        next two."""
+        self.standby_death = ""
+        """Why the last standby has ended, and why it gets no other if it gets none."""
+        self.num_standby_deaths = 0
+        self._paused: dict[int, PauseMode] = {}
+        """Rank -> the pause that is in force for it."""
         self._wake_ups = WakeUps()
 
     def attach(self, line: EngineLine) -> None:
@@ -157,7 +141,8 @@ class EngineClient:
             death = line.death if line.has_ended else deaths[-1] if deaths else ""
             death = self._given_up.get(line.rank, death)
             num_requests = 0 if load is None else load.num_requests
-            found.append(Standing(line.rank, state, num_requests, len(deaths), death))
+            pid, paused = line.pid, self._paused.get(line.rank)
+            found.append(Standing(line.rank, state, num_requests, pid, paused, len(deaths), death))
         return found
 
     @property
@@ -203,13 +188,7 @@ class EngineClient:
         """What a control call answers on every engine that takes requests, in the order of ranks.
         An engine that ends meanwhile is left out if another answers. Raises EngineDeadError without
         an engine, and otherwise the first error of one that has not ended."""
-        lines = self._ready() or [self.choose()]
-        found = await asyncio.gather(*map(call, lines), return_exceptions=True)
-        answers = [each for each in found if not isinstance(each, BaseException)]
-        for line, each in zip(lines, found, strict=True):
-            if isinstance(each, BaseException) and not (answers and line.has_ended):
-                raise each
-        return answers
+        return await _answers(self._ready() or [self.choose()], call)
 
     async def list_requests(self, *, timeout_s: float) -> list[tuple[int, RequestList]]:
         """Where the requests of each engine are, by rank, with the numbers that ``submit`` has
@@ -247,17 +226,27 @@ class EngineClient:
         """Whether all engines have flushed their caches: those that are idle do."""
         return all(each.is_flushed for each in await self.on_all(lambda line: line.flush_cache()))
 
-    async def pause(self, mode: PauseMode) -> int:
-        """Pause all engines, and those that take the place of one of them; returns how many
-        requests are paused."""
-        self._paused = mode
-        done = await self.on_all(lambda line: line.pause(mode))
+    async def pause(self, mode: PauseMode, ranks: Collection[int] | None = None) -> int:
+        """Pause the engines of these ranks (None: of all), and those that take their places;
+        returns how many requests are paused. New requests go to the ranks that are not paused."""
+        self._paused.update(dict.fromkeys(self._lines if ranks is None else ranks, mode))
+        done = await self._on(ranks, lambda line: line.pause(mode))
         return sum(each.num_paused_reqs for each in done)
 
-    async def resume(self) -> None:
-        """End a pause."""
-        self._paused = None
-        await self.on_all(lambda line: line.resume())
+    async def resume(self, ranks: Collection[int] | None = None) -> None:
+        """End the pause of these ranks (None: of all)."""
+        for rank in list(self._paused if ranks is None else ranks):
+            self._paused.pop(rank, None)
+        self._dispatch()
+        await self._on(ranks, lambda line: line.resume())
+
+    async def _on(
+        self, ranks: Collection[int] | None, call: Callable[[EngineLine], Awaitable[T]]
+    ) -> list[T]:
+        """``on_all``, or the same on those of these ranks that are ready, which may be none."""
+        if ranks is None:
+            return await self.on_all(call)
+        return await _answers([line for line in self._ready() if line.rank in ranks], call)
 
     def submit(self, request: Request, mailbox: Mailbox, index: int = 0) -> int:
         """Send a request, whose events go to ``mailbox`` under ``index``. Returns the number with
@@ -335,6 +324,13 @@ class EngineClient:
             line.shutdown()
         self._fail_waiting("The engine is shutting down.")
 
+    def retire(self, rank: int, reason: str) -> None:
+        """Take a rank out of service: its engine is asked to end, and its requests go on with the
+        others."""
+        self._given_up[rank] = reason
+        self._lines[rank].shutdown()
+        self._dispatch()
+
     def lost(self, rank: int, reason: str) -> None:
         """The rank gets no further engine. If it was the last one, what waits for one ends."""
         self._given_up[rank] = reason
@@ -348,16 +344,11 @@ class EngineClient:
             submission = self._sent.get(event.seq_id)
             if submission is None or submission.line is not line:
                 continue  # stopped meanwhile: its last events were already on their way
-            if submission.num_hidden_to_skip:
-                event = _without_known(submission, event)
-            if submission.before is not None:
-                event = _continued(submission, event)
+            event = submission.take(event)
             if event.finish is not None:
                 self._close(submission)
             elif self._recovers:
-                submission.ids.extend(event.ids)
-                submission.num_hidden_bytes += len(event.hidden_states)
-                submission.last = event
+                submission.keep(event)
                 if submission.strikes and event.ids:
                     self._clear(submission)
             submission.mailbox.put(submission.index, event)
@@ -366,14 +357,13 @@ class EngineClient:
 
     def _place(self, submission: Submission) -> None:
         """Send it to the engine that is to have it; let it wait while there is none."""
-        ready = self._ready()
-        lines = [line for line in ready if not self._suspects.tries(line)] or ready
         wanted = submission.request.options.routed_dp_rank
-        pinned = [line for line in lines if line.rank == wanted]
-        if not lines:
-            self._waiting.append(submission)
-        elif pinned or len(lines) == 1:
+        pinned = [line for line in self._calm(self._ready()) if line.rank == wanted]
+        lines = self._calm(self._takers())
+        if pinned or len(lines) == 1:
             self._send(submission, (pinned or lines)[0])
+        elif not lines:
+            self._waiting.append(submission)
         else:
             loads = [self._loads[line] for line in lines]
             self._send(submission, lines[self._balance.choose(loads, submission.request)])
@@ -392,6 +382,21 @@ class EngineClient:
     def _ready(self) -> list[EngineLine]:
         return [line for line in self.lines if line.is_ready]
 
+    def _calm(self, lines: list[EngineLine]) -> list[EngineLine]:
+        """Those that try no suspects; all of them if there are none."""
+        return [line for line in lines if not self._suspects.tries(line)] or lines
+
+    def _takers(self) -> list[EngineLine]:
+        """The lines that a new request may go to: those that are not paused, or else, if none of
+        these is there or may come, the paused ones, where it waits."""
+        ready = self._ready()
+        free = [line for line in ready if line.rank not in self._paused]
+        may_come = any(
+            rank not in self._paused and rank not in self._given_up and not line.is_ready
+            for rank, line in self._lines.items()
+        )
+        return free if free or (may_come and self._recovers) else ready
+
     def _dispatch(self) -> None:
         """Send what waits, as far as engines can take it."""
         while self._suspects.waiting and (line := self._court()) is not None:
@@ -403,14 +408,14 @@ class EngineClient:
                 self._place(submission)
 
     def _became_ready(self, line: EngineLine) -> None:
-        if self._paused is not None:
-            line.begin_pause(self._paused)
+        if line.rank in self._paused:
+            line.begin_pause(self._paused[line.rank])
         self._dispatch()
 
     def _court(self) -> EngineLine | None:
         """The line for the next suspects: one that tries no others, and computes nobody who is none
         as long as there may be such a line."""
-        free = self._suspects.free_lines(self._ready())
+        free = self._suspects.free_lines(self._takers())
         idle = [
             line
             for line in free
@@ -440,32 +445,14 @@ class EngineClient:
             elif verdict is Verdict.GUILTY:
                 self._blame(submission, line.death)
             else:
-                self._keep(submission)
+                submission.go_on()
+                self.num_moved += 1
                 is_suspect = verdict is Verdict.SUSPECT
                 (self._suspects.waiting if is_suspect else self._waiting).append(submission)
         self._suspects.sort()
         self._dispatch()
         if self.has_ended:
             self._fail_waiting(line.death)
-
-    def _keep(self, submission: Submission) -> None:
-        """Have its request go on behind the outputs that its client has."""
-        request = submission.request
-        if submission.ids:
-            logprobs = request.options.logprobs
-            if logprobs is not None and logprobs.start >= 0:  # the client has the prompt's
-                logprobs = msgspec.structs.replace(logprobs, start=-1)
-            submission.request = msgspec.structs.replace(
-                request,
-                options=msgspec.structs.replace(request.options, logprobs=logprobs),
-                prior_output_ids=request.prior_output_ids + submission.ids.tobytes(),
-            )
-            submission.before = submission.last
-        submission.ids, submission.has_moved = array("i"), True
-        submission.num_hidden_to_skip = (
-            submission.num_hidden_bytes if request.options.hidden_states else 0
-        )
-        self.num_moved += 1
 
     def _blame(self, submission: Submission, death: str) -> None:
         self._drop(submission).mailbox.fail(
@@ -489,20 +476,8 @@ class EngineClient:
 
     def _finish(self, submission: Submission, finish: Finish) -> None:
         """End a submission that waits for an engine as an engine would."""
-        known = submission.before or TokenEvent(submission.number, [])
         self._close(submission)
-        submission.mailbox.put(
-            submission.index,
-            TokenEvent(
-                known.seq_id,
-                [],
-                finish,
-                num_prompt=known.num_prompt,
-                num_outputs=known.num_outputs,
-                num_cached=known.num_cached,
-                num_retractions=known.num_retractions,
-            ),
-        )
+        submission.mailbox.put(submission.index, submission.finished(finish))
 
     def _close(self, submission: Submission) -> None:
         """It is over, or nobody wants more of it."""
@@ -524,23 +499,14 @@ class EngineClient:
         return submission
 
 
-def _without_known(submission: Submission, event: TokenEvent) -> TokenEvent:
-    """The event without the hidden states that the mailbox has: the new engine has computed the
-    prompt and the outputs so far again, and sends theirs, too."""
-    num_skipped = min(submission.num_hidden_to_skip, len(event.hidden_states))
-    submission.num_hidden_to_skip -= num_skipped
-    return msgspec.structs.replace(event, hidden_states=event.hidden_states[num_skipped:])
-
-
-def _continued(submission: Submission, event: TokenEvent) -> TokenEvent:
-    """The event of a request that has moved, as its first engine would have sent it: its prompt was
-    computed once, as far as its client is concerned."""
-    before = submission.before
-    assert before is not None
-    return msgspec.structs.replace(
-        event,
-        num_cached=before.num_cached,
-        num_retractions=before.num_retractions + event.num_retractions,
-        timing=None,
-        prompt_logprobs=None,
-    )
+async def _answers(
+    lines: Sequence[EngineLine], call: Callable[[EngineLine], Awaitable[T]]
+) -> list[T]:
+    """What the call answers on each line. A line that ends meanwhile is left out if another
+    answers."""
+    found = await asyncio.gather(*map(call, lines), return_exceptions=True)
+    answers = [each for each in found if not isinstance(each, BaseException)]
+    for line, each in zip(lines, found, strict=True):
+        if isinstance(each, BaseException) and not (answers and line.has_ended):
+            raise each
+    return answers

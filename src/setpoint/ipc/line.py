@@ -103,11 +103,14 @@ class EngineLine:
         link: EngineLink,
         *,
         rank: int = 0,
+        pid: int | None = None,
         on_progress: Callable[[str], None] = lambda doing: None,
     ) -> None:
-        """rank: which of the server's engines it is. on_progress: called with a description of what
+        """rank: which of the server's engines it is. pid: its process, if that is known.
+        on_progress: called with a description of what
         the engine is doing before it is ready."""
         self.rank = rank
+        self.pid = pid
         self._link = link
         self._on_progress = on_progress
         self._calls: dict[int, asyncio.Future[Answer]] = {}

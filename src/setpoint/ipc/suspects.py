@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from setpoint.ipc.line import EngineLine
+from setpoint.ipc.line import EngineLine, EngineState
 from setpoint.ipc.submission import Submission
 
 MOST_CRASHES = 2
@@ -80,8 +80,10 @@ class Suspects:
         self, line: EngineLine, lost: Sequence[Submission]
     ) -> list[tuple[Submission, Verdict]]:
         """The verdict on each of the requests that the line had when it ended. Who is suspected is
-        yet to be added to ``waiting``."""
+        yet to be added to ``waiting``. A line that was asked to end has ended because of none."""
         tried, computed = self._groups.pop(line, set()), set(line.suspect_numbers)
+        if line.state is EngineState.STOPPING:
+            tried, computed = set(), set()
         self._group_size = 1
         verdicts = []
         for each in lost:

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping
 from setpoint.config.decisions import Decision
 from setpoint.config.environment import unread_variables
 from setpoint.config.options import OPTION_FIELDS, server_args
+from setpoint.config.pool import memory_model
 from setpoint.launch.served import Served
+from setpoint.observe.logline import gib
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,12 @@ def announce(served: Served, environ: Mapping[str, str]) -> None:
         ", ".join(f"{name}={value!r}" for name, value in shown.items()),
     )
     log_decisions(config.decisions)
+    if config.options.parallel.engine_standby:
+        logger.info(
+            "The standby engine takes %s GB for its weights, which the KV cache does not get"
+            " (--engine-standby).",
+            gib(memory_model(config, served.spec).weights()),
+        )
     for name in unread_variables(environ):
         logger.warning(
             "The environment variable %s is set but not used by this version of Setpoint.", name

@@ -17,6 +17,7 @@ from setpoint.core.control import EngineFacts
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.service import Service
 from setpoint.frontend.storage.storage import Storage
+from setpoint.frontend.supervision import Supervisor
 from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
 from setpoint.frontend.telemetry.request_export import RequestExport
 from setpoint.ipc.client import EngineClient
@@ -34,8 +35,10 @@ def make_service(
     *,
     startup_s: float,
     storage: Storage | None = None,
+    supervisor: Supervisor,
 ) -> Service:
-    """startup_s: how long the start took. storage: where clients' files are kept, if anywhere."""
+    """startup_s: how long the start took. storage: where clients' files are kept, if anywhere.
+    supervisor: who starts the engines."""
     served = engine.served
     config, options, spec, source = served.config, served.config.options, served.spec, served.source
     frontend = FrontendConfig(
@@ -81,7 +84,7 @@ def make_service(
         watchdog_s=options.server.watchdog_timeout,
     )
     checkpoints = LaunchedCheckpoints(options, source, spec)
-    service = Service(frontend, client, engine.text, live, storage, checkpoints)
+    service = Service(frontend, client, engine.text, live, storage, checkpoints, supervisor)
     _add_readers(service, options)
     return service
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 
 import psutil
 
@@ -25,6 +26,7 @@ from setpoint.core.control import EngineFacts, MemoryUsage
 from setpoint.core.errors import SetpointError
 from setpoint.core.messages import Failed, Ready, Starting
 from setpoint.core.progress import reported_to
+from setpoint.core.records import Observer
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.device import accelerator_name
@@ -35,6 +37,7 @@ from setpoint.launch.grammars import engine_grammars
 from setpoint.launch.heartbeat import heartbeat
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.loading import device_bytes, load_engine
+from setpoint.launch.low_priority import at_low_priority
 from setpoint.launch.mapping import (
     cache_config,
     engine_config,
@@ -98,7 +101,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     )
     grammars = engine_grammars(job)
     with _meanwhile(grammars.prepare):
-        runner, pool, left = load_engine(job, readers)
+        runner, pool, left = _load(job, readers)
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
     cache = cache_config(config.options, runner.pool)
     recording = None
@@ -110,6 +113,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
             cache=cache,
             clock=clock,
             device=config.options.execution.device,
+            when_used=job.is_standby,
         )
         at_end.callback(recording.close)
     observer = readers if recording is None else Tee(readers, recording)
@@ -144,6 +148,12 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     phases = _phases(runner, waited_s=waited - started, whole_s=now - started)
     socket.send(Ready(_facts(runner, pool, available_bytes=left, phases=phases)))
     return loop
+
+
+def _load(job: EngineJob, observer: Observer) -> tuple[ModelRunner, PoolConfig, int]:
+    """``load_engine``; a standby loads while another engine serves, and leaves it the cores."""
+    load = partial(load_engine, job, observer)
+    return at_low_priority(load) if job.is_standby else load()
 
 
 def _cache_of(job: EngineJob, config: CacheConfig) -> KVCache:

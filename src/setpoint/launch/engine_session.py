@@ -1,21 +1,24 @@
 """Launched engines on an event loop: their lines, their watchers, the engines that take the place
-of dead ones, and the service that sends them requests."""
+of dead ones, the operator's word about them, and the service that sends them requests."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from setpoint.core.errors import RequestError
 from setpoint.launch.engine import Launched
+from setpoint.launch.launched_engine import LaunchedEngine
 from setpoint.launch.phases import Phases
 from setpoint.launch.process import EngineProcess, StartupError, kill_with_children, watch
+from setpoint.launch.restart_budget import RestartBudget
+from setpoint.launch.standby import Standby
 
 if TYPE_CHECKING:
     from setpoint.frontend.service import Service
@@ -31,7 +34,6 @@ READY_TIMEOUT_S = 600.0
 EXIT_S = 10.0
 """How long the processes may take to end after they have been asked to, unless it is said
 otherwise."""
-HOUR_S = 3600.0
 RETRY_S = 1.0
 """Pause before the next engine, if the one before could not start."""
 MOVE_S = 3.0
@@ -39,22 +41,7 @@ MOVE_S = 3.0
 start would take the cores from them."""
 LOOK_S = 0.02
 """How often it is seen whether they go on."""
-STANDBY_LOOK_S = 0.25
-"""How often it is seen to that there is a standby, and that it is like the engine that serves."""
-STANDBY_RETRY_S = 60.0
-"""Pause before the next standby, if the one before could not start."""
-
-
-@dataclass(slots=True)
-class _Engine:
-    """An engine process and its present life."""
-
-    process: EngineProcess
-    line: EngineLine
-    watching: asyncio.Task[None] | None = None
-    """Done when the process has ended; None until its line has an owner."""
-    made_from: tuple[object, object] = (None, None)
-    """The configuration and the checkpoint of its job."""
+OUT = "It was taken out of service (scale_down)."
 
 
 class EngineSession:
@@ -80,25 +67,53 @@ class EngineSession:
         self._storage = storage
         self._service: Service | None = None
         self._live: LiveConfig | None = None
-        self._most_restarts = parallel.max_engine_restarts
-        self._restarts: deque[float] = deque()
-        """When engines were started again, by time.monotonic(); of the last hour."""
-        self._lives = [0] * len(engine.processes)
-        """How many engines each rank has had before its present one."""
-        self._was_ready = [asyncio.Event() for _ in engine.processes]
+        self._restarts = RestartBudget(parallel.max_engine_restarts)
+        num_ranks = len(engine.processes)
+        self._lives = [0] * num_ranks
+        """How many engines each rank has had before its latest one."""
+        self._engines: dict[int, LaunchedEngine] = {}
+        """Rank -> its present engine, or its last one."""
+        self._was_ready = [asyncio.Event() for _ in range(num_ranks)]
         """By rank: whether it has ever had an engine that took requests."""
+        self._given_up: set[int] = set()
+        """The ranks that get no other engine until ``retry``."""
+        self._out: set[int] = set()
+        """The ranks that are out of service; they are given up as soon as their engines end."""
+        self._wanted_again = [asyncio.Event() for _ in range(num_ranks)]
+        self._all_given_up = asyncio.Event()
         self._is_ending = False
-        self._has_standby = parallel.engine_standby
-        self._standby: _Engine | None = None
+        self._standby: Standby | None = None
+        if parallel.engine_standby:
+            self._standby = Standby(
+                self.client,
+                self._restarts,
+                start=self._start_standby,
+                unused=self._free_life,
+                present_job=self._present_job,
+            )
         self._standby_keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> EngineSession:
-        keepers = [self._keep(rank) for rank in range(len(self.engine.processes))]
-        self.over: asyncio.Task[None] = asyncio.create_task(_all(keepers))
+        keepers = [
+            asyncio.create_task(self._keep(rank)) for rank in range(len(self.engine.processes))
+        ]
+        self.over: asyncio.Task[None] = asyncio.create_task(self._until_over(keepers))
         """Done when no engine is left and none comes."""
-        if self._has_standby:
-            self._standby_keeper = asyncio.create_task(self._keep_standby())
+        if self._standby is not None:
+            self._standby_keeper = asyncio.create_task(self._keep_standby(self._standby))
         return self
+
+    async def _until_over(self, keepers: list[asyncio.Task[None]]) -> None:
+        given_up = asyncio.create_task(self._all_given_up.wait())
+        try:
+            await asyncio.wait([given_up, *keepers], return_when=asyncio.FIRST_COMPLETED)
+            for keeper in keepers:
+                if keeper.done():
+                    keeper.result()
+        finally:
+            for task in (given_up, *keepers):
+                task.cancel()
+            await asyncio.gather(given_up, *keepers, return_exceptions=True)
 
     async def __aexit__(
         self,
@@ -110,7 +125,8 @@ class EngineSession:
         if self._standby_keeper is not None:
             self._standby_keeper.cancel()
             await asyncio.gather(self._standby_keeper, return_exceptions=True)
-        self._end_standby()
+        if self._standby is not None:
+            self._standby.end()
         await asyncio.wait([self.over], timeout=self.exit_s)
         self.kill()
         await self.over
@@ -136,9 +152,9 @@ class EngineSession:
     def kill(self) -> None:
         """End the processes at once; the only way while they are loading and read no messages."""
         self.shutdown()
-        if self._standby is not None:
-            self._standby.line.shutdown()
-            kill_with_children(self._standby.process.popen)
+        if self._standby is not None and self._standby.engine is not None:
+            self._standby.engine.line.shutdown()
+            kill_with_children(self._standby.engine.process.popen)
         for process in self.engine.processes:
             kill_with_children(process.popen)
 
@@ -178,33 +194,86 @@ class EngineSession:
             self._live,
             startup_s=startup_s,
             storage=self._storage,
+            supervisor=self,
         )
         return self._service
 
+    @property
+    def max_restarts(self) -> int:
+        return self._restarts.most
+
+    @property
+    def restarts_left(self) -> int:
+        return self._restarts.left
+
+    def retry(self, ranks: Collection[int]) -> None:
+        """Start engines again for those of these ranks that have none, as often as after a start of
+        the server."""
+        self._restarts.reset()
+        if self._standby is not None:
+            self._standby.try_again()
+        for rank in ranks:
+            self._out.discard(rank)
+            if rank in self._given_up:
+                self._wanted_again[rank].set()
+
+    def scale_down(self, ranks: Collection[int]) -> None:
+        """Take ranks out of service: their requests go on with the others, and their engines end.
+        Raises RequestError if no engine would be left that takes requests."""
+        left = [line for line in self.client.lines if line.rank not in {*ranks, *self._out}]
+        if not any(line.is_ready for line in left):
+            raise RequestError(
+                "No engine that takes requests would be left. End the server instead, or wait until"
+                " another engine is ready."
+            )
+        for rank in set(ranks) - self._out:
+            self._out.add(rank)
+            engine = self._engines[rank]
+            # One that is loading reads no messages.
+            ends_in_s = self.exit_s if engine.line.is_ready else 0.0
+            logger.warning("Engine %d is taken out of service (scale_down).", rank)
+            self.client.retire(rank, OUT)
+            asyncio.get_running_loop().call_later(
+                ends_in_s, kill_with_children, engine.process.popen
+            )
+
     async def _keep(self, rank: int) -> None:
-        """Have the rank an engine as long as that is allowed."""
-        engine = self._engine(rank, self.engine.processes[rank])
+        """Have the rank an engine as long as that is allowed, and again when an operator wants
+        it."""
+        engine = self._launched(rank, self.engine.processes[rank], life=0)
         while True:
+            why_not = await self._serve(rank, engine)
+            self.death = why_not
+            self._given_up.add(rank)
+            self.client.lost(rank, why_not)
+            if not (self._is_ending or self.client.has_ended or rank in self._out):
+                logger.error("Engine %d is given up, and the others serve: %s", rank, why_not)
+            if len(self._given_up) == len(self._lives):
+                self._all_given_up.set()
+            await self._wanted_again[rank].wait()
+            self._wanted_again[rank].clear()
+            self._given_up.discard(rank)
+            logger.info("Engine %d is started again, because an operator asked for it.", rank)
+            engine = self._start_again(self._engines[rank].line)
+
+    async def _serve(self, rank: int, engine: LaunchedEngine) -> str:
+        """Have the rank this engine, and others after it; returns why it gets no further one."""
+        while True:
+            self._engines[rank] = engine
             line = engine.line
             self.client.attach(line)
             starting = asyncio.create_task(self._start(line, engine.process))
             await (engine.watching or self._watching(engine))
             starting.cancel()
             line.close()
-            why_not = self._why_not_again(line)
-            if why_not is not None:
-                break
-            if not line.was_ready:
+            if not (line.was_ready or self._why_never(line)):
                 await asyncio.sleep(RETRY_S)
-                if self._is_ending:
-                    why_not = line.death
-                    break
-            await self._moved_requests_go_on()
-            engine = self._next(line)
-        self.death = why_not
-        self.client.lost(rank, why_not)
-        if not (self._is_ending or self.client.has_ended):
-            logger.error("Engine %d is given up, and the others serve: %s", rank, why_not)
+            if not self._why_never(line):
+                await self._moved_requests_go_on()
+            following = self._following(line)
+            if isinstance(following, str):
+                return following
+            engine = following
 
     async def _moved_requests_go_on(self) -> None:
         """Wait until the requests that have moved to another engine get tokens again, unless some
@@ -215,64 +284,42 @@ class EngineSession:
                 break
             await asyncio.sleep(LOOK_S)
 
-    def _watching(self, engine: _Engine) -> asyncio.Task[None]:
+    def _watching(self, engine: LaunchedEngine) -> asyncio.Task[None]:
         watchdog_s = self.engine.served.config.options.server.watchdog_timeout
         return asyncio.create_task(watch(engine.process.popen, engine.line, watchdog_s=watchdog_s))
 
-    async def _keep_standby(self) -> None:
-        """Have a second engine ready to take the place of the first, until cancelled."""
+    async def _keep_standby(self, standby: Standby) -> None:
         await self._was_ready[0].wait()
-        while True:
-            standby = self._standby
-            if standby is None:
-                if self.client.is_ready:
-                    try:
-                        self._standby = self._start_standby()
-                    except (OSError, StartupError) as error:
-                        logger.warning("A standby engine cannot be started: %s", error)
-                        await asyncio.sleep(STANDBY_RETRY_S)
-            elif standby.line.has_ended:
-                self._end_standby()
-                logger.warning("The standby engine has ended: %s", standby.line.death)
-                await asyncio.sleep(RETRY_S if standby.line.was_ready else STANDBY_RETRY_S)
-            elif standby.made_from != self._present_job:
-                logger.info("The standby engine is replaced: options or weights have changed.")
-                self._end_standby()
-            elif standby.line.is_ready and self.client.standby != "ready":
-                self.client.standby = "ready"
-                logger.info("The standby engine is ready.")
-            await asyncio.sleep(STANDBY_LOOK_S)
+        await standby.keep()
 
-    def _start_standby(self) -> _Engine:
+    def _start_standby(self) -> LaunchedEngine:
         (line,) = self.client.lines
         self._lives[0] += 1
         process = self.engine.start_another(0, self._job(line, is_standby=True))
-        engine = self._engine(0, process)
-        engine.made_from = self._present_job
+        engine = self._launched(0, process, life=self._lives[0])
+        engine.made_from = self._present_job()
         engine.line.start(_ignore, _ignore, _ignore, _ignore)
         engine.watching = self._watching(engine)
-        self.client.standby = "starting"
         return engine
 
-    def _end_standby(self) -> None:
-        if self._standby is not None:
-            self._standby.line.shutdown()
-            self._standby.line.close()
-            self._standby.process.end()
-        self._standby = self.client.standby = None
+    def _free_life(self, engine: LaunchedEngine) -> None:
+        """A standby has ended that has never served, so that the next engine may have its number
+        and the name of its recording."""
+        if self._lives[0] == engine.life:
+            self._lives[0] -= 1
 
-    @property
     def _present_job(self) -> tuple[object, object]:
         """What the job of an engine that started now would be made from."""
         config = self.engine.served.config if self._live is None else self._live.config
         return config, None if self._service is None else self._service.checkpoint
 
-    def _engine(self, rank: int, process: EngineProcess) -> _Engine:
+    def _launched(self, rank: int, process: EngineProcess, *, life: int) -> LaunchedEngine:
         from setpoint.ipc.line import EngineLine
         from setpoint.ipc.link import SocketLink
 
-        doing = self.engine.waiting.doing
-        return _Engine(process, EngineLine(SocketLink(process.link), rank=rank, on_progress=doing))
+        doing, pid = self.engine.waiting.doing, process.popen.pid
+        line = EngineLine(SocketLink(process.link), rank=rank, pid=pid, on_progress=doing)
+        return LaunchedEngine(process, line, life)
 
     async def _start(self, line: EngineLine, process: EngineProcess) -> None:
         """Wait until the engine takes requests, and end it if that takes too long."""
@@ -289,38 +336,43 @@ class EngineSession:
             line.died(f"The engine was not ready after {READY_TIMEOUT_S:g} s.")
             kill_with_children(process.popen)
 
-    def _why_not_again(self, line: EngineLine) -> str | None:
-        """Why no other engine takes the place of one that has ended; None if one does."""
+    def _why_never(self, line: EngineLine) -> str:
+        """Why the rank of a line that has ended gets no other, however many may be started; "" if
+        it may."""
         if self._is_ending:
             return line.death
+        if line.rank in self._out:
+            return OUT
         if not self._was_ready[line.rank].is_set():
             return f"It could not start: {line.death}" if line.failed is None else line.death
-        now = time.monotonic()
-        while self._restarts and now - self._restarts[0] > HOUR_S:
-            self._restarts.popleft()
-        if len(self._restarts) >= self._most_restarts:
-            most = self._most_restarts
-            return f"{line.death} It is not started again: --max-engine-restarts is {most} an hour."
-        self._restarts.append(now)
-        return None
+        return ""
 
-    def _next(self, line: EngineLine) -> _Engine:
+    def _following(self, line: EngineLine) -> LaunchedEngine | str:
         """The engine in the place of one that has ended: the standby, if it is there and has the
-        options and weights of now, and otherwise a new one."""
-        rank, standby = line.rank, self._standby
+        options and weights of now, and otherwise a new one; or why there is none."""
+        if why_never := self._why_never(line):
+            return why_never
+        rank, most = line.rank, self._restarts.most
+        standby = None if self._standby is None else self._standby.take()
+        if standby is None and not self._restarts.left:
+            return f"{line.death} It is not started again: --max-engine-restarts is {most} an hour."
+        self._restarts.spend()
         count = (
-            f"({len(self._restarts)} of at most {self._most_restarts} in an hour);"
+            f"({self._restarts.num_spent} of at most {most} in an hour);"
             f" {self.client.num_open} requests go on."
         )
-        is_usable = standby is not None and standby.made_from == self._present_job
-        if standby is not None and is_usable and not standby.line.has_ended:
+        if standby is not None:
             logger.warning("The standby takes the place of engine %d %s", rank, count)
-            self._standby = self.client.standby = None
             self.engine.replace(rank, standby.process)
             return standby
-        self._lives[rank] += 1
         logger.warning("Engine %d is started again %s", rank, count)
-        return self._engine(rank, self.engine.start_again(rank, self._job(line)))
+        return self._start_again(line)
+
+    def _start_again(self, line: EngineLine) -> LaunchedEngine:
+        """A new engine in the place of one that has ended."""
+        self._lives[line.rank] += 1
+        process = self.engine.start_again(line.rank, self._job(line))
+        return self._launched(line.rank, process, life=self._lives[line.rank])
 
     def _job(self, before: EngineLine, *, is_standby: bool = False) -> Callable[[int], EngineJob]:
         """Makes the job of the engine in the place of another: its live options are those of now,
@@ -342,7 +394,3 @@ class EngineSession:
 
 def _ignore(*_: object) -> None:
     """A standby has no requests."""
-
-
-async def _all(keepers: list[Any]) -> None:
-    await asyncio.gather(*keepers)

@@ -235,6 +235,10 @@ SERVER_SERIES = (
         ),
         ("setpoint:lost_exports", "Lines that --export-metrics-to-file could not write."),
         ("setpoint:engine_starts", "Engine processes that were started."),
+        (
+            "setpoint:standby_deaths",
+            "Standby engines that ended or could not start (--engine-standby).",
+        ),
     ),
     *_series(
         Scope.SERVER,
@@ -256,6 +260,10 @@ SERVER_SERIES = (
             "setpoint:rank_up",
             "Whether the engine of a data-parallel rank takes requests now.",
             "dp_rank",
+        ),
+        (
+            "setpoint:engine_restarts_left",
+            "How many engines may be started again within this hour (--max-engine-restarts).",
         ),
         ("setpoint:engine_figures_age_seconds", "Age of the scheduler's series."),
         (

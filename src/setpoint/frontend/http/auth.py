@@ -18,14 +18,14 @@ _UNAUTHORIZED = Refusal(
     status_code=401,
 )
 _FORBIDDEN = Refusal(
-    message="This route changes the server and needs its admin key (--admin-api-key).",
+    message="This route is for the server's operator and needs the admin key (--admin-api-key).",
     status_code=403,
 )
 
 
 class ApiKeyMiddleware:
     """Checks the keys, at least one of which is given. The admin's key opens every route. If there
-    is one, it alone opens the routes that change the server. Without an ``api_key``, the other
+    is one, it alone opens the routes for operators. Without an ``api_key``, the other
     routes are open to everybody."""
 
     def __init__(

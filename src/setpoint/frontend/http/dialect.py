@@ -32,8 +32,8 @@ class Dialect(ABC):
     key_header: ClassVar[str] = ""
     """A header in which the dialect's clients send the API key, besides ``Authorization``."""
     admin: ClassVar[Sequence[str]] = ()
-    """Routes that change the server for all its clients. They need the admin's key, if there is
-    one."""
+    """Routes for the server's operator, most of which change it for all its clients. They need the
+    admin's key, if there is one."""
     changed_by_get: ClassVar[Sequence[str]] = ()
     """Routes where a GET changes something."""
     router: APIRouter
@@ -62,7 +62,7 @@ class Dialects:
         answer, but not those that cut a stream short."""
         self.all = dialects
         self.controls = frozenset(path for dialect in dialects for path in dialect.admin)
-        """Routes that change the server; none of them takes a prompt."""
+        """Routes for the server's operator; none of them takes a prompt."""
         self._on_refusal = on_refusal
         self._claims = {dialect.prefix: dialect for dialect in dialects}
         for dialect in dialects:

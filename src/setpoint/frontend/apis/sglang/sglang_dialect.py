@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from setpoint.frontend.apis.openai.openai_dialect import OpenAIDialect
+from setpoint.frontend.apis.sglang import fault_tolerance
 from setpoint.frontend.apis.sglang.admin import FLUSH_ROUTE, AdminRoutes
 from setpoint.frontend.apis.sglang.controls import ControlBodies, ControlRoutes
 from setpoint.frontend.apis.sglang.doctor_route import DoctorRoutes
@@ -47,6 +48,7 @@ class SGLangDialect(Dialect):
         "/resume_memory_occupation",
         "/update_weights_from_disk",
         "/update_weight_version",
+        *fault_tolerance.PATHS,
     )
 
     def __init__(self, service: Service, bodies: BodyReader) -> None:
@@ -60,6 +62,7 @@ class SGLangDialect(Dialect):
         ParsingRoutes(service, controls).install(self.router)
         ProfileRoutes(service, controls).install(self.router)
         WeightRoutes(service, controls).install(self.router)
+        fault_tolerance.FaultToleranceRoutes(service, controls).install(self.router)
         SessionRoutes(service, controls).install(self.router)
         install_missing(self.router)
         LoadRoutes(service).install(self.router)

@@ -135,6 +135,7 @@ class Metrics:
             "setpoint:engine_up": self._client.is_ready,
             "setpoint:standby_ready": self._client.standby == "ready",
             "setpoint:engine_starts": self._client.num_lines,
+            "setpoint:standby_deaths": self._client.num_standby_deaths,
         }
         if self._taken_at is not None:
             values["setpoint:engine_figures_age_seconds"] = time.monotonic() - self._taken_at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,9 @@ def make_metrics(
     *,
     model_name: str,
     context_len: int,
+    restarts_left: Callable[[], int],
 ) -> Metrics:
+    """restarts_left: returns how many engines may be started again."""
     # Here, because prometheus_client takes a tenth of a second that most starts can save.
     from setpoint.frontend.telemetry.metrics.exposition import Metrics
 
@@ -56,6 +58,7 @@ def make_metrics(
                 (phase,): seconds for phase, seconds in config.startup_s.items()
             },
             "sglang:process_cpu_seconds": {("tokenizer",): time.process_time()},
+            "setpoint:engine_restarts_left": {(): restarts_left()},
             "setpoint:truncated_prompts": {(): book.truncated_prompts},
             "setpoint:lowered_limits": {(): book.lowered_limits},
             "setpoint:lost_exports": {(): book.lost_exports},

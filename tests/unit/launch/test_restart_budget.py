@@ -1,0 +1,54 @@
+"""Restarts within an hour, and work at a low priority."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextvars import ContextVar
+
+import pytest
+
+from setpoint.launch.low_priority import NICE, at_low_priority
+from setpoint.launch.restart_budget import HOUR_S, RestartBudget
+
+
+def test_restarts_come_back_after_an_hour() -> None:
+    now = 0.0
+    budget = RestartBudget(2, lambda: now)
+    assert (budget.left, budget.num_spent) == (2, 0)
+    budget.spend()
+    now = HOUR_S / 2
+    budget.spend()
+    assert budget.left == 0
+    budget.spend()  # a standby that takes over beyond the limit
+    assert (budget.left, budget.num_spent) == (0, 3)
+    now = HOUR_S + 1
+    assert (budget.left, budget.num_spent) == (0, 2)
+    now = 2 * HOUR_S
+    assert (budget.left, budget.num_spent) == (2, 0)
+    budget.spend()
+    budget.reset()
+    assert budget.left == 2
+
+
+def priority() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_only_the_work_and_its_threads_have_a_low_priority() -> None:
+    usual, name = priority(), ContextVar("name", default="")
+    name.set("of the caller")
+    found = []
+
+    def work() -> str:
+        thread = threading.Thread(target=lambda: found.append(priority()))
+        thread.start()
+        thread.join()
+        found.append(priority())
+        return name.get()
+
+    assert at_low_priority(work) == "of the caller"
+    assert found == [min(usual + NICE, 19)] * 2
+    assert priority() == usual
+    with pytest.raises(ZeroDivisionError):
+        at_low_priority(lambda: 1 // 0)
