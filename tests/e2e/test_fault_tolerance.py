@@ -150,6 +150,20 @@ def test_a_pause_of_all_ranks_loses_nothing(server: ServerProcess) -> None:
     assert answers(server, disturb) == undisturbed
 
 
+def test_new_weights_leave_a_paused_rank_paused(server: ServerProcess, tiny_model: Path) -> None:
+    all_healthy(server)
+    apply(server, "pause", dp_ranks=[1])
+    changed = httpx.post(
+        f"{server.url}/update_weights_from_disk",
+        json={"model_path": str(tiny_model), "abort_all_requests": True},
+        timeout=PATIENCE_S,
+    )
+    assert changed.json()["success"], changed.text
+    assert statuses(server) == ["healthy", "paused"]
+    httpx.post(f"{server.url}/continue_generation", json={}, timeout=PATIENCE_S)
+    assert statuses(server) == ["healthy"] * 2
+
+
 @pytest.mark.full
 def test_a_rank_is_taken_out_of_service_under_streams_and_comes_back(
     server: ServerProcess,

@@ -120,17 +120,17 @@ class WeightRoutes:
 
     @asynccontextmanager
     async def _aborted(self, body: UpdateWeightsBody) -> AsyncIterator[None]:
-        """With ``abort_all_requests``, pause the engine within the block, so that no request comes
-        in between."""
-        (state, *_) = await self._engine.on_all(lambda line: line.get_state())
-        paused = state.paused is not None
+        """With ``abort_all_requests``, pause the engines within the block, so that no request comes
+        in between. Those that were paused before stay so."""
+        states = await self._service.states()
+        running = [line.rank for line, state in states if state.paused is None]
         if body.abort_all_requests:
             await self._engine.pause(PauseMode.ABORT)
         try:
             yield
         finally:
-            if body.abort_all_requests and not paused and not body.keep_pause:
-                await self._engine.resume()
+            if body.abort_all_requests and running and not body.keep_pause:
+                await self._engine.resume(running)
 
     async def _parts(self, body: MemoryBody, *, released: bool) -> list[MemoryPart]:
         """The parts that the body means, each once."""
