@@ -58,9 +58,12 @@ def make_service(
     make_doctor: Callable[[Service], Doctor] | None = None,
     **options: Any,
 ) -> Service:
-    """``options``: fields of FrontendConfig, and of FrontendSettings without ``live``."""
+    """``options``: fields of FrontendConfig, ``api_key`` for its one key, and fields of
+    FrontendSettings without ``live``."""
     names = [each.name for each in fields(FrontendSettings) if each.name in options]
     template_source = options.pop("chat_template", CHAT_TEMPLATE)
+    if (key := options.pop("api_key", None)) is not None:
+        options["api_keys"] = (key,)
     own = FrontendSettings(**{name: options.pop(name) for name in names})
     config = FrontendConfig(
         **{

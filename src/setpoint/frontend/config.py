@@ -29,9 +29,10 @@ class FrontendConfig:
     """If set, the server embeds and does not generate."""
     hidden_size: int | None = None
     """Length of a hidden state; None: clients get none."""
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
+    """The keys of clients; none: everybody is served."""
     admin_api_key: str | None = None
-    """Key of the routes for operators; None: ``api_key`` is theirs too."""
+    """Key of the routes for operators; None: ``api_keys`` are theirs too."""
     follows_bootstrap_room: bool = False
     """Whether the field ``bootstrap_room`` of a body chooses the engine, and must be there."""
     max_body_bytes: int = 4 << 20

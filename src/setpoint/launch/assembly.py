@@ -10,6 +10,7 @@ from setpoint import __version__
 from setpoint.config.groups.answers import preferred_sampling
 from setpoint.config.groups.metrics import buckets_of, extra_labels
 from setpoint.config.groups.model import chat_template_kwargs
+from setpoint.config.groups.server import api_keys
 from setpoint.config.groups.traces import otlp_url
 from setpoint.config.options import Options, launch_command, server_args
 from setpoint.config.resolved import ResolvedConfig
@@ -50,7 +51,7 @@ def make_service(
         max_req_input_len=facts.max_req_input_len,
         vocab_size=spec.vocab_size,
         random_seed=config.random_seed,
-        api_key=options.server.api_key,
+        api_keys=api_keys(options.server),
         hidden_size=spec.hidden_size if options.answers.enable_return_hidden_states else None,
         admin_api_key=options.server.admin_api_key,
         follows_bootstrap_room=options.parallel.follows_bootstrap_room,

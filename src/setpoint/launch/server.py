@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.server import api_keys
 from setpoint.config.options import Options
 from setpoint.core.errors import EngineDeadError
 from setpoint.launch.ending import END_S, SIGNALS
@@ -242,7 +243,7 @@ async def _open(
     print(
         invitation(
             url,
-            has_key=options.server.api_key is not None,
+            has_key=bool(api_keys(options.server)),
             is_embedding=options.model.is_embedding,
             is_ids_only=options.model.skip_tokenizer_init,
         ),

@@ -17,6 +17,7 @@ OWN = {
     "--enable-force-include-usage",
     "--max-body-bytes",
     "--engine-standby",
+    "--extra-api-keys",
     "--max-engine-restarts",
     "--num-threads",
     "--record",

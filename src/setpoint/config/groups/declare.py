@@ -98,7 +98,7 @@ class Field(Generic[M]):
 
 def masked(field: Field[Option], value: Any) -> Any:
     """The value as logs, messages and ``/server_info`` show it: a mask for a secret option."""
-    return MASK if field.about.secret and value is not None else value
+    return MASK if field.about.secret and value not in (None, ()) else value
 
 
 def allowed(field: Field[Option]) -> str:

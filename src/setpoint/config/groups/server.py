@@ -28,6 +28,17 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             server_only=True,
         ),
     ] = None
+    extra_api_keys: Annotated[
+        tuple[str, ...],
+        Option(
+            GROUP,
+            "Further keys, each as good as --api-key: one for each client, so that one can be"
+            " withdrawn without the others.",
+            metavar="KEY",
+            secret=True,
+            server_only=True,
+        ),
+    ] = ()
     admin_api_key: Annotated[
         str | None,
         Option(
@@ -103,3 +114,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             metavar="FILE",
         ),
     ] = None
+
+
+def api_keys(options: ServerOptions) -> tuple[str, ...]:
+    """The keys of clients; none: everybody is served."""
+    first = () if options.api_key is None else (options.api_key,)
+    return (*first, *options.extra_api_keys)

@@ -41,17 +41,17 @@ def create_app(
         app.router.routes.extend(each_route(dialect.router.routes))
     describe_bodies(app)
     ErrorHandlers(dialects).install(app)
-    api_key, admin_api_key = service.config.api_key, service.config.admin_api_key
-    if api_key is not None or admin_api_key is not None:
+    api_keys, admin_api_key = service.config.api_keys, service.config.admin_api_key
+    if api_keys or admin_api_key is not None:
         app.add_middleware(
-            ApiKeyMiddleware, api_key=api_key, admin_api_key=admin_api_key, dialects=dialects
+            ApiKeyMiddleware, api_keys=api_keys, admin_api_key=admin_api_key, dialects=dialects
         )
     # Added after the API key's middleware and so around it: a page can also read a 401. Without the
     # browser's credentials (cookies), because the server uses none.
     app.add_middleware(
         CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"]
     )
-    if local_only and api_key is None:
+    if local_only and not api_keys:
         app.add_middleware(LocalOnlyMiddleware, dialects=dialects)
     if service.metrics is not None:
         app.add_middleware(MeteredMiddleware, metrics=service.metrics.http)

@@ -25,20 +25,27 @@ _FORBIDDEN = Refusal(
 
 class ApiKeyMiddleware:
     """Checks the keys, at least one of which is given. The admin's key opens every route. If there
-    is one, it alone opens the routes for operators. Without an ``api_key``, the other
-    routes are open to everybody."""
+    is one, it alone opens the routes for operators. Without ``api_keys``, the other routes are open
+    to everybody."""
 
     def __init__(
-        self, app: ASGIApp, *, api_key: str | None, admin_api_key: str | None, dialects: Dialects
+        self,
+        app: ASGIApp,
+        *,
+        api_keys: Sequence[str],
+        admin_api_key: str | None,
+        dialects: Dialects,
     ) -> None:
         self._app = app
         self._dialects = dialects
         self._public = tuple(path for dialect in dialects.all for path in dialect.public)
         self._pages = frozenset(path for dialect in dialects.all for path in dialect.pages)
-        self._admin = frozenset(path for dialect in dialects.all for path in dialect.admin)
+        admin = [path for dialect in dialects.all for path in dialect.admin]
+        self._admin = frozenset(path for path in admin if "{" not in path)
+        self._admin_below = tuple(path.partition("{")[0] for path in admin if "{" in path)
         self._headers = [each.key_header for each in dialects.all if each.key_header]
-        self._key = None if api_key is None else f"Bearer {api_key}".encode()
-        self._admin_key = None if admin_api_key is None else f"Bearer {admin_api_key}".encode()
+        self._keys = [f"Bearer {key}".encode() for key in api_keys]
+        self._admin_keys = [] if admin_api_key is None else [f"Bearer {admin_api_key}".encode()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
@@ -58,15 +65,16 @@ class ApiKeyMiddleware:
         headers = Headers(scope=scope)
         given = [headers.get("authorization", "")]
         given += [f"Bearer {headers[name]}" for name in self._headers if name in headers]
-        is_client = _has(given, self._key)
-        if _has(given, self._admin_key):
+        is_client = _has(given, self._keys)
+        if _has(given, self._admin_keys):
             return None
-        if self._admin_key is not None and path in self._admin:
+        is_admins = path in self._admin or path.startswith(self._admin_below)
+        if self._admin_keys and is_admins:
             return _FORBIDDEN if is_client else _UNAUTHORIZED
-        return None if is_client or self._key is None else _UNAUTHORIZED
+        return None if is_client or not self._keys else _UNAUTHORIZED
 
 
-def _has(given: Sequence[str], expected: bytes | None) -> bool:
-    return expected is not None and any(
-        hmac.compare_digest(each.encode("latin-1"), expected) for each in given
+def _has(given: Sequence[str], expected: Sequence[bytes]) -> bool:
+    return any(
+        hmac.compare_digest(each.encode("latin-1"), key) for each in given for key in expected
     )

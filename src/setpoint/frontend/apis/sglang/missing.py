@@ -55,6 +55,15 @@ MISSING = {
 }
 """Path -> what the server cannot do."""
 
+_ANYBODYS = (
+    *("/get_hicache_l3_cache_layout", "/get_remote_instance_transfer_engine_info"),
+    *("/remote_instance_transfer_engine_info", "/list_external_corpora", "/invocations"),
+    *("/vertex_generate", "/v1/"),
+)
+"""Beginnings of the paths that would change nothing for others."""
+CONTROLS = tuple(path for path in MISSING if not path.startswith(_ANYBODYS))
+"""Those that would change the server for all its clients."""
+
 
 def install_missing(parent: APIRouter) -> None:
     for path, what in MISSING.items():

@@ -15,7 +15,7 @@ from setpoint.frontend.apis.sglang.doctor_route import DoctorRoutes
 from setpoint.frontend.apis.sglang.loads import LoadRoutes
 from setpoint.frontend.apis.sglang.log_settings import LOGGING_ROUTE, LogSettingsRoutes
 from setpoint.frontend.apis.sglang.metrics_route import METRICS_ROUTE, MetricsRoutes
-from setpoint.frontend.apis.sglang.missing import install_missing
+from setpoint.frontend.apis.sglang.missing import CONTROLS, install_missing
 from setpoint.frontend.apis.sglang.parsing import ParsingRoutes
 from setpoint.frontend.apis.sglang.profiles import FREEZE, START, STOP, ProfileRoutes
 from setpoint.frontend.apis.sglang.session_routes import SessionRoutes
@@ -49,6 +49,7 @@ class SGLangDialect(Dialect):
         "/update_weights_from_disk",
         "/update_weight_version",
         *fault_tolerance.PATHS,
+        *CONTROLS,
     )
 
     def __init__(self, service: Service, bodies: BodyReader) -> None:
