@@ -86,15 +86,16 @@ def make_service(
 
 @asynccontextmanager
 async def working(service: Service) -> AsyncIterator[None]:
-    """The worker of the service's batches, if it keeps any, works in this block."""
-    worker = service.storage and BatchWorker(service, service.storage)
-    task = asyncio.create_task(worker.run()) if worker else None
+    """The workers of the service work in this block, and that of its batches, if it keeps any."""
+    tasks = [asyncio.create_task(work()) for work in service.workers]
+    if service.storage is not None:
+        tasks.append(asyncio.create_task(BatchWorker(service, service.storage).run()))
     try:
         yield
     finally:
-        if task is not None:
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -68,8 +68,10 @@ def test_what_is_not_stored_or_deleted_is_not_there(serve: Serve) -> None:
     serve(scenario, says("Hello", context_len=ROOM))
 
 
-def kept(own_id: str, text: str = "", **options: Any) -> KeptResponse:
-    return KeptResponse(response={"id": own_id, "output": [], "text": text}, inputs=[], **options)
+def kept(own_id: str, text: str = "", status: str = "completed") -> KeptResponse:
+    return KeptResponse(
+        response={"id": own_id, "status": status, "output": [], "text": text}, inputs=[]
+    )
 
 
 def test_the_least_recently_used_responses_go_first() -> None:
@@ -88,13 +90,14 @@ def test_the_least_recently_used_responses_go_first() -> None:
 
 def test_empty_values_take_memory_too() -> None:
     store = ResponseStore(max_bytes=1_000_000)
-    store.put(KeptResponse(response={"id": "a", "output": []}, inputs=[{"x": [[]] * 100_000}]))
+    response = {"id": "a", "status": "completed", "output": []}
+    store.put(KeptResponse(response=response, inputs=[{"x": [[]] * 100_000}]))
     assert "a" not in store, "300 kB of JSON, and megabytes of lists"
 
 
 def test_a_running_response_is_not_dropped() -> None:
     store = ResponseStore(max_responses=2, max_bytes=10_000)
-    store.put(kept("a", cancel=lambda: None))
+    store.put(kept("a", status="in_progress"))
     for name in "bcd":
         store.put(kept(name))
     assert [name for name in "abcd" if name in store] == ["a", "d"]

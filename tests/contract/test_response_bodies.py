@@ -98,10 +98,6 @@ REFUSED = [
     ({"input": "x", "metadata": {"a": {}}}, "metadata"),
     ({"input": "x", "include": ["message.output_text.logprobs"]}, "include[0] must be one of"),
     ({"input": "x", "top_logprobs": 2}, "top_logprobs is not supported"),
-    (
-        {"input": "x", "background": True, "stream": True},
-        "background and stream cannot be combined",
-    ),
     ({"input": "x", "background": True, "store": False}, "background needs store"),
     ({"input": "x", "conversation": "conv_1"}, "conversation is not supported"),
     ({"input": "x", "prompt": {"id": "pmpt_1"}}, "prompt is not supported"),

@@ -68,6 +68,10 @@ class SequenceOutput(MeasuredSequence):
         )
         self._tokenizer = tokenizer
         self._finder = _stop_finder(sampling, tokenizer)
+        if request.prior_output_ids:
+            prior = request.prior_outputs().tolist()
+            self.feed(TokenEvent(0, prior, num_outputs=len(prior)))
+            self.first_token_at = None  # nobody has got any of them from here
 
     @property
     def num_numbers(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.live_options import LiveOptions, Proposal
 from setpoint.frontend.routing import routed
 from setpoint.frontend.sessions import Sessions, Turn
+from setpoint.frontend.storage.background import BackgroundBook
 from setpoint.frontend.storage.responses import ResponseStore
 from setpoint.frontend.storage.storage import Storage
 from setpoint.frontend.supervision import NoSupervisor, Supervisor
@@ -66,7 +67,8 @@ class Service:
         checkpoints: Checkpoints | None = None,
         supervisor: Supervisor | None = None,
     ) -> None:
-        """storage: where files and batches are kept; None: they are refused."""
+        """storage: where files and batches are kept, and responses in the background; None: files
+        and batches are refused, and responses end with the server."""
         self.config = config
         """Replaced by ``loaded``: keep no part of it that this changes."""
         self.checkpoints = checkpoints or NoCheckpoints()
@@ -76,6 +78,7 @@ class Service:
         self.live = live
         self.storage = storage
         self.responses = ResponseStore()
+        self.background = BackgroundBook() if storage is None else storage.background
         self._changing = asyncio.Lock()
         self.engine = engine
         self.text = text
@@ -85,6 +88,8 @@ class Service:
         self._log = RequestLog(lambda: live.frontend)
         self.readers: list[Callable[[SequenceOutput], None]] = []
         """Called with every sequence of a client that has ended; filled at the start."""
+        self.workers: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """Run while the server serves, and cancelled when it begins to end; filled at the start."""
         self.drain = Drain()
         self.at_end: list[Callable[[], None]] = []
         """Called once, in a thread, when all requests have ended: what waits to be sent elsewhere.

@@ -46,6 +46,8 @@ LEAST_CLOSE_S = 0.3
 """The same, if there is no time left."""
 ABORT_S = 0.5
 """How long the engine may take to end the requests that are aborted."""
+LEAVE_S = 1.0
+"""How long the batches and the responses in the background may take to store how far they are."""
 KILL_S = 0.6
 """What a killed engine and the end of this process take; kept free of END_S."""
 
@@ -86,6 +88,7 @@ class _Serving:
         self._storage = storage
         self._phases = phases
         self._service: Service | None = None
+        self._working: Task[None] | None = None
 
     @property
     def drain_s(self) -> float:
@@ -131,16 +134,14 @@ class _Serving:
         """Listen, run ``opening``, and serve until one of ``over`` is done."""
         opened = asyncio.create_task(opening)
         self._listening = listening = asyncio.create_task(server.serve(sockets=[self._sock]))
-        working: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             await _first(opened, listening, *over)
             if opened.done():
                 opened.result()
-                working = asyncio.create_task(_work(service))
+                self._working = asyncio.create_task(_work(service))
                 await _first(listening, *over)
         finally:
             opened.cancel()
-            working.cancel()
 
     async def _end(
         self, session: EngineSession, service: Service, server: Server, asked: Asked
@@ -149,6 +150,11 @@ class _Serving:
         until = time.monotonic()
         if asked.end.is_set():
             until += self.drain_s
+            service.drain.begin()
+        if self._working is not None:  # what it does goes on at the next start
+            self._working.cancel()
+            await asyncio.wait([self._working], timeout=LEAVE_S)
+        if asked.end.is_set():
             await _drain(service, self.drain_s, asked)
         session.shutdown()
         if asked.at_once.is_set():
@@ -165,6 +171,8 @@ async def _work(service: Service) -> None:
     """Watch the engine, and run the batches of clients, until cancelled."""
     async with asyncio.TaskGroup() as group:
         group.create_task(service.watch.run())
+        for work in service.workers:
+            group.create_task(work())
         if service.storage is not None:
             from setpoint.batch.worker import BatchWorker
 
@@ -172,9 +180,8 @@ async def _work(service: Service) -> None:
 
 
 async def _drain(service: Service, drain_s: float, asked: Asked) -> None:
-    """Take no new requests, and let the running ones end; abort what runs after ``drain_s``, or
-    when asked for the second time. The port stays open."""
-    service.drain.begin()
+    """Let the running requests end; abort what runs after ``drain_s``, or when asked for the second
+    time. The port stays open."""
     engine, num_running = service.engine, service.engine.num_open
     if num_running:
         logger.info(

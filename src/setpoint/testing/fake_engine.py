@@ -146,7 +146,12 @@ class FakeEngine:
         match message := decode_to_engine(data):
             case Submit(seq_id, request):
                 self.submitted.append(request)
-                self.running[seq_id] = _Running(seq_id, request, list(self.script(request)) or [0])
+                self.running[seq_id] = _Running(
+                    seq_id,
+                    request,
+                    list(self.script(request)) or [0],
+                    num_sent=len(request.prior_outputs()),
+                )
                 self._tick_later()
             case Abort(seq_ids, why, err_type):
                 for seq_id in self.running.keys() & seq_ids:

@@ -99,9 +99,10 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             GROUP,
-            "Store uploaded files and batches in this folder (/v1/files, /v1/batches;"
-            " docs/batches.md). Clients can then fill up to 64 GiB of the disk. Without it, both"
-            " routes answer 400.",
+            "Store uploaded files and batches (/v1/files, /v1/batches; docs/batches.md) and"
+            " responses in the background (docs/responses.md) in this folder. Clients can then fill"
+            " up to 64 GiB of the disk. Without it, both routes answer 400, and these responses end"
+            " with the server.",
             metavar="FOLDER",
             server_only=True,
         ),

@@ -63,6 +63,41 @@ def cancelled_with_client(job: Job, receive: Callable[[], Awaitable[Message]]) -
         watcher.cancel()
 
 
+class FollowingStream(Response):
+    """Sends chunks about something that goes on without its client, until they end or the client
+    goes away. Empty chunks are left out."""
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        del self.headers["content-length"]
+        self._chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        watching = asyncio.create_task(watch())
+        sending = asyncio.create_task(self._send(send))
+        try:
+            await asyncio.wait([watching, sending], return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            for task in (watching, sending):
+                task.cancel()
+            await asyncio.gather(watching, sending, return_exceptions=True)
+            await self._chunks.aclose()
+
+    async def _send(self, send: Send) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+        async for chunk in self._chunks:
+            if chunk:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
 class EventStream(Response):
     """Sends ``chunks``, then the result of ``end``, whose argument is the refusal that cut the
     stream short, if any. Chunks that come without a wait between them leave in one write: a write

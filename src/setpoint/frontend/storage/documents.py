@@ -9,6 +9,7 @@ import re
 import secrets
 import sqlite3
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -84,17 +85,30 @@ class Documents:
     def put(self, kind: str, document: Document) -> None:
         """Store a document, or replace the one with its id, which keeps its place. Raises
         RequestError (507) if the disk is full or broken."""
-        self._run(
-            "INSERT INTO documents VALUES (?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET content = excluded.content",
-            kind,
-            document.id,
-            msgspec.json.encode(document),
-        )
+        self._run(*_putting(kind, document))
 
     def remove(self, kind: str, own_id: str) -> None:
         """Remove a document. Raises RequestError (507)."""
-        self._run("DELETE FROM documents WHERE kind = ? AND id = ?", kind, own_id)
+        self._run(*_removing(kind, own_id))
+
+    def change(self, kind: str, *, put: Iterable[Document], remove: Iterable[str]) -> None:
+        """``put`` and ``remove`` several documents: all of them, or none. Raises RequestError
+        (507)."""
+        statements = [_putting(kind, document) for document in put]
+        statements += [_removing(kind, own_id) for own_id in remove]
+        try:
+            with self._lock:
+                self._database.execute("BEGIN")
+                try:
+                    for statement, *values in statements:
+                        self._database.execute(statement, values)
+                    self._database.execute("COMMIT")
+                except sqlite3.Error:
+                    if self._database.in_transaction:
+                        self._database.execute("ROLLBACK")
+                    raise
+        except sqlite3.Error as error:
+            raise cannot_store(str(error)) from None
 
     def _run(self, statement: str, *values: str | bytes) -> list[tuple[str, bytes]]:
         try:
@@ -102,6 +116,18 @@ class Documents:
                 return self._database.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             raise cannot_store(str(error)) from None
+
+
+def _putting(kind: str, document: Document) -> tuple[str, *tuple[str | bytes, ...]]:
+    statement = (
+        "INSERT INTO documents VALUES (?, ?, ?)"
+        " ON CONFLICT DO UPDATE SET content = excluded.content"
+    )
+    return statement, kind, document.id, msgspec.json.encode(document)
+
+
+def _removing(kind: str, own_id: str) -> tuple[str, *tuple[str | bytes, ...]]:
+    return "DELETE FROM documents WHERE kind = ? AND id = ?", kind, own_id
 
 
 def new_id(prefix: str) -> str:

@@ -13,8 +13,8 @@ import msgspec
 
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
+from setpoint.frontend.storage.background import ID_PREFIX, BackgroundResponse
 
-ID_PREFIX = "resp_"
 MAX_RESPONSES = 10_000
 MAX_BYTES = 256 << 20
 """Most memory of all kept responses, estimated from their JSON; each is counted with the whole
@@ -34,8 +34,12 @@ class KeptResponse:
     """The input items of its request."""
     earlier: Sequence[Item] = ()
     """The conversation before those: all inputs and outputs."""
-    cancel: Callable[[], None] | None = None
-    """Ends the request while it runs in the background."""
+    background: BackgroundResponse | None = None
+    """The same response, if it runs in the background or has."""
+
+    @property
+    def is_running(self) -> bool:
+        return self.response["status"] in ("queued", "in_progress")
 
     @property
     def conversation(self) -> list[Item]:
@@ -53,24 +57,31 @@ class ResponseStore:
         self._items: dict[str, str] = {}
         """Id of each output item -> id of its response."""
         self._num_bytes = 0
+        self.on_drop: Callable[[str], None] = lambda response_id: None
+        """Called with the id of each response that is dropped because newer ones need its space, or
+        deleted."""
         self._lock = threading.Lock()
 
     def put(self, kept: KeptResponse) -> None:
         """Keep a response, or its new state. One that runs in the background is never dropped."""
         own_id = kept.response["id"]
         num_bytes = _memory(msgspec.json.encode([kept.response, kept.inputs, kept.earlier]))
+        dropped: list[str] = []
         with self._lock:
             self._drop(own_id)
             self._kept[own_id] = kept, num_bytes
             self._num_bytes += num_bytes
             self._items.update({item["id"]: own_id for item in kept.response["output"]})
-            ended = (key for key, (each, _) in self._kept.items() if each.cancel is None)
+            ended = (key for key, (each, _) in self._kept.items() if not each.is_running)
             while len(self._kept) > self._max_responses or self._num_bytes > self._max_bytes:
                 oldest = next(ended, None)
                 if oldest is None:
-                    return
+                    break
                 self._drop(oldest)
-                ended = (key for key, (each, _) in self._kept.items() if each.cancel is None)
+                dropped.append(oldest)
+                ended = (key for key, (each, _) in self._kept.items() if not each.is_running)
+        for each in dropped:
+            self.on_drop(each)
 
     def get(self, response_id: str, *, name: str = "response_id") -> KeptResponse:
         """name: the field that named it. Raises RequestError: 400 for what is no response's id,
@@ -108,6 +119,7 @@ class ResponseStore:
         kept = self.get(response_id)
         with self._lock:
             self._drop(response_id)
+        self.on_drop(response_id)
         return kept
 
     def __contains__(self, response_id: str) -> bool:

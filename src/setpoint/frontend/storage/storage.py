@@ -1,4 +1,5 @@
-"""The folder of ``--file-storage-path``: the documents of files and batches, and their content."""
+"""The folder of ``--file-storage-path``: the documents of files, batches and responses in the
+background, and their content."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from setpoint.core.errors import ConfigError, RequestError
+from setpoint.frontend.storage.background import BackgroundBook
 from setpoint.frontend.storage.batches import BatchBook
 from setpoint.frontend.storage.documents import Documents
 from setpoint.frontend.storage.files import FileStore, Limits
@@ -18,10 +20,10 @@ class Storage:
     ) -> None:
         """Open the folder, or create it, for its owner alone. Raises ConfigError if it cannot be
         used."""
-        files, batches = path / "files", path / "batches"
+        files, batches, responses = path / "files", path / "batches", path / "responses"
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for folder in (files, batches):
+            for folder in (files, batches, responses):
                 folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise ConfigError(
@@ -35,6 +37,7 @@ class Storage:
         self._documents = Documents(path)
         self.files = FileStore(files, self._documents, limits=limits or Limits(), now=now)
         self.batches = BatchBook(batches, self._documents, self.files, now=now)
+        self.background = BackgroundBook(responses, self._documents)
         self.now = now
 
     def close(self) -> None:

@@ -9,13 +9,13 @@ Its chat templates accept only ids of nine letters and digits.
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.json_calls import JsonCalls, JsonMachine, JsonWriting
 from setpoint.frontend.chat.parser import DeltaParser
+from setpoint.frontend.new_ids import new_hex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class _Mistral(JsonCalls):
 
 class _Parser(JsonMachine):
     def _new_id(self) -> str:
-        return uuid.uuid4().hex[:9]
+        return new_hex("call")[:9]
 
 
 MISTRAL = _Mistral(

@@ -3,12 +3,12 @@ how one family of models writes them; ``format_registry`` finds it by name."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.parser import DeltaParser
+from setpoint.frontend.new_ids import new_hex
 
 
 class ToolFormat(Protocol):
@@ -85,4 +85,4 @@ class ReasoningFormat(Protocol):
 
 
 def new_call_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
+    return f"call_{new_hex('call')[:24]}"

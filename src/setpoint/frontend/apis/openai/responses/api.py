@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from setpoint.core.request import RequestOptions
+from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.openai.responses.body import (
     UNSUPPORTED,
@@ -19,13 +19,16 @@ from setpoint.frontend.apis.openai.responses.items import items_of, messages_of
 from setpoint.frontend.apis.openai.responses.reply import ResponseHead
 from setpoint.frontend.apis.openai.responses.response_events import Event, OutputEvents
 from setpoint.frontend.apis.openai.responses.response_tools import Toolbox
-from setpoint.frontend.chat.parser import MakeParser, parse_answer
-from setpoint.frontend.chat.turn.prepare import Chat
+from setpoint.frontend.apis.openai.responses.script import Making
+from setpoint.frontend.bodies import parse
+from setpoint.frontend.chat.parser import parse_answer
+from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.refusal import Refusal
-from setpoint.frontend.service import Service
-from setpoint.frontend.storage.responses import ID_PREFIX, Item, KeptResponse, ResponseStore
+from setpoint.frontend.service import RANK_FIELDS, Service
+from setpoint.frontend.storage.background import ID_PREFIX, Asked
+from setpoint.frontend.storage.responses import Item, KeptResponse, ResponseStore
 
 ROUTE = "/v1/responses"
 COUNT_ROUTE = "/v1/responses/input_tokens"
@@ -52,14 +55,12 @@ class ResponsesApi:
         body.check()
         toolbox = Toolbox.of(body.tools)
         inputs, earlier = items_of(body.input, self._store.item), self._earlier(body)
-        sampling = body.sampling(config.sampling_defaults)
-        messages = messages_of(body.instructions, earlier, inputs)
         own_id = ID_PREFIX + new_rid()
-        prepared = await self._chat.prepare(
-            chat_request(body, toolbox, messages, sampling, body.options(top_logprobs_num=None)),
-            rid=body.rid or own_id,
+        sampling = body.sampling(config.sampling_defaults)
+        prepared = await self._prepare(
+            body, toolbox, sampling, messages_of(body.instructions, earlier, inputs), own_id
         )
-        head = ResponseHead(
+        head = ResponseHead.of(
             own_id,
             body,
             sampling,
@@ -72,21 +73,59 @@ class ResponsesApi:
             ],
             reasoning_tokens=prepared.reasoning_tokens,
         )
+        making = Making(head, prepared.make_parser, toolbox, prepared.constrains_calls)
         return ResponseExchange(
-            self._service.job(
-                prepared.requests,
-                received=raw,
-                api="OpenAI",
-                tool_schema="parameters" if prepared.constrains_calls else "",
-            ),
+            self._job(prepared.requests, raw, making),
             body,
-            head,
-            prepared.make_parser,
-            toolbox,
+            raw,
+            making,
             self._store,
             is_kept=self._keeps and body.store is not False,
             inputs=inputs,
             earlier=earlier,
+        )
+
+    async def again(self, asked: Asked, response: dict[str, Any]) -> Making:
+        """What makes tokens into a response that was begun earlier. Raises RequestError for one
+        that this server could not answer."""
+        body = parse(asked.body, ResponsesBody, unsupported=UNSUPPORTED)
+        toolbox = Toolbox.of(body.tools)
+        prepared = await self._prepare(
+            body,
+            toolbox,
+            body.sampling(self._service.config.sampling_defaults),
+            messages_of(body.instructions, asked.earlier, asked.inputs),
+            response["id"],
+        )
+        head = ResponseHead.again(response, reasoning_tokens=prepared.reasoning_tokens)
+        return Making(head, prepared.make_parser, toolbox, prepared.constrains_calls)
+
+    def job_again(self, asked: Asked, making: Making, prior_ids: bytes) -> Job:
+        """A job that goes on behind these outputs. Raises RequestError like ``Service.job``."""
+        request = msgspec.structs.replace(asked.request, prior_output_ids=prior_ids)
+        # This server may have fewer engines.
+        received = {key: value for key, value in asked.body.items() if key not in RANK_FIELDS}
+        return self._job([request], received, making)
+
+    async def _prepare(
+        self,
+        body: ResponsesBody,
+        toolbox: Toolbox,
+        sampling: SamplingParams,
+        messages: Sequence[Mapping[str, Any]],
+        own_id: str,
+    ) -> PreparedChat:
+        options = body.options(top_logprobs_num=None)
+        return await self._chat.prepare(
+            chat_request(body, toolbox, messages, sampling, options), rid=body.rid or own_id
+        )
+
+    def _job(self, requests: Sequence[Request], received: dict[str, Any], making: Making) -> Job:
+        return self._service.job(
+            requests,
+            received=received,
+            api="OpenAI",
+            tool_schema="parameters" if making.constrains_calls else "",
         )
 
     async def count(self, raw: dict[str, Any]) -> dict[str, Any]:
@@ -120,25 +159,27 @@ class ResponseExchange:
         self,
         job: Job,
         body: ResponsesBody,
-        head: ResponseHead,
-        make_parser: MakeParser,
-        toolbox: Toolbox,
+        raw: dict[str, Any],
+        making: Making,
         store: ResponseStore,
         *,
         is_kept: bool,
         inputs: Sequence[Item],
         earlier: Sequence[Item],
     ) -> None:
-        """is_kept: whether ``store`` gets the response when it is whole."""
+        """raw: the body as the client sent it. is_kept: whether ``store`` gets the response when it
+        is whole."""
         self.job = job
         self.is_stream = bool(body.stream)
         self.is_background = bool(body.background)
         self._is_kept = is_kept
-        self._head = head
-        self._parser = make_parser()
-        self._output = OutputEvents(toolbox)
+        self.raw = raw
+        self.making = making
+        self._head = making.head
+        self._parser = making.make_parser()
+        self._output = OutputEvents(making.toolbox)
         self._store = store
-        self._inputs, self._earlier = inputs, earlier
+        self.inputs, self.earlier = inputs, earlier
         self._num_events = 0
 
     def reply(self, outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
@@ -172,35 +213,6 @@ class ResponseExchange:
         (event,) = self._numbered([{"type": "response.failed", "response": response}])
         return event
 
-    def begin_in_background(self) -> dict[str, Any]:
-        """Keep the response as one that waits for the engine; ``cancel`` of the store's entry ends
-        it."""
-        response = self._head.begun("queued")
-        self._store.put(self._kept(response, is_running=True))
-        return response
-
-    async def run_in_background(self) -> None:
-        """Run to the end, and keep the response when its first tokens come and when it is whole.
-        Raises like ``Job.pieces``."""
-        is_queued = True
-        async for _ in self.job.pieces():
-            if is_queued and self._head.id in self._store:
-                self._store.put(self._kept(self._head.begun("in_progress"), is_running=True))
-            is_queued = False
-        self.reply(self.job.outputs)
-
-    def end_in_background(self, refusal: Refusal | None) -> None:
-        """Keep how a response in the background has ended: cancelled, or with ``refusal``. One that
-        was deleted meanwhile stays so."""
-        output = self.job.outputs[0]
-        if self._head.id not in self._store:
-            return
-        if refusal is None:
-            self._read_whole(output)
-            self._keep(self._head.cancelled(output, self._output.items))
-        else:
-            self._keep(self._head.failed(refusal, self._output.items))
-
     def _read_whole(self, output: SequenceOutput) -> None:
         self._output.feed(parse_answer(self._parser, output.text))
         is_complete = output.finish is not None and output.finish.type == "stop"
@@ -214,13 +226,7 @@ class ResponseExchange:
 
     def _keep(self, response: dict[str, Any]) -> dict[str, Any]:
         if self._is_kept:
-            self._store.put(self._kept(response))
+            self._store.put(
+                KeptResponse(response=response, inputs=self.inputs, earlier=self.earlier)
+            )
         return response
-
-    def _kept(self, response: dict[str, Any], *, is_running: bool = False) -> KeptResponse:
-        return KeptResponse(
-            response=response,
-            inputs=self._inputs,
-            earlier=self._earlier,
-            cancel=self.job.cancel if is_running else None,
-        )

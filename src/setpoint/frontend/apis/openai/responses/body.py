@@ -93,10 +93,6 @@ class ResponsesBody(InputBody, kw_only=True):
                     f"include[{index}] must be one of {', '.join(_INCLUDABLE)}; got"
                     f" {excerpt(name, 64)!r}."
                 )
-        if self.background and self.stream:
-            raise RequestError(
-                "background and stream cannot be combined; fetch the response by its id."
-            )
         if self.background and self.store is False:
             raise RequestError(
                 "background needs store to be true, because the response is fetched by its id."

@@ -13,7 +13,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.wording import kind_of
 from setpoint.frontend.apis.openai.responses.response_tools import called_name
-from setpoint.frontend.intake import new_rid
+from setpoint.frontend.new_ids import new_hex
 
 Item = Mapping[str, Any]
 Message = dict[str, Any]
@@ -157,7 +157,7 @@ _AnyOutput = _Output | _LocalShellOutput | _ShellOutput | _PatchOutput
 
 
 def new_item_id(kind: str) -> str:
-    return f"{_PREFIXES[kind]}{new_rid()}"
+    return f"{_PREFIXES[kind]}{new_hex('item')}"
 
 
 def items_of(given: str | Sequence[Any], find: Callable[[str], Item | None]) -> list[Item]:

@@ -15,12 +15,24 @@ from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.refusal import Refusal
 
+_LATER = ("status", "completed_at", "error", "incomplete_details", "output", "usage")
+"""The fields of a response that change."""
+
 
 class ResponseHead:
     """The part of a response that is known when its request begins."""
 
     def __init__(
-        self,
+        self, fields: dict[str, Any], *, reasoning_tokens: Callable[[SequenceOutput], int]
+    ) -> None:
+        """fields: see ``of``. reasoning_tokens: how many tokens of a sequence are reasoning."""
+        self.id: str = fields["id"]
+        self._fields = fields
+        self._reasoning_tokens = reasoning_tokens
+
+    @classmethod
+    def of(
+        cls,
         own_id: str,
         body: ResponsesBody,
         sampling: SamplingParams,
@@ -28,13 +40,11 @@ class ResponseHead:
         *,
         warnings: Sequence[str],
         reasoning_tokens: Callable[[SequenceOutput], int],
-    ) -> None:
-        """reasoning_tokens: how many tokens of a sequence are reasoning."""
-        self.id = own_id
-        self._reasoning_tokens = reasoning_tokens
+    ) -> ResponseHead:
+        """The head of a new response."""
         told = [*warnings, *body.other_model(config.served_model_name)]
         text = body.text
-        self._fields: dict[str, Any] = {
+        fields = {
             "id": own_id,
             "object": "response",
             "created_at": int(time.time()),
@@ -65,6 +75,15 @@ class ResponseHead:
             "truncation": "disabled",
             "user": body.user,
         } | ({"warnings": told} if told else {})
+        return cls(fields, reasoning_tokens=reasoning_tokens)
+
+    @classmethod
+    def again(
+        cls, response: dict[str, Any], *, reasoning_tokens: Callable[[SequenceOutput], int]
+    ) -> ResponseHead:
+        """The head that a response was made with."""
+        fields = {key: value for key, value in response.items() if key not in _LATER}
+        return cls(fields, reasoning_tokens=reasoning_tokens)
 
     def begun(self, status: str) -> dict[str, Any]:
         """A response that has no answer yet."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request, Response
 
-from setpoint.core.errors import RequestError, SetpointError
+from setpoint.core.errors import RequestError
 from setpoint.frontend.apis.openai.kept.fields import page
 from setpoint.frontend.apis.openai.responses.api import (
     COUNT_ROUTE,
@@ -17,19 +15,20 @@ from setpoint.frontend.apis.openai.responses.api import (
     ResponseExchange,
     ResponsesApi,
 )
+from setpoint.frontend.apis.openai.responses.background import Background
 from setpoint.frontend.apis.openai.responses.body import InputBody, ResponsesBody
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
-from setpoint.frontend.http.sse import EventStream, cancelled_with_client, named_event
-from setpoint.frontend.jobs import ClientGoneError
-from setpoint.frontend.refusal import Refusal, refusal_of
+from setpoint.frontend.http.sse import (
+    EventStream,
+    FollowingStream,
+    cancelled_with_client,
+    named_event,
+)
+from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.service import Service
 
-logger = logging.getLogger(__name__)
-
-MAX_BACKGROUND = 1000
-"""Most responses that run in the background at once."""
 _MOST_ITEMS = 100
 
 
@@ -38,7 +37,7 @@ class ResponseRoutes:
         self._bodies = bodies
         self._api = ResponsesApi(service)
         self._store = service.responses
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = Background(service, self._api)
 
     def install(self, router: APIRouter) -> None:
         one = ROUTE + "/{response_id}"
@@ -52,7 +51,11 @@ class ResponseRoutes:
     async def create(self, request: Request) -> Response:
         exchange = await self._bodies.read(request, self._api.open)
         if exchange.is_background:
-            return self._begin_in_background(exchange)
+            begun = await self._background.begin(exchange)
+            if exchange.is_stream:
+                events = await self._background.follow(begun, after=-1, making=exchange.making)
+                return FollowingStream(events)
+            return json_response(exchange.making.head.begun("queued"))
         if exchange.is_stream:
 
             def end(refusal: Refusal | None) -> bytes:
@@ -69,15 +72,31 @@ class ResponseRoutes:
     async def count(self, request: Request) -> Response:
         return json_response(await self._bodies.read(request, self._api.count))
 
-    async def response(self, response_id: str, stream: bool = False) -> Response:
-        if stream:
-            raise RequestError("stream must be false: a stored response is returned whole.")
-        return json_response(self._store.get(response_id).response)
+    async def response(
+        self, response_id: str, stream: bool = False, starting_after: int | None = None
+    ) -> Response:
+        """A response as it is now or, with stream, its events with a higher sequence_number than
+        starting_after."""
+        kept = self._store.get(response_id)
+        if not stream:
+            if starting_after is not None:
+                raise RequestError("starting_after needs stream=true.")
+            return json_response(kept.response)
+        if kept.background is None:
+            raise RequestError(
+                f"Response {response_id} was not created with background, so it cannot be streamed"
+                " again; get it without stream."
+            )
+        if starting_after is not None and starting_after < 0:
+            raise RequestError(f"starting_after must be at least 0, got {starting_after}.")
+        after = -1 if starting_after is None else starting_after
+        return FollowingStream(await self._background.follow(kept.background, after=after))
 
     async def delete(self, response_id: str) -> Response:
-        kept = self._store.delete(response_id)
-        if kept.cancel is not None:
-            kept.cancel()
+        kept = self._store.get(response_id)
+        if kept.background is not None:
+            await self._background.delete(kept.background)
+        self._store.delete(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, response_id: str) -> Response:
@@ -88,11 +107,8 @@ class ResponseRoutes:
                 f"Response {response_id} does not run in the background; its request ends when the"
                 " connection."
             )
-        if kept.cancel is not None:
-            kept.cancel()
-            await asyncio.gather(
-                *(task for task in self._background if task.get_name() == response_id)
-            )
+        if kept.background is not None:
+            await self._background.cancel(kept.background)
         return json_response(self._store.get(response_id).response)
 
     async def input_items(
@@ -103,34 +119,6 @@ class ResponseRoutes:
         return json_response(
             page(items, dict, after=after, limit=limit, most=_MOST_ITEMS, order=order)
         )
-
-    def _begin_in_background(self, exchange: ResponseExchange) -> Response:
-        if len(self._background) >= MAX_BACKGROUND:
-            raise RequestError(
-                f"{MAX_BACKGROUND} responses already run in the background, the limit of this"
-                " server"
-                " takes.",
-                status_code=429,
-            )
-        response = exchange.begin_in_background()
-        task = asyncio.create_task(_work(exchange), name=response["id"])
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return json_response(response)
-
-
-async def _work(exchange: ResponseExchange) -> None:
-    try:
-        with exchange.job:
-            await exchange.run_in_background()
-    except ClientGoneError:
-        exchange.end_in_background(None)
-    except SetpointError as error:
-        exchange.end_in_background(refusal_of(error))
-    except Exception:
-        logger.exception("An internal error ended a response in the background.")
-        message = "Internal server error; the server's log has the details."
-        exchange.end_in_background(Refusal(message=message, status_code=500))
 
 
 async def _encoded(exchange: ResponseExchange) -> AsyncGenerator[bytes, None]:

@@ -1,0 +1,100 @@
+"""The events of a response that can be made again: the same tokens give the same events with the
+same numbers and ids, however the tokens arrive and whoever makes the events. Knows no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from setpoint.core.messages import Finish, TokenEvent
+from setpoint.core.request import Request
+from setpoint.frontend.apis.openai.responses.reply import ResponseHead
+from setpoint.frontend.apis.openai.responses.response_events import Event, OutputEvents
+from setpoint.frontend.apis.openai.responses.response_tools import Toolbox
+from setpoint.frontend.chat.parser import MakeParser
+from setpoint.frontend.jobs import SequenceOutput
+from setpoint.frontend.new_ids import RepeatableIds
+from setpoint.frontend.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True, frozen=True)
+class Making:
+    """What makes tokens into a response."""
+
+    head: ResponseHead
+    make_parser: MakeParser
+    toolbox: Toolbox
+    constrains_calls: bool
+    """Whether the constraint of the request consists of the tools' schemas alone."""
+
+
+class Script:
+    """The events of a response in the background, in order. First ``begin``, then ``feed`` with
+    each group of tokens, and ``end`` with the last ones."""
+
+    def __init__(self, making: Making, request: Request, tokenizer: Tokenizer | None) -> None:
+        """request: without outputs."""
+        self._head = making.head
+        self._ids = RepeatableIds(making.head.id)
+        self._sequence = SequenceOutput(request, 0, tokenizer)
+        self._parser = making.make_parser()
+        self._output = OutputEvents(making.toolbox)
+        self._has_tokens = False
+        self._num_events = 0
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        """The items so far."""
+        return self._output.items
+
+    def begin(self) -> list[Event]:
+        response = self._head.begun("queued")
+        return self._numbered(
+            {"type": f"response.{name}", "response": response} for name in ("created", "queued")
+        )
+
+    def feed(self, ids: Sequence[int]) -> list[Event]:
+        """The events of these tokens, none of which is the one that has ended the response."""
+        events: list[Event] = []
+        if ids and not self._has_tokens:
+            self._has_tokens = True
+            response = self._head.begun("in_progress")
+            events.append({"type": "response.in_progress", "response": response})
+        # One after the other, so that they make the same events in any grouping.
+        for token_id in ids:
+            events += self._made(TokenEvent(0, [token_id]))
+        return self._numbered(events)
+
+    def end(self, ids: Sequence[int], finish: Finish | None) -> list[Event]:
+        """The events up to the last one, which ``last`` makes. finish: how the engine has ended
+        it; None: it was cancelled or failed."""
+        events: list[Event] = []
+        if finish is None:
+            events += self.feed(ids)
+        elif isinstance(finish.matched, int) and ids:
+            events += self.feed(ids[:-1])
+            events += self._numbered(self._made(TokenEvent(0, [ids[-1]], finish)))
+        else:
+            events += self.feed(ids)
+            events += self._numbered(self._made(TokenEvent(0, [], finish)))
+        with self._ids.used():
+            rest = self._output.feed(self._parser.end())
+            is_complete = finish is not None and finish.type == "stop"
+            rest += self._output.end(is_complete=is_complete)
+        return [*events, *self._numbered(rest)]
+
+    def last(self, response: dict[str, Any]) -> list[Event]:
+        return self._numbered([{"type": f"response.{response['status']}", "response": response}])
+
+    def _made(self, event: TokenEvent) -> list[Event]:
+        piece = self._sequence.feed(event)
+        with self._ids.used():
+            return self._output.feed(self._parser.feed(piece.text))
+
+    def _numbered(self, events: Any) -> list[Event]:
+        numbered = list(events)
+        for number, event in enumerate(numbered, self._num_events):
+            event["sequence_number"] = number
+        self._num_events += len(numbered)
+        return numbered

@@ -1,0 +1,336 @@
+"""The responses that run in the background, or have: with a folder they are on disk, and a server
+that starts again knows them, and goes on with those that had not ended. What computes them
+(``apis.openai.responses.background``) reads and changes them here.
+
+One writer at a time, in a thread: what changes while it works is written next, together. Output
+tokens are shown to those who follow a response once they are written, so that no server that comes
+later has to compute again what somebody has seen (decision 0057).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from asyncio import Future, Task
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from setpoint.core.errors import RequestError
+from setpoint.core.messages import Finish
+from setpoint.core.request import Request
+from setpoint.frontend.storage.documents import Documents
+from setpoint.frontend.storage.output_file import append_group, read_groups
+
+logger = logging.getLogger(__name__)
+
+KIND, ID_PREFIX = "response", "resp_"
+RETRY_S = 5.0
+"""Seconds before what could not be written is tried again."""
+ENDED = ("completed", "incomplete", "failed", "cancelled")
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a response is computed from."""
+
+    body: dict[str, Any]
+    """As the client sent it."""
+    request: Request
+    """With its seed, and without outputs."""
+    model: str
+    """What the server said of its weights."""
+    tokenizer: str
+    """Where its tokenizer came from."""
+    inputs: list[dict[str, Any]]
+    """The input items, as in KeptResponse."""
+    earlier: list[dict[str, Any]]
+
+
+class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The document of a response."""
+
+    id: str
+    asked: Asked
+    response: dict[str, Any]
+    """The response as the API shows it."""
+    num_tries: int = 1
+    """How many servers in turn have begun to compute it, and have got no new token of it since."""
+    num_cached: int | None = None
+    """Cached tokens of the prompt when it was first computed; None: it has not been."""
+    finish: Finish | None = None
+    """How the engine ended it, if it did."""
+    output_ids: bytes = b""
+    """Packed, once it has ended. Those of one that runs are in a file of its own."""
+
+
+class BackgroundResponse:
+    """A response in the memory of this server. Used on the event loop only."""
+
+    def __init__(self, stored: StoredResponse, ids: bytes = b"", file_end: int = 0) -> None:
+        """ids: those that are stored. file_end: where its file's next group begins."""
+        self.stored = stored
+        self.ids = array("i", ids)
+        self.num_shown = len(self.ids)
+        """How many of its ids those who follow it may see."""
+        self.has_ended = _has_ended(stored)
+        """Whether those who follow it may see its end."""
+        self.interruption = ""
+        """Why this server computes it no further, although it has not ended; "" if it does."""
+        self.task: Task[None] | None = None
+        """Computes it."""
+        self.is_cancelled = False
+        """Whether a client has asked for its end."""
+        self.is_saved = True
+        """Whether its document on disk is ``stored``; written by the book."""
+        self.num_written = len(self.ids)
+        """How many ids are in its file; written by the book, like the next two."""
+        self.file_end = file_end
+        self.has_failed = False
+        """Whether it is known that its file cannot be written."""
+        self._waiting: list[Future[None]] = []
+
+    @property
+    def id(self) -> str:
+        return self.stored.id
+
+    def change(self, **changes: Any) -> None:
+        """Change the document. The book writes it when it is told to."""
+        self.stored = msgspec.structs.replace(self.stored, **changes)
+        self.is_saved = False
+
+    async def shown(self) -> None:
+        """Wait until those who follow it may see more than now."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        await future
+
+    def show(self, num_ids: int, *, has_ended: bool) -> None:
+        """Have its followers see so many ids, and perhaps its end."""
+        self.num_shown, self.has_ended = num_ids, has_ended
+        self.wake()
+
+    def wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+
+@dataclass(slots=True)
+class _Write:
+    """What is to be written of a response, and what has become of it."""
+
+    response: BackgroundResponse
+    ids: bytes
+    num_ids: int
+    """How many ids the response has with these."""
+    document: StoredResponse | None
+    has_ended: bool
+    file_end: int
+    error: OSError | None = None
+
+
+class BackgroundBook:
+    """Used on the event loop only."""
+
+    def __init__(self, folder: Path | None = None, documents: Documents | None = None) -> None:
+        """Read what an earlier server has left. folder: of the outputs; None: nothing is stored,
+        and ``documents`` is None, too."""
+        self._folder = folder
+        self._documents = documents
+        self.responses: dict[str, BackgroundResponse] = {}
+        """By id, the oldest first."""
+        self._due: dict[BackgroundResponse, None] = {}
+        self._due_removals: set[str] = set()
+        self._failed: dict[BackgroundResponse, None] = {}
+        """What could not be written, and is tried again after a while."""
+        self._failed_removals: set[str] = set()
+        self._retrying: asyncio.TimerHandle | None = None
+        self._savers: list[Future[None]] = []
+        """Those who wait for the next write."""
+        self._writer: Task[None] | None = None
+        self._has_failed = False
+        """Whether it is known that documents cannot be written."""
+        if documents is not None:
+            self._load(documents)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether responses outlive this server."""
+        return self._folder is not None
+
+    def unfinished(self) -> list[BackgroundResponse]:
+        return [each for each in self.responses.values() if not each.has_ended]
+
+    async def add(self, response: BackgroundResponse) -> None:
+        """Store a new response. Raises RequestError (507); it is forgotten then."""
+        self.responses[response.id] = response
+        response.is_saved = False
+        try:
+            await self.save(response)
+        except RequestError:
+            self.forget(response.id)
+            raise
+
+    def add_ids(self, response: BackgroundResponse, ids: Sequence[int]) -> None:
+        """Add outputs; they are shown when they are written, with the document if it has
+        changed."""
+        response.ids.extend(ids)
+        self.write(response)
+
+    def write(self, response: BackgroundResponse) -> None:
+        """Have what has changed written, and then shown."""
+        if response.id not in self.responses:
+            return
+        if self._folder is None:
+            response.is_saved = True
+            response.show(len(response.ids), has_ended=_has_ended(response.stored))
+            return
+        self._due[response] = None
+        self._write_soon()
+
+    async def save(self, *responses: BackgroundResponse) -> None:
+        """The same, waiting for it and for all that was to be written or removed before. Raises
+        RequestError (507): it is tried again later."""
+        for response in responses:
+            self.write(response)
+        if self._folder is not None:
+            future: Future[None] = asyncio.get_running_loop().create_future()
+            self._savers.append(future)
+            self._write_soon()
+            await future
+
+    def forget(self, own_id: str) -> None:
+        """Remove a response, from the disk as soon as possible."""
+        response = self.responses.pop(own_id, None)
+        if response is not None and self._folder is not None:
+            self._due.pop(response, None)
+            self._due_removals.add(own_id)
+            self._write_soon()
+
+    def _load(self, documents: Documents) -> None:
+        folder = self._folder
+        assert folder is not None
+        for stored in documents.all(KIND, StoredResponse):
+            ids, end = stored.output_ids, 0
+            if not _has_ended(stored):
+                ids, end, num_damaged = read_groups(self._file(stored.id))
+                if num_damaged:
+                    logger.warning(
+                        "The last %d bytes of the stored output of %s are damaged: it goes on"
+                        " behind token %d, and computes again what followed.",
+                        num_damaged,
+                        stored.id,
+                        len(ids) // 4,
+                    )
+            self.responses[stored.id] = BackgroundResponse(stored, ids, end)
+        running = {each.id for each in self.unfinished()}
+        # What belongs to a damaged document may still be wanted.
+        kept = running | (documents.ids(KIND) - set(self.responses))
+        for path in folder.glob(f"{ID_PREFIX}*"):
+            if path.name not in kept:
+                path.unlink()
+
+    def _file(self, own_id: str) -> Path:
+        assert self._folder is not None
+        return self._folder / own_id
+
+    def _write_soon(self) -> None:
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write_all())
+
+    async def _write_all(self) -> None:
+        while self._due or self._due_removals or self._savers:
+            writes = [self._write_of(each) for each in self._due]
+            removals, savers = self._due_removals, self._savers
+            self._due, self._due_removals, self._savers = {}, set(), []
+            error = await asyncio.to_thread(self._put, writes, removals)
+            for write in writes:
+                self._shown(write, is_saved=error is None)
+            self._told(error)
+            if error is not None:
+                self._failed_removals |= removals
+            for saver in savers:
+                if saver.done():
+                    continue  # who waited has been cancelled
+                if error is None:
+                    saver.set_result(None)
+                else:
+                    saver.set_exception(error)
+            if (self._failed or self._failed_removals) and self._retrying is None:
+                loop = asyncio.get_running_loop()
+                self._retrying = loop.call_later(RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retrying = None
+        self._due |= {each: None for each in self._failed if each.id in self.responses}
+        self._due_removals |= self._failed_removals
+        self._failed, self._failed_removals = {}, set()
+        self._write_soon()
+
+    def _write_of(self, response: BackgroundResponse) -> _Write:
+        stored = response.stored
+        has_ended = _has_ended(stored)
+        # The document of one that has ended has them all.
+        new = b"" if has_ended else response.ids[response.num_written :].tobytes()
+        document = None if response.is_saved else stored
+        return _Write(response, new, len(response.ids), document, has_ended, response.file_end)
+
+    def _put(self, writes: Sequence[_Write], removals: set[str]) -> RequestError | None:
+        """Write, in a thread. First the ids: a document that says more would count tokens that are
+        not there."""
+        for write in writes:
+            if write.ids:
+                try:
+                    path = self._file(write.response.id)
+                    write.file_end = append_group(path, write.ids, at=write.file_end)
+                except OSError as error:
+                    write.error = error
+        documents = [write.document for write in writes if write.document is not None]
+        assert self._documents is not None
+        try:
+            if documents or removals:
+                self._documents.change(KIND, put=documents, remove=removals)
+        except RequestError as error:
+            return error
+        ended = {each.id for each in documents if _has_ended(each)}
+        for own_id in ended | removals:
+            with suppress(OSError):  # the next server removes it
+                self._file(own_id).unlink(missing_ok=True)
+        return None
+
+    def _shown(self, write: _Write, *, is_saved: bool) -> None:
+        """Show what was written. What could not be is shown, too: it is tried again, and a server
+        that comes too early computes the same again."""
+        response = write.response
+        if write.document is not None and write.document is response.stored:
+            response.is_saved = is_saved
+        if write.error is None:
+            response.num_written, response.file_end = write.num_ids, write.file_end
+            response.has_failed = False
+        elif not response.has_failed:
+            response.has_failed = True
+            logger.error(
+                "The outputs of %s cannot be stored (%s); it goes on, and they are tried again.",
+                response.id,
+                write.error.strerror,
+            )
+        if write.error is not None or (write.document is not None and not is_saved):
+            self._failed[response] = None
+        response.show(write.num_ids, has_ended=write.has_ended)
+
+    def _told(self, error: RequestError | None) -> None:
+        if error is not None and not self._has_failed:
+            logger.error("Responses in the background are not stored now: %s", error)
+        elif error is None and self._has_failed:
+            logger.info("Responses in the background are stored again.")
+        self._has_failed = error is not None
+
+
+def _has_ended(stored: StoredResponse) -> bool:
+    return stored.response["status"] in ENDED
