@@ -26,7 +26,8 @@ from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.refusal import Refusal
-from setpoint.frontend.service import RANK_FIELDS, Service
+from setpoint.frontend.routing import RANK_FIELDS
+from setpoint.frontend.service import Service
 from setpoint.frontend.storage.background import ID_PREFIX, Asked
 from setpoint.frontend.storage.responses import Item, KeptResponse, ResponseStore
 
