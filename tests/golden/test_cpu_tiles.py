@@ -95,10 +95,11 @@ def test_a_processor_without_tiles_is_no_news(monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def a_machine_with_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever this one is, as far as its flags go; nothing refused so far."""
-    needs = build.LEVELS["x86_64"]["amx"].needs
+    # With its own flags, too, so that the libraries are those that all tests here use.
+    flags = build._cpu_flags() | build.LEVELS["x86_64"]["amx"].needs
     if "avx512_bf16" not in LEVELS:
         pytest.skip("this machine cannot run the next level either")
-    monkeypatch.setattr(build, "_cpu_flags", lambda: set(needs))
+    monkeypatch.setattr(build, "_cpu_flags", lambda: flags)
     monkeypatch.setattr(build, "_refused", {})
     library._load.cache_clear()
     yield

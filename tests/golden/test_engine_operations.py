@@ -74,8 +74,19 @@ class Engine:
         )
 
 
+@pytest.fixture
+def quick_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner that gives memory back unfreezes all objects and collects garbage. In this process
+    these are those of all tests, too, which takes most of a second, dozens of times here: they stay
+    frozen (``tests/conftest.py``)."""
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+
+
 @pytest.fixture(params=[True, False], ids=["captured", "eager"])
-def engine(folders: tuple[Path, Path], request: pytest.FixtureRequest) -> Engine:
+def engine(
+    folders: tuple[Path, Path], request: pytest.FixtureRequest, quick_collections: None
+) -> Engine:
     return Engine(folders[0], capture=request.param)
 
 
@@ -294,12 +305,12 @@ def test_a_profile_without_limit_ends(
     assert (tmp_path / "run.json.gz").exists()
 
 
-def test_garbage_is_frozen(engine: Engine) -> None:
-    h = engine.harness()
+def test_garbage_is_frozen(folders: tuple[Path, Path]) -> None:
+    h = Engine(folders[0]).harness()
+    gc.unfreeze()
     h.operate(FreezeGarbage())
     done(h)
     assert gc.get_freeze_count() > 1000
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("error", [RecursionError("deep"), MemoryError(), OSError("disk")])
