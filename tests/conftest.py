@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
 
+from setpoint.launch.process import OPENMP_SPINS
+
 hypothesis.settings.register_profile("setpoint", deadline=None)
 hypothesis.settings.load_profile("setpoint")
 """No test asserts a machine's speed."""
+os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)
+"""As in an engine's process. Several test processes share the cores: with OpenMP's own number most
+of the tests' time with torch was spent in threads that spin while others need their core."""
 LOGGERS = ("", "uvicorn", "uvicorn.access", "uvicorn.asgi", "uvicorn.error")
 
 

@@ -6,8 +6,8 @@ import io
 import itertools
 import re
 import socket
+import sys
 import threading
-import time
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from setpoint.commands import top_command as command
 from setpoint.config.commands import TopOptions
 from setpoint.core.errors import RequestError
 from setpoint.observe.waiting import Waiting
+from setpoint.testing.server_process import wait_until
 from setpoint.top import events
 from setpoint.top.events import Lost, parse_events, split_lines
 from setpoint.top.painter import CLEAR, Painter
@@ -247,7 +248,7 @@ def test_a_server_that_is_slow_to_answer_is_waited_for_aloud(
         def answer() -> None:
             connection, _ = server.accept()
             with connection:
-                time.sleep(0.5)
+                wait_until(lambda: "Waiting" in sys.stderr.getvalue())
                 connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
         thread = threading.Thread(target=answer)
