@@ -50,7 +50,7 @@ def test_a_request_is_the_same_on_the_next_engine(tiny_model: Path) -> None:
                 )
                 before = await outputs(service, requests)
                 assert len({*map(tuple, before)}) == 4, "four samples"
-                psutil.Process(first.processes[0].popen.pid).kill()
+                psutil.Process(first.processes[0].pid).kill()
                 assert await outputs(service, requests) == before
                 assert await service.is_healthy()
                 (state,) = (await service.server_info())["internal_states"]

@@ -1,4 +1,4 @@
-"""``python -m setpoint.launch``: the engine process.
+"""``python -m setpoint.launch LINK``: the engine process.
 
 Importing torch makes hundreds of thousands of objects, all of which stay. The garbage collector
 would scan them again and again and take a fifth of the import's time, so it is off during the

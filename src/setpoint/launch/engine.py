@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from setpoint.config.environment import EnvSettings
@@ -20,7 +21,7 @@ from setpoint.config.options import Options
 from setpoint.core.progress import reported_to
 from setpoint.launch.phases import Phases
 from setpoint.launch.preflight import preflight
-from setpoint.launch.process import EngineProcess, hand_over, spawn_engine
+from setpoint.launch.process import EngineProcess, Spawn, spawn_child
 from setpoint.observe.waiting import Display, Waiting
 
 if TYPE_CHECKING:
@@ -41,18 +42,16 @@ class Launched:
     text: TextProcessor
     waiting: Waiting
     """Shows what the start is doing until ``end`` is called."""
-    stderr: int | None
-    """The descriptor for the engines' logs, if not this process's."""
+    spawn: Spawn
 
-    def start_again(self, rank: int, job: Callable[[int], EngineJob]) -> EngineProcess:
-        """Start another process in the place of a rank's, which has ended. job: makes its job, from
-        the descriptor of its end of the link."""
+    def start_again(self, rank: int, job: EngineJob) -> EngineProcess:
+        """Start another process in the place of a rank's, which has ended."""
         return self.replace(rank, self.start_another(rank, job))
 
-    def start_another(self, rank: int, job: Callable[[int], EngineJob]) -> EngineProcess:
+    def start_another(self, rank: int, job: EngineJob) -> EngineProcess:
         """Start a process for a rank beside the one that it has; it is ended by the caller."""
-        process = spawn_engine(self.stderr, gpu=rank if len(self.processes) > 1 else None)
-        hand_over(process.popen, job(process.theirs))
+        process = self.spawn(rank if len(self.processes) > 1 else None)
+        process.hand_over(job)
         return process
 
     def replace(self, rank: int, process: EngineProcess) -> EngineProcess:
@@ -83,10 +82,11 @@ def launch_engine(
     processes: list[EngineProcess] = []
     text: TextProcessor | None = None
     waiting: Waiting | None = None
+    spawn: Spawn = partial(spawn_child, stderr=stderr)
     try:
         ranks = range(options.parallel.dp_size)
         for rank in ranks:
-            processes.append(spawn_engine(stderr, gpu=rank if len(ranks) > 1 else None))
+            processes.append(spawn(rank if len(ranks) > 1 else None))
         # Imported while the engine processes import torch, which takes longer.
         from setpoint.checkpoint.source import DEFAULT_MODEL
         from setpoint.launch.announce import announce
@@ -104,9 +104,9 @@ def launch_engine(
         phases.mark("tokenizer")
         announce(served, os.environ)
         for rank, process in enumerate(processes):
-            hand_over(process.popen, served.job(process.theirs, rank=rank))
+            process.hand_over(served.job(rank=rank))
         _warn_of_template(served, text)
-        yield Launched(processes, served, text, waiting, stderr)
+        yield Launched(processes, served, text, waiting, spawn)
     finally:
         if os.getpid() == owner:  # a forked child that ends also gets here
             if waiting is not None:

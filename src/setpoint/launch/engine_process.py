@@ -1,4 +1,5 @@
-"""The engine process: ``python -m setpoint.launch`` with an EngineJob on its standard input.
+"""The engine process: ``python -m setpoint.launch LINK`` with an EngineJob on its standard input;
+LINK is the descriptor of its end of the link, which it inherits.
 
 It loads the model, sizes the memory, sends Ready, and runs the scheduler's loop until Shutdown. The
 parent starts it before it knows the configuration, so that importing torch overlaps with finding
@@ -55,6 +56,8 @@ from setpoint.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+IMPORTED_AT = time.perf_counter()
+
 
 class WallClock:
     def now(self) -> float:
@@ -62,25 +65,30 @@ class WallClock:
 
 
 def main() -> int:
-    """Run the engine; returns exit code 0 after Shutdown. A start that fails sends the parent a
-    Failed message first. The parent has blocked SIGINT and SIGTERM for this process: they may
-    reach the whole process group, but the parent ends the engine in order.
+    """Run the engine as a child; returns the exit code. The parent has blocked SIGINT and SIGTERM
+    for this process: they may reach the whole process group, but the parent ends the engine in
+    order.
     """
-    imported = time.perf_counter()
-    faulthandler.enable()  # native code that crashes: the log has the stack of every thread
     line = sys.stdin.buffer.readline()
     if not line:
         return 1  # the parent ended before it sent a job, and has reported why
-    job = decode_job(line)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    return run(decode_job(line), int(sys.argv[1]))
+
+
+def run(job: EngineJob, link: int) -> int:
+    """Make this process the engine of a job; returns exit code 0 after Shutdown. link: the
+    descriptor of its end of the link. A start that fails sends the parent a Failed message
+    first."""
+    faulthandler.enable()  # native code that crashes: the log has the stack of every thread
     rank = " TP0" if job.rank is None else f" DP{job.rank} TP0"
     setup_logging(job.config.options.logs.log_level, rank=rank, milliseconds=job.config.env.log_ms)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    socket = EngineSocket(job.link)
+    socket = EngineSocket(link)
     with ExitStack() as at_end:
         at_end.callback(socket.close)
         try:
             with reported_to(lambda doing: socket.send(Starting(doing))):
-                loop = _build(job, socket, imported, at_end)
+                loop = _build(job, socket, IMPORTED_AT, at_end)
         except SetpointError as error:
             socket.send(Failed(str(error)))
             return 1

@@ -6,9 +6,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from setpoint.core.errors import RequestError
 from setpoint.launch.engine import Launched
 from setpoint.launch.launched_engine import LaunchedEngine
 from setpoint.launch.phases import Phases
-from setpoint.launch.process import EngineProcess, StartupError, kill_with_children, watch
+from setpoint.launch.process import EngineProcess, StartupError
 from setpoint.launch.restart_budget import RestartBudget
 from setpoint.launch.standby import Standby
 
@@ -154,9 +153,9 @@ class EngineSession:
         self.shutdown()
         if self._standby is not None and self._standby.engine is not None:
             self._standby.engine.line.shutdown()
-            kill_with_children(self._standby.engine.process.popen)
+            self._standby.engine.process.kill()
         for process in self.engine.processes:
-            kill_with_children(process.popen)
+            process.kill()
 
     async def service(self) -> Service:
         """Wait until an engine can take requests, and for the others as long as that took again.
@@ -233,9 +232,7 @@ class EngineSession:
             ends_in_s = self.exit_s if engine.line.is_ready else 0.0
             logger.warning("Engine %d is taken out of service (scale_down).", rank)
             self.client.retire(rank, OUT)
-            asyncio.get_running_loop().call_later(
-                ends_in_s, kill_with_children, engine.process.popen
-            )
+            asyncio.get_running_loop().call_later(ends_in_s, engine.process.kill)
 
     async def _keep(self, rank: int) -> None:
         """Have the rank an engine as long as that is allowed, and again when an operator wants
@@ -286,7 +283,7 @@ class EngineSession:
 
     def _watching(self, engine: LaunchedEngine) -> asyncio.Task[None]:
         watchdog_s = self.engine.served.config.options.server.watchdog_timeout
-        return asyncio.create_task(watch(engine.process.popen, engine.line, watchdog_s=watchdog_s))
+        return asyncio.create_task(engine.process.watch(engine.line, watchdog_s=watchdog_s))
 
     async def _keep_standby(self, standby: Standby) -> None:
         await self._was_ready[0].wait()
@@ -317,7 +314,7 @@ class EngineSession:
         from setpoint.ipc.line import EngineLine
         from setpoint.ipc.link import SocketLink
 
-        doing, pid = self.engine.waiting.doing, process.popen.pid
+        doing, pid = self.engine.waiting.doing, process.pid
         line = EngineLine(SocketLink(process.link), rank=rank, pid=pid, on_progress=doing)
         return LaunchedEngine(process, line, life)
 
@@ -334,7 +331,7 @@ class EngineSession:
             self._was_ready[line.rank].set()
         elif not line.has_ended:
             line.died(f"The engine was not ready after {READY_TIMEOUT_S:g} s.")
-            kill_with_children(process.popen)
+            process.kill()
 
     def _why_never(self, line: EngineLine) -> str:
         """Why the rank of a line that has ended gets no other, however many may be started; "" if
@@ -374,16 +371,15 @@ class EngineSession:
         process = self.engine.start_again(line.rank, self._job(line))
         return self._launched(line.rank, process, life=self._lives[line.rank])
 
-    def _job(self, before: EngineLine, *, is_standby: bool = False) -> Callable[[int], EngineJob]:
-        """Makes the job of the engine in the place of another: its live options are those of now,
+    def _job(self, before: EngineLine, *, is_standby: bool = False) -> EngineJob:
+        """The job of the engine in the place of another: its live options are those of now,
         its weights those of now, and its pool is no larger than that of the one before."""
         served, live, service = self.engine.served, self._live, self._service
         config = served.config if live is None else live.config
         if before.was_ready:
             num_tokens = before.facts.max_total_num_tokens
             config = replace(config, options=config.options.replace(max_total_tokens=num_tokens))
-        return partial(
-            served.job,
+        return served.job(
             rank=before.rank,
             life=self._lives[before.rank],
             config=config,

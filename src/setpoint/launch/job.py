@@ -15,8 +15,6 @@ class EngineJob(msgspec.Struct, frozen=True):
     folder: str
     tokenizer_folder: str | None
     """The folder of the tokenizer; None with --skip-tokenizer-init."""
-    link: int
-    """Descriptor of the engine's end of the link, which the process inherited."""
     rank: int | None
     """Its data-parallel rank; None if it is the only engine."""
     memory_bytes: int | None

@@ -12,10 +12,12 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from setpoint.core.errors import SetpointError
 from setpoint.launch.ending import SIGNALS
@@ -23,6 +25,8 @@ from setpoint.launch.heartbeat import STACKS
 from setpoint.launch.watchdog import until_silent
 
 if TYPE_CHECKING:
+    import psutil
+
     from setpoint.ipc.line import EngineLine
     from setpoint.launch.job import EngineJob
 
@@ -49,19 +53,73 @@ class StartupError(SetpointError):
     """The engine process ended, or never became ready; the message has its own words."""
 
 
-@dataclass(slots=True, frozen=True)
-class EngineProcess:
-    """An engine process and its link."""
+class EngineProcess(Protocol):
+    """A process that runs one engine, as its supervisor sees it: it starts at once, waits for its
+    job, and is ended by whoever started it."""
 
-    popen: subprocess.Popen[bytes]
-    link: socket.socket
-    """This process's end."""
-    theirs: int
-    """Descriptor of the engine's end, in the engine."""
+    @property
+    def link(self) -> socket.socket:
+        """This process's end of the link, which carries messages from the start on."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """None while it is not known yet."""
+        ...
+
+    def hand_over(self, job: EngineJob) -> None:
+        """Send the engine its job. Raises StartupError if it has ended already."""
+        ...
+
+    async def watch(self, line: EngineLine, *, watchdog_s: float) -> None:
+        """Report what happens to the process to its line, until the process has ended. One whose
+        loop hangs for ``watchdog_s`` is killed, and so is one that outlives its line."""
+        ...
+
+    def kill(self) -> None:
+        """End the process at once."""
+        ...
 
     def end(self) -> None:
         """End the process at once, and close what belongs to it."""
+        ...
+
+
+Spawn = Callable[[int | None], EngineProcess]
+"""Starts an engine process. The argument: which of the visible NVIDIA GPUs the engine is to see;
+None: all."""
+
+
+@dataclass(slots=True, frozen=True)
+class ChildProcess:
+    """An engine in a child of this process; see EngineProcess."""
+
+    popen: subprocess.Popen[bytes]
+    link: socket.socket
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def hand_over(self, job: EngineJob) -> None:
+        """The pipe stays open: when it closes, the engine knows that this process is gone."""
+        from setpoint.launch.job import encode_job  # with numpy, which no spawn has to wait for
+
+        assert self.popen.stdin is not None
+        try:
+            self.popen.stdin.write(encode_job(job))
+            self.popen.stdin.flush()
+        except BrokenPipeError:
+            raise StartupError(f"The engine process {_ending(self.popen.wait())}.") from None
+
+    async def watch(self, line: EngineLine, *, watchdog_s: float) -> None:
+        await watch(self.popen, line, watchdog_s=watchdog_s)
+
+    def kill(self) -> None:
         kill_with_children(self.popen)
+
+    def end(self) -> None:
+        self.kill()
         self.popen.wait()
         assert self.popen.stdin is not None
         with suppress(BrokenPipeError):  # a job that was never read
@@ -69,17 +127,16 @@ class EngineProcess:
         self.link.close()
 
 
-def spawn_engine(stderr: int | None, *, gpu: int | None = None) -> EngineProcess:
-    """Start an engine process. SIGINT and SIGTERM are blocked from its first instruction on: it
-    ends when this process tells it to, or when this process ends. gpu: see
-    ``engine_environment``."""
-    command = [sys.executable, "-m", "setpoint.launch"]
+def spawn_child(gpu: int | None, *, stderr: int | None) -> ChildProcess:
+    """A ``Spawn``. SIGINT and SIGTERM are blocked from the first instruction of the process on: it
+    ends when this process tells it to, or when this process ends. stderr: the descriptor for its
+    log, if not this process's."""
     link, theirs = socket.socketpair()
     with theirs:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             popen = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "setpoint.launch", str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 stderr=stderr,
                 env=engine_environment(gpu=gpu),
@@ -90,7 +147,7 @@ def spawn_engine(stderr: int | None, *, gpu: int | None = None) -> EngineProcess
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return EngineProcess(popen, link, theirs.fileno())
+        return ChildProcess(popen, link)
 
 
 def engine_environment(*, gpu: int | None = None) -> dict[str, str]:
@@ -103,19 +160,6 @@ def engine_environment(*, gpu: int | None = None) -> dict[str, str]:
         visible = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         environ["CUDA_VISIBLE_DEVICES"] = visible[gpu] if gpu < len(visible) else str(gpu)
     return environ
-
-
-def hand_over(process: subprocess.Popen[bytes], job: EngineJob) -> None:
-    """Send the engine its job. The pipe stays open: when it closes, the engine knows that this
-    process is gone."""
-    from setpoint.launch.job import encode_job  # with numpy, which no spawn has to wait for
-
-    assert process.stdin is not None
-    try:
-        process.stdin.write(encode_job(job))
-        process.stdin.flush()
-    except BrokenPipeError:
-        raise StartupError(f"The engine process {_ending(process.wait())}.") from None
 
 
 async def watch(process: subprocess.Popen[bytes], line: EngineLine, *, watchdog_s: float) -> None:
@@ -134,41 +178,63 @@ async def watch(process: subprocess.Popen[bytes], line: EngineLine, *, watchdog_
     # for that thread first.
     threading.Thread(target=follow, daemon=True).start()
     ended: asyncio.Future[int] = asyncio.wrap_future(code)
-    dead: asyncio.Future[bool] = asyncio.ensure_future(line.dead.wait())
-    silent = asyncio.create_task(until_silent(process.pid, line, watchdog_s))
-    await asyncio.wait((ended, dead, silent), return_when=asyncio.FIRST_COMPLETED)
-    if silent.done() and not ended.done():
-        hung = f"The engine has not finished a step for {watchdog_s:g} s (--watchdog-timeout)."
-        logger.error("Watchdog timeout: the stacks of the engine's threads follow. %s", hung)
-        process.send_signal(STACKS)
-        await asyncio.wait([ended], timeout=STACKS_S)
-        line.died(hung)
-        kill_with_children(process)
-    elif dead.done():
-        await asyncio.wait([ended], timeout=USELESS_S)
-        kill_with_children(process)
-    dead.cancel()
-    silent.cancel()
-    await ended
+    kill = partial(kill_with_children, process)
+    await until_over(ended, line, process.pid, kill, watchdog_s=watchdog_s)
     await asyncio.sleep(LAST_WORDS_S)
     number = code.result()
     line.died(f"The engine process {_ending(number)}.", was_killed=number == -signal.SIGKILL)
 
 
+async def until_over(
+    ended: asyncio.Future[int],
+    line: EngineLine,
+    pid: int,
+    kill: Callable[[], None],
+    *,
+    watchdog_s: float,
+) -> None:
+    """Wait for the end of a process, and bring it about if its loop hangs for ``watchdog_s`` or if
+    it outlives its line. ended: done when the process has ended."""
+    dead: asyncio.Future[bool] = asyncio.ensure_future(line.dead.wait())
+    silent = asyncio.create_task(until_silent(pid, line, watchdog_s))
+    await asyncio.wait((ended, dead, silent), return_when=asyncio.FIRST_COMPLETED)
+    if silent.done() and not ended.done():
+        hung = f"The engine has not finished a step for {watchdog_s:g} s (--watchdog-timeout)."
+        logger.error("Watchdog timeout: the stacks of the engine's threads follow. %s", hung)
+        with suppress(ProcessLookupError):
+            os.kill(pid, STACKS)
+        await asyncio.wait([ended], timeout=STACKS_S)
+        line.died(hung)
+        kill()
+    elif dead.done():
+        await asyncio.wait([ended], timeout=USELESS_S)
+        kill()
+    dead.cancel()
+    silent.cancel()
+    await asyncio.wait([ended])
+
+
 def kill_with_children(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGKILL to a process and all its descendants: compilers would go on after the process
-    that started them."""
+    """Send SIGKILL to a child and all its descendants."""
     import psutil
 
     if process.poll() is not None:
         return
     with suppress(psutil.NoSuchProcess):
-        top = psutil.Process(process.pid)
-        top.suspend()  # a stopped process starts no further children
-        for child in top.children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
+        kill_tree(psutil.Process(process.pid))
     process.kill()
+
+
+def kill_tree(top: psutil.Process) -> None:
+    """Send SIGKILL to a process and all its descendants: compilers would go on after the process
+    that started them. Raises psutil.NoSuchProcess if it has ended."""
+    import psutil
+
+    top.suspend()  # a stopped process starts no further children
+    for child in top.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    top.kill()
 
 
 def _ending(code: int) -> str:

@@ -43,7 +43,6 @@ class Served:
 
     def job(
         self,
-        link: int,
         *,
         rank: int = 0,
         life: int = 0,
@@ -51,10 +50,9 @@ class Served:
         checkpoint: Checkpoint | None = None,
         is_standby: bool = False,
     ) -> EngineJob:
-        """The job of one engine. link: the descriptor of its end of the link. life: how many
-        engines its rank has had before; each records to a folder of its own. config, checkpoint:
-        the configuration and the weights, if they have changed since the start. is_standby: another
-        engine serves meanwhile."""
+        """The job of one engine. life: how many engines its rank has had before; each records to a
+        folder of its own. config, checkpoint: the configuration and the weights, if they have
+        changed since the start. is_standby: another engine serves meanwhile."""
         several, config = self.num_engines > 1, config or self.config
         record = config.options.recording.record
         if record is not None and (several or life):
@@ -68,7 +66,6 @@ class Served:
             self.spec,
             str(self.source.folder) if checkpoint is None else checkpoint.folder,
             None if self.tokenizer is None else str(self.tokenizer),
-            link,
             rank if several else None,
             self._memory_bytes,
             is_standby,

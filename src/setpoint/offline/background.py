@@ -62,7 +62,9 @@ class BackgroundService:
     @property
     def pid(self) -> int:
         """Process id of the present engine; of the first one, if there are several."""
-        return self._processes[0].popen.pid
+        pid = self._processes[0].pid
+        assert pid is not None, "it has been ready"
+        return pid
 
     @property
     def is_closed(self) -> bool:
