@@ -53,6 +53,16 @@ class Load:
             if not self._coming[name]:
                 del self._coming[name]
 
+    @property
+    def held(self) -> bytes:
+        """Hashes of the prefixes that its cache holds."""
+        return b"".join(self._held)
+
+    @property
+    def num_held(self) -> int:
+        """How many these are, with those that it will hold."""
+        return len(self._held) + len(self._coming)
+
     def take(self, news: Cached) -> None:
         """Take note of a change of the cache."""
         if news.is_cleared:
@@ -87,7 +97,7 @@ def _num_tokens(request: Request) -> int:
     return (len(request.prompt_ids) + len(request.prior_output_ids)) // 4
 
 
-def _least(costs: Sequence[tuple[int, int]]) -> int:
+def _least(costs: Sequence[tuple[int, ...]]) -> int:
     return min(range(len(costs)), key=costs.__getitem__)
 
 
@@ -142,7 +152,8 @@ class CacheAware:
     """The engine on which the request costs least: the tokens of its prompt that the engine's cache
     does not hold, and REQUEST_TOKENS for each of its open requests. So requests with one beginning
     stay together until the engine has so much more to do than another that computing the prompt
-    again there is cheaper."""
+    again there is cheaper. Among equals, the one with the fewest tokens, and then the one whose
+    cache holds less: without it, requests that come one by one would all go to one engine."""
 
     uses_prefixes: ClassVar[bool] = True
 
@@ -151,7 +162,8 @@ class CacheAware:
         costs = []
         for load in loads:
             missing = num_tokens - load.num_cached(prefixes)
-            costs.append((missing + REQUEST_TOKENS * load.num_requests, load.num_tokens))
+            cost = missing + REQUEST_TOKENS * load.num_requests
+            costs.append((cost, load.num_tokens, load.num_held))
         return _least(costs)
 
 
