@@ -147,7 +147,20 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "scheduler",
             "scheduler.cache",
         },
-        {"msgspec", "psutil", "torch", "uvloop"},
+        {"fastapi", "msgspec", "psutil", "ray", "torch", "uvloop"},
+    ),
+    "rayserve": (
+        {
+            "config",
+            "core",
+            "frontend",
+            "frontend.apis",
+            "frontend.http",
+            "ipc",
+            "launch",
+            "observe",
+        },
+        {"ray", "starlette"},
     ),
     "offline": (
         {

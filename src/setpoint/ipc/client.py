@@ -105,6 +105,10 @@ class EngineClient:
         for line in self._lines.values():
             line.close()
 
+    def held_prefixes(self) -> bytes:
+        """Hashes of the prefixes that the engines' caches hold, as far as they tell."""
+        return b"".join(load.held for load in self._loads.values())
+
     @property
     def num_open(self) -> int:
         return len(self._open)

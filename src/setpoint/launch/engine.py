@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Set
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -70,51 +70,62 @@ def launch_engine(
     phases: Phases,
     display: Display | None,
     stderr: int | None = None,
+    tells_prefixes: bool = False,
 ) -> Iterator[Launched]:
     """A context with started engine processes for these options; its exit ends them.
 
     display: how to show a person which step of the start is slow. stderr: the
-    descriptor for the engine's log, if not this process's. Raises SetpointError for a model or
-    configuration that cannot be served.
+    descriptor for the engine's log, if not this process's. tells_prefixes: see ``Served``. Raises
+    SetpointError for a model or configuration that cannot be served.
     """
     preflight(options)
     owner = os.getpid()
     processes: list[EngineProcess] = []
     text: TextProcessor | None = None
     waiting: Waiting | None = None
-    spawn: Spawn = partial(spawn_child, stderr=stderr)
-    try:
-        ranks = range(options.parallel.dp_size)
-        for rank in ranks:
-            processes.append(spawn(rank if len(ranks) > 1 else None))
-        # Imported while the engine processes import torch, which takes longer.
-        from setpoint.checkpoint.source import DEFAULT_MODEL
-        from setpoint.launch.announce import announce
-        from setpoint.launch.configuration import settle
+    with _spawning(options, stderr) as spawn:
+        try:
+            ranks = range(options.parallel.dp_size)
+            for rank in ranks:
+                processes.append(spawn(rank if len(ranks) > 1 else None))
+            # Imported while the engine processes import torch, which takes longer.
+            from setpoint.checkpoint.source import DEFAULT_MODEL
+            from setpoint.launch.announce import announce
+            from setpoint.launch.configuration import settle
 
-        waiting = Waiting(f"Loading {options.model.model_path or DEFAULT_MODEL}", display)
-        with reported_to(waiting.doing):
-            served = settle(options, env, given)
-            phases.mark("model and configuration")
-            # Read now, while the engine processes import torch: errors in the tokenizer are
-            # reported before weights are loaded.
-            from setpoint.frontend.text.processor import TextProcessor
+            waiting = Waiting(f"Loading {options.model.model_path or DEFAULT_MODEL}", display)
+            with reported_to(waiting.doing):
+                served = settle(options, env, given)
+                served = replace(served, tells_prefixes=tells_prefixes or served.num_engines > 1)
+                phases.mark("model and configuration")
+                # Read now, while the engine processes import torch: errors in the tokenizer are
+                # reported before weights are loaded.
+                from setpoint.frontend.text.processor import TextProcessor
 
-            text = TextProcessor.from_folder(served.tokenizer, served.template)
-        phases.mark("tokenizer")
-        announce(served, os.environ)
-        for rank, process in enumerate(processes):
-            process.hand_over(served.job(rank=rank))
-        _warn_of_template(served, text)
-        yield Launched(processes, served, text, waiting, spawn)
-    finally:
-        if os.getpid() == owner:  # a forked child that ends also gets here
-            if waiting is not None:
-                waiting.end()
-            if text is not None:
-                text.close()
-            for process in processes:
-                process.end()
+                text = TextProcessor.from_folder(served.tokenizer, served.template)
+            phases.mark("tokenizer")
+            announce(served, os.environ)
+            for rank, process in enumerate(processes):
+                process.hand_over(served.job(rank=rank))
+            _warn_of_template(served, text)
+            yield Launched(processes, served, text, waiting, spawn)
+        finally:
+            if os.getpid() == owner:  # a forked child that ends also gets here
+                if waiting is not None:
+                    waiting.end()
+                if text is not None:
+                    text.close()
+                for process in processes:
+                    process.end()
+
+
+def _spawning(options: Options, stderr: int | None) -> AbstractContextManager[Spawn]:
+    """A context with what starts the engines."""
+    if not options.parallel.use_ray:
+        return nullcontext(partial(spawn_child, stderr=stderr))
+    from setpoint.launch.ray_engines import ray_engines
+
+    return ray_engines(options)
 
 
 def _warn_of_template(served: Served, text: TextProcessor) -> None:

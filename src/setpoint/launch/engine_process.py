@@ -166,7 +166,7 @@ def _load(job: EngineJob, observer: Observer) -> tuple[ModelRunner, PoolConfig, 
 
 def _cache_of(job: EngineJob, config: CacheConfig) -> KVCache:
     cache = config.empty_cache()
-    if job.rank is not None:  # the frontend chooses between engines by what they hold
+    if job.tells_prefixes:
         cache.listen()
     return cache
 

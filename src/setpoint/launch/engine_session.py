@@ -55,7 +55,9 @@ class EngineSession:
         parallel = engine.served.config.options.parallel
         self.engine = engine
         self.client: EngineClient = EngineClient(
-            balance=make_balance(parallel.load_balance_method) if parallel.dp_size > 1 else None,
+            balance=make_balance(parallel.load_balance_method)
+            if engine.served.tells_prefixes
+            else None,
             recovers=True,
         )
         self.exit_s = EXIT_S

@@ -20,6 +20,8 @@ class EngineJob(msgspec.Struct, frozen=True):
     memory_bytes: int | None
     """The most of a CPU's memory that it may plan with, because others load beside it; None: what
     is free."""
+    tells_prefixes: bool
+    """Whether it says which prefixes its cache holds."""
     is_standby: bool = False
     """Whether another engine serves, whose memory is free again before this one's pool is used."""
 

@@ -34,6 +34,8 @@ def preflight(options: Options) -> None:
             "--engine-standby is for a server with one engine; with --dp-size"
             f" {options.parallel.dp_size}, the other engines take the requests of one that dies."
         )
+    if options.parallel.use_ray:
+        _check_ray(options)
     if options.traces.enable_trace:
         check_extra("--enable-trace", "trace", "opentelemetry.sdk.trace", OTLP_MODULE)
     if options.execution.grammar_backend == "xgrammar":
@@ -47,6 +49,20 @@ def preflight(options: Options) -> None:
         from setpoint.frontend.text.template_process import check_template_file
 
         check_template_file(options.model.chat_template)
+
+
+def _check_ray(options: Options) -> None:
+    check_extra("--use-ray", "ray", "ray")
+    if options.parallel.engine_standby:
+        raise ConfigError(
+            "--engine-standby does not go together with --use-ray: Ray would have to keep the cores"
+            " of the standby free; use --dp-size 2."
+        )
+    device = options.execution.device
+    if (probe_hardware().device if device == "auto" else device) != "cpu":
+        raise ConfigError(
+            "--use-ray places engines on CPUs only: add --device cpu, or leave it out."
+        )
 
 
 def check_extra(flag: str, extra: str, *modules: str) -> None:

@@ -32,6 +32,9 @@ class Served:
     """The options as resolved."""
     sampling: Mapping[str, float]
     """The sampling that the model's authors recommend, if that was asked for."""
+    tells_prefixes: bool = False
+    """Whether the engines say which prefixes their caches hold, for whoever chooses between
+    engines."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -68,6 +71,7 @@ class Served:
             None if self.tokenizer is None else str(self.tokenizer),
             rank if several else None,
             self._memory_bytes,
+            self.tells_prefixes,
             is_standby,
         )
 

@@ -83,12 +83,13 @@ class ServerProcess:
         *,
         port: int | None = None,
         env: dict[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         self.port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self.port}"
         self._paths = folder / "stdout.txt", folder / "stderr.txt"
         command = [
-            sys.executable,
+            python,
             "-m",
             "setpoint.cli",
             "serve",

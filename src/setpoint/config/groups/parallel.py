@@ -64,6 +64,15 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
             " --max-engine-restarts says, counted apart. For one engine on a CPU.",
         ),
     ] = False
+    use_ray: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Run each engine as an actor of Ray, all of them on this machine: in the cluster of"
+            " RAY_ADDRESS, or in a Ray that is started here. For CPUs; needs 'setpoint[ray]'.",
+            server_only=True,
+        ),
+    ] = False
     pp_size: Annotated[int, Option(GROUP, "Pipeline stages; only 1 so far.", choices=(1,))] = 1
     ep_size: Annotated[
         int, Option(GROUP, "Expert parallel ranks; only 1 so far.", choices=(1,))

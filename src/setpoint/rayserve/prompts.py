@@ -1,0 +1,55 @@
+"""Reads the prompts of a body without answering it: the same routes, templates and tokenizer that
+answer it make the requests, which then go nowhere. So the ids are those that the engine will see,
+in every dialect."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+from setpoint.core.errors import RequestError
+from setpoint.core.request import Request
+from setpoint.frontend.apis.dialects import DIALECTS
+from setpoint.frontend.http.app import create_app
+from setpoint.frontend.jobs import Job
+from setpoint.frontend.service import Service
+from setpoint.rayserve.exchange import HttpRequest, answer
+
+Prompt = tuple[bytes, str]
+"""Packed ids and the cache namespace of one sequence."""
+
+_FOUND: ContextVar[list[Prompt] | None] = ContextVar("found", default=None)
+"""Where the prompts go that are being read in this context; None: it is an ordinary request."""
+
+
+class _Reading(Service):
+    """Takes note of requests instead of sending them."""
+
+    def job(self, requests: Sequence[Request], **_: Any) -> Job:
+        found = _FOUND.get()
+        assert found is not None
+        found.extend((each.prompt_ids, each.options.namespace) for each in requests)
+        raise RequestError("This request is only read.")
+
+
+class PromptReader:
+    def __init__(self, service: Service) -> None:
+        """service: the one that answers. Nothing that is read here is counted or logged there."""
+        config = replace(service.config, metrics=None)
+        reading = _Reading(config, service.engine, service.text, service.live)
+        self._app = create_app(reading, DIALECTS)
+        logging.getLogger("uvicorn.access").addFilter(lambda record: _FOUND.get() is None)
+
+    async def read(self, request: HttpRequest) -> list[Prompt]:
+        """The prompts; none if the body will be refused."""
+        found: list[Prompt] = []
+        token = _FOUND.set(found)
+        try:
+            async for _ in answer(self._app, request):
+                pass
+        finally:
+            _FOUND.reset(token)
+        return found
