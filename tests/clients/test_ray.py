@@ -22,7 +22,13 @@ import psutil
 import pytest
 
 import setpoint
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, free_port, wait_until
+from setpoint.testing.server_process import (
+    PATIENCE_S,
+    READY,
+    ServerProcess,
+    free_port,
+    wait_until,
+)
 
 HERE = Path(__file__).parent
 REPLICA = "ray::ServeReplica:default:Replica"
@@ -168,6 +174,33 @@ async def load(
     return count
 
 
+def wait_ready(server: ServerProcess) -> None:
+    """``ServerProcess.wait_ready`` looks for an engine among the children, where here is none."""
+    wait_until(
+        lambda: READY in server.errors or server.process.poll() is not None, timeout_s=LONG_S
+    )
+    assert server.process.poll() is None, server.errors
+
+
+def test_a_killed_server_leaves_no_process(python: str, tmp_path: Path) -> None:
+    """Neither its engine nor the Ray that it has started."""
+    server = ServerProcess(
+        tmp_path, ["--use-ray", "--max-total-tokens", "8000"], python=python, env=ENVIRON
+    )
+    try:
+        wait_ready(server)
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        engines = [each for each in children if each.name().startswith("ray::EngineActor")]
+        assert len(engines) == 1
+        server.process.kill()
+        server.process.wait()
+        assert psutil.wait_procs(engines, timeout=PATIENCE_S)[1] == []
+        # Ray's own agents look for their parent now and then: it takes them a minute.
+        assert psutil.wait_procs(children, timeout=LONG_S)[1] == []
+    finally:
+        server.end()
+
+
 def test_a_killed_actor_is_replaced_and_its_streams_go_on(python: str, tmp_path: Path) -> None:
     server = ServerProcess(
         tmp_path,
@@ -207,11 +240,7 @@ def test_a_killed_actor_is_replaced_and_its_streams_go_on(python: str, tmp_path:
         return list(found)
 
     try:
-        wait_until(
-            lambda: "ready to roll" in server.errors or server.process.poll() is not None,
-            timeout_s=LONG_S,
-        )
-        assert server.process.poll() is None, server.errors
+        wait_ready(server)
         assert len(actors()) == 2
         undisturbed = asyncio.run(streams(kill=False))
         assert [len(ids) for ids in undisturbed] == 16 * [200]
@@ -232,6 +261,53 @@ def test_a_ray_elsewhere_is_refused(python: str, tmp_path: Path) -> None:
     assert "a client's address" in server.errors.splitlines()[-1]
 
 
+BUILD = """
+import json, sys, yaml
+from ray.serve.schema import ServeDeploySchema
+from setpoint.core.errors import ConfigError
+from setpoint.rayserve.app import app
+(application,) = ServeDeploySchema.parse_obj(yaml.safe_load(open(sys.argv[1]))).applications
+assert application.import_path == "setpoint.rayserve.app:app"
+app(application.args)
+for arguments in json.loads(sys.argv[2]):
+    try:
+        app(arguments)
+    except ConfigError as error:
+        print(error)
+"""
+"""Builds applications, which starts nothing."""
+
+
+def test_the_file_of_the_guide_builds_and_wrong_arguments_are_refused(python: str) -> None:
+    wrong = [
+        {"dp_size": 2},
+        {"num_cpus": "many"},
+        {"router": "best"},
+        {"max_totl_tokens": "4k"},
+    ]
+    file = HERE.parents[1] / "deploy" / "ray" / "serve.yaml"
+    done = subprocess.run(
+        [python, "-c", BUILD, str(file), json.dumps(wrong)],
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+        env={**os.environ, **ENVIRON},
+    )
+    assert done.returncode == 0, done.stderr
+    for line, words in zip(
+        done.stdout.splitlines(),
+        (
+            "dp_size is no option of a replica",
+            "no number",
+            "cache_aware or ray",
+            "max_total_tokens",
+        ),
+        strict=True,
+    ):
+        assert words in line
+
+
 def test_a_server_joins_a_cluster_that_has_room(
     python: str, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -243,11 +319,7 @@ def test_a_server_joins_a_cluster_that_has_room(
     assert "Ray has no room on this machine for 1 x 64 CPUs" in server.errors.splitlines()[-1]
     server = ServerProcess(tmp_path, [*options, "1"], python=python, env=environ)
     try:
-        wait_until(
-            lambda: "ready to roll" in server.errors or server.process.poll() is not None,
-            timeout_s=LONG_S,
-        )
-        assert server.process.poll() is None, server.errors
+        wait_ready(server)
         assert server.generate(text="a", sampling_params={"max_new_tokens": 5})["text"]
     finally:
         server.end()
