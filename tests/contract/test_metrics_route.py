@@ -75,6 +75,10 @@ def test_health_checks_and_refused_bodies_are_no_requests(serve: Serve) -> None:
     serve(scenario, engine(), metrics=MetricsConfig())
 
 
+ESTIMATES = {f"sglang:estimated_{each}_per_gpu" for each in ("flops", "read_bytes", "write_bytes")}
+"""Only with --enable-mfu-metrics."""
+
+
 def test_every_series_is_shown_with_its_labels(serve: Serve) -> None:
     config = MetricsConfig(
         extra_labels={"site": "a"}, custom_labels=("team",), startup_s={"tokenizer_e2e": 1.5}
@@ -103,6 +107,7 @@ def test_every_series_is_shown_with_its_labels(serve: Serve) -> None:
             # What has a label has no sample before anything is counted.
             assert missing == {
                 "sglang:cuda_graph_passes",
+                *ESTIMATES,
                 "setpoint:queue_refusals",
                 "setpoint:ended_requests",
                 "setpoint:binding_limit",

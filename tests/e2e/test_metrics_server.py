@@ -43,7 +43,7 @@ def page(url: str) -> dict[str, float]:
 def test_a_real_server_shows_its_work(tiny_model: Path, tmp_path: Path) -> None:
     """Metrics, traces, request logs and files of figures, all of one run."""
     options = ["--model-path", str(tiny_model), "--dtype", "float32", "--skip-server-warmup"]
-    options += ["--enable-metrics", "--max-running-requests", "1"]
+    options += ["--enable-metrics", "--enable-mfu-metrics", "--max-running-requests", "1"]
     options += ["--log-requests", "--log-requests-format", "json", "--log-requests-level", "1"]
     options += ["--enable-request-time-stats-logging", "--enable-trace"]
     options += ["--export-metrics-to-file", "--export-metrics-to-file-dir", str(tmp_path / "out")]
@@ -88,6 +88,25 @@ def check_names_of_sglang(found: dict[tuple[str, tuple[tuple[str, str], ...]], f
     assert found[stage, (("category", "run_batch"), overlap)] > 0
 
 
+def check_estimates(server: ServerProcess, found: dict[str, float], answers: Any) -> None:
+    """The estimated work of these requests by hand, by the tiny model's dimensions: a prompt that
+    nothing of is cached, and seven steps of decode for each, because the last token is not computed."""
+    layers, hidden, inner, q, kv = 2, 48, 80, 64, 32
+    flops = 0
+    for answer in answers:
+        meta = answer["meta_info"]
+        computed = range(meta["cached_tokens"], meta["prompt_tokens"] + meta["completion_tokens"] - 1)
+        weights = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * inner
+        pairs = sum(position + 1 for position in computed)
+        flops += layers * (2 * weights * len(computed) + 4 * q * pairs)
+    assert found["sglang:estimated_flops_per_gpu_total"] == flops
+    num_steps = found["sglang:cuda_graph_passes_total"]
+    read = found["sglang:estimated_read_bytes_per_gpu_total"]
+    assert read > num_steps * found["sglang:weight_memory_usage_gb"] * 2**30 * 0.7
+    assert found["sglang:estimated_write_bytes_per_gpu_total"] > 0
+    assert any("est. prefill TFLOPS/s (per GPU): " in each for each in server.messages)
+
+
 def check_metrics(server: ServerProcess, answers: Any) -> None:
     """Every series is there and counts these two requests; a stopped engine leaves its figures."""
     found = page(server.url)
@@ -96,6 +115,7 @@ def check_metrics(server: ServerProcess, answers: Any) -> None:
     assert {series.shown_name for series in SERIES} - shown == {"setpoint:binding_limit"}
     check_names_of_sglang(samples(server.url))
     assert found["sglang:generation_tokens_total"] == 16
+    check_estimates(server, found, answers)
     assert found["sglang:inter_token_latency_seconds_count"] == 14
     assert found["sglang:queue_time_seconds_count"] == 2
     assert found["setpoint:queue_refusals_total"] > 0

@@ -113,6 +113,11 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     """How the executor ran the step (``StepResult.way``)."""
     num_forced: int = 0
     """Forced tokens of the step's rows, which were not sampled."""
+    num_pairs: int = 0
+    """Pairs of a computed token and a token up to it, itself included, over all rows: the work of
+    attention. What a window hides is counted, too."""
+    num_behind: int = 0
+    """Tokens before the first computed one, over all rows: their keys and values are read."""
 
 
 class TurnDone(msgspec.Struct, frozen=True, tag=True):

@@ -44,6 +44,7 @@ from setpoint.launch.mapping import (
     engine_config,
     recording_config,
     scheduler_config,
+    work_model,
 )
 from setpoint.launch.settings import live_settings
 from setpoint.observe.logline import setup_logging
@@ -106,6 +107,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         request_times=config.options.logs.enable_request_time_stats_logging,
         metrics=config.options.metrics.enable_metrics,
         epoch=time.time() - clock.now(),
+        work=work_model(config, spec) if config.options.metrics.enable_mfu_metrics else None,
     )
     grammars = engine_grammars(job)
     with _meanwhile(grammars.prepare):

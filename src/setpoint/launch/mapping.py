@@ -9,11 +9,12 @@ from pathlib import Path
 
 from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.options import Options
-from setpoint.config.pool import PoolConfig
+from setpoint.config.pool import PoolConfig, memory_model
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build_runner import EngineConfig
 from setpoint.engine.runner.kv_pool import KVPool
+from setpoint.observe.work import WorkModel
 from setpoint.recording.writer import RecordingConfig
 from setpoint.scheduler.cache.manager import CacheConfig
 from setpoint.scheduler.scheduler_config import RatioConfig, SchedulerConfig
@@ -46,6 +47,15 @@ def engine_config(config: ResolvedConfig, spec: ModelSpec, folder: str) -> Engin
         num_threads=config.num_threads,
         seed=config.random_seed,
         capture=not options.execution.disable_cuda_graph,
+    )
+
+
+def work_model(config: ResolvedConfig, spec: ModelSpec) -> WorkModel:
+    return WorkModel(
+        spec=spec,
+        weights_bytes=memory_model(config, spec).weights_read(),
+        dtype_bytes=config.dtype_bytes,
+        kv_bytes=spec.kv_bytes_per_token(config.kv_element_bytes),
     )
 
 

@@ -121,6 +121,18 @@ ENGINE_COUNTERS = _series(
     ),
     ("scheduler_idle_seconds", "Time in which no step was planned or run."),
     ("scheduler_process_cpu_seconds", "CPU time of the engine's process."),
+    (
+        "estimated_flops_per_gpu",
+        "Estimated floating-point operations of steps (--enable-mfu-metrics).",
+    ),
+    (
+        "estimated_read_bytes_per_gpu",
+        "Estimated bytes that steps read from memory (--enable-mfu-metrics).",
+    ),
+    (
+        "estimated_write_bytes_per_gpu",
+        "Estimated bytes that steps wrote to memory (--enable-mfu-metrics).",
+    ),
     ("num_grammar", "Requests with a grammar, whether it was compiled, cached or failed."),
     ("num_grammar_cache_hit", "Requests whose grammar was in the cache."),
     (

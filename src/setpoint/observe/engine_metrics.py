@@ -22,6 +22,7 @@ from setpoint.core.result import EAGER
 from setpoint.observe.catalogue import BY_NAME
 from setpoint.observe.figures import Figures
 from setpoint.observe.series import Histogram
+from setpoint.observe.work import WorkMeter
 
 IDLE_S = 30.0
 """After this time without a step the throughput counts as 0."""
@@ -31,9 +32,10 @@ Values = dict[str, dict[str, float]]
 
 
 class EngineMetrics:
-    def __init__(self, figures: Figures) -> None:
-        """figures: must get each record before this object does."""
+    def __init__(self, figures: Figures, work: WorkMeter | None = None) -> None:
+        """figures, work: must get each record before this object does."""
         self._figures = figures
+        self._work = work
         self._now = 0.0
         """Clock seconds of the latest turn, like ``_began``; 0 before the first one."""
         self._began = 0.0
@@ -152,6 +154,7 @@ class EngineMetrics:
             "setpoint:failed_sends": {"": totals.sends_failed},
             "setpoint:rebuilt_pools": {"": totals.pools_rebuilt},
             "setpoint:turn_seconds": turns,
+            **(self._work.counters() if self._work is not None else {}),
         }
 
     def _turn_seconds(self) -> dict[str, float]:

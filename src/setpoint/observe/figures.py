@@ -39,6 +39,8 @@ class Figures:
         self.gen_throughput = 0.0
         """Tokens per second over the last ``decode_log_interval`` decode steps, including the time
         between them."""
+        self.elapsed_s = 0.0
+        """Seconds that the throughput computed last is about."""
         self.totals = Totals()
         self.turns = {"prefill": TurnSums(), "decode": TurnSums()}
         """Sums over the turns that planned a step, by its kind: "prefill" if it computed any prompt
@@ -103,12 +105,14 @@ class Figures:
             elapsed = step.finished_at - (self._last_prefill or 0.0)
             self._last_prefill = step.finished_at
             self.input_throughput = step.num_new_tokens / elapsed if elapsed > 0 else 0.0
+            self.elapsed_s = elapsed
             return
         self._num_decodes += 1
         if self.decode_is_due:
             elapsed = step.finished_at - self._last_decode
             self._last_decode = step.finished_at
             self.gen_throughput = self._num_generated / elapsed if elapsed > 0 else 0.0
+            self.elapsed_s = elapsed
             self._num_generated = 0
 
 

@@ -29,6 +29,7 @@ from setpoint.core.records import (
 )
 from setpoint.core.result import EAGER
 from setpoint.observe.figures import Figures
+from setpoint.observe.work import WorkMeter
 
 logger = logging.getLogger(__name__)
 
@@ -123,10 +124,18 @@ class LogLines:
     """Writes a line per prefill step, one per ``decode_log_interval`` decode steps, and the
     warnings."""
 
-    def __init__(self, figures: Figures, *, device: str, request_times: bool = False) -> None:
-        """figures: must get each record before this object does. request_times: write a line for
-        each request that ends."""
+    def __init__(
+        self,
+        figures: Figures,
+        *,
+        device: str,
+        request_times: bool = False,
+        work: WorkMeter | None = None,
+    ) -> None:
+        """figures, work: must get each record before this object does. request_times: write a line
+        for each request that ends."""
         self._figures = figures
+        self._work = work
         self._request_times = request_times
         self._graph = "cpu graph" if device == "cpu" else "cuda graph"
 
@@ -171,7 +180,7 @@ class LogLines:
         logger.info(
             "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f,"
             " #running-req: %d, #queue-req: %d, #pending-token: %d, %s: %s, input throughput"
-            " (token/s): %.2f",
+            " (token/s): %.2f%s",
             stats.num_prefill_rows,
             stats.num_new_tokens,
             stats.num_cached_tokens,
@@ -182,12 +191,13 @@ class LogLines:
             self._graph,
             stats.way != EAGER,
             self._figures.input_throughput,
+            "" if self._work is None else self._work.prefill_words(),
         )
 
     def _decode(self, stats: StepDone) -> None:
         logger.info(
             "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %s: %s, gen throughput"
-            " (token/s): %.2f, #queue-req: %d",
+            " (token/s): %.2f, #queue-req: %d%s",
             stats.num_running,
             stats.pool.used,
             stats.pool.usage,
@@ -195,6 +205,7 @@ class LogLines:
             stats.way != EAGER,
             self._figures.gen_throughput,
             stats.num_queued,
+            "" if self._work is None else self._work.decode_words(),
         )
 
 

@@ -9,6 +9,7 @@ from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines
 from setpoint.observe.moment_keeper import MomentKeeper
 from setpoint.observe.tee import Tee
+from setpoint.observe.work import WorkMeter, WorkModel
 
 
 class EngineReaders(Tee):
@@ -20,15 +21,17 @@ class EngineReaders(Tee):
         request_times: bool,
         metrics: bool,
         epoch: float = 0.0,
+        work: WorkModel | None = None,
     ) -> None:
         """request_times: log a line for each request that ends. epoch: when the engine's clock
-        showed 0, in seconds since 1970."""
+        showed 0, in seconds since 1970. work: also estimate the work of steps."""
         self._figures = Figures(decode_log_interval=decode_log_interval)
+        meter = None if work is None else WorkMeter(work, self._figures)
         self.moments = MomentKeeper(epoch=epoch)
-        self._metrics = EngineMetrics(self._figures) if metrics else None
-        lines = LogLines(self._figures, device=device, request_times=request_times)
-        also = () if self._metrics is None else (self._metrics,)
-        super().__init__(self._figures, lines, self.moments, *also)
+        self._metrics = EngineMetrics(self._figures, meter) if metrics else None
+        lines = LogLines(self._figures, device=device, request_times=request_times, work=meter)
+        readers = (self._figures, meter, lines, self.moments, self._metrics)
+        super().__init__(*(each for each in readers if each is not None))
 
     def report(self, memory: MemoryUsage, recording: RecordingState | None) -> EngineReport:
         """The readers' reports as one, with the engine's memory and the state of its recording."""

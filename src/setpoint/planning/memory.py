@@ -249,6 +249,17 @@ class MemoryModel:
             blocks=self.blocks_kept,
         )
 
+    def weights_read(self) -> int:
+        """Estimated bytes of the weights that a step reads, whatever its tokens are: all but an
+        embedding that is not the head as well, of which it looks up some rows."""
+        spec, kept = self.spec, self.spec.blocks if self.blocks_kept else None
+        in_blocks = kept.embedding_bytes if kept else 0
+        table = in_blocks or spec.vocab_size * spec.hidden_size * self.dtype_bytes
+        is_head = spec.tie_embeddings and spec.pooling is None
+        if is_head and (in_blocks or not self.head_copied):
+            return self.weights()
+        return self.weights() - table
+
     def workspace(self, pool_tokens: int, footprint: Footprint | None = None) -> int:
         """Bytes of the largest step's temporaries and of the tables, with a pool of ``pool_tokens``
         tokens. The measurements in ``footprint`` replace estimates.

@@ -177,6 +177,8 @@ class Committer:
             sample_s=result.sample_s,
             way=result.way,
             num_forced=step.num_forced,
+            num_pairs=step.num_pairs,
+            num_behind=step.num_behind,
         )
 
 

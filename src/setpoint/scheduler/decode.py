@@ -75,7 +75,7 @@ class DecodePlanner:
             builder.add_row(seq.slot, seq.seq_id, OWN_LENGTH, 1 + len(forced), count, forced)
             seq.num_scheduled += count
             step.num_forced += len(forced)
-            step.add(seq, samples=count)
+            step.add(seq, computed=1 + len(forced), samples=count)
         step.num_decode_rows = len(rows)
         self._steps_since_test = 0 if testing else self._steps_since_test + 1
         return events

@@ -306,7 +306,7 @@ class PrefillPlanner:
         last = seq.prefilled = seq.num_scheduled == len(seq.ids)
         samples = int(last and seq.remaining > 0)
         builder.add_row(seq.slot, seq.seq_id, start, count, samples)
-        step.add(seq, samples=samples)
+        step.add(seq, computed=count, samples=samples)
         step.num_prefill_rows += 1
         step.num_new_tokens += count
         state.num_processed += count

@@ -41,6 +41,8 @@ class StepDraft:
     num_prefill_rows: int = 0
     num_decode_rows: int = 0
     num_forced: int = 0
+    num_pairs: int = 0
+    num_behind: int = 0
     num_new_seqs: int = 0
     num_running: int = 0
     num_queued: int = 0
@@ -53,8 +55,12 @@ class StepDraft:
     """seq_id -> how a sequence ends whose grammar allows no token in this step; written when the
     step's masks are made."""
 
-    def add(self, seq: Sequence, *, samples: int) -> None:
-        """Count a planned row of this sequence, which may bring back ``samples`` tokens."""
+    def add(self, seq: Sequence, *, computed: int, samples: int) -> None:
+        """Count a planned row of this sequence, which computes its ``computed`` latest scheduled
+        tokens and may bring back ``samples`` further ones."""
+        behind = seq.num_scheduled - computed
+        self.num_behind += behind
+        self.num_pairs += computed * behind + computed * (computed + 1) // 2
         seq.inflight_steps += 1
         seq.inflight_samples += samples
         self.seqs.append(seq)

@@ -82,6 +82,23 @@ def test_parts_by_hand() -> None:
     assert table_bytes(3, context_len=33, page_size=16) == 4 * 3 * (33 + 3)
 
 
+def test_a_step_reads_all_weights_but_a_table_of_tokens() -> None:
+    """An embedding that is not multiplied with is only looked up."""
+    table = 256 * 64 * 4
+    assert CPU_MODEL.weights_read() == 4_000_000  # the copy is the head
+    assert GPU_MODEL.weights_read() == 4_000_000  # the embedding is the head
+    untied = replace(SPEC, tie_embeddings=False)
+    assert replace(CPU_MODEL, spec=untied).weights_read() == 4_000_000 - table
+    embedder = replace(SPEC, pooling=Pooling("mean", True, 64, None, ""))
+    model = replace(CPU_MODEL, spec=embedder, head_copied=False)
+    assert model.weights_read() == 4_000_000 - table
+    kept = KeptBlocks(900_000, 480_000, 500_000, ("Q4_1", "Q8_0"), 10_000)
+    model = replace(CPU_MODEL, spec=replace(SPEC, blocks=kept), dtype_bytes=2)
+    assert model.weights_read() == model.weights() == 2 * 100_000 + 500_000
+    untied = replace(SPEC, blocks=kept, tie_embeddings=False)
+    assert replace(model, spec=untied).weights_read() == 2 * 100_000 + 500_000 - 10_000
+
+
 def test_blocks_of_a_gguf_take_their_own_bytes() -> None:
     kept = replace(SPEC, blocks=KeptBlocks(900_000, 480_000, 500_000, ("Q4_1",), 0))
     assert weight_bytes(kept, 2, blocks=True) == 2 * 100_000 + 500_000

@@ -56,6 +56,15 @@ class MetricOptions(msgspec.Struct, frozen=True, kw_only=True):
             server_only=True,
         ),
     ] = False
+    enable_mfu_metrics: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Estimate the floating-point operations and the bytes of memory of each step, for"
+            " /metrics and the lines about batches (docs/metrics.md). Needs --enable-metrics.",
+            server_only=True,
+        ),
+    ] = False
     extra_metric_labels: Annotated[
         str,
         Option(
@@ -140,6 +149,8 @@ def check_metrics(options: MetricOptions) -> None:
     """Raise ConfigError if an option of the metrics cannot be honoured."""
     if options.export_metrics_to_file and options.export_metrics_to_file_dir is None:
         raise ConfigError("--export-metrics-to-file needs --export-metrics-to-file-dir FOLDER.")
+    if options.enable_mfu_metrics and not options.enable_metrics:
+        raise ConfigError("--enable-mfu-metrics needs --enable-metrics.")
     buckets_of(options)
     extra, custom = extra_labels(options), options.tokenizer_metrics_allowed_custom_labels
     for flag, names in (

@@ -1,0 +1,108 @@
+"""Estimates of a step's work: floating-point operations, and bytes of memory read and written
+(--enable-mfu-metrics). Arithmetic on the model's dimensions and on the counts of the step's record;
+nothing is measured. Operations are counted as SGLang counts them (decision 0061)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from setpoint.core.model import ModelSpec
+from setpoint.core.records import Record, StepDone
+from setpoint.observe.figures import Figures
+
+
+@dataclass(slots=True, frozen=True)
+class Work:
+    flops: float = 0.0
+    read_bytes: float = 0.0
+    write_bytes: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.flops + other.flops,
+            self.read_bytes + other.read_bytes,
+            self.write_bytes + other.write_bytes,
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class WorkModel:
+    """What the work of a step follows from, besides its tokens."""
+
+    spec: ModelSpec
+    weights_bytes: int
+    """Weights that a step reads once, however many tokens it has."""
+    dtype_bytes: int
+    """Of an element of the activations."""
+    kv_bytes: int
+    """Of a token's keys and values in all layers."""
+
+    def of(self, step: StepDone) -> Work:
+        spec, decoded = self.spec, step.num_decode_rows + step.num_forced
+        tokens = step.num_new_tokens + decoded
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        weights = hidden * (2 * q + 2 * kv) + 3 * hidden * inner
+        element = self.dtype_bytes * spec.num_layers
+        # A layer's input and output, q, k, v, and what attention makes of them.
+        moved = tokens * element * (2 * hidden + 2 * q + 2 * kv)
+        attended = element * (step.num_new_tokens * (q + 2 * kv) + decoded * q)
+        return Work(
+            flops=spec.num_layers * (2 * weights * tokens + 4 * q * step.num_pairs),
+            read_bytes=self.weights_bytes + moved + attended + self.kv_bytes * step.num_behind,
+            write_bytes=self.kv_bytes * tokens + moved + element * tokens * 3 * inner,
+        )
+
+
+class WorkMeter:
+    """Sums the work of all steps, and says it in the words of the log's lines."""
+
+    def __init__(self, model: WorkModel, figures: Figures) -> None:
+        """figures: must get each record before this object does."""
+        self._model = model
+        self._figures = figures
+        self._total = Work()
+        self._prefill = Work()
+        """Of the last step that computed prompt tokens."""
+        self._decodes = Work()
+        """Of the decode steps since the last line about them."""
+        self._told = Work()
+        """Of those that the last line is about."""
+
+    def on(self, record: Record) -> None:
+        if not isinstance(record, StepDone):
+            return
+        work = self._model.of(record)
+        self._total += work
+        if record.num_prefill_rows:
+            self._prefill = work
+            return
+        self._decodes += work
+        if self._figures.decode_is_due:
+            self._told, self._decodes = self._decodes, Work()
+
+    def counters(self) -> dict[str, dict[str, float]]:
+        """The sums, as ``EngineMetrics`` has counters."""
+        return {
+            "sglang:estimated_flops_per_gpu": {"": self._total.flops},
+            "sglang:estimated_read_bytes_per_gpu": {"": self._total.read_bytes},
+            "sglang:estimated_write_bytes_per_gpu": {"": self._total.write_bytes},
+        }
+
+    def prefill_words(self) -> str:
+        """The end of the line about a step that computed prompt tokens."""
+        elapsed = self._figures.elapsed_s
+        if elapsed <= 0:
+            return ""
+        return f", est. prefill TFLOPS/s (per GPU): {self._prefill.flops / elapsed / 1e12:.2f}"
+
+    def decode_words(self) -> str:
+        """The end of the line about decode steps."""
+        elapsed = self._figures.elapsed_s
+        if elapsed <= 0:
+            return ""
+        return (
+            f", est. decode TFLOPS/s (per GPU): {self._told.flops / elapsed / 1e12:.2f},"
+            f" est. read BW (GB/s per GPU): {self._told.read_bytes / elapsed / 1e9:.2f},"
+            f" est. write BW (GB/s per GPU): {self._told.write_bytes / elapsed / 1e9:.2f}"
+        )
