@@ -107,7 +107,7 @@ def _workloads() -> str:
                     f" {one.why} |\n"
                 )
             else:
-                parts.append(f"| {profile} | `{_flag(one.name)}` | not here yet | {one.why} |\n")
+                parts.append(f"| {profile} | `{_flag(one.name)}` | {one.value} | {one.why} |\n")
     return "".join(parts)
 
 

@@ -38,10 +38,13 @@ class Advice:
 
 @dataclass(slots=True, frozen=True)
 class Missing:
-    """One recommendation for something that this version does not have, and what replaces it."""
+    """One recommendation that is not followed, mostly because this version does not have what it
+    asks for, and what replaces it."""
 
     name: str
     why: str
+    value: str = "not here yet"
+    """What docs/flags.md shows in the place of a value."""
 
 
 def _few_running(hardware: Hardware, device: str) -> tuple[Scalar, str] | None:
@@ -162,7 +165,9 @@ PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
         ),
         Missing(
             "dp_size",
-            "the guide runs 8 replicas on 8 GPUs; how many this machine holds is yours to say",
+            "the guide runs 8 replicas on 8 GPUs; here one engine has all cores unless you say how"
+            " many engines share them",
+            value="yours to choose",
         ),
     ),
     "long-context": (

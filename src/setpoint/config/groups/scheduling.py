@@ -142,7 +142,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
             GROUP,
             "While requests run, admit none until as many slots are free as the largest prefill"
             " batch so far took. Aligning the prefills of data-parallel ranks, its other use, has"
-            " nothing to do here: there is one rank.",
+            " nothing to do here: no engine waits for another.",
             tunable=(False, True),
             live=True,
         ),
