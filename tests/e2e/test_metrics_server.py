@@ -95,7 +95,9 @@ def check_estimates(server: ServerProcess, found: dict[str, float], answers: Any
     flops = 0
     for answer in answers:
         meta = answer["meta_info"]
-        computed = range(meta["cached_tokens"], meta["prompt_tokens"] + meta["completion_tokens"] - 1)
+        computed = range(
+            meta["cached_tokens"], meta["prompt_tokens"] + meta["completion_tokens"] - 1
+        )
         weights = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * inner
         pairs = sum(position + 1 for position in computed)
         flops += layers * (2 * weights * len(computed) + 4 * q * pairs)

@@ -231,6 +231,40 @@ class TestPrefill:
         assert report.verdict == "long-prompt-blocking"
         assert asked(report) == ("--chunked-prefill-size", "increase")
 
+    @pytest.mark.parametrize("engine", ["setpoint", "sglang"])
+    def test_on_a_cpu_of_ours_smaller_chunks_shorten_pauses(self, engine: str) -> None:
+        """docs/tuning.md: larger ones compute no faster there, and a decode step follows each."""
+        lines: list[Moment] = []
+        for _ in range(10):
+            for _ in range(9):
+                lines += [prefill(1, 512, 0, 6, 0.04), prefill(1, 512, 0, 6, 0.04)]
+            lines += [prefill(4, 120, 0, 6, 0.04), decode(6, 0, 0.05)]
+        facts: dict[str, Any] = {"engine": engine, "device": "cpu", "chunked_prefill_size": 512}
+        report = judge(lines, **facts)
+        assert report.verdict == "long-prompt-blocking"
+        (found, *_) = report.findings
+        if engine == "sglang":  # all chunks of a prompt follow each other
+            assert asked(report) == ("--chunked-prefill-size", "increase")
+            return
+        assert asked(report) == ("--chunked-prefill-size", "decrease")
+        assert (found.action.value, found.action.live) == (256, True)
+        assert found.effect is not None
+        assert found.effect.figure == "longest time between the tokens of a stream"
+        small = judge(lines, **{**facts, "chunked_prefill_size": 200})
+        assert asked(small)[1] != "decrease", "smaller ones cost more than they gain"
+
+    def test_on_a_cpu_of_ours_no_chunk_helps_prompts_that_wait(self) -> None:
+        lines: list[Moment] = []
+        for i in range(20):
+            lines += [prefill(9, 512, 40 + i, 10, 0.1) for _ in range(3)]
+            lines.append(decode(12 + i % 4, 40, 0.1))
+        facts: dict[str, Any] = {"device": "cpu", "chunked_prefill_size": 512}
+        report = judge(lines, engine="setpoint", **facts)
+        assert report.verdict == "prefill-budget"
+        assert asked(report) == (None, None)
+        assert report.findings[0].effect is None
+        assert "more cores" in report.findings[0].action.text
+
     def test_full_batches_without_a_queue_are_no_limit_unless_they_take_most_of_the_time(
         self,
     ) -> None:

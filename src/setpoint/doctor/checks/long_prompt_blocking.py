@@ -6,8 +6,13 @@ from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import confidence, during, estimate, lines_on, percent, quote
 from setpoint.doctor.checks.long_prompts import chunks_of_one, stalling_chunks
-from setpoint.doctor.checks.prefill_budget import prefill_action
-from setpoint.doctor.findings import Action, Finding, RuledOut
+from setpoint.doctor.checks.prefill_budget import (
+    Outlook,
+    outlook,
+    prefill_action,
+    smaller_effect,
+)
+from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
 from setpoint.doctor.limits import FULL, at_budget
 from setpoint.doctor.load import Load
 
@@ -15,6 +20,14 @@ MIN_SHARE = 0.1
 """Least share of the loaded time that runs of chunks take."""
 MIN_STALLED = 0.5
 """The same if no request waits, so that they only hold up running ones."""
+
+
+LARGER = Outlook(
+    risk="Larger chunks need more memory for activations (about 1.5 MB per token), and running "
+    "requests wait longer for their next token. A separate server for long prompts avoids both.",
+    verify="The 95th percentile of the time to first token falls, and its median does not rise.",
+    falsify="Short requests wait just as long when no long prompt is being computed.",
+)
 
 
 def find(case: Case) -> Finding | None:
@@ -42,33 +55,24 @@ def find(case: Case) -> Finding | None:
         f"about {blocking.median(lambda moment: moment.queue) or 1.0:,.0f} requests wait"
         if is_queue
         else f"about {blocking.median(lambda moment: moment.running) or 1.0:,.0f} running requests "
-        "get no tokens"
+        "wait for their next token"
+    )
+    action = _action(case, stalls=not is_queue)
+    what = "Long prompts " + (
+        "block the requests behind them" if is_queue else "hold up the running requests"
     )
     return Finding(
         cause="long-prompt-blocking",
         confidence=confidence(case, min(1.0, 0.4 + share), blocking, 0.92 if is_queue else 0.8),
-        summary=f"Long prompts block the requests behind them: {during(time)}, prefill computes "
+        summary=f"{what}: {during(time)}, prefill computes "
         f"chunks of a single long prompt (the longest has {longest:,.0f} tokens in "
         f"{longest / size:.0f} chunks) while {held_up}.",
         evidence=quote(blocking, 4) + lines_on(case, "chunked_prefill_size"),
-        action=_action(case),
-        effect=estimate(
-            "time to first token of the requests that wait",
-            0.6,
-            0.9,
-            1.0,
-            "fewer chunks have less fixed cost, and the last chunk of a prompt leaves more room "
-            "for others, but the tokens to compute stay the same (sglang#29358 measured a small "
-            "gain)",
-        ),
+        action=action,
+        effect=_effect(action),
         ruled_out=_alternatives(case, len(blocking), len(full), usage),
-        risk="Larger chunks need more memory for activations (about 1.5 MB per token), and running "
-        "requests wait longer for their next token. A separate server for long prompts avoids "
-        "both.",
-        verify="The 95th percentile of the time to first token falls, and its median does not "
-        "rise.",
-        falsify="Short requests wait just as long when no long prompt is being computed.",
         share=round(share, 3),
+        **outlook(action, LARGER),
     )
 
 
@@ -78,8 +82,21 @@ def _share(case: Case, blocking: Load) -> float:
     return max(time, len(blocking) / max(len(case.load), 1))
 
 
-def _action(case: Case) -> Action:
-    action = prefill_action(case)
+def _effect(action: Action) -> Effect | None:
+    if action.direction != "increase":
+        return smaller_effect(action)
+    return estimate(
+        "time to first token of the requests that wait",
+        0.6,
+        0.9,
+        1.0,
+        "fewer chunks have less fixed cost, and the last chunk of a prompt leaves more room for "
+        "others, but the tokens to compute stay the same (sglang#29358 measured a small gain)",
+    )
+
+
+def _action(case: Case, *, stalls: bool) -> Action:
+    action = prefill_action(case, stalls=stalls)
     return Action(
         f"{action.text} If that is not enough, send long prompts to a separate server: the "
         "scheduler works on only one partly computed prompt at a time, and no option changes that.",
@@ -130,7 +147,8 @@ CHECK = Check(
     counter_evidence="Full batches that several prompts share are prefill-budget. If all prompts "
     "are about equally long, no short request is blocked: that is prefill-budget as well.",
     advice="Raise --chunked-prefill-size, with the value, or send long prompts to a server of "
-    "their own.",
+    "their own. For a Setpoint server on a CPU, where larger chunks compute no faster: lower it if "
+    "it is running requests that wait; otherwise more cores or 8-bit weights.",
     guide="SGLang's tuning guide of 2026: if long prompts dominate, raise --chunked-prefill-size. "
     "Its remedies for running out of memory ask for the opposite, and chunks of 32768 tokens made "
     "prefill only about 10 % faster and the time to first token hardly shorter (sglang#29358). "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -31,8 +33,41 @@ from setpoint.doctor.load import Load
 MIN_SHARE = 0.4
 MIN_STALLED = 0.5
 """Least share of the loaded time if no request waits …"""
+CPU_CHUNK = 256
+"""From so many tokens on, a larger chunk does not compute faster on a CPU (docs/kernels.md)."""
+LEAST_CHUNK = 128
+"""No smaller chunk is advised: its fixed cost would show."""
 MIN_FULL = 10
 """… and least number of full batches."""
+
+
+class Outlook(TypedDict):
+    """What an action risks, how to see that it helped, and what would show that it cannot."""
+
+    risk: str
+    verify: str
+    falsify: str
+
+
+LARGER = Outlook(
+    risk="Larger prefill batches need more memory for activations (about 1.5 MB per token), and "
+    "running requests wait longer for their next token while one is computed.",
+    verify="Prefill lines show the new budget (#new-token), input throughput rises, and the queue "
+    "(#queue-req) shrinks.",
+    falsify="Input throughput stays the same with larger batches. Then the device already computes "
+    "as fast as it can, and only more devices help.",
+)
+SMALLER = Outlook(
+    risk="Long prompts take somewhat longer: each chunk has a fixed cost, and a decode step after "
+    "it.",
+    verify="The 99th percentile of the time between tokens falls.",
+    falsify="Streams pause as long as before, so it is not chunks that they wait for.",
+)
+NO_OPTION = Outlook(
+    risk="8-bit weights change answers a little.",
+    verify="Input throughput rises, and requests wait less for their first token.",
+    falsify="Requests wait just as long for their first token.",
+)
 
 
 def find(case: Case) -> Finding | None:
@@ -52,7 +87,7 @@ def find(case: Case) -> Finding | None:
         blocking, _ = stalling_chunks(case)
     if len(blocking) > 0.5 * len(full) > 0:
         return None
-    action = prefill_action(case)
+    action = prefill_action(case, stalls=not is_queue)
     queue = bound.median(lambda moment: moment.queue) or 1.0
     size = case.limits.prefill_tokens
     full_at = (
@@ -62,7 +97,7 @@ def find(case: Case) -> Finding | None:
         f"about {queue:,.0f} requests wait"
         if is_queue
         else f"about {bound.median(lambda moment: moment.running) or 1.0:,.0f} running requests "
-        "get no tokens meanwhile"
+        "wait for their next token"
     )
     return Finding(
         cause="prefill-budget",
@@ -72,15 +107,10 @@ def find(case: Case) -> Finding | None:
         evidence=quote(full if len(full) else bound)
         + lines_on(case, "chunked_prefill_size", "max_prefill_tokens"),
         action=action,
-        effect=_effect() if action.direction == "increase" else None,
+        effect=prefill_effect(action),
         ruled_out=_alternatives(case, usage),
-        risk="Larger prefill batches need more memory for activations (about 1.5 MB per token), "
-        "and running requests wait longer for their next token while one is computed.",
-        verify="Prefill lines show the new budget (#new-token), input throughput rises, and the "
-        "queue (#queue-req) shrinks.",
-        falsify="Input throughput stays the same with larger batches. Then the device already "
-        "computes as fast as it can, and only more devices help.",
         share=round(share, 3),
+        **outlook(action, LARGER),
     )
 
 
@@ -107,8 +137,13 @@ def _decodes(case: Case) -> bool:
     return len(lacking) > 0.1 * len(telling)
 
 
-def prefill_action(case: Case) -> Action:
-    """Raise the budget that binds, or make room for that if no memory is left for it."""
+def prefill_action(case: Case, *, stalls: bool = False) -> Action:
+    """Raise the budget that binds, or make room for that if no memory is left for it. stalls: no
+    request waits, but running ones do for their next token."""
+    if case.facts.engine == "setpoint" and case.facts.device == "cpu":
+        found = _on_our_cpu(case, stalls=stalls)
+        if found is not None:
+            return found
     chunk = case.facts.chunked_prefill_size
     chunk = chunk if chunk is not None else whole(case.number("chunked_prefill_size"))
     most = case.facts.max_prefill_tokens
@@ -136,6 +171,23 @@ def prefill_action(case: Case) -> Action:
     return action
 
 
+def _on_our_cpu(case: Case, *, stalls: bool) -> Action | None:
+    """What helps where larger batches compute no faster, and a decode step follows each chunk of a
+    long prompt; None if batches are so small that larger ones would."""
+    size = case.limits.prefill_tokens
+    if not size or size < CPU_CHUNK:
+        return None
+    flag = "--chunked-prefill-size"
+    if stalls and size >= 2 * LEAST_CHUNK:
+        value = int(size / 2)
+        text = f"{change('decrease', flag, value, size)}: a decode step follows each chunk."
+        return Action(text, flag, "decrease", value, live=True)
+    return Action(
+        "Give the server more cores, or 8-bit weights (--quantization w8a8_int8), or send it fewer "
+        "prompt tokens: on a CPU larger prefill batches compute no faster."
+    )
+
+
 def _raise(flag: str, present: float, value: int) -> Action:
     text = change("increase", flag, value, present) + "."
     # A larger chunk needs memory that is planned at the start.
@@ -146,15 +198,38 @@ def _refused_by(case: Case, reason: str) -> int:
     return sum(moment.refusals.get(reason, 0) for moment in case.load.moments)
 
 
-def _effect() -> Effect:
+def prefill_effect(action: Action) -> Effect | None:
+    if action.direction == "increase":
+        return estimate(
+            "input throughput",
+            1.0,
+            1.1,
+            1.5,
+            "each token costs the device the same in a larger batch; only the fixed cost of each "
+            "step is saved (chunks four times as large gave about 10 % in sglang#29358)",
+        )
+    return smaller_effect(action)
+
+
+def smaller_effect(action: Action) -> Effect | None:
+    """The effect of smaller chunks; None if the action is another one."""
+    if action.direction != "decrease" or action.flag != "--chunked-prefill-size":
+        return None
     return estimate(
-        "input throughput",
-        1.0,
-        1.1,
-        1.5,
-        "each token costs the device the same in a larger batch; only the fixed cost of each step "
-        "is saved (chunks four times as large gave about 10 % in sglang#29358)",
+        "longest time between the tokens of a stream",
+        0.4,
+        0.55,
+        0.8,
+        "a stream waits for one chunk at a time, and half the tokens take about half as long (256 "
+        "instead of 512 tokens gave 0.57 of it on two cores)",
     )
+
+
+def outlook(action: Action, larger: Outlook) -> Outlook:
+    """What to expect of an action about the size of chunks. larger: of larger ones."""
+    if action.flag is None:
+        return NO_OPTION
+    return SMALLER if action.direction == "decrease" and action.live else larger
 
 
 def _alternatives(case: Case, usage: float | None) -> tuple[RuledOut, ...]:
@@ -208,7 +283,10 @@ CHECK = Check(
     "single prompt are long-prompt-blocking. If most lines are decode lines, something else keeps "
     "requests out, because a decode step runs only if no prefill batch can be formed.",
     advice="Raise the budget that binds, --chunked-prefill-size or --max-prefill-tokens, with "
-    "the value; if no memory is free for it, lower --mem-fraction-static first, or add devices.",
+    "the value; if no memory is free for it, lower --mem-fraction-static first, or add devices. On "
+    "a CPU, for a Setpoint server, where larger chunks compute no faster: lower "
+    "--chunked-prefill-size if it is running requests that wait, otherwise more cores or 8-bit "
+    "weights.",
     guide="SGLang's tuning guide of 2026: compute long prompts in large chunks "
     "(--chunked-prefill-size 16384 for offline batches and long contexts). The older guides name "
     "the option only as a remedy when prefill runs out of memory: lower it to 4096 or 2048.",
