@@ -94,6 +94,17 @@ def test_a_reserve_that_is_used_up_at_times_is_not_too_large() -> None:
     assert verdict(seen(rank(wave), **READY)) == "healthy"
 
 
+def test_a_small_pool_that_waves_fill_is_too_small() -> None:
+    """Eight requests begin together and end together, at 0.94, while 16 wait: a smaller reserve would
+    only bring retractions. Red before: kv-conservative, or nothing at all."""
+    waves = [decode(8, 16, 0.11 + 0.083 * (n % 11)) for n in range(66)]
+    report = diagnose(seen(rank(waves), max_total_num_tokens=4000, max_running_requests=2000))
+    assert report.verdict == "kv-full"
+    assert "when it is fullest, 94 %" in report.summary
+    flags = [each.action.flag for each in report.findings]
+    assert "--schedule-conservativeness" not in flags
+
+
 def test_a_pool_with_no_room_for_a_request_is_no_cap() -> None:
     """Nine requests hold 0.89 of it: a tenth would not fit, whatever the limit is."""
     report = diagnose(seen(rank([decode(9, 30, 0.89) for _ in range(8)])))

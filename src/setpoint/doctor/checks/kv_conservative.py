@@ -30,7 +30,7 @@ MIN_SHARE = 0.5
 
 CLEARLY_FREE = 0.85
 """From this usage on, what is held back is hardly worth a change."""
-PEAKS = 0.1
+PEAKS = 0.04
 """Share of the time in which the reserve is in use, if it is needed at all."""
 FEW = 0.15
 """With fewer waiting requests for each running one, letting them in would change nothing."""
@@ -86,8 +86,12 @@ def find(case: Case) -> Finding | None:
 def is_used_up(case: Case) -> bool:
     """Whether the running requests come to need what was reserved for them: usage goes up and down
     as many of them begin and end together, and with a smaller reserve the pool would overflow."""
-    peak = case.decoding.quantile(lambda moment: moment.usage_max or moment.usage, 1 - PEAKS)
-    return peak is not None and peak >= FULL
+    return (peak_usage(case) or 0.0) >= FULL
+
+
+def peak_usage(case: Case) -> float | None:
+    """The usage that the tops of its waves reach."""
+    return case.decoding.quantile(lambda moment: moment.usage_max or moment.usage, 1 - PEAKS)
 
 
 def _varies(case: Case, held: Load) -> bool:
@@ -172,7 +176,7 @@ CHECK = Check(
     rule="For at least half of the time under load, requests wait (at least 15 for every 100 that "
     "run), less than 90 % of the KV pool is in use (median below 85 %), one more average request "
     "would fit, fewer requests run than the limit allows, prefill batches do not fill their token "
-    "budget, usage does not reach 90 % for a tenth of the time (then the reserve is needed), and "
+    "budget, usage does not reach 90 % for 4 % of the time (then the reserve is needed), and "
     "there is at most about one retraction a minute. If no line names the limit on "
     "running requests, their number must vary: one that stands still is a limit (seq-cap). In an "
     "excerpt, at least six decode lines must show this (four, if the limit is named), or more "

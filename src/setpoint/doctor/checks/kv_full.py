@@ -20,6 +20,7 @@ from setpoint.doctor.checks.common import (
     sure_of,
     throughput_effect,
 )
+from setpoint.doctor.checks.kv_conservative import is_used_up, peak_usage
 from setpoint.doctor.checks.kv_optimistic import EFFECTIVE, retracts_often
 from setpoint.doctor.checks.memory import GUIDE_DEVICE_GB, total_gb
 from setpoint.doctor.equations import GOOD_USAGE, mem_fraction_for, rounded
@@ -55,9 +56,10 @@ FALLS = 0.5
 def find(case: Case) -> Finding | None:
     if not case.has_load:
         return None
-    full = case.decoding.where(lambda moment: _is_bound(case, moment))
+    waves = is_used_up(case)
+    full = case.decoding.where(lambda moment: _is_bound(case, moment, waves=waves))
     share = sum(full.weights) / (sum(case.decoding.weights) or 1.0)
-    usage = full.median(lambda moment: moment.usage)
+    usage = _usage(case, full)
     running = full.median(lambda moment: moment.running)
     queue = full.median(lambda moment: moment.queue)
     if usage is None or not running or not queue:
@@ -74,8 +76,8 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="kv-full",
         confidence=confidence(case, share, full, min(sure, 0.92)),
-        summary=f"The KV pool is too small for the load: {percent(usage)} of it is in use by "
-        f"{running:,.0f} running requests, and {reason}.",
+        summary=f"The KV pool is too small for the load: {'when it is fullest, ' if waves else ''}"
+        f"{percent(usage)} of it is in use by {running:,.0f} running requests, and {reason}.",
         evidence=quote(full)
         + quote_events(case, "retraction", 1)
         + lines_on(case, "max_total_num_tokens"),
@@ -94,11 +96,18 @@ def find(case: Case) -> Finding | None:
     )
 
 
-def _is_bound(case: Case, moment: Moment) -> bool:
-    """Whether requests wait beside a full pool. That the prompts of those that it has room for
-    fill their prefill batches does not change it."""
+def _usage(case: Case, full: Load) -> float | None:
+    """The usage of a pool that lets nobody in: the usual one, or that of the tops if it goes up and
+    down because requests begin and end together, for whose ends it is needed."""
+    return peak_usage(case) if is_used_up(case) else full.median(lambda moment: moment.usage)
+
+
+def _is_bound(case: Case, moment: Moment, *, waves: bool) -> bool:
+    """Whether requests wait beside a full pool, or beside one that will be full at the top of a
+    wave. That the prompts of those that it has room for fill their prefill batches does not change
+    it."""
     limit = binding_limit(moment, case.limits)
-    return limit == "kv-full" or (
+    return limit in ("kv-full", "kv-conservative" if waves else "kv-full") or (
         limit == "prefill-budget" and is_full(moment) and not case.limits.reasons
     )
 
@@ -144,7 +153,7 @@ def _too_small(case: Case, full: Load, share: float) -> tuple[float, str] | None
 def _doublings(case: Case, full: Load, running: float, queue: float) -> float:
     """The logarithm to base 2 of the odds that the pool is too small, from how long requests wait,
     how few run, and how full the pool is."""
-    usage = full.median(lambda moment: moment.usage) or 0.0
+    usage = _usage(case, full) or 0.0
     ratio = queue / running
     odds = math.log2(ratio) + _within(math.log2(EVEN_BATCH / running), -2.0, 2.0)
     # What is left is less than a request has at its end, half of that in the mean.
