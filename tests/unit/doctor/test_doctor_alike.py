@@ -98,8 +98,10 @@ def test_a_small_pool_that_waves_fill_is_too_small() -> None:
     """Eight requests begin together and end together, at 0.94, while 16 wait: a smaller reserve would
     only bring retractions. Red before: kv-conservative, or nothing at all."""
     waves = [decode(8, 16, 0.11 + 0.083 * (n % 11)) for n in range(66)]
-    report = diagnose(seen(rank(waves), max_total_num_tokens=4000, max_running_requests=2000))
+    facts = {"max_total_num_tokens": 4000, "max_running_requests": 2000}
+    report = diagnose(seen(rank(waves), options={"max_total_tokens": 4000}, **facts))
     assert report.verdict == "kv-full"
+    assert report.findings[0].action.flag == "--max-total-tokens"
     assert "when it is fullest, 94 %" in report.summary
     flags = [each.action.flag for each in report.findings]
     assert "--schedule-conservativeness" not in flags

@@ -19,6 +19,7 @@ from setpoint.doctor.checks.common import (
     throughput_effect,
 )
 from setpoint.doctor.checks.kv_optimistic import retracts_often
+from setpoint.doctor.checks.memory import is_held_small
 from setpoint.doctor.checks.prefix_miss import switched_off
 from setpoint.doctor.equations import MIN_CONSERVATIVENESS, conservativeness_for
 from setpoint.doctor.findings import Action, Finding, RuledOut
@@ -30,8 +31,9 @@ MIN_SHARE = 0.5
 
 CLEARLY_FREE = 0.85
 """From this usage on, what is held back is hardly worth a change."""
-PEAKS = 0.04
-"""Share of the time in which the reserve is in use, if it is needed at all."""
+PEAKS, PEAKS_OF_HELD = 0.1, 0.04
+"""Share of the time in which the reserve is in use, if it is needed at all; and in a pool that an
+option keeps small, where a larger pool is a remedy without a risk."""
 FEW = 0.15
 """With fewer waiting requests for each running one, letting them in would change nothing."""
 MIN_EXCERPT, MIN_NAMED = 6, 4
@@ -91,7 +93,8 @@ def is_used_up(case: Case) -> bool:
 
 def peak_usage(case: Case) -> float | None:
     """The usage that the tops of its waves reach."""
-    return case.decoding.quantile(lambda moment: moment.usage_max or moment.usage, 1 - PEAKS)
+    share = PEAKS_OF_HELD if is_held_small(case) else PEAKS
+    return case.decoding.quantile(lambda moment: moment.usage_max or moment.usage, 1 - share)
 
 
 def _varies(case: Case, held: Load) -> bool:
@@ -176,8 +179,8 @@ CHECK = Check(
     rule="For at least half of the time under load, requests wait (at least 15 for every 100 that "
     "run), less than 90 % of the KV pool is in use (median below 85 %), one more average request "
     "would fit, fewer requests run than the limit allows, prefill batches do not fill their token "
-    "budget, usage does not reach 90 % for 4 % of the time (then the reserve is needed), and "
-    "there is at most about one retraction a minute. If no line names the limit on "
+    "budget, usage does not reach 90 % for a tenth of the time, or for 4 % of it if "
+    "--max-total-tokens keeps the pool small (then the reserve is needed), and there is at most about one retraction a minute. If no line names the limit on "
     "running requests, their number must vary: one that stands still is a limit (seq-cap). In an "
     "excerpt, at least six decode lines must show this (four, if the limit is named), or more "
     "requests run whenever fewer tokens are in use: what is in use and what is reserved then add "

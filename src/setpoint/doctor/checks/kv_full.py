@@ -22,7 +22,7 @@ from setpoint.doctor.checks.common import (
 )
 from setpoint.doctor.checks.kv_conservative import is_used_up, peak_usage
 from setpoint.doctor.checks.kv_optimistic import EFFECTIVE, retracts_often
-from setpoint.doctor.checks.memory import GUIDE_DEVICE_GB, total_gb
+from setpoint.doctor.checks.memory import GUIDE_DEVICE_GB, is_held_small, total_gb
 from setpoint.doctor.equations import GOOD_USAGE, mem_fraction_for, rounded
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.limits import WHOLE, binding_limit, is_full
@@ -56,7 +56,7 @@ FALLS = 0.5
 def find(case: Case) -> Finding | None:
     if not case.has_load:
         return None
-    waves = is_used_up(case)
+    waves = is_held_small(case) and is_used_up(case)
     full = case.decoding.where(lambda moment: _is_bound(case, moment, waves=waves))
     share = sum(full.weights) / (sum(case.decoding.weights) or 1.0)
     usage = _usage(case, full)
@@ -97,9 +97,12 @@ def find(case: Case) -> Finding | None:
 
 
 def _usage(case: Case, full: Load) -> float | None:
-    """The usage of a pool that lets nobody in: the usual one, or that of the tops if it goes up and
-    down because requests begin and end together, for whose ends it is needed."""
-    return peak_usage(case) if is_used_up(case) else full.median(lambda moment: moment.usage)
+    """The usage of a pool that lets nobody in: the usual one, or the highest if an option keeps it
+    small and usage goes up and down, because requests begin and end together: they need it at
+    their ends."""
+    if is_held_small(case) and is_used_up(case):
+        return peak_usage(case)
+    return full.median(lambda moment: moment.usage)
 
 
 def _is_bound(case: Case, moment: Moment, *, waves: bool) -> bool:
@@ -174,12 +177,6 @@ def _is_memory_left(case: Case) -> bool:
 
 def _within(value: float, least: float, most: float) -> float:
     return min(max(value, least), most)
-
-
-def is_held_small(case: Case) -> bool:
-    """Whether --max-total-tokens limits the pool, and not the memory."""
-    asked, tokens = case.number("max_total_tokens"), case.facts.max_total_num_tokens
-    return bool(asked and tokens and tokens >= 0.98 * asked)
 
 
 def _action(case: Case, growth: float) -> Action:

@@ -15,11 +15,11 @@ from setpoint.doctor.checks.common import (
     throughput_effect,
 )
 from setpoint.doctor.checks.graph_miss import share_missed
-from setpoint.doctor.checks.kv_full import is_held_small
 from setpoint.doctor.checks.memory import (
     WANTED_FREE_GB,
     fraction,
     fraction_that_leaves,
+    is_held_small,
     scaled,
     total_gb,
 )

@@ -148,3 +148,9 @@ def lower_fraction(case: Case, by_gb: float, rest: str) -> Action:
     flag = "--mem-fraction-static"
     lower = f"Lower {flag}" if value is None else change("decrease", flag, value, present)
     return Action(f"{lower}{rest}", flag, "decrease", value)
+
+
+def is_held_small(case: Case) -> bool:
+    """Whether --max-total-tokens limits the pool, and not the memory."""
+    asked, tokens = case.number("max_total_tokens"), case.facts.max_total_num_tokens
+    return bool(asked and tokens and tokens >= 0.98 * asked)
