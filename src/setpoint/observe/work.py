@@ -94,7 +94,7 @@ class WorkMeter:
         elapsed = self._figures.elapsed_s
         if elapsed <= 0:
             return ""
-        return f", est. prefill TFLOPS/s (per GPU): {self._prefill.flops / elapsed / 1e12:.2f}"
+        return f", est. prefill TFLOPS/s (per GPU): {self._prefill.flops / elapsed / 1e12:.4f}"
 
     def decode_words(self) -> str:
         """The end of the line about decode steps."""
@@ -102,7 +102,7 @@ class WorkMeter:
         if elapsed <= 0:
             return ""
         return (
-            f", est. decode TFLOPS/s (per GPU): {self._told.flops / elapsed / 1e12:.2f},"
+            f", est. decode TFLOPS/s (per GPU): {self._told.flops / elapsed / 1e12:.4f},"
             f" est. read BW (GB/s per GPU): {self._told.read_bytes / elapsed / 1e9:.2f},"
             f" est. write BW (GB/s per GPU): {self._told.write_bytes / elapsed / 1e9:.2f}"
         )

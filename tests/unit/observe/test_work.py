@@ -111,11 +111,11 @@ def test_lines_and_counters_say_it(caplog: pytest.LogCaptureFixture) -> None:
             readers.on(each)
     first, second = caplog.messages
     assert MODEL.of(prefill).flops == pytest.approx(27.75e9, rel=1e-3)
-    assert first.endswith(", est. prefill TFLOPS/s (per GPU): 0.28")
+    assert first.endswith(", est. prefill TFLOPS/s (per GPU): 0.2775")
     one = MODEL.of(decode[0])
     assert (one.flops, one.read_bytes) == pytest.approx((22.13e9, 0.584e9), rel=0.01)
     assert second.endswith(
-        f"#queue-req: 0, est. decode TFLOPS/s (per GPU): {2 * one.flops / 0.5 / 1e12:.2f},"
+        f"#queue-req: 0, est. decode TFLOPS/s (per GPU): {2 * one.flops / 0.5 / 1e12:.4f},"
         f" est. read BW (GB/s per GPU): {2 * one.read_bytes / 0.5 / 1e9:.2f},"
         f" est. write BW (GB/s per GPU): {2 * one.write_bytes / 0.5 / 1e9:.2f}"
     )

@@ -181,7 +181,8 @@ CHECK = Check(
     "would fit, fewer requests run than the limit allows, prefill batches do not fill their token "
     "budget, usage does not reach 90 % for a tenth of the time, or for 4 % of it if "
     "--max-total-tokens keeps the pool small (then the reserve is needed), and there is at most "
-    "about one retraction a minute. If no line names the limit on running requests, their number must vary: one that stands still is a limit (seq-cap). In an "
+    "about one retraction a minute. If no line names the limit on running requests, their number "
+    "must vary: one that stands still is a limit (seq-cap). In an "
     "excerpt, at least six decode lines must show this (four, if the limit is named), or more "
     "requests run whenever fewer tokens are in use: what is in use and what is reserved then add "
     "up to the same sum.",
