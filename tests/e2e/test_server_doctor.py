@@ -20,16 +20,16 @@ from setpoint.testing.server_process import ServerProcess, running_server, wait_
 
 
 @contextmanager
-def clients(server: ServerProcess, count: int) -> Iterator[None]:
+def clients(server: ServerProcess, count: int, *, max_new_tokens: int = 128) -> Iterator[None]:
     """So many clients, each of which sends its next request after the answer to the last one."""
     over = threading.Event()
 
     def work(number: int) -> None:
         body = {
             "text": f"Client {number} asks:",
-            "sampling_params": {"max_new_tokens": 128, "ignore_eos": True},
+            "sampling_params": {"max_new_tokens": max_new_tokens, "ignore_eos": True},
         }
-        with httpx.Client(timeout=60) as http:
+        with httpx.Client(timeout=600) as http:
             while not over.is_set():
                 assert http.post(f"{server.url}/generate", json=body).status_code == 200
 
@@ -60,6 +60,34 @@ def binding(server: ServerProcess) -> dict[str, float]:
     }
 
 
+def check_the_log(server: ServerProcess, folder: Path, live: Any) -> None:
+    """``setpoint doctor`` says of the log what the server says of itself: cause, option and value."""
+    log = folder / "copy.log"
+    log.write_text(server.errors)
+    command = [sys.executable, "-m", "setpoint.cli", "doctor", str(log), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    read = json.loads(done.stdout)
+    assert read["verdict"] == live["verdict"]
+    one, other = (each["findings"][0]["action"] for each in (read, live))
+    assert [one[key] for key in ("flag", "direction", "value")] == [
+        other[key] for key in ("flag", "direction", "value")
+    ]
+
+
+@pytest.mark.full
+def test_a_small_pool_is_named_everywhere(tmp_path: Path) -> None:
+    """Four requests begin together, and at their ends they need nearly the whole pool, so that a smaller
+    reserve would only bring retractions. Red before: kv-conservative, or nothing, by chance."""
+    options = ["--max-total-tokens", "1100", "--enable-metrics"]
+    with running_server(tmp_path, *options) as server, clients(server, 16, max_new_tokens=256):
+        wait_until(lambda: report(server)["verdict"] == "kv-full", every_s=2.0, timeout_s=150)
+        wait_until(lambda: binding(server).get("kv-full") == 1.0, every_s=1.0, timeout_s=150)
+        line = "Doctor: kv-full limits the server. "
+        # Up to a minute after another line, of a time before the first wave had reached its end.
+        wait_until(lambda: any(each.startswith(line) for each in server.messages), timeout_s=150)
+        check_the_log(server, tmp_path, report(server))
+
+
 @pytest.mark.full
 def test_a_cap_of_two_is_named_everywhere(tmp_path: Path) -> None:
     options = ["--max-running-requests", "2", "--enable-metrics"]
@@ -85,6 +113,7 @@ def test_a_cap_of_two_is_named_everywhere(tmp_path: Path) -> None:
             )
             assert done.returncode == 1, done.stderr
             assert json.loads(done.stdout)["verdict"] == "seq-cap"
+            check_the_log(server, tmp_path, found)
         lines = [each for each in server.messages if each.startswith("Doctor:")]
         assert len(lines) == 1
         assert server.engine is not None
