@@ -101,14 +101,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     config, spec = job.config, job.spec
     waited = time.perf_counter()
     clock = WallClock()
-    readers = EngineReaders(
-        device=config.options.execution.device,
-        decode_log_interval=config.options.logs.decode_log_interval,
-        request_times=config.options.logs.enable_request_time_stats_logging,
-        metrics=config.options.metrics.enable_metrics,
-        epoch=time.time() - clock.now(),
-        work=work_model(config, spec) if config.options.metrics.enable_mfu_metrics else None,
-    )
+    readers = _readers(job, clock)
     grammars = engine_grammars(job)
     with _meanwhile(grammars.prepare):
         runner, pool, left = _load(job, readers)
@@ -164,6 +157,18 @@ def _load(job: EngineJob, observer: Observer) -> tuple[ModelRunner, PoolConfig, 
     """``load_engine``; a standby loads while another engine serves, and leaves it the cores."""
     load = partial(load_engine, job, observer)
     return at_low_priority(load) if job.is_standby else load()
+
+
+def _readers(job: EngineJob, clock: WallClock) -> EngineReaders:
+    config = job.config
+    return EngineReaders(
+        device=config.options.execution.device,
+        decode_log_interval=config.options.logs.decode_log_interval,
+        request_times=config.options.logs.enable_request_time_stats_logging,
+        metrics=config.options.metrics.enable_metrics,
+        epoch=time.time() - clock.now(),
+        work=work_model(config, job.spec) if config.options.metrics.enable_mfu_metrics else None,
+    )
 
 
 def _cache_of(job: EngineJob, config: CacheConfig) -> KVCache:
