@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from setpoint.core import prefix_hash
-from setpoint.core.messages import decode_to_frontend, encode
+from setpoint.core.messages import Cached, decode_to_frontend, encode
 from setpoint.core.prefix_hash import prefix_hashes
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.ipc import balance
 from setpoint.ipc.balance import CacheAware, Load
 from setpoint.scheduler.cache.manager import KVCache
+from setpoint.scheduler.cache.news import CacheNews
 
 BLOCK = 4
 
@@ -42,7 +43,7 @@ def run(seed: int, seen: Counter[str]) -> None:
     rng = random.Random(seed)
     page_size = rng.choice([1, 1, 2, 4, 3, 8])
     cache = KVCache(num_pages=60 // page_size + 4, page_size=page_size)
-    cache.listen()
+    cache.listen(CacheNews())
     load, handles = Load(0, keeps_prefixes=True), []
     for _ in range(60):
         namespace = rng.choice(["", "", "other"])
@@ -70,8 +71,8 @@ def run(seed: int, seen: Counter[str]) -> None:
                 handles.clear()
                 cache.reset()
             case _:
-                news = cache.take_news()
-                if news is not None:
+                for news in cache.take_news():
+                    assert isinstance(news, Cached)
                     load.take(decode_to_frontend(encode(news)))  # type: ignore[arg-type]
                     seen["told"] += 1
                     seen["removed"] += len(news.removed) > 0

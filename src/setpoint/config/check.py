@@ -13,6 +13,7 @@ import msgspec
 from setpoint.config.groups.answers import preferred_sampling
 from setpoint.config.groups.chat_formats import NONE
 from setpoint.config.groups.declare import Field, Option
+from setpoint.config.groups.events import FLAG, publisher_config
 from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.groups.metrics import check_metrics
 from setpoint.config.groups.model import chat_template_kwargs, model_overrides
@@ -84,6 +85,7 @@ def check_options(options: Options) -> None:
     check_metrics(options.metrics)
     if options.traces.enable_trace:
         otlp_url(options.traces.otlp_traces_endpoint)
+    _check_events(options)
     if scheduling.schedule_policy == "shortest-prefill-first" and memory.disable_radix_cache:
         raise ConfigError(
             "--schedule-policy shortest-prefill-first needs the prefix cache; drop"
@@ -103,6 +105,15 @@ def check_values(values: msgspec.Struct, fields: Iterable[Field[Option]]) -> Non
         if value is not None:
             for each in value if field.is_list else (value,):
                 _check_value(field, each)
+
+
+def _check_events(options: Options) -> None:
+    """Raise ConfigError if KV events are wanted that cannot be published."""
+    config = publisher_config(options.events, num_ranks=options.parallel.dp_size)
+    if config is not None and options.memory.disable_radix_cache:
+        raise ConfigError(
+            f"{FLAG} tells what the prefix cache holds; drop it or --disable-radix-cache."
+        )
 
 
 def _check_ids_only(options: Options) -> None:

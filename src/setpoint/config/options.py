@@ -18,6 +18,7 @@ import msgspec
 from setpoint.config.groups.answers import AnswerOptions
 from setpoint.config.groups.compatibility import CompatibilityOptions
 from setpoint.config.groups.declare import Option, declared, masked
+from setpoint.config.groups.events import EventOptions
 from setpoint.config.groups.execution import ExecutionOptions
 from setpoint.config.groups.logs import LogOptions
 from setpoint.config.groups.memory import MemoryOptions
@@ -48,6 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     logs: LogOptions = LogOptions()
     metrics: MetricOptions = MetricOptions()
     traces: TraceOptions = TraceOptions()
+    events: EventOptions = EventOptions()
     parallel: ParallelOptions = ParallelOptions()
     compatibility: CompatibilityOptions = CompatibilityOptions()
 

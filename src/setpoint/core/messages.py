@@ -170,6 +170,14 @@ class Cached(msgspec.Struct, frozen=True, tag=True):
     """Whether everything before was removed."""
 
 
+class Blocks(msgspec.Struct, frozen=True, tag=True):
+    """How the engine's prefix cache has changed, for programs outside. Only an engine whose KV
+    cache events are published sends it."""
+
+    events: bytes
+    """A msgpack array of events (``core.kv_events``). The frontend passes it on unread."""
+
+
 class Announce(msgspec.Struct, frozen=True, tag=True):
     """The change in the set of sequences that the plans in flight contain. It is sent before the
     newest of these plans executes, so that after a crash the suspects are known.
@@ -187,7 +195,7 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
 ToEngine = Submit | Abort | Stop | Shutdown | Call
 ToLoop = ToEngine | Prepared
 """The messages that the engine's loop can find in its inbox."""
-ToFrontend = Tokens | Reply | Starting | Ready | Alive | Failed | Announce | Cached
+ToFrontend = Tokens | Reply | Starting | Ready | Alive | Failed | Announce | Cached | Blocks
 
 _encoder = msgspec.msgpack.Encoder()
 _to_loop: msgspec.msgpack.Decoder[ToLoop] = msgspec.msgpack.Decoder(ToLoop)

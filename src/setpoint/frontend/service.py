@@ -243,7 +243,7 @@ class Service:
         found = await self.states()
         return {
             **self.known_info(found[0][0]),
-            "kv_events": None,
+            "kv_events": self.config.kv_events,
             "internal_states": [
                 _entry(state, line.facts) | {"dp_rank": line.rank} for line, state in found
             ],

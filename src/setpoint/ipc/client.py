@@ -20,10 +20,19 @@ import msgspec
 from setpoint.core.control import PauseMode, RequestList
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.excerpt import excerpt
-from setpoint.core.messages import Abort, Finish, Stop, Submit, TokenEvent
+from setpoint.core.messages import (
+    Abort,
+    Blocks,
+    Cached,
+    Finish,
+    Stop,
+    Submit,
+    TokenEvent,
+)
 from setpoint.core.request import Request
 from setpoint.core.standing import Standing
 from setpoint.ipc.balance import Balance, Load, TotalRequests
+from setpoint.ipc.block_sink import BlockSink
 from setpoint.ipc.line import EngineLine, EngineState
 from setpoint.ipc.mailbox import Mailbox, WakeUps
 from setpoint.ipc.submission import Submission
@@ -41,10 +50,18 @@ class EngineClient:
     message for one cannot reach another that reuses its rid.
     """
 
-    def __init__(self, *, balance: Balance | None = None, recovers: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        balance: Balance | None = None,
+        recovers: bool = False,
+        blocks: BlockSink | None = None,
+    ) -> None:
         """balance: chooses the engine of a request; None: the one with the fewest. recovers:
         whether requests survive the end of their engine. Then whoever starts engines calls ``lost``
-        when it gives one up."""
+        when it gives one up. blocks: who hears what the engines' caches gain and lose, if anyone
+        does."""
+        self.blocks = blocks
         self._balance = balance or TotalRequests()
         self._recovers = recovers
         self._lines: dict[int, EngineLine] = {}
@@ -98,7 +115,7 @@ class EngineClient:
             partial(self._route, line),
             partial(self._ended, line),
             partial(self._became_ready, line),
-            self._loads[line].take,
+            partial(self._cached, line),
         )
 
     def close(self) -> None:
@@ -359,6 +376,12 @@ class EngineClient:
             mailboxes[submission.mailbox] = None
         self._wake_ups.add(mailboxes)
 
+    def _cached(self, line: EngineLine, news: Cached | Blocks) -> None:
+        if isinstance(news, Cached):
+            self._loads[line].take(news)
+        elif self.blocks is not None:
+            self.blocks.take(line.rank, news.events)
+
     def _place(self, submission: Submission) -> None:
         """Send it to the engine that is to have it; let it wait while there is none."""
         wanted = submission.request.options.routed_dp_rank
@@ -438,6 +461,8 @@ class EngineClient:
 
     def _ended(self, line: EngineLine) -> None:
         """Move the requests of a line that has ended, or end them with its reason."""
+        if self.blocks is not None:
+            self.blocks.cleared(line.rank)
         del self._loads[line]
         error = EngineDeadError(line.death)
         lost = [each for each in self._open.values() if each.line is line]

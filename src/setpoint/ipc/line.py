@@ -47,6 +47,7 @@ from setpoint.core.excerpt import excerpt
 from setpoint.core.messages import (
     Alive,
     Announce,
+    Blocks,
     Cached,
     Failed,
     Ready,
@@ -144,7 +145,7 @@ class EngineLine:
         on_tokens: Callable[[list[TokenEvent]], None],
         on_end: Callable[[], None],
         on_ready: Callable[[], None],
-        on_cached: Callable[[Cached], None],
+        on_cached: Callable[[Cached | Blocks], None],
     ) -> None:
         """Begin to receive, inside the running loop; called by the owner, and again by the next
         one. ``on_end`` is called when
@@ -394,7 +395,7 @@ class EngineLine:
                 self._on_progress(doing)
             case Alive():
                 pass
-            case Cached():
+            case Cached() | Blocks():
                 self._on_cached(message)
             case Ready(facts):
                 if self.state is EngineState.STARTING:

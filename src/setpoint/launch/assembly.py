@@ -8,6 +8,7 @@ from typing import Any
 
 from setpoint import __version__
 from setpoint.config.groups.answers import preferred_sampling
+from setpoint.config.groups.events import described, publisher_config
 from setpoint.config.groups.metrics import buckets_of, extra_labels
 from setpoint.config.groups.model import chat_template_kwargs
 from setpoint.config.groups.server import api_keys
@@ -78,6 +79,7 @@ def make_service(
             **server_info(config, startup_s=startup_s),
             "launch_command": launch_command(options, served.asked.given),
         },
+        kv_events=kv_events_info(options),
         metrics=metrics_config(config, facts, startup_s=startup_s),
         profiles_folder=config.env.torch_profiler_dir,
         health_generates=config.env.health_endpoint_generation,
@@ -132,6 +134,15 @@ def metrics_config(
             **{name: facts.phases[name] for name in STARTUP_PHASES if name in facts.phases},
         },
     )
+
+
+def kv_events_info(options: Options) -> dict[str, Any] | None:
+    """Where KV events are published, as ``/server_info`` shows it."""
+    num_ranks = options.parallel.dp_size
+    events = publisher_config(options.events, num_ranks=num_ranks)
+    if events is None:
+        return None
+    return described(events, page_size=options.memory.page_size, num_ranks=num_ranks)
 
 
 def server_info(config: ResolvedConfig, *, startup_s: float) -> dict[str, Any]:

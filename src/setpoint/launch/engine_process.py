@@ -22,6 +22,7 @@ from functools import partial
 
 import psutil
 
+from setpoint.config.groups.events import publisher_config
 from setpoint.config.pool import PoolConfig
 from setpoint.core.control import EngineFacts, MemoryUsage
 from setpoint.core.errors import SetpointError
@@ -51,7 +52,9 @@ from setpoint.observe.logline import setup_logging
 from setpoint.observe.readers import EngineReaders
 from setpoint.observe.tee import Tee
 from setpoint.recording.writer import start_recording
+from setpoint.scheduler.cache.block_news import BlockNews
 from setpoint.scheduler.cache.manager import CacheConfig, KVCache
+from setpoint.scheduler.cache.news import CacheNews
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 
@@ -174,7 +177,9 @@ def _readers(job: EngineJob, clock: WallClock) -> EngineReaders:
 def _cache_of(job: EngineJob, config: CacheConfig) -> KVCache:
     cache = config.empty_cache()
     if job.tells_prefixes:
-        cache.listen()
+        cache.listen(CacheNews())
+    if publisher_config(job.config.options.events) is not None:
+        cache.listen(BlockNews(config.page_size))
     return cache
 
 

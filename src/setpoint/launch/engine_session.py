@@ -22,6 +22,7 @@ from setpoint.launch.standby import Standby
 if TYPE_CHECKING:
     from setpoint.frontend.service import Service
     from setpoint.frontend.storage.storage import Storage
+    from setpoint.ipc.block_sink import BlockSink
     from setpoint.ipc.client import EngineClient
     from setpoint.ipc.line import EngineLine
     from setpoint.launch.job import EngineJob
@@ -47,8 +48,16 @@ class EngineSession:
     """Launched engines on a running event loop: an async context manager whose exit ends them in
     order. An engine that dies is started again (--max-engine-restarts)."""
 
-    def __init__(self, engine: Launched, phases: Phases, *, storage: Storage | None = None) -> None:
-        """storage: where the service keeps clients' files, if anywhere."""
+    def __init__(
+        self,
+        engine: Launched,
+        phases: Phases,
+        *,
+        storage: Storage | None = None,
+        blocks: BlockSink | None = None,
+    ) -> None:
+        """storage: where the service keeps clients' files, if anywhere. blocks: see
+        EngineClient."""
         from setpoint.ipc.balance import make_balance
         from setpoint.ipc.client import EngineClient
 
@@ -59,6 +68,7 @@ class EngineSession:
             if engine.served.tells_prefixes
             else None,
             recovers=True,
+            blocks=blocks,
         )
         self.exit_s = EXIT_S
         """How long the processes may take to end after they have been asked to."""

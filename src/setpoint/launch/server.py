@@ -29,6 +29,7 @@ from setpoint.launch.engine import Launched, launch_engine
 from setpoint.launch.engine_session import EngineSession
 from setpoint.launch.invitation import address, invitation
 from setpoint.launch.phases import Phases
+from setpoint.launch.publishing import publishing
 from setpoint.launch.signals import Asked, run_until_asked
 from setpoint.observe.logline import leave_out_of_access_log, setup_logging
 from setpoint.observe.waiting import in_the_log
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from setpoint.frontend.http.serve import Server
     from setpoint.frontend.service import Service
     from setpoint.frontend.storage.storage import Storage
+    from setpoint.ipc.block_sink import BlockSink
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +69,11 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
             from setpoint.frontend.storage.storage import Storage
 
             storage = stack.enter_context(closing(Storage(Path(options.answers.file_storage_path))))
+        publisher = stack.enter_context(publishing(options))
         engine = stack.enter_context(
             launch_engine(options, env, given=given, phases=phases, display=in_the_log())
         )
-        serving = _Serving(engine, sock, storage, phases)
+        serving = _Serving(engine, sock, storage, publisher, phases)
         code: int = run_until_asked(serving.run, limit_s=lambda: serving.drain_s + END_S)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # this is the end already
@@ -81,11 +84,17 @@ class _Serving:
     """A server from the moment when its engine has been launched to its end."""
 
     def __init__(
-        self, engine: Launched, sock: socket.socket, storage: Storage | None, phases: Phases
+        self,
+        engine: Launched,
+        sock: socket.socket,
+        storage: Storage | None,
+        publisher: BlockSink | None,
+        phases: Phases,
     ) -> None:
         self._engine = engine
         self._sock = sock
         self._storage = storage
+        self._publisher = publisher
         self._phases = phases
         self._service: Service | None = None
         self._working: Task[None] | None = None
@@ -106,7 +115,9 @@ class _Serving:
         from setpoint.frontend.http.serve import make_server
 
         stopped = asyncio.create_task(asked.end.wait())
-        async with EngineSession(self._engine, self._phases, storage=self._storage) as session:
+        async with EngineSession(
+            self._engine, self._phases, storage=self._storage, blocks=self._publisher
+        ) as session:
             service = self._service = await session.service_unless(stopped)
             if service is None:
                 return 0

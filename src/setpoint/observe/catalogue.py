@@ -251,6 +251,11 @@ SERVER_SERIES = (
             "setpoint:standby_deaths",
             "Standby engines that ended or could not start (--engine-standby).",
         ),
+        ("setpoint:kv_event_batches", "Batches of KV events that were published."),
+        (
+            "setpoint:kv_event_overruns",
+            "How often a subscriber to KV events fell so far behind that it missed batches.",
+        ),
     ),
     *_series(
         Scope.SERVER,

@@ -207,7 +207,7 @@ class Loop:
             self._commit_oldest()
             if state.is_idle:
                 self._announce()
-        if (news := state.cache.take_news()) is not None:
+        for news in state.cache.take_news():
             self._send(news)
         if plan is not None:
             self._observer.on(self._turn_done(plan))

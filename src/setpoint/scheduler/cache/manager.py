@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from setpoint.core.messages import Cached
+from setpoint.core.messages import Blocks, Cached
 from setpoint.core.pagerows import PageRow
 from setpoint.core.pool import PoolStats
 from setpoint.core.request import Ids
 from setpoint.scheduler.cache.evict import eviction_policy as policy_of
 from setpoint.scheduler.cache.handle import NO_PAGES, PrefixHandle
-from setpoint.scheduler.cache.news import CacheNews
+from setpoint.scheduler.cache.news import TreeListener
 from setpoint.scheduler.cache.page_list import PagePool
 from setpoint.scheduler.cache.radix import RadixTree
 from setpoint.scheduler.cache.soundness import tree_problems
@@ -76,7 +76,7 @@ class KVCache:
         self.enabled = enabled
         self._policy = policy_of(eviction_policy, **(eviction_parameters or {}))
         self._num_pages = num_pages
-        self._news: CacheNews | None = None
+        self._listeners: list[TreeListener] = []
         self.reset()
 
     @property
@@ -208,13 +208,14 @@ class KVCache:
             self._pool.free(freed)
         return private
 
-    def listen(self) -> None:
-        """Keep account of what is cached from now on, for ``take_news``."""
-        self._news = self._tree.news = CacheNews()
+    def listen(self, listener: TreeListener) -> None:
+        """Tell a listener, from the beginning of the cache, what it gains and loses."""
+        self._listeners.append(listener)
 
-    def take_news(self) -> Cached | None:
-        """What has changed since the last call; None if nothing has, or nobody listens."""
-        return None if self._news is None else self._news.take()
+    def take_news(self) -> list[Cached | Blocks]:
+        """What the listeners say has changed since the last call."""
+        found = [listener.take() for listener in self._listeners]
+        return [news for news in found if news is not None]
 
     def flush(self) -> int:
         """Drop every stretch that no handle locks; returns the number of tokens freed."""
@@ -234,9 +235,9 @@ class KVCache:
         self._tree = RadixTree(
             self.page_size, self._policy, num_full=self.row.num_full, windows=self._windows
         )
-        self._tree.news = self._news
-        if self._news is not None:
-            self._news.cleared()
+        self._tree.listeners = self._listeners
+        for listener in self._listeners:
+            listener.cleared()
 
     def check(self) -> list[str]:
         """Every violated invariant, as a sentence; empty = sound. O(pool + tree): for tests and

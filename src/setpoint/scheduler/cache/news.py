@@ -1,10 +1,37 @@
-"""What the radix tree has gained and lost since it was last asked, by the hashes of prefixes."""
+"""Who hears what the radix tree gains and loses, and one of them: an account by the hashes of
+prefixes, for the frontend's choice of an engine."""
 
 from __future__ import annotations
 
-from setpoint.core.messages import Cached
+from typing import Protocol
+
+from setpoint.core.messages import Blocks, Cached
 from setpoint.core.prefix_hash import prefix_hashes
 from setpoint.scheduler.cache.node import Node
+
+
+class TreeListener(Protocol):
+    """Hears of every change of a tree after it happened, and keeps account of it."""
+
+    def gained(self, node: Node) -> None:
+        """The stretch was attached."""
+        ...
+
+    def lost(self, node: Node) -> None:
+        """The stretch, a leaf, was evicted; it still knows its parent."""
+        ...
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """A stretch was cut in two; ``lower`` was the whole before."""
+        ...
+
+    def cleared(self) -> None:
+        """The tree was replaced by an empty one."""
+        ...
+
+    def take(self) -> Cached | Blocks | None:
+        """The changes since the last call; None if there are none."""
+        ...
 
 
 class CacheNews:
@@ -16,20 +43,19 @@ class CacheNews:
         self._is_cleared = False
 
     def gained(self, node: Node) -> None:
-        """The stretch was attached."""
         self._note(node, is_cached=True)
 
     def lost(self, node: Node) -> None:
-        """The stretch, a leaf, was evicted; it still knows its parent."""
         self._note(node, is_cached=False)
 
+    def split(self, upper: Node, lower: Node) -> None:
+        """The same prefixes end in the two parts."""
+
     def cleared(self) -> None:
-        """The tree was replaced by an empty one."""
         self._changes.clear()
         self._is_cleared = True
 
     def take(self) -> Cached | None:
-        """The changes since the last call; None if there are none."""
         if not self._changes and not self._is_cleared:
             return None
         stored = b"".join(name for name, is_cached in self._changes.items() if is_cached)

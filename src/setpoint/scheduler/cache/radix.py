@@ -14,7 +14,7 @@ import numpy as np
 from setpoint.core.request import Ids, pack_ids, unpack_ids
 from setpoint.scheduler.cache.evict import EvictionQueue, Lru
 from setpoint.scheduler.cache.handle import NO_PAGES, PrefixHandle
-from setpoint.scheduler.cache.news import CacheNews
+from setpoint.scheduler.cache.news import TreeListener
 from setpoint.scheduler.cache.node import TOKEN_BYTES, Label, Node, PageLabel
 from setpoint.scheduler.cache.window_pages import WindowPages
 
@@ -52,8 +52,8 @@ class RadixTree:
         self.root = Node(parent=None, label=b"", key=b"", pages=b"", rank=self.policy.fresh(0))
         self._leaves = EvictionQueue(self.policy)
         self._tick = 0
-        self.news: CacheNews | None = None
-        """Who is told what the tree gains and loses; written by the KVCache."""
+        self.listeners: list[TreeListener] = []
+        """Who is told what the tree gains and loses; the list is the KVCache's."""
 
     @property
     def num_evictable(self) -> int:
@@ -220,8 +220,8 @@ class RadixTree:
             return None
         parent = node.parent
         assert parent is not None, "the root is never queued"
-        if self.news is not None:
-            self.news.lost(node)
+        for listener in self.listeners:
+            listener.lost(node)
         parent.drop(node)
         self.evictable_tokens -= node.num_tokens
         if parent is not self.root and parent.is_evictable:
@@ -321,6 +321,8 @@ class RadixTree:
         node.label = self.page_label(node.key[cut : cut + self.stride])
         node.key, node.pages = node.key[cut:], node.pages[page_cut:]
         upper.adopt(node)
+        for listener in self.listeners:
+            listener.split(upper, node)
         if self.windows is not None:
             self.windows.split(upper, node)
         if node.is_evictable:
@@ -333,8 +335,8 @@ class RadixTree:
         node = Node(parent, label, key, pages, self.policy.fresh(self._tick))
         parent.adopt(node)
         self.evictable_tokens += node.num_tokens
-        if self.news is not None:
-            self.news.gained(node)
+        for listener in self.listeners:
+            listener.gained(node)
         if self.windows is not None:
             self.windows.adopt(self.windows.rows_of(pages))
             self.windows.look_again(parent)

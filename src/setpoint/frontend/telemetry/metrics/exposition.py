@@ -137,6 +137,9 @@ class Metrics:
             "setpoint:engine_starts": self._client.num_lines,
             "setpoint:standby_deaths": self._client.num_standby_deaths,
         }
+        if (blocks := self._client.blocks) is not None:
+            values["setpoint:kv_event_batches"] = blocks.num_published
+            values["setpoint:kv_event_overruns"] = blocks.num_overruns
         if self._taken_at is not None:
             values["setpoint:engine_figures_age_seconds"] = time.monotonic() - self._taken_at
         found: dict[str, Samples] = {name: {(): value} for name, value in values.items()}
