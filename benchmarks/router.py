@@ -34,13 +34,14 @@ from contenders import HttpServer, SetpointServer, free_port
 from machine import environment
 
 from setpoint.commands.route_command import ALWAYS
+from setpoint.core.excerpt import excerpt
 
 POLICIES = "round_robin,random,power_of_two,least_load,prefix_hash,consistent_hashing,cache_aware"
 NUM_GROUPS = 16
 PREFIX_TOKENS = 512
 OWN_TOKENS = 32
 OUTPUT_TOKENS = 16
-LONG_OUTPUT_TOKENS = 96
+LONG_OUTPUT_TOKENS = 64
 """Of the requests under which a server leaves or joins."""
 SLACK = 1.15
 """The pool is so much larger than half the groups: requests that run need room of their own."""
@@ -159,7 +160,10 @@ async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], ta
                 events = (await response.text()).split("\n\n")
                 if "data: [DONE]" not in events:
                     return "cut off"
-                meta = json.loads(events[-3].removeprefix("data: "))["meta_info"]
+                last = json.loads(events[-3].removeprefix("data: "))
+                if "meta_info" not in last:
+                    return f"ended with an error event ({excerpt(str(last))})"
+                meta = last["meta_info"]
             else:
                 meta = (await response.json())["meta_info"]
     except aiohttp.ClientError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.testing.server_process import ServerProcess, running_server
+from setpoint.testing.server_process import ServerProcess, free_port, running_server
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".venv-clients"
@@ -48,11 +49,20 @@ def make_environment() -> Callable[[str], Path]:
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProcess]]:
     """Two servers of the default model, as a router needs."""
     home = tmp_path_factory.mktemp("servers")
+    events = {
+        "publisher": "zmq",
+        "bind": True,
+        "topic": "kv",
+        "endpoint": f"tcp://127.0.0.1:{free_port()}",
+        "replay_endpoint": f"tcp://127.0.0.1:{free_port()}",
+    }
     options = ("--tool-call-parser", "hermes", "--enable-metrics")
     with (
         running_server(
             home / "first", *options, "--file-storage-path", str(home / "files")
         ) as first,
-        running_server(home / "second", *options) as second,
+        running_server(
+            home / "second", *options, "--kv-events-config", json.dumps(events)
+        ) as second,
     ):
         yield [first, second]

@@ -129,17 +129,16 @@ class Metrics:
                 yield self._family(series, names, samples)
 
     def _of_engines(self) -> dict[str, Samples]:
-        keys = self.requests.open_keys
+        keys, blocks = self.requests.open_keys, self._client.blocks
         values: dict[str, float] = {
             "sglang:routing_keys_active": len(keys) - ("" in keys),
             "setpoint:engine_up": self._client.is_ready,
             "setpoint:standby_ready": self._client.standby == "ready",
             "setpoint:engine_starts": self._client.num_lines,
             "setpoint:standby_deaths": self._client.num_standby_deaths,
+            "setpoint:kv_event_batches": 0 if blocks is None else blocks.num_published,
+            "setpoint:kv_event_overruns": 0 if blocks is None else blocks.num_overruns,
         }
-        if (blocks := self._client.blocks) is not None:
-            values["setpoint:kv_event_batches"] = blocks.num_published
-            values["setpoint:kv_event_overruns"] = blocks.num_overruns
         if self._taken_at is not None:
             values["setpoint:engine_figures_age_seconds"] = time.monotonic() - self._taken_at
         found: dict[str, Samples] = {name: {(): value} for name, value in values.items()}
