@@ -21,6 +21,7 @@ from setpoint.testing.server_process import (
     ServerProcess,
     engines_of,
     free_port,
+    free_ports,
     running_server,
     wait_until,
 )
@@ -84,7 +85,7 @@ class Router:
 
 @pytest.fixture(scope="module")
 def ports() -> tuple[int, int]:
-    base = min(free_port(), 60_000)
+    base = free_ports(4)
     return base, base + 2
 
 

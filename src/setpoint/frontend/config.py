@@ -57,9 +57,6 @@ class FrontendConfig:
     """The dimensions of the model, for clients that show them."""
     model_info: Mapping[str, Any] = field(default_factory=dict)
     """More fields of ``/model_info``: model_type, architectures, load_format, …"""
-    kv_events: Mapping[str, Any] | None = None
-    """Where KV events are published, as ``/server_info`` shows it; None: nowhere, or at no TCP
-    address."""
     server_info: Mapping[str, Any] = field(default_factory=dict)
     """Options as resolved at the start, version and start-up times, flattened, for
     ``/server_info``."""

@@ -242,8 +242,8 @@ class Service:
         all engines now, and how requests ended. Raises EngineDeadError."""
         found = await self.states()
         return {
+            "kv_events": None,
             **self.known_info(found[0][0]),
-            "kv_events": self.config.kv_events,
             "internal_states": [
                 _entry(state, line.facts) | {"dp_rank": line.rank} for line, state in found
             ],

@@ -79,7 +79,6 @@ def make_service(
             **server_info(config, startup_s=startup_s),
             "launch_command": launch_command(options, served.asked.given),
         },
-        kv_events=kv_events_info(options),
         metrics=metrics_config(config, facts, startup_s=startup_s),
         profiles_folder=config.env.torch_profiler_dir,
         health_generates=config.env.health_endpoint_generation,
@@ -151,5 +150,6 @@ def server_info(config: ResolvedConfig, *, startup_s: float) -> dict[str, Any]:
         **server_args(config.options),
         "version": __version__,
         "startup_time": startup_s,
+        "kv_events": kv_events_info(config.options),
         "decisions": [asdict(decision) for decision in config.decisions],
     }

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,16 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+def free_ports(count: int) -> int:
+    """The first of so many consecutive ports that are free."""
+    while True:
+        first = free_port()
+        with suppress(OSError, OverflowError), ExitStack() as taken:
+            for port in range(first, first + count):
+                taken.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
 
 
 def wait_until(

@@ -16,6 +16,7 @@ from setpoint.core.kv_events import BlockRemoved, BlockStored, PublisherConfig
 from setpoint.frontend.telemetry import kv_publisher
 from setpoint.frontend.telemetry.kv_publisher import KVPublisher
 from setpoint.testing.kv_subscriber import BATCH
+from setpoint.testing.server_process import free_ports
 
 WAIT_MS = 60_000
 Connect = Callable[..., zmq.Socket[bytes]]
@@ -49,11 +50,8 @@ def connect() -> Iterator[Connect]:
 
 @pytest.fixture
 def base() -> int:
-    """The first of some free ports."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return min(port, 60_000)
+    """The first of two free ports."""
+    return free_ports(2)
 
 
 def config_of(base: int, **keys: Any) -> PublisherConfig:
