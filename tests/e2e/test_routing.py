@@ -69,6 +69,8 @@ def test_a_room_chooses_the_engine(tiny_model: Path, tmp_path: Path) -> None:
                 assert answer.status_code == 200, answer.text
                 assert "warnings" not in answer.json()
                 assert held(server) == [room == 6, room == 5]
+                if path == "/generate":
+                    assert answer.json()["meta_info"]["dp_rank"] == room % 2
             refused = post(server, path, **body)
             assert refused.status_code == 400
             assert "bootstrap_room is missing" in refused.json()["message"]

@@ -51,6 +51,8 @@ class SequenceOutput(MeasuredSequence):
         self.logprobs: list[LogprobBlock] = []
         """Logprob blocks that cover ``output_ids`` in order, if asked for."""
         self.prompt_logprobs: LogprobBlock | None = None
+        self.dp_rank: int | None = None
+        """The rank of the engine that computes it; None before one does. Written by the Job."""
         self.hidden_states: list[bytes] = []
         """Hidden states in the form of TokenEvent, if asked for; with ``output_hidden_states`` only
         that of the last output token."""
@@ -294,6 +296,7 @@ class Job:
                     pieces = {}
                 if index not in self._open:
                     continue  # ended by a stop string or cancelled; a late event
+                output.dp_rank = self._mailbox.ranks.get(index)
                 pieces[index] = _fed(output, event)
                 if output.finish is not None:
                     self._end(output)

@@ -399,6 +399,7 @@ class EngineClient:
         wire = submission.number if submission.wire < 0 else self._take_number()
         line.send(Submit(wire, submission.request))
         submission.line, submission.wire = line, wire
+        submission.mailbox.ranks[submission.index] = line.rank
         self._sent[wire] = submission
         self._loads[line].add(submission.request)
 

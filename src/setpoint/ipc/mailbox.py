@@ -22,6 +22,9 @@ class Mailbox:
         self._events: list[tuple[int, TokenEvent]] = []
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
+        self.ranks: dict[int, int] = {}
+        """Index -> the rank of the engine that computes the sequence, or did last. Written by the
+        EngineClient."""
         self.is_due = False
         """Whether a WakeUps will wake its reader; written by that."""
 
