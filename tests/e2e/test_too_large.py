@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def check_refused(server: ServerProcess) -> None:
     last = server.messages[-1]
     assert "does not fit into the memory: its weights need" in last, server.errors
     assert "What would fit here: " in last
-    assert "billion parameters in bfloat16" in last
+    assert re.search(r"[mb]illion parameters in bfloat16", last)  # as much as is free just now
     assert "Load weight" not in server.errors
     assert "Traceback" not in server.errors
 

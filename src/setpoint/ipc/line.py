@@ -319,7 +319,7 @@ class EngineLine:
         """Called by the watcher of the process when the process is stopped (SIGSTOP) or continues
         (SIGCONT). Does nothing once the line has ended: a process is stopped before it is
         killed."""
-        if self.has_ended:
+        if self.has_ended or is_suspended == self._is_suspended:
             return
         self._is_suspended = is_suspended
         if is_suspended:

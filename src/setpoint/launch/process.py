@@ -253,10 +253,15 @@ def _ending(code: int) -> str:
 def _next_change(pid: int) -> int | None:
     """Wait until the child stops (os.CLD_STOPPED), continues (os.CLD_CONTINUED) or ends (anything
     else; it is left to be reaped)."""
+    changes = os.WSTOPPED | os.WCONTINUED
     try:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOWAIT)
-        if found is not None and found.si_code in (os.CLD_STOPPED, os.CLD_CONTINUED):
-            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+        while True:
+            found = os.waitid(os.P_PID, pid, os.WEXITED | changes | os.WNOWAIT)
+            if found is None or found.si_code not in (os.CLD_STOPPED, os.CLD_CONTINUED):
+                return None if found is None else found.si_code
+            # The process may have changed again since then: what is taken now is what counts.
+            taken = os.waitid(os.P_PID, pid, changes | os.WNOHANG)
+            if taken is not None:
+                return taken.si_code
     except ChildProcessError:  # other code has reaped it
         return None
-    return None if found is None else found.si_code
