@@ -135,8 +135,11 @@ def test_a_dead_engine_leaves_a_report_and_the_next_one_begins_anew(serve: Serve
         found = await doctor(server)
         assert found["verdict"] == "server-dead"
         assert "was ended by SIGKILL" in found["sources"][0]["notes"][0]
-        second = FakeEngine(max_running=2, moments=capped(3, at=1200.0))
+        second = FakeEngine(max_running=2, moments=capped(3, at=1200.0), loads=True)
         server.service.engine.attach(EngineLine(second))
+        # Red before: the next engine was judged before it was ready, and the watch failed.
+        assert (await doctor(server))["verdict"] == "server-dead"
+        second.loaded()
         found = await doctor(server, "?moments=true")
         assert found["verdict"] != "server-dead"
         assert [each["at"] for each in found["moments"]] == [1200.0, 1201.0, 1202.0]

@@ -105,6 +105,8 @@ class FakeEngine:
     """The answer to GetMoments."""
     num_asked: int = 0
     """Number of these calls so far."""
+    loads: bool = False
+    """Whether it is loading when it starts: it is not ready before ``loaded`` is called."""
     mute: bool = False
     """While set, the engine answers no call."""
     silent: bool = False
@@ -128,6 +130,11 @@ class FakeEngine:
 
     def start(self, receiver: Callable[[bytes], None], on_cut: Callable[[], None]) -> None:
         self._receiver = receiver
+        if not self.loads:
+            self.loaded()
+
+    def loaded(self) -> None:
+        """Become ready."""
         facts = EngineFacts(
             max_total_num_tokens=1000,
             max_running_requests=self.max_running,

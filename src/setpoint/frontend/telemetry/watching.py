@@ -200,7 +200,8 @@ class Watch:
     async def _ask_all(self) -> None:
         for line in self._client.lines:
             life = self._lives.get(line.rank)
-            if life is None or life.line is not line:
+            # One that is loading is not known yet; until it is ready, the one before is the latest.
+            if line.was_ready and (life is None or life.line is not line):
                 self._lives[line.rank] = Life(line)
         await asyncio.gather(*map(self._ask, self._lives.values()))
         if len(self._lives) > 1:
