@@ -25,8 +25,7 @@ from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
-from setpoint.ipc.link import SocketLink
-from setpoint.launch.process import kill_with_children, watch
+from setpoint.launch.process import ChildProcess, kill_with_children
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
 from setpoint.testing.fake_engine import FixedOptions
 from setpoint.testing.harness import ids_of
@@ -48,9 +47,10 @@ class Life:
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()]
             )
-        self.line = EngineLine(SocketLink(ours))
+        engine = ChildProcess(self.process, ours)
+        self.line = EngineLine(engine.open_link())
         service.engine.attach(self.line)
-        self._watcher = asyncio.create_task(watch(self.process, self.line, watchdog_s=watchdog_s))
+        self._watcher = asyncio.create_task(engine.watch(self.line, watchdog_s=watchdog_s))
 
     async def ready(self) -> None:
         assert await self.line.wait_ready(timeout_s=PATIENCE_S), self.line.death

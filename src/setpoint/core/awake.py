@@ -10,6 +10,10 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from setpoint.core.executor import Clock
 
 TICK_S = 0.25
 LEAP_S = 2.0
@@ -55,14 +59,14 @@ CLOCK = AwakeClock()
 
 
 @asynccontextmanager
-async def timeout_awake(seconds: float) -> AsyncIterator[None]:
-    """Like ``asyncio.timeout``, on CLOCK. Raises TimeoutError."""
-    loop, end = asyncio.get_running_loop(), CLOCK.now() + seconds
+async def timeout_awake(seconds: float, clock: Clock = CLOCK) -> AsyncIterator[None]:
+    """Like ``asyncio.timeout``, on a clock that may stop. Raises TimeoutError."""
+    loop, end = asyncio.get_running_loop(), clock.now() + seconds
     timer: asyncio.TimerHandle
 
     def check() -> None:
         nonlocal timer
-        if (left := end - CLOCK.now()) > 0:
+        if (left := end - clock.now()) > 0:
             timer = loop.call_later(left, check)
         else:
             limit.reschedule(loop.time())

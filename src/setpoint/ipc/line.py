@@ -12,7 +12,6 @@ import asyncio
 import enum
 import logging
 import math
-import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -44,6 +43,7 @@ from setpoint.core.control import (
 )
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.excerpt import excerpt
+from setpoint.core.executor import Clock
 from setpoint.core.messages import (
     Alive,
     Announce,
@@ -71,6 +71,7 @@ A = TypeVar("A", bound=Answer)
 CALL_TIMEOUT_S = 20.0
 OPERATION_TIMEOUT_S = 3600.0
 """Weights may come from a slow disk."""
+MISSED = "the engine had missed a change"
 CUT_S = 2.0
 """How long the watcher of the process has to report why the engine's end of the link is closed."""
 
@@ -106,26 +107,30 @@ class EngineLine:
         rank: int = 0,
         pid: int | None = None,
         on_progress: Callable[[str], None] = lambda doing: None,
+        clock: Clock = CLOCK,
     ) -> None:
         """rank: which of the server's engines it is. pid: its process, if that is known.
-        on_progress: called with a description of what
-        the engine is doing before it is ready."""
+        on_progress: called with a description of what the engine is doing before it is ready.
+        clock: for what the engine owes this process."""
         self.rank = rank
         self.pid = pid
+        self.clock = clock
         self._link = link
         self._on_progress = on_progress
         self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._missed: dict[int, str] = {}
+        """The calls without an answer that the engine had missed: id -> name."""
         self._next_call = 0
-        self._waiters: set[asyncio.Future[None]] = set()
-        """Futures that are done at the next message, or at the line's end."""
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        """Futures that are done at the next message, or at the line's end, in order."""
         self._in_flight: dict[int, str] = {}
         """Sequence number -> rid, for the sequences in flight that the engine announced."""
         self._is_started = False
         self._is_suspended = False
         self._result_at = -math.inf
-        """time.monotonic() when the last tokens arrived."""
+        """When the last tokens arrived, by the clock."""
         self._heard_at = -math.inf
-        """CLOCK.now() when the last message arrived."""
+        """When the last message arrived."""
         self.state = EngineState.STARTING
         self._facts: EngineFacts | None = None
         self.death = ""
@@ -181,12 +186,12 @@ class EngineLine:
     @property
     def result_age_s(self) -> float:
         """Seconds since the engine's last tokens for any request."""
-        return time.monotonic() - self._result_at
+        return self.clock.now() - self._result_at
 
     @property
     def silence_s(self) -> float:
         """Seconds since the engine's last message."""
-        return CLOCK.now() - self._heard_at
+        return self.clock.now() - self._heard_at
 
     @property
     def suspects(self) -> list[str]:
@@ -237,11 +242,6 @@ class EngineLine:
         """Pause the engine; returns when it is paused."""
         return await self._ask(lambda call_id: Pause(call_id, mode), Standstill)
 
-    def begin_pause(self, mode: PauseMode) -> None:
-        """Have the engine pause before it reads what is sent next; nobody waits for its answer."""
-        self._next_call += 1
-        self.send(Pause(self._next_call, mode))
-
     async def resume(self) -> None:
         """End a pause."""
         await self._ask(Continue, Done)
@@ -251,6 +251,26 @@ class EngineLine:
         return await self._ask(
             lambda call_id: Operate(call_id, operation), OperationDone, OPERATION_TIMEOUT_S
         )
+
+    # The same for an engine that has missed the call: it does this before it reads what is sent
+    # next, and nobody waits for its answer. An engine that cannot do it ends: it would differ from
+    # the others.
+
+    def begin_change(self, settings: Settings) -> None:
+        self._begin(lambda call_id: Change(call_id, settings, [], by="the server", why=MISSED))
+
+    def begin_pause(self, mode: PauseMode | None) -> None:
+        """None: end the pause."""
+        self._begin(Continue if mode is None else lambda call_id: Pause(call_id, mode))
+
+    def begin_operation(self, operation: Operation) -> None:
+        self._begin(lambda call_id: Operate(call_id, operation))
+
+    def _begin(self, make: Callable[[int], Call]) -> None:
+        self._next_call += 1
+        call = make(self._next_call)
+        self._missed[call.id] = type(call).__name__
+        self.send(call)
 
     async def _ask(
         self, make: Callable[[int], Call], answer: type[A], timeout_s: float = CALL_TIMEOUT_S
@@ -266,7 +286,7 @@ class EngineLine:
             self.send(call)
             # Not wait_for: before Python 3.12 it loses a cancellation that arrives together with
             # the answer.
-            async with timeout_awake(timeout_s):
+            async with timeout_awake(timeout_s, self.clock):
                 found = await future
         except TimeoutError:
             raise EngineDeadError(
@@ -295,22 +315,22 @@ class EngineLine:
         """Wait for a sign of life: True as soon as any message arrives or the engine changes state,
         False after ``timeout_s``."""
         future = asyncio.get_running_loop().create_future()
-        self._waiters.add(future)
+        self._waiters[future] = None
         try:
-            async with timeout_awake(timeout_s):
+            async with timeout_awake(timeout_s, self.clock):
                 await future
         except TimeoutError:
             return False
         finally:
-            self._waiters.discard(future)
+            self._waiters.pop(future, None)
         return True
 
     async def wait_ready(self, *, timeout_s: float) -> bool:
         """Wait for the end of start-up: True if the engine is ready, False if it failed, died or
         took too long."""
-        deadline = CLOCK.now() + timeout_s
+        deadline = self.clock.now() + timeout_s
         while self.state is EngineState.STARTING:
-            left = deadline - CLOCK.now()
+            left = deadline - self.clock.now()
             if left <= 0 or not await self.wait_message(timeout_s=left):
                 break
         return self.state is EngineState.READY
@@ -369,7 +389,7 @@ class EngineLine:
         if self.has_ended:
             return
         self.num_received += 1
-        self._heard_at = CLOCK.now()
+        self._heard_at = self.clock.now()
         try:
             message = decode_to_frontend(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -381,16 +401,14 @@ class EngineLine:
     def _dispatch(self, message: ToFrontend) -> None:
         match message:
             case Tokens(events):
-                self._result_at = time.monotonic()
+                self._result_at = self.clock.now()
                 self._on_tokens(events)
             case Announce(joined, left):
                 for seq_id in left:
                     self._in_flight.pop(seq_id, None)
                 self._in_flight.update(joined)
             case Reply(call_id, answer):
-                future = self._calls.get(call_id)
-                if future is not None and not future.done():
-                    future.set_result(answer)
+                self._answered(call_id, answer)
             case Starting(doing):
                 self._on_progress(doing)
             case Alive():
@@ -405,6 +423,14 @@ class EngineLine:
             case Failed(reason):
                 self.failed = message
                 self._end(EngineState.DEAD, reason)
+
+    def _answered(self, call_id: int, answer: Answer) -> None:
+        future = self._calls.get(call_id)
+        if future is not None and not future.done():
+            future.set_result(answer)
+        missed = self._missed.pop(call_id, None)
+        if missed is not None and isinstance(answer, Refused):
+            self.died(f"It had missed {missed}, and cannot make up for it: {answer.error}")
 
     def _notify(self) -> None:
         for future in self._waiters:

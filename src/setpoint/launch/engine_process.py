@@ -36,7 +36,7 @@ from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc.sockets import EngineSocket
 from setpoint.launch.grammar_threads import GrammarThreads
 from setpoint.launch.grammars import engine_grammars
-from setpoint.launch.heartbeat import heartbeat
+from setpoint.launch.heartbeat import heartbeat, write_stacks_when_asked
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.loading import device_bytes, load_engine
 from setpoint.launch.low_priority import at_low_priority
@@ -44,10 +44,9 @@ from setpoint.launch.mapping import (
     cache_config,
     engine_config,
     recording_config,
-    scheduler_config,
     work_model,
 )
-from setpoint.launch.settings import live_settings
+from setpoint.launch.settings import live_settings, scheduler_config
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.readers import EngineReaders
 from setpoint.observe.tee import Tee
@@ -132,6 +131,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         if config.options.model.is_embedding
         else GrammarThreads(grammars, socket.post),
     )
+    write_stacks_when_asked()
     beat = heartbeat(socket)
     executor = InprocExecutor(runner)
     loop = Loop(

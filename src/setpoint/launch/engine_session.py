@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Collection
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from setpoint.core.awake import CLOCK
 from setpoint.core.errors import RequestError
 from setpoint.launch.engine import Launched
 from setpoint.launch.launched_engine import LaunchedEngine
@@ -20,6 +20,7 @@ from setpoint.launch.restart_budget import RestartBudget
 from setpoint.launch.standby import Standby
 
 if TYPE_CHECKING:
+    from setpoint.core.executor import Clock
     from setpoint.frontend.service import Service
     from setpoint.frontend.storage.storage import Storage
     from setpoint.ipc.block_sink import BlockSink
@@ -55,9 +56,10 @@ class EngineSession:
         *,
         storage: Storage | None = None,
         blocks: BlockSink | None = None,
+        clock: Clock = CLOCK,
     ) -> None:
-        """storage: where the service keeps clients' files, if anywhere. blocks: see
-        EngineClient."""
+        """storage: where the service keeps clients' files, if anywhere. blocks: see EngineClient.
+        clock: for what the engines owe this process, and for restarts."""
         from setpoint.ipc.balance import make_balance
         from setpoint.ipc.client import EngineClient
 
@@ -75,10 +77,11 @@ class EngineSession:
         self.death = ""
         """Why there is no engine any more."""
         self._phases = phases
+        self._clock = clock
         self._storage = storage
         self._service: Service | None = None
         self._live: LiveConfig | None = None
-        self._restarts = RestartBudget(parallel.max_engine_restarts)
+        self._restarts = RestartBudget(parallel.max_engine_restarts, clock.now)
         num_ranks = len(engine.processes)
         self._lives = [0] * num_ranks
         """How many engines each rank has had before its latest one."""
@@ -98,6 +101,7 @@ class EngineSession:
             self._standby = Standby(
                 self.client,
                 self._restarts,
+                RestartBudget(parallel.max_engine_restarts, clock.now),
                 start=self._start_standby,
                 unused=self._free_life,
                 present_job=self._present_job,
@@ -141,6 +145,8 @@ class EngineSession:
         await asyncio.wait([self.over], timeout=self.exit_s)
         self.kill()
         await self.over
+        if self._standby is not None:
+            await self._standby.until_gone()
         self.client.close()
 
     async def service_unless(self, called_off: asyncio.Future[Any]) -> Service | None:
@@ -177,14 +183,14 @@ class EngineSession:
         from setpoint.launch.live import LiveConfig
 
         self._phases.mark("HTTP")
-        started = time.monotonic()
+        started = self._clock.now()
         ready: list[asyncio.Future[Any]] = [
             asyncio.create_task(each.wait()) for each in self._was_ready
         ]
         try:
             over: asyncio.Future[Any] = asyncio.shield(self.over)
             await asyncio.wait({*ready, over}, return_when=asyncio.FIRST_COMPLETED)
-            took_s = time.monotonic() - started
+            took_s = self._clock.now() - started
             if not over.done():
                 await asyncio.wait(ready, timeout=max(took_s, 1.0))
         finally:
@@ -287,9 +293,9 @@ class EngineSession:
     async def _moved_requests_go_on(self) -> None:
         """Wait until the requests that have moved to another engine get tokens again, unless some
         wait for an engine themselves."""
-        client, end = self.client, time.monotonic() + MOVE_S
+        client, end = self.client, self._clock.now() + MOVE_S
         while client.is_ready and client.num_recomputed and not client.num_waiting:
-            if time.monotonic() > end:
+            if self._clock.now() > end:
                 break
             await asyncio.sleep(LOOK_S)
 
@@ -324,19 +330,25 @@ class EngineSession:
 
     def _launched(self, rank: int, process: EngineProcess, *, life: int) -> LaunchedEngine:
         from setpoint.ipc.line import EngineLine
-        from setpoint.ipc.link import SocketLink
 
-        doing, pid = self.engine.waiting.doing, process.pid
-        line = EngineLine(SocketLink(process.link), rank=rank, pid=pid, on_progress=doing)
+        line = EngineLine(
+            process.open_link(),
+            rank=rank,
+            pid=process.pid,
+            on_progress=self.engine.waiting.doing,
+            clock=self._clock,
+        )
         return LaunchedEngine(process, line, life)
 
     async def _start(self, line: EngineLine, process: EngineProcess) -> None:
         """Wait until the engine takes requests, and end it if that takes too long."""
-        started = time.monotonic()
+        started = self._clock.now()
         if await line.wait_ready(timeout_s=READY_TIMEOUT_S):
             if self._lives[line.rank]:
                 logger.info(
-                    "Engine %d is ready again after %.1f s.", line.rank, time.monotonic() - started
+                    "Engine %d is ready again after %.1f s.",
+                    line.rank,
+                    self._clock.now() - started,
                 )
             elif self._service is not None:
                 logger.info("Engine %d is ready, too.", line.rank)

@@ -22,17 +22,21 @@ class _Link(Protocol):
     def send(self, message: ToFrontend) -> None: ...
 
 
-def heartbeat(link: _Link) -> Callable[[], None]:
-    """Returns a function to be called at every turn of the loop, and now and then while an
-    operation takes long."""
+def write_stacks_when_asked() -> None:
+    """To be called at the start of an engine process."""
     faulthandler.register(STACKS, all_threads=True)
+
+
+def heartbeat(link: _Link, now: Callable[[], float] = time.monotonic) -> Callable[[], None]:
+    """Returns a function to be called at every turn of the loop, and now and then while an
+    operation takes long. now: returns the time in seconds."""
     next_at = 0.0
 
     def beat() -> None:
         nonlocal next_at
-        now = time.monotonic()
-        if now >= next_at:
-            next_at = now + BEAT_S
+        at = now()
+        if at >= next_at:
+            next_at = at + BEAT_S
             link.send(Alive())
 
     return beat

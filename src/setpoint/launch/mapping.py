@@ -9,7 +9,7 @@ from pathlib import Path
 
 from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.options import Options
-from setpoint.config.pool import PoolConfig, memory_model
+from setpoint.config.pool import memory_model
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build_runner import EngineConfig
@@ -17,7 +17,6 @@ from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.observe.work import WorkModel
 from setpoint.recording.writer import RecordingConfig
 from setpoint.scheduler.cache.manager import CacheConfig
-from setpoint.scheduler.scheduler_config import RatioConfig, SchedulerConfig
 
 
 def cache_config(options: Options, pool: KVPool) -> CacheConfig:
@@ -66,30 +65,4 @@ def recording_config(options: Options) -> RecordingConfig | None:
         path=Path(options.recording.record),
         content=options.recording.record_content,
         max_bytes=options.recording.record_max_bytes,
-    )
-
-
-def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) -> SchedulerConfig:
-    options, env = config.options, config.env
-    return SchedulerConfig(
-        num_slots=pool.max_running_requests,
-        max_req_len=pool.max_req_len,
-        max_req_input_len=pool.max_req_input_len,
-        vocab_size=spec.vocab_size,
-        eos_token_ids=frozenset(spec.eos_token_ids),
-        seed=config.random_seed,
-        waiting_timeout_s=env.req_waiting_timeout_s if env.req_waiting_timeout_s > 0 else None,
-        running_timeout_s=env.req_running_timeout_s if env.req_running_timeout_s > 0 else None,
-        depth=config.overlap_depth,
-        ratio=RatioConfig(
-            init=env.init_new_token_ratio,
-            min_factor=env.min_new_token_ratio_factor,
-            decay_steps=env.new_token_ratio_decay_steps,
-            retract_decode_steps=env.retract_decode_steps,
-        ),
-        clip_max_new_tokens=env.clip_max_new_tokens,
-        in_batch_check=env.in_batch_check_threshold,
-        in_batch_deprioritize=env.in_batch_deprioritize_threshold,
-        test_retract_interval=env.test_retract_interval if env.test_retract else 0,
-        strict_accounting=options.scheduling.strict_accounting,
     )

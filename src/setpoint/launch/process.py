@@ -16,7 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from setpoint.core.errors import SetpointError
@@ -27,7 +26,7 @@ from setpoint.launch.watchdog import until_silent
 if TYPE_CHECKING:
     import psutil
 
-    from setpoint.ipc.line import EngineLine
+    from setpoint.ipc.line import EngineLine, EngineLink
     from setpoint.launch.job import EngineJob
 
 OPENMP_SPINS = "1000"
@@ -58,13 +57,13 @@ class EngineProcess(Protocol):
     job, and is ended by whoever started it."""
 
     @property
-    def link(self) -> socket.socket:
-        """This process's end of the link, which carries messages from the start on."""
-        ...
-
-    @property
     def pid(self) -> int | None:
         """None while it is not known yet."""
+        ...
+
+    def open_link(self) -> EngineLink:
+        """This process's end of the link, which carries messages from the start on; called
+        once."""
         ...
 
     def hand_over(self, job: EngineJob) -> None:
@@ -85,6 +84,22 @@ class EngineProcess(Protocol):
         ...
 
 
+class Watched(Protocol):
+    """What is done with a process that is watched. Its pid is known."""
+
+    def is_stopped(self) -> bool:
+        """Whether it does not run, because of a signal or because it has ended."""
+        ...
+
+    def write_stacks(self) -> None:
+        """Have it write the stacks of its threads."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
 Spawn = Callable[[int | None], EngineProcess]
 """Starts an engine process. The argument: which of the visible NVIDIA GPUs the engine is to see;
 None: all."""
@@ -101,6 +116,11 @@ class ChildProcess:
     def pid(self) -> int:
         return self.popen.pid
 
+    def open_link(self) -> EngineLink:
+        from setpoint.ipc.link import SocketLink
+
+        return SocketLink(self.link)
+
     def hand_over(self, job: EngineJob) -> None:
         """The pipe stays open: when it closes, the engine knows that this process is gone."""
         from setpoint.launch.job import encode_job  # with numpy, which no spawn has to wait for
@@ -113,7 +133,30 @@ class ChildProcess:
             raise StartupError(f"The engine process {_ending(self.popen.wait())}.") from None
 
     async def watch(self, line: EngineLine, *, watchdog_s: float) -> None:
-        await watch(self.popen, line, watchdog_s=watchdog_s)
+        await until_reported(self._follow(line), line, self, watchdog_s=watchdog_s)
+
+    def _follow(self, line: EngineLine) -> asyncio.Future[int]:
+        """The exit code, once the process has ended. Until then the line hears when it is stopped
+        and when it continues."""
+        code: Future[int] = Future()
+        process, loop = self.popen, asyncio.get_running_loop()
+
+        def follow() -> None:
+            while (change := _next_change(process.pid)) in (os.CLD_STOPPED, os.CLD_CONTINUED):
+                with suppress(RuntimeError):  # the loop may be closed by now
+                    loop.call_soon_threadsafe(line.suspended, change == os.CLD_STOPPED)
+            code.set_result(process.wait())
+
+        # Not a thread of an executor: an interpreter that exits without ending the engine would
+        # wait for that thread first.
+        threading.Thread(target=follow, daemon=True).start()
+        return asyncio.wrap_future(code)
+
+    def is_stopped(self) -> bool:
+        return is_stopped(self.pid)
+
+    def write_stacks(self) -> None:
+        self.popen.send_signal(STACKS)
 
     def kill(self) -> None:
         kill_with_children(self.popen)
@@ -162,56 +205,49 @@ def engine_environment(*, gpu: int | None = None) -> dict[str, str]:
     return environ
 
 
-async def watch(process: subprocess.Popen[bytes], line: EngineLine, *, watchdog_s: float) -> None:
-    """Report what happens to the process to its line, until the process has ended. A process whose
-    loop hangs for ``watchdog_s`` is killed, and so is one that outlives its line."""
-    code: Future[int] = Future()
-    loop = asyncio.get_running_loop()
-
-    def follow() -> None:
-        while (change := _next_change(process.pid)) in (os.CLD_STOPPED, os.CLD_CONTINUED):
-            with suppress(RuntimeError):  # the loop may be closed by now
-                loop.call_soon_threadsafe(line.suspended, change == os.CLD_STOPPED)
-        code.set_result(process.wait())
-
-    # Not a thread of an executor: an interpreter that exits without ending the engine would wait
-    # for that thread first.
-    threading.Thread(target=follow, daemon=True).start()
-    ended: asyncio.Future[int] = asyncio.wrap_future(code)
-    kill = partial(kill_with_children, process)
-    await until_over(ended, line, process.pid, kill, watchdog_s=watchdog_s)
+async def until_reported(
+    ended: asyncio.Future[int], line: EngineLine, process: Watched, *, watchdog_s: float
+) -> None:
+    """``until_over``, for a process of which nothing else is known than its exit code: the line
+    hears it."""
+    await until_over(ended, line, process, watchdog_s=watchdog_s)
     await asyncio.sleep(LAST_WORDS_S)
-    number = code.result()
+    number = ended.result()
     line.died(f"The engine process {_ending(number)}.", was_killed=number == -signal.SIGKILL)
 
 
 async def until_over(
-    ended: asyncio.Future[int],
-    line: EngineLine,
-    pid: int,
-    kill: Callable[[], None],
-    *,
-    watchdog_s: float,
+    ended: asyncio.Future[int], line: EngineLine, process: Watched, *, watchdog_s: float
 ) -> None:
     """Wait for the end of a process, and bring it about if its loop hangs for ``watchdog_s`` or if
     it outlives its line. ended: done when the process has ended."""
     dead: asyncio.Future[bool] = asyncio.ensure_future(line.dead.wait())
-    silent = asyncio.create_task(until_silent(pid, line, watchdog_s))
+    silent = asyncio.create_task(until_silent(process.is_stopped, line, watchdog_s))
     await asyncio.wait((ended, dead, silent), return_when=asyncio.FIRST_COMPLETED)
     if silent.done() and not ended.done():
         hung = f"The engine has not finished a step for {watchdog_s:g} s (--watchdog-timeout)."
         logger.error("Watchdog timeout: the stacks of the engine's threads follow. %s", hung)
-        with suppress(ProcessLookupError):
-            os.kill(pid, STACKS)
+        process.write_stacks()
         await asyncio.wait([ended], timeout=STACKS_S)
         line.died(hung)
-        kill()
+        process.kill()
     elif dead.done():
         await asyncio.wait([ended], timeout=USELESS_S)
-        kill()
+        process.kill()
     dead.cancel()
     silent.cancel()
     await asyncio.wait([ended])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process does not run, because of a signal or because it has ended."""
+    import psutil
+
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return True
+    return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def kill_with_children(process: subprocess.Popen[bytes]) -> None:

@@ -30,16 +30,18 @@ import psutil
 from setpoint.config.hardware import probe_hardware
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
+from setpoint.launch.heartbeat import STACKS
 from setpoint.launch.process import (
     EngineProcess,
     Spawn,
     engine_environment,
+    is_stopped,
     kill_tree,
     until_over,
 )
 
 if TYPE_CHECKING:
-    from setpoint.ipc.line import EngineLine
+    from setpoint.ipc.line import EngineLine, EngineLink
     from setpoint.launch.job import EngineJob
 
 logger = logging.getLogger(__name__)
@@ -169,7 +171,7 @@ class ActorProcess:
     def __init__(self, actor: Any, door: Path) -> None:
         self._actor = actor
         self._door = door
-        self.link, self._theirs = socket.socketpair()
+        self._ours, self._theirs = socket.socketpair()
         self._came: Future[psutil.Process] = Future()
         """The actor's process, once it has taken its end of the link."""
         self._code: Future[int] | None = None
@@ -182,6 +184,11 @@ class ActorProcess:
     @property
     def pid(self) -> int | None:
         return self._came.result().pid if self._came.done() else None
+
+    def open_link(self) -> EngineLink:
+        from setpoint.ipc.link import SocketLink
+
+        return SocketLink(self._ours)
 
     def hand_over(self, job: EngineJob) -> None:
         from setpoint.launch.job import encode_job
@@ -197,13 +204,19 @@ class ActorProcess:
         await asyncio.wait((ended, came, dead), return_when=asyncio.FIRST_COMPLETED)
         dead.cancel()
         if came.done():
-            process = came.result()
-            line.pid = process.pid
-            await until_over(ended, line, process.pid, self.kill, watchdog_s=watchdog_s)
+            line.pid = came.result().pid
+            await until_over(ended, line, self, watchdog_s=watchdog_s)
         else:
             self.kill()
             await asyncio.wait([ended])
         line.died(f"The engine's Ray actor {_ending(ended)}.")
+
+    def is_stopped(self) -> bool:
+        return is_stopped(self._came.result().pid)
+
+    def write_stacks(self) -> None:
+        with suppress(psutil.NoSuchProcess):
+            self._came.result().send_signal(STACKS)
 
     def kill(self) -> None:
         import ray
@@ -222,7 +235,7 @@ class ActorProcess:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._theirs.close()
-        self.link.close()
+        self._ours.close()
 
     def _let_in(self) -> None:
         """Give the first process that comes the other end of the link. Runs in a thread."""

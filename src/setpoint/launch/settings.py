@@ -1,12 +1,40 @@
-"""Converts options to the engine's live settings. Both processes do this: the engine at its start,
-the frontend for a change. Pure, and without torch."""
+"""Converts options to the settings of the scheduler: those that are fixed, and the live ones, which
+the frontend makes too, for a change. Pure, and without torch."""
 
 from __future__ import annotations
 
 from setpoint.config.groups.scheduling import SchedulingOptions
 from setpoint.config.pool import PoolConfig
 from setpoint.config.resolved import ResolvedConfig
+from setpoint.core.model import ModelSpec
 from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings, Settings
+from setpoint.scheduler.scheduler_config import RatioConfig, SchedulerConfig
+
+
+def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) -> SchedulerConfig:
+    options, env = config.options, config.env
+    return SchedulerConfig(
+        num_slots=pool.max_running_requests,
+        max_req_len=pool.max_req_len,
+        max_req_input_len=pool.max_req_input_len,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=frozenset(spec.eos_token_ids),
+        seed=config.random_seed,
+        waiting_timeout_s=env.req_waiting_timeout_s if env.req_waiting_timeout_s > 0 else None,
+        running_timeout_s=env.req_running_timeout_s if env.req_running_timeout_s > 0 else None,
+        depth=config.overlap_depth,
+        ratio=RatioConfig(
+            init=env.init_new_token_ratio,
+            min_factor=env.min_new_token_ratio_factor,
+            decay_steps=env.new_token_ratio_decay_steps,
+            retract_decode_steps=env.retract_decode_steps,
+        ),
+        clip_max_new_tokens=env.clip_max_new_tokens,
+        in_batch_check=env.in_batch_check_threshold,
+        in_batch_deprioritize=env.in_batch_deprioritize_threshold,
+        test_retract_interval=env.test_retract_interval if env.test_retract else 0,
+        strict_accounting=options.scheduling.strict_accounting,
+    )
 
 
 def live_settings(config: ResolvedConfig, pool: PoolConfig) -> Settings:

@@ -34,22 +34,25 @@ class Standby:
         self,
         client: EngineClient,
         serving: RestartBudget,
+        deaths: RestartBudget,
         *,
         start: Callable[[], LaunchedEngine],
         unused: Callable[[LaunchedEngine], None],
         present_job: Callable[[], object],
     ) -> None:
-        """serving: the restarts of engines that serve. start: starts a standby. unused: called with
-        one that has ended without having served. present_job: what the job of an engine that
-        started now would be made from."""
+        """serving: the restarts of engines that serve. deaths: those of standbys. start:
+        starts a standby. unused: called with one that has ended without having served.
+        present_job: what the job of an engine that started now would be made from."""
         self._client = client
         self._serving = serving
         self._start = start
         self._unused = unused
         self._present_job = present_job
-        self._deaths = RestartBudget(serving.most)
+        self._deaths = deaths
         self._num_failed_starts = 0
         """In turn."""
+        self._leaving: set[asyncio.Task[None]] = set()
+        """The watchers of standbys that were ended, until their processes have."""
         self.engine: LaunchedEngine | None = None
         self._why_none = ""
         """Why no other is started until ``try_again``; "" if one may be."""
@@ -89,8 +92,16 @@ class Standby:
             engine.line.shutdown()
             engine.line.close()
             engine.process.end()
+            assert engine.watching is not None
+            self._leaving.add(engine.watching)
+            engine.watching.add_done_callback(self._leaving.discard)
             self._unused(engine)
         self.engine = self._client.standby = None
+
+    async def until_gone(self) -> None:
+        """Wait until the processes that were ended have."""
+        if self._leaving:
+            await asyncio.wait(self._leaving)
 
     def try_again(self) -> None:
         """Forget the deaths so far."""

@@ -22,7 +22,7 @@ from setpoint.core.plan import StepPlan
 from setpoint.core.request import Ids
 from setpoint.core.settings import Settings
 from setpoint.ipc.sockets import EngineSocket
-from setpoint.launch.heartbeat import heartbeat
+from setpoint.launch.heartbeat import heartbeat, write_stacks_when_asked
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
@@ -105,6 +105,7 @@ class WallClock:
 
 def main() -> None:
     descriptor = int(sys.argv[1])
+    write_stacks_when_asked()
     link = EngineSocket(descriptor)
     config = SchedulerConfig(
         num_slots=MAX_RUNNING,

@@ -13,8 +13,7 @@ from setpoint.config.pool import resolve_pool
 from setpoint.config.resolve import resolve
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings, Settings
-from setpoint.launch.mapping import scheduler_config
-from setpoint.launch.settings import live_settings
+from setpoint.launch.settings import live_settings, scheduler_config
 from setpoint.planning.memory import GIB
 from setpoint.scheduler.scheduler_config import SchedulerConfig
 from setpoint.testing.harness import Harness
