@@ -123,8 +123,10 @@ class Frontend:
             return
         life = life % len(self.lives)
         finish = Finish("length", length=1) if is_end else None
-        self.lives[life][0].say(Tokens([TokenEvent(seq_id, [token], finish)]))
         reader = self.open().get(seq_id)
+        num_outputs = 1 if reader is None else len(reader.expected) + 1
+        event = TokenEvent(seq_id, [token], finish, num_outputs=num_outputs)
+        self.lives[life][0].say(Tokens([event]))
         if reader is not None and reader.life == life + 1:
             reader.expected.append(token)
             reader.end = "finished" if is_end else ""

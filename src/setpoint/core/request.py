@@ -127,6 +127,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prior_output_ids: bytes = b""
     """Outputs that already exist (of a resumed request). They count as outputs for penalties,
     limits, usage and seeds."""
+    was_accepted: bool = False
+    """Whether an engine that has ended had it, so that no limit of the queue refuses it now."""
 
     def prompt(self) -> Ids:
         return unpack_ids(self.prompt_ids)

@@ -275,9 +275,8 @@ class Service:
                 raise RequestError(str(error)) from None
             if proposal.options:
                 settings, options = proposal.settings, proposal.options
-                await self.engine.on_all(
-                    lambda line: line.change(settings, options, by=by, why=why)
-                )
+                before = self.live.propose({}).settings
+                await self.engine.orders.change(settings, options, before=before, by=by, why=why)
             proposal.accept()
         return proposal
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from setpoint.core.control import PauseMode, RequestList
+from setpoint.core.control import RequestList
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.messages import (
@@ -35,6 +35,7 @@ from setpoint.ipc.balance import Balance, Load, TotalRequests
 from setpoint.ipc.block_sink import BlockSink
 from setpoint.ipc.line import EngineLine, EngineState
 from setpoint.ipc.mailbox import Mailbox, WakeUps
+from setpoint.ipc.orders import Orders
 from setpoint.ipc.submission import Submission
 from setpoint.ipc.suspects import Suspects, Verdict
 
@@ -95,8 +96,8 @@ class EngineClient:
         self.standby_death = ""
         """Why the last standby has ended, and why it gets no other if it gets none."""
         self.num_standby_deaths = 0
-        self._paused: dict[int, PauseMode] = {}
-        """Rank -> the pause that is in force for it."""
+        self.orders = Orders(self._on, self._ready, lambda: self._lines, self._dispatch)
+        """What holds for the engines, whichever they are."""
         self._wake_ups = WakeUps()
 
     def attach(self, line: EngineLine) -> None:
@@ -109,6 +110,7 @@ class EngineClient:
             self._deaths.setdefault(line.rank, []).append(earlier.death)
         self._lines[line.rank] = line
         self._loads[line] = Load(line.rank, self._balance.uses_prefixes)
+        self.orders.attached(line)
         self._given_up.pop(line.rank, None)
         self.num_lines += 1
         line.start(
@@ -162,7 +164,7 @@ class EngineClient:
             death = line.death if line.has_ended else deaths[-1] if deaths else ""
             death = self._given_up.get(line.rank, death)
             num_requests = 0 if load is None else load.num_requests
-            pid, paused = line.pid, self._paused.get(line.rank)
+            pid, paused = line.pid, self.orders.paused.get(line.rank)
             found.append(Standing(line.rank, state, num_requests, pid, paused, len(deaths), death))
         return found
 
@@ -189,7 +191,9 @@ class EngineClient:
     @property
     def _may_come(self) -> bool:
         """Whether an engine may become ready that is not."""
-        return self._recovers and len(self._given_up) < len(self._lines)
+        return self._recovers and any(
+            rank not in self._given_up and not line.is_ready for rank, line in self._lines.items()
+        )
 
     def choose(self) -> EngineLine:
         """A line that a control call can go to. Raises EngineDeadError if there is none."""
@@ -246,20 +250,6 @@ class EngineClient:
     async def flush_cache(self) -> bool:
         """Whether all engines have flushed their caches: those that are idle do."""
         return all(each.is_flushed for each in await self.on_all(lambda line: line.flush_cache()))
-
-    async def pause(self, mode: PauseMode, ranks: Collection[int] | None = None) -> int:
-        """Pause the engines of these ranks (None: of all), and those that take their places;
-        returns how many requests are paused. New requests go to the ranks that are not paused."""
-        self._paused.update(dict.fromkeys(self._lines if ranks is None else ranks, mode))
-        done = await self._on(ranks, lambda line: line.pause(mode))
-        return sum(each.num_paused_reqs for each in done)
-
-    async def resume(self, ranks: Collection[int] | None = None) -> None:
-        """End the pause of these ranks (None: of all)."""
-        for rank in list(self._paused if ranks is None else ranks):
-            self._paused.pop(rank, None)
-        self._dispatch()
-        await self._on(ranks, lambda line: line.resume())
 
     async def _on(
         self, ranks: Collection[int] | None, call: Callable[[EngineLine], Awaitable[T]]
@@ -365,10 +355,16 @@ class EngineClient:
             submission = self._sent.get(event.seq_id)
             if submission is None or submission.line is not line:
                 continue  # stopped meanwhile: its last events were already on their way
+            if event.ids and event.num_outputs - len(event.ids) != submission.num_outputs:
+                line.died(
+                    f"It sent outputs up to {event.num_outputs} of a request that had"
+                    f" {submission.num_outputs}, {len(event.ids)} of them new."
+                )
+                break
             event = submission.take(event)
             if event.finish is not None:
                 self._close(submission)
-            elif self._recovers:
+            else:
                 submission.keep(event)
                 if submission.strikes and event.ids:
                     self._clear(submission)
@@ -418,9 +414,10 @@ class EngineClient:
         """The lines that a new request may go to: those that are not paused, or else, if none of
         these is there or may come, the paused ones, where it waits."""
         ready = self._ready()
-        free = [line for line in ready if line.rank not in self._paused]
+        paused = self.orders.paused
+        free = [line for line in ready if line.rank not in paused]
         may_come = any(
-            rank not in self._paused and rank not in self._given_up and not line.is_ready
+            rank not in paused and rank not in self._given_up and not line.is_ready
             for rank, line in self._lines.items()
         )
         return free if free or (may_come and self._recovers) else ready
@@ -436,8 +433,7 @@ class EngineClient:
                 self._place(submission)
 
     def _became_ready(self, line: EngineLine) -> None:
-        if line.rank in self._paused:
-            line.begin_pause(self._paused[line.rank])
+        self.orders.tell(line)
         self._dispatch()
 
     def _court(self) -> EngineLine | None:
@@ -465,6 +461,7 @@ class EngineClient:
         if self.blocks is not None:
             self.blocks.cleared(line.rank)
         del self._loads[line]
+        self.orders.ended(line)
         error = EngineDeadError(line.death)
         lost = [each for each in self._open.values() if each.line is line]
         for submission, verdict in self._suspects.judge(line, lost):
@@ -508,6 +505,7 @@ class EngineClient:
         """End a submission that waits for an engine as an engine would."""
         self._close(submission)
         submission.mailbox.put(submission.index, submission.finished(finish))
+        self._wake_ups.add([submission.mailbox])
 
     def _close(self, submission: Submission) -> None:
         """It is over, or nobody wants more of it."""
@@ -522,6 +520,8 @@ class EngineClient:
         self._drop(submission)
         if self._suspects.is_tried(submission):
             self._clear(submission)
+        elif line is not None and self._suspects.waiting and not self._loads[line].num_requests:
+            self._dispatch()
 
     def _drop(self, submission: Submission) -> Submission:
         del self._open[submission.number]

@@ -49,6 +49,11 @@ class Submission:
     was_tried: bool = False
     """Whether the last of them was trying it, alone or with others."""
 
+    @property
+    def num_outputs(self) -> int:
+        """How many outputs its mailbox has."""
+        return len(self.request.prior_output_ids) // 4 + len(self.ids)
+
     def take(self, event: TokenEvent) -> TokenEvent:
         """The event of its present engine as its reader is to see it."""
         if self.num_hidden_to_skip:
@@ -74,6 +79,7 @@ class Submission:
                 prior_output_ids=request.prior_output_ids + self.ids.tobytes(),
             )
             self.before = self.last
+        self.request = msgspec.structs.replace(self.request, was_accepted=True)
         self.ids, self.has_moved = array("i"), True
         self.num_hidden_to_skip = self.num_hidden_bytes if request.options.hidden_states else 0
 

@@ -210,7 +210,7 @@ class LogLines:
 
 
 def _settings_change(change: SettingsChanged) -> None:
-    changes = ", ".join(map(str, change.options))
+    changes = ", ".join(map(str, change.options)) or "those in force"
     why = f" ({excerpt(change.why)})" if change.why else ""
     logger.info("Settings changed by %s: %s%s", excerpt(change.by), changes, why)
     set_log_level(change.settings.log_level)

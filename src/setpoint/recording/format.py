@@ -107,6 +107,7 @@ class KeptArrival(msgspec.Struct, frozen=True, array_like=True, tag="A"):
     options: RequestOptions
     """With names replaced, and without token ids."""
     seed: int
+    was_accepted: bool = False
 
 
 class KeptResult(msgspec.Struct, frozen=True, array_like=True, tag="R"):

@@ -231,6 +231,7 @@ class Withheld:
             stream_interval=sampling.stream_interval,
             options=self._without_content(request.options),
             seed=request.seed,
+            was_accepted=request.was_accepted,
         )
 
     def _without_content(self, options: RequestOptions) -> RequestOptions:

@@ -175,6 +175,7 @@ def request_of(arrival: KeptArrival, outline: Outline, ids: SurrogateIds) -> Req
         ),
         seed=arrival.seed,
         options=arrival.options,
+        was_accepted=arrival.was_accepted,
     )
 
 

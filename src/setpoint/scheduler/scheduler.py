@@ -172,7 +172,11 @@ class Scheduler:
         """Raise RequestError (503) if the queue is full. If it holds a less urgent request that has
         not run yet, drop that one instead."""
         state, limit = self.state, self.state.settings.max_queued_requests
-        if limit is None or len(state.queue) + len(state.preparing) < limit:
+        if (
+            limit is None
+            or len(state.queue) + len(state.preparing) < limit
+            or seq.request.was_accepted
+        ):
             return
         fresh = (
             other for other in chain(state.queue, state.preparing) if other.num_retractions == 0

@@ -36,12 +36,15 @@ def test_events_that_are_here_leave_together_and_none_waits_for_the_next() -> No
                     yield piece.text.encode()
 
         written: list[bytes] = []
+        num_outputs = 0
 
         async def send(message: Any) -> None:
             written.append(message.get("body", b"head"))
 
         def emit(token: int, finish: Finish | None = None) -> None:
-            engine.emit(Tokens([TokenEvent(0, [token], finish)]))
+            nonlocal num_outputs
+            num_outputs += 1
+            engine.emit(Tokens([TokenEvent(0, [token], finish, num_outputs=num_outputs)]))
 
         async def until(count: int) -> None:
             while len(written) < count:

@@ -80,9 +80,9 @@ def test_requests_go_out_and_tokens_come_back_in_order(ends: Ends) -> None:
             assert isinstance(received[0], Submit)
             assert received[0].request.prompt().tolist() == list(range(100_000))
             for token in range(500):
-                engine.send(
-                    Tokens([TokenEvent(0, [token]), TokenEvent(1, [token]), TokenEvent(2, [1])])
-                )
+                count = token + 1
+                known = [TokenEvent(each, [token], num_outputs=count) for each in (0, 1)]
+                engine.send(Tokens([*known, TokenEvent(2, [1])]))
             engine.send(
                 Tokens([TokenEvent(seq_id, [], Finish("length", length=500)) for seq_id in (0, 1)])
             )
@@ -127,7 +127,7 @@ def test_late_events_of_a_stopped_request_do_not_reach_the_next_one_with_its_rid
         mailbox = Mailbox()
         new = client.submit(request("again"), mailbox)
         client.stop(old)  # of no consequence any more
-        own = TokenEvent(new, [7], Finish("length", length=1))
+        own = TokenEvent(new, [7], Finish("length", length=1), num_outputs=1)
         engine.send(Tokens([late, own]))
         assert await asyncio.wait_for(mailbox.take(), 5) == [(0, own)]
         assert client.num_open == 0

@@ -37,6 +37,19 @@ def test_a_full_queue_refuses_with_503() -> None:
     )
 
 
+def test_a_request_of_an_engine_that_has_ended_is_not_refused_by_a_full_queue() -> None:
+    harness = Harness(max_running_requests=1, max_queued_requests=2)
+    for number in range(5):
+        harness.submit(f"r{number}", prompt(3, 10 + number), was_accepted=number > 2)
+    harness.drain()
+    refused = [
+        rid
+        for rid, outcome in harness.outcomes.items()
+        if outcome.finish is not None and outcome.finish.type == "abort"
+    ]
+    assert refused == ["r2"]
+
+
 def test_a_retracted_request_is_not_refused_by_a_full_queue() -> None:
     harness = Harness(num_pages=40, max_queued_requests=1, conservativeness=0.1)
     for number in range(4):

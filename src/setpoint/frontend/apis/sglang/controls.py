@@ -73,13 +73,13 @@ class ControlRoutes:
 
     async def pause(self, request: Request) -> Response:
         body, told = await self._bodies.read(request, PauseBody)
-        num_paused = await self._engine.pause(body.mode)
+        num_paused = await self._engine.orders.pause(body.mode)
         message = "Generation paused successfully."
         answer = {"message": message, "status": "ok", "num_paused_reqs": num_paused}
         return json_response({**answer, **told})
 
     async def resume(self, request: Request) -> Response:
         _, told = await self._bodies.read(request, ContinueBody)
-        await self._engine.resume()
+        await self._engine.orders.resume()
         message = "Generation continued successfully."
         return json_response({"message": message, "status": "ok", **told})

@@ -102,10 +102,10 @@ class FaultToleranceRoutes:
         ranks = self._ranks(body)
         match body.instruction:
             case "pause":
-                await self._engine.pause(PauseMode.IN_PLACE, ranks)
+                await self._engine.orders.pause(PauseMode.IN_PLACE, ranks)
             case "retry":
                 self._supervisor.retry(ranks)
-                await self._engine.resume(ranks)
+                await self._engine.orders.resume(ranks)
             case "scale_down":
                 self._supervisor.scale_down(ranks)
         self._last_id = request_id

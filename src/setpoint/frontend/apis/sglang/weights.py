@@ -93,16 +93,18 @@ class WeightRoutes:
                     operation = LoadWeights(
                         found.folder, found.load_format, flush_cache=body.flush_cache
                     )
-                    done = await self._engine.on_all(lambda line: line.operate(operation))
+                    done = await self._engine.orders.load(operation)
+                    # Before anything else may happen: an engine that starts now has the weights of
+                    # the service.
+                    self._service.loaded(
+                        model_path=body.model_path,
+                        weight_version=body.weight_version,
+                        checkpoint=found,
+                    )
             except RequestError as error:
                 answer = {"success": False, "message": error.message}
                 status_code = error.status_code
             else:
-                self._service.loaded(
-                    model_path=body.model_path,
-                    weight_version=body.weight_version,
-                    checkpoint=found,
-                )
                 num_paused, status_code = sum(each.num_paused_reqs for each in done), 200
                 answer = {"success": True, "message": UPDATED}
         counted = {**answer, "num_paused_requests": num_paused, **told}
@@ -125,12 +127,12 @@ class WeightRoutes:
         states = await self._service.states()
         running = [line.rank for line, state in states if state.paused is None]
         if body.abort_all_requests:
-            await self._engine.pause(PauseMode.ABORT)
+            await self._engine.orders.pause(PauseMode.ABORT)
         try:
             yield
         finally:
             if body.abort_all_requests and running and not body.keep_pause:
-                await self._engine.resume(running)
+                await self._engine.orders.resume(running)
 
     async def _parts(self, body: MemoryBody, *, released: bool) -> list[MemoryPart]:
         """The parts that the body means, each once."""

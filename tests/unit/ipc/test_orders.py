@@ -1,0 +1,187 @@
+"""What engines are told that were starting, stopped or different when something was decided for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from setpoint.core.control import (
+    Answer,
+    Call,
+    Continue,
+    Done,
+    Operate,
+    OperationDone,
+    Pause,
+    PauseMode,
+    Refused,
+    Standstill,
+)
+from setpoint.core.errors import RequestError
+from setpoint.core.messages import Ready, Reply, decode_to_engine, encode
+from setpoint.core.operations import LoadWeights
+from setpoint.core.request import Request, pack_ids
+from setpoint.core.sampling import SamplingParams
+from setpoint.ipc.client import EngineClient
+from setpoint.ipc.line import EngineLine
+from setpoint.ipc.mailbox import Mailbox
+from setpoint.testing.fake_engine import SOME_FACTS
+
+WEIGHTS = LoadWeights("step-1", "auto", flush_cache=True)
+
+
+@dataclass
+class Engine:
+    """It answers calls at once, except those that it refuses or never answers."""
+
+    rank: int
+    refuses: bool = False
+    is_silent: bool = False
+    got: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.line = EngineLine(self, rank=self.rank)
+
+    def start(self, receiver: Callable[[bytes], None], on_cut: Callable[[], None]) -> None:
+        self.receiver = receiver
+
+    def close(self) -> None: ...
+
+    def send(self, data: bytes) -> None:
+        message = decode_to_engine(data)
+        self.got.append(
+            f"Pause {message.mode}" if isinstance(message, Pause) else type(message).__name__
+        )
+        if isinstance(message, Pause | Continue | Operate) and not self.is_silent:
+            reply = Reply(message.id, self._answer(message))
+            asyncio.get_running_loop().call_soon(self.receiver, encode(reply))
+
+    def _answer(self, call: Call) -> Answer:
+        match call:
+            case Pause():
+                return Standstill(0)
+            case Operate() if self.refuses:
+                return Refused("It has no memory.")
+            case Operate():
+                return OperationDone(0, "")
+        return Done()
+
+    def is_ready(self) -> None:
+        self.receiver(encode(Ready(SOME_FACTS)))
+
+
+def client_of(*engines: Engine) -> EngineClient:
+    client = EngineClient(recovers=True)
+    for engine in engines:
+        client.attach(engine.line)
+    engines[0].is_ready()
+    return client
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_an_engine_that_was_starting_loads_the_weights_before_its_first_request() -> None:
+    async def scenario() -> None:
+        first, second = Engine(0), Engine(1)
+        client = client_of(first, second)
+        await client.orders.load(WEIGHTS)
+        first.line.died("It is dead.")
+        sampling = SamplingParams(max_new_tokens=1)
+        client.submit(
+            Request(rid="a", prompt_ids=pack_ids([1]), sampling=sampling, seed=0), Mailbox()
+        )
+        second.is_ready()
+        assert second.got == ["Pause retract", "Operate", "Continue", "Submit"]
+        next_one = Engine(0)
+        client.attach(next_one.line)
+        next_one.is_ready()
+        assert next_one.got == [], "its job has them"
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_was_stopped_loads_the_weights_when_it_continues() -> None:
+    async def scenario() -> None:
+        first, second = Engine(0), Engine(1)
+        client = client_of(first, second)
+        second.is_ready()
+        second.line.suspended(True)
+        await client.orders.load(WEIGHTS)
+        await client.orders.pause(PauseMode.ABORT)
+        second.line.suspended(False)
+        assert second.got == ["Pause retract", "Operate", "Pause abort"]
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_cannot_load_what_it_has_missed_ends() -> None:
+    async def scenario() -> None:
+        first, second = Engine(0), Engine(1, refuses=True)
+        client = client_of(first, second)
+        await client.orders.load(WEIGHTS)
+        second.is_ready()
+        await turns()
+        assert second.line.has_ended
+        assert "It has no memory." in second.line.death
+        assert first.line.is_ready
+
+    asyncio.run(scenario())
+
+
+def test_weights_that_one_engine_refuses_are_kept_by_none() -> None:
+    async def scenario() -> None:
+        first, second = Engine(0), Engine(1)
+        client = client_of(first, second)
+        second.is_ready()
+        await client.orders.load(WEIGHTS)
+        second.refuses = True
+        first.got.clear()
+        with pytest.raises(RequestError, match="no memory"):
+            await client.orders.load(LoadWeights("step-2", "auto", flush_cache=True))
+        assert first.got == ["Operate", "Pause retract", "Operate", "Continue"], "step-1 again"
+        assert client.is_ready
+
+    asyncio.run(scenario())
+
+
+def test_weights_of_the_start_come_back_with_the_next_engine() -> None:
+    async def scenario() -> None:
+        first, second = Engine(0), Engine(1, refuses=True)
+        client = client_of(first, second)
+        second.is_ready()
+        with pytest.raises(RequestError, match="no memory"):
+            await client.orders.load(WEIGHTS)
+        assert first.line.has_ended
+        assert second.line.is_ready
+
+    asyncio.run(scenario())
+
+
+def test_a_pause_that_fails_takes_back_no_other_pause_and_no_end_of_one() -> None:
+    async def scenario() -> None:
+        first, second, third = Engine(0), Engine(1), Engine(2)
+        client = client_of(first, second, third)
+        second.is_ready()
+        third.is_ready()
+        orders = client.orders
+        await orders.pause(PauseMode.IN_PLACE, [1, 2])
+        first.is_silent = third.is_silent = True
+        pausing = asyncio.create_task(orders.pause(PauseMode.RETRACT))
+        await turns()
+        assert orders.paused == dict.fromkeys(range(3), PauseMode.RETRACT)
+        await orders.resume([1])
+        pausing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pausing
+        assert orders.paused == {2: PauseMode.IN_PLACE}
+        assert first.got[-1] == "Continue"
+        assert second.got[-1] == "Continue"
+        assert third.got[-1] == "Pause in_place"
+
+    asyncio.run(scenario())
