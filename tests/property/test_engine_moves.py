@@ -1,11 +1,10 @@
-"""Requests over several engines that die at any moment, in any order of events: every reader gets
-the tokens of an undisturbed run, none twice, and a request that ends engines ends alone."""
+"""Requests over engines that die, one event after the other: who is tried and who is blamed, and what
+waits when no engine is left. ``test_simulation`` has the faults at any moment."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -26,14 +25,10 @@ from setpoint.core.messages import (
 )
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.ipc.balance import Balance, RoundRobin, TotalRequests, TotalTokens
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.mailbox import Mailbox
-from setpoint.ipc.suspects import MOST_CRASHES, MOST_KILLS
 from setpoint.testing.fake_engine import SOME_FACTS
-
-BALANCES: list[Callable[[], Balance]] = [RoundRobin, TotalRequests, TotalTokens]
 
 
 def token(request: Request, position: int) -> int:
@@ -80,20 +75,18 @@ class Engine:
         assert self.receiver is not None
         self.receiver(encode(message))
 
-    def step(self, num_said: int | None = None) -> bool:
-        """Compute; say the events of the first ``num_said``, of all if None. Returns False if a
-        request ends the engine, which says nothing then."""
+    def step(self) -> bool:
+        """Compute, and say the events. Returns False if a request ends the engine, which says
+        nothing then."""
         numbers = list(self.running)
         self.say(Announce({number: self.running[number][0].rid for number in numbers}, []))
         self.num_steps += 1
         for request, num in self.running.values():
             if num == int(request.prompt()[1]):
                 return False
-        events = [self._event(number) for number in numbers[:num_said]]
-        if events:
-            self.say(Tokens(events))
-        if num_said is None:
-            self.say(Announce({}, numbers))
+        if numbers:
+            self.say(Tokens([self._event(number) for number in numbers]))
+        self.say(Announce({}, numbers))
         return True
 
     def _event(self, number: int) -> TokenEvent:
@@ -117,13 +110,6 @@ class Reader:
     ids: list[int] = field(default_factory=list)
     end: str = ""
 
-    @property
-    def poison(self) -> int | None:
-        """The output whose computation ends an engine, if it is ever computed."""
-        at = int(self.request.prompt()[1])
-        limit = self.request.sampling.max_new_tokens
-        return at if limit is not None and 0 <= at < limit else None
-
     def take(self) -> None:
         events, self.mailbox._events = self.mailbox._events, []
         for index, event in events:
@@ -135,150 +121,6 @@ class Reader:
         if not self.end and self.mailbox._error is not None:
             error = self.mailbox._error
             self.end = "blamed" if isinstance(error, RequestError) else "dead"
-
-
-class Server:
-    """The real client, and engines that somebody starts again."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-        self.client = EngineClient(balance=rng.choice(BALANCES)(), recovers=True)
-        self.engines: list[Engine | None] = [None] * rng.randrange(1, 4)
-        self.readers: dict[int, Reader] = {}
-        self.seen: Counter[str] = Counter()
-        self.deaths: Counter[tuple[str, int]] = Counter()
-        """(rid, outputs that its reader had) -> how many engines ended while they had it."""
-        for rank in range(len(self.engines)):
-            self.attach(rank)
-        self.ready(0)
-
-    def attach(self, rank: int) -> None:
-        engine = self.engines[rank] = Engine(rank)
-        self.client.attach(engine.line)
-
-    def ready(self, rank: int) -> None:
-        engine = self.engines[rank]
-        if engine is None:
-            self.attach(rank)
-        elif not engine.line.is_ready:
-            engine.say(Ready(SOME_FACTS))
-
-    def submit(self) -> None:
-        rng = self.rng
-        poison = rng.randrange(8) if rng.random() < 0.03 else None
-        request = request_of(f"r{len(self.readers)}", rng, poison)
-        mailbox = Mailbox()
-        self.readers[self.client.submit(request, mailbox)] = Reader(request, mailbox)
-
-    def step(self, rank: int) -> None:
-        engine = self.engines[rank]
-        if engine is not None and engine.line.is_ready and not engine.step():
-            self.die(rank)
-
-    def cut(self, rank: int) -> None:
-        """The engine ends in the middle of what it says of a step."""
-        engine = self.engines[rank]
-        if engine is not None and engine.line.is_ready:
-            engine.step(self.rng.randrange(len(engine.running) + 1))
-            self.die(rank, was_killed=True)
-
-    def die(self, rank: int, *, was_killed: bool = False) -> None:
-        engine = self.engines[rank]
-        if engine is not None:
-            self.engines[rank] = None
-            self.take()
-            num_had = {each.request.rid: len(each.ids) for each in self.readers.values()}
-            self.deaths.update((each.rid, num_had[each.rid]) for each, _ in engine.running.values())
-            self.seen["killed" if was_killed else "crashed"] += 1
-            engine.line.died("It is dead.", was_killed=was_killed)
-
-    def stop(self) -> None:
-        open_ones = [number for number, each in self.readers.items() if not each.end]
-        if open_ones:
-            number = self.rng.choice(open_ones)
-            self.readers[number].take()
-            self.client.stop(number)
-            self.readers[number].end = self.readers[number].end or "stopped"
-
-    def abort(self) -> None:
-        self.client.abort(f"r{self.rng.randrange(len(self.readers) + 1)}")
-
-    def act(self) -> None:
-        rng, rank = self.rng, self.rng.randrange(len(self.engines))
-        match rng.choices(
-            ["submit", "step", "ready", "cut", "stop", "abort"], [8, 20, 4, 1, 1, 0.3]
-        )[0]:
-            case "submit":
-                self.submit()
-            case "step":
-                self.step(rank)
-            case "ready":
-                self.ready(rank)
-            case "cut":
-                self.cut(rank)
-            case "stop":
-                self.stop()
-            case _:
-                self.abort()
-
-    def take(self) -> None:
-        for reader in self.readers.values():
-            reader.take()
-
-    def check(self) -> None:
-        """Each reader has what an undisturbed run would have given it so far."""
-        for reader in self.readers.values():
-            expected = [token(reader.request, position) for position in range(12)]
-            limit = reader.request.sampling.max_new_tokens
-            assert limit is not None
-            assert reader.ids == expected[: len(reader.ids)]
-            if reader.end == "length":
-                assert len(reader.ids) == limit
-            if reader.end == "blamed":
-                died = self.deaths[reader.request.rid, len(reader.ids)]
-                is_guilty = reader.poison == len(reader.ids)
-                assert died >= (MOST_CRASHES if is_guilty else MOST_KILLS)
-            assert reader.end != "dead"
-
-    async def drain(self) -> None:
-        """Start every engine again until all requests have ended."""
-        for _ in range(2000):
-            for rank in range(len(self.engines)):
-                self.ready(rank)
-                self.step(rank)
-            self.take()
-            await asyncio.sleep(0)
-            if not self.client.num_open:
-                return
-        raise AssertionError("requests remain open for ever")
-
-
-async def run_seed(seed: int) -> Counter[str]:
-    server = Server(random.Random(seed))
-    for _ in range(150):
-        server.act()
-        await asyncio.sleep(0)
-        server.take()
-    await server.drain()
-    server.check()
-    assert server.client.num_waiting == 0
-    server.seen.update(reader.end for reader in server.readers.values())
-    server.seen["moved"] += server.client.num_moved
-    return server.seen
-
-
-def test_requests_survive_their_engines() -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(400):
-        try:
-            seen.update(asyncio.run(run_seed(seed)))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-    # The traces must exercise what they claim to.
-    print(seen)
-    assert min(seen[name] for name in ("killed", "crashed", "moved", "blamed", "length")) > 50
-    assert seen[""] == 0
 
 
 def test_without_further_engines_what_waits_ends_with_the_reason() -> None:

@@ -94,7 +94,7 @@ class ScriptedStep:
 
     def _next_token(self, slot: int, history: Ids) -> int:
         try:
-            return self._executor.next_token(history)
+            return self._executor.sample(slot, history)
         except Exception as error:
             rows = self._plan.rows
             (seq_id,) = rows.seq_ids[rows.slots == slot].tolist()
@@ -229,6 +229,10 @@ class ScriptedExecutor:
             self._ids[slot] += found[-1]
         assert next(ids, None) is None, "forced tokens of no row"
         return found
+
+    def sample(self, slot: int, history: Ids) -> int:
+        """The next token of the slot's sequence."""
+        return self.next_token(history)
 
     def append(self, slot: int, tokens: list[int]) -> None:
         """Append the tokens that the slot's row yields: all but the last were computed as
