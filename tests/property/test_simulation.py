@@ -20,11 +20,14 @@ from setpoint.testing.simulation.run import alone, fixed_plan, judged, simulate
 BLOCK = 100
 """Seeds in one test."""
 FOUND = {
-    8: "The watcher of a standby was left when the server ended.",
-    13: "An engine that was stopped by a signal when a pause ended stayed paused.",
-    22: "The reader of a request that was aborted while it waited for an engine never woke.",
-    98: "Outputs that an engine sent twice were in the answer twice.",
-    102: "An engine that was starting while settings changed worked under the old ones.",
+    1: "A request that an engine had when it ended was refused by the full queue of the next one.",
+    3: "The reader of a request that was aborted while it waited for an engine never woke.",
+    11: "An engine that was stopped by a signal when a pause ended stayed paused.",
+    18: "An engine that was starting while settings changed worked under the old ones.",
+    43: "The watcher of a standby was left when the server ended.",
+    51: "An engine that was starting while others loaded weights served with the old ones.",
+    194: "Outputs that an engine sent twice were in the answer twice.",
+    273: "A change that one engine refused was in force for the others.",
 }
 """Seeds that have found a fault, with the fault."""
 
