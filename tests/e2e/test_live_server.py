@@ -199,8 +199,11 @@ def test_what_is_refused_harms_nobody(
     before = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()
     for word, message in (
         ("chunked_prefil_size=64", "Did you mean chunked_prefill_size?"),
-        ("page_size=16", "page_size cannot change while the server runs: a restart is needed."),
-        ("max_running_requests=9", "more than the 8 that this engine has room for"),
+        (
+            "page_size=16",
+            "page_size cannot change while the server runs; restart the server with the new value.",
+        ),
+        ("max_running_requests=9", "more than the 8 requests for which this engine has room"),
         ("chunked_prefill_size=1024", "memory was planned for 512"),
         ("schedule_policy=best", "schedule_policy must be one of"),
         ("stream_interval=0", "stream_interval must be at least 1"),

@@ -16,7 +16,8 @@ DATASETS = ("random", "random-ids", "generated-shared-prefix", "sharegpt", "cust
 
 
 class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompts and answers to ask for. Shared by the benchmarks that send prompts."""
+    """Options of the prompts to send and the answers to ask for, shared by all benchmarks that send
+    prompts."""
 
     dataset_name: Annotated[
         str,
@@ -66,7 +67,9 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True):
     sharegpt_output_len: Annotated[
         int | None,
         Option(
-            DATASET, "Tokens of each answer; as many as in the recorded answer if not given.", low=1
+            DATASET,
+            "Tokens of each answer. If not given, each has as many as the recorded answer.",
+            low=1,
         ),
     ] = None
     sharegpt_context_len: Annotated[
@@ -104,8 +107,8 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             RESULTS,
-            "File with results to compare these with. Several lines, there or in --output-file,"
-            " count as several runs.",
+            "File with earlier results, with which these are compared. Several lines in that"
+            " file or in --output-file count as several runs.",
             metavar="FILE",
         ),
     ] = None
@@ -160,14 +163,14 @@ class ServingOptions(DatasetOptions, frozen=True, kw_only=True):
     port: Annotated[int, Option(TARGET, "Port of the server.", low=1, high=65535)] = 30000
     model: Annotated[
         str | None,
-        Option(TARGET, "Model name to send; the first one that the server lists if not given."),
+        Option(TARGET, "Model name to send. If not given, the first one that the server lists."),
     ] = None
     tokenizer: Annotated[
         str | None,
         Option(
             TARGET,
-            "Folder, GGUF file or hub id of the tokenizer; if not given, the one that the server"
-            " names, or else the model's.",
+            "Folder, GGUF file or hub id of the tokenizer. If not given, the tokenizer that the"
+            " server names, or otherwise the model's.",
             metavar="PATH",
         ),
     ] = None
@@ -175,7 +178,7 @@ class ServingOptions(DatasetOptions, frozen=True, kw_only=True):
         float,
         Option(
             TRAFFIC,
-            "Requests per second, as a Poisson process; inf sends all at once.",
+            "Requests per second; they arrive as a Poisson process. inf sends all at once.",
             metavar="X",
             infinite=True,
         ),
@@ -198,7 +201,9 @@ class ServingOptions(DatasetOptions, frozen=True, kw_only=True):
     disable_stream: Annotated[
         bool,
         Option(
-            TRAFFIC, "Ask for whole answers instead of streams; then only their end can be timed."
+            TRAFFIC,
+            "Ask for whole answers instead of streams; only the end of an answer can then be"
+            " timed.",
         ),
     ] = False
     stall_timeout: Annotated[
@@ -267,8 +272,8 @@ class OneBatchOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             BATCH,
-            "Show where the time of a step goes, and how fast each part could be on this machine,"
-            " whose limits are measured.",
+            "Show how much time each part of a step takes, and how fast it could be on this"
+            " machine. The limits of the machine are measured.",
         ),
     ] = False
     run_name: Annotated[str, Option(RESULTS, "A name for this run, kept in the results.")] = (
@@ -286,7 +291,7 @@ class OneBatchOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             RESULTS,
-            "File of an earlier run; shows how many times as fast each combination is now.",
+            "Result file of an earlier run; shows the speed of each combination relative to it.",
             metavar="FILE",
         ),
     ] = None

@@ -1,5 +1,5 @@
-"""Checks of options that need neither hardware nor model. Every failure is one line that says what
-to do."""
+"""Checks the options, as far as that needs neither hardware nor model. Every failure is one line
+that says what to do."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LEAST_POOL_TOKENS = 8
 """Pool tokens that the shortest request needs: one prompt token, and the tokens that ``pool`` keeps
 free after it."""
 MAX_INT = (1 << 53) - 1
-"""Largest value of a whole number without a bound of its own: the largest that every reader of JSON
-represents exactly."""
+"""Largest value of an integer option that declares no upper bound: the largest integer that every
+JSON reader represents exactly."""
 
 
 TEXT_OPTIONS = (
@@ -45,8 +45,8 @@ def check_options(options: Options) -> None:
     scheduling, memory = options.scheduling, options.memory
     if scheduling.max_queued_requests == 0:
         raise ConfigError(
-            "--max-queued-requests 0 would refuse every request, also on an idle server: a request"
-            " joins the queue before it runs. Give 1 or more."
+            "--max-queued-requests 0 would refuse every request, even on an idle server, because"
+            " each request joins the queue before it runs. Give 1 or more."
         )
     _check_ranks(options)
     for group, fields in GROUPS.items():
@@ -108,16 +108,17 @@ def check_values(values: msgspec.Struct, fields: Iterable[Field[Option]]) -> Non
 
 
 def _check_events(options: Options) -> None:
-    """Raise ConfigError if KV events are wanted that cannot be published."""
+    """Raise ConfigError if KV events cannot be published as configured."""
     config = publisher_config(options.events, num_ranks=options.parallel.dp_size)
     if config is not None and options.memory.disable_radix_cache:
         raise ConfigError(
-            f"{FLAG} tells what the prefix cache holds; drop it or --disable-radix-cache."
+            f"{FLAG} publishes what the prefix cache holds, and --disable-radix-cache turns that"
+            " cache off; drop one of the two."
         )
 
 
 def _check_ids_only(options: Options) -> None:
-    """Raise ConfigError for options about text together with --skip-tokenizer-init."""
+    """Raise ConfigError if --skip-tokenizer-init is combined with an option about text."""
     if not options.model.skip_tokenizer_init:
         return
     unset = Options()
@@ -125,14 +126,14 @@ def _check_ids_only(options: Options) -> None:
         if options.get(name) not in (unset.get(name), NONE):
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(
-                f"{flag} is about text, which --skip-tokenizer-init leaves out; drop one of the"
-                " two."
+                f"{flag} concerns text, and with --skip-tokenizer-init the server handles none;"
+                " drop one of the two."
             )
     preferred = preferred_sampling(options.answers)
     if text := preferred.keys() & {"stop", "stop_regex", *KINDS}:
         raise ConfigError(
-            f"--preferred-sampling-params: {min(text)} needs a tokenizer, which"
-            " --skip-tokenizer-init leaves out; drop one of the two."
+            f"--preferred-sampling-params: {min(text)} needs a tokenizer, and"
+            " --skip-tokenizer-init loads none; drop one of the two."
         )
 
 
@@ -140,8 +141,8 @@ def check_has_text(options: Options, command: str) -> None:
     """Raise ConfigError if a command that reads and writes text was given --skip-tokenizer-init."""
     if options.model.skip_tokenizer_init:
         raise ConfigError(
-            f"--skip-tokenizer-init leaves text out, and {command} reads and writes text; drop the"
-            " flag. It is for 'setpoint serve' and the offline Engine."
+            f"{command} reads and writes text, and with --skip-tokenizer-init there is no"
+            " tokenizer; drop the flag. It is for 'setpoint serve' and the offline Engine."
         )
 
 
@@ -185,7 +186,7 @@ def _check_value(field: Field[Option], value: Any) -> None:
 def _check_ranks(options: Options) -> None:
     if options.compatibility.enable_dp_attention and options.parallel.dp_size > 1:
         raise ConfigError(
-            "--enable-dp-attention would divide one engine over --dp-size ranks. Here each rank of"
-            f" --dp-size {options.parallel.dp_size} is a whole engine; leave --enable-dp-attention"
-            " out."
+            "--enable-dp-attention would divide one engine among the --dp-size ranks. In"
+            f" Setpoint each of the --dp-size {options.parallel.dp_size} ranks is a whole engine;"
+            " leave --enable-dp-attention out."
         )

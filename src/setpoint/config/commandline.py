@@ -1,9 +1,8 @@
-"""Turns a command line, and the YAML file that it may name, into :class:`Options` and the command's
-own options.
+"""Parses a command line, and the YAML file that it may name, into :class:`Options` and the
+command's own options.
 
-For both sources, spellings are first replaced by the canonical ones (``sglang``); argparse
-then sees exact names only, converts types and prints the help. Choices and bounds are checked by
-``check``.
+In both sources, every spelling is first replaced by the canonical one (``sglang``). argparse then
+sees exact names only; it converts types and prints the help. ``check`` checks choices and bounds.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class CommandLine:
     own: Any
     """An instance of ``Command.own``."""
     given: frozenset[str]
-    """Names of the options that the user wrote, including those that only SGLang has and that were
-    given SGLang's default."""
+    """Names of the options that the user wrote, including options of SGLang alone whose value is
+    SGLang's default."""
 
 
 def parse(command: Command, argv: list[str]) -> CommandLine:
@@ -114,9 +113,9 @@ class _Reader:
         return values
 
     def _canonical_tokens(self, argv: list[str]) -> tuple[list[str], frozenset[str]]:
-        """Returns ``argv`` with every option in its canonical spelling, without the options that
-        only SGLang has, and the names of those options: they must ask for SGLang's default. Raises
-        ConfigError for those that ask for anything else."""
+        """Returns two things: ``argv`` with every option in its canonical spelling and without the
+        options that only SGLang has; and the names of those options. Raises ConfigError if one of
+        them asks for anything but SGLang's default."""
         tokens: list[str] = []
         dropped = set()
         rest = deque(argv)
@@ -143,8 +142,8 @@ class _Reader:
         return tokens, frozenset(dropped)
 
     def _check_engine(self, name: str, value: str | None) -> None:
-        """Raise ConfigError for an option of another engine, with what stands for it here. value:
-        the word after it, which may be the next option."""
+        """Raise ConfigError for an option of another engine; the message names its equivalent in
+        Setpoint. value: the next word, which may be the next option."""
         own = {field.about.short for field in self._command.fields()} | self._fields.keys()
         if not self._command.has_engine or name in own:
             return
@@ -162,7 +161,8 @@ class _Reader:
 
     def _of_file(self, path: Path) -> tuple[dict[str, Any], frozenset[str]]:
         """Returns a YAML file's values, and the names of the options in it that only SGLang has.
-        Both are read as command-line tokens, so that there is one way to read options."""
+        The file is converted to command-line tokens, so that one piece of code reads all
+        options."""
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -172,7 +172,7 @@ class _Reader:
                 f"--config {path} is not valid YAML: {' '.join(str(error).split())}."
             ) from None
         if content is not None and not isinstance(content, dict):
-            raise ConfigError(f"--config {path} must hold 'option: value' lines.")
+            raise ConfigError(f"--config {path} must consist of 'option: value' lines.")
         try:
             tokens, dropped = self._canonical_tokens(
                 [
@@ -185,7 +185,7 @@ class _Reader:
         except ConfigError as error:
             raise ConfigError(f"--config {path}: {error}") from None
         if "config" in values:
-            raise ConfigError(f"--config {path}: config has no place in a config file.")
+            raise ConfigError(f"--config {path}: a config file cannot name another config file.")
         return values, dropped
 
     def tokens(self, key: object, value: Any) -> list[str]:
@@ -194,7 +194,7 @@ class _Reader:
         self._check_engine(name, None if value is None else str(value))
         flag = self._canonical(name)
         if flag == "--help":
-            raise ConfigError(f"{key} is not an option here.")
+            raise ConfigError(f"{key} is not an option of this command.")
         if value is None:
             return []
         field = self._fields.get(flag)
@@ -279,7 +279,7 @@ def _parser(command: Command) -> argparse.ArgumentParser:
 
 
 def metavar(field: Field[Option]) -> str:
-    """What stands for the value in the help: the choices, or a placeholder."""
+    """The text that stands for the value in the help: the choices, or a placeholder."""
     if field.about.choices:
         return "{" + ",".join(map(str, field.about.choices)) + "}"
     return placeholder(field)
@@ -306,7 +306,8 @@ def _help(field: Field[Option], default: Any, others: list[str]) -> str:
 
 
 def converter(field: Field[Option]) -> Callable[[str], Scalar]:
-    """A function from a word to a value of the option; it raises argparse.ArgumentTypeError."""
+    """A function that converts a word to a value of the option; it raises
+    argparse.ArgumentTypeError."""
 
     def convert(text: str) -> Scalar:
         try:

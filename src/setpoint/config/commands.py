@@ -1,8 +1,8 @@
-"""The commands, declared once: name, purpose, own options, and which of the server's options each
-takes.
+"""Declares each command once: its name, its purpose, its own options, and which of the server's
+options it takes.
 
-``commandline`` parses by these declarations, ``docs`` writes them into ``docs/flags.md``, ``cli``
-lists them. How a command runs is not here.
+``commandline`` parses with these declarations, ``docs`` writes them to ``docs/flags.md``, and
+``cli`` lists them. This module does not run commands.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             BATCHES,
-            "File for the answers; with .parquet, a Parquet file. A run that ended early continues"
-            " from what the file holds.",
+            "File for the answers; a name that ends in .parquet makes it a Parquet file. If an"
+            " earlier run ended early, this one continues after the answers that the file holds.",
             metavar="FILE",
             short="-o",
         ),
@@ -60,7 +60,8 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             BATCHES,
-            "Write answers in the order of the input instead of the order in which they are ready.",
+            "Write the answers in the order of the input, not in the order in which they are"
+            " ready.",
         ),
     ] = False
 
@@ -79,7 +80,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     print: Annotated[
         bool,
-        Option(REPLAYS, "Show the engine's log lines with their times, and replay nothing."),
+        Option(REPLAYS, "Show the engine's log lines with their times; do not replay."),
     ] = False
 
 
@@ -90,7 +91,8 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             CHATS,
-            "Talk to a server with OpenAI's API instead, such as http://127.0.0.1:30000/v1.",
+            "Talk to a server with OpenAI's API, such as http://127.0.0.1:30000/v1, instead of"
+            " starting an engine.",
             metavar="URL",
         ),
     ] = None
@@ -98,7 +100,8 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             CHATS,
-            "API key of that server; the environment variable OPENAI_API_KEY if not given.",
+            "API key of that server. If not given, the environment variable OPENAI_API_KEY is"
+            " used.",
             metavar="KEY",
             secret=True,
         ),
@@ -108,19 +111,19 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             CHATS,
-            "When the conversation outgrows the context, forget its oldest turns (and say so)"
-            " instead of refusing the question.",
+            "When the conversation no longer fits the context, drop its oldest turns, with a"
+            " note, instead of refusing the question.",
         ),
     ] = False
     temperature: Annotated[
         float | None,
-        Option(CHATS, "Sampling temperature; 0 always takes the likeliest token.", low=0),
+        Option(CHATS, "Sampling temperature; with 0, the likeliest token is always taken.", low=0),
     ] = None
     top_p: Annotated[
         float | None,
         Option(
             CHATS,
-            "Sample among the likeliest tokens whose probabilities add up to this.",
+            "Sample among the likeliest tokens whose probabilities add up to this value.",
             metavar="P",
             high=1,
         ),
@@ -132,7 +135,8 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
         float | None,
         Option(
             CHATS,
-            "Sample among tokens at least this probable, relative to the likeliest one.",
+            "Sample among the tokens whose probability is at least this share of the likeliest"
+            " token's.",
             metavar="P",
             low=0,
             high=1,
@@ -141,11 +145,13 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: Annotated[
         int | None,
         Option(
-            CHATS, "Maximum tokens of an answer; up to the end of the context if not given.", low=1
+            CHATS,
+            "Maximum tokens of an answer. If not given, an answer may fill the context.",
+            low=1,
         ),
     ] = None
     seed: Annotated[
-        int | None, Option(CHATS, "Sampling seed; a different one for every answer if not given.")
+        int | None, Option(CHATS, "Sampling seed. If not given, each answer gets a different one.")
     ] = None
 
 
@@ -159,21 +165,21 @@ class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             DIAGNOSES,
-            "Log file (.gz and .zst, too), - for standard input, folder of the ranks' logs, saved"
-            " /metrics page, recording, or URL of a server or of its /metrics. May be given as"
-            " arguments.",
+            "A log file (also .gz or .zst), - for standard input, a folder with the logs of"
+            " several ranks, a saved /metrics page, a recording, or the URL of a server or of"
+            " its /metrics. May be given as arguments.",
             metavar="SOURCE",
         ),
     ] = ()
     seconds: Annotated[
         float,
-        Option(DIAGNOSES, "Seconds for which a URL is watched.", metavar="SECONDS", low=1),
+        Option(DIAGNOSES, "Seconds for which a server is watched.", metavar="SECONDS", low=1),
     ] = 30.0
     api_key: Annotated[
         str | None,
         Option(
             DIAGNOSES,
-            "API key of the server; the environment variable OPENAI_API_KEY if not given.",
+            "API key of the server. If not given, the environment variable OPENAI_API_KEY is used.",
             metavar="KEY",
             secret=True,
         ),
@@ -185,7 +191,8 @@ class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             DIAGNOSES,
-            "Write the report with large charts to this file, one page that needs nothing else.",
+            "Write the report, with large charts, to this file: a single HTML page without"
+            " external files.",
             metavar="FILE",
         ),
     ] = None
@@ -193,19 +200,20 @@ class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             DIAGNOSES,
-            "Show the report of the last minutes of a live server or a growing log, and renew it"
+            "Show a report on the last minutes of a live server or a growing log, and refresh it"
             " until Ctrl-C.",
         ),
     ] = False
     all: Annotated[
         bool,
-        Option(DIAGNOSES, "Show all evidence, alternatives and charts instead of one screen."),
+        Option(DIAGNOSES, "Show all evidence, alternatives and charts, not only one screen."),
     ] = False
     explain: Annotated[
         str | None,
         Option(
             DIAGNOSES,
-            "Explain a cause, such as seq-cap, instead of reading anything; list names them all.",
+            "Explain a cause, such as seq-cap, instead of diagnosing; --explain list lists all"
+            " causes.",
             metavar="CAUSE",
         ),
     ] = None
@@ -213,7 +221,8 @@ class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             DIAGNOSES,
-            "No colours; so do the environment variable NO_COLOR and output that is no terminal.",
+            "Show no colours. The environment variable NO_COLOR does the same, and so does"
+            " output that is not a terminal.",
         ),
     ] = False
 
@@ -235,7 +244,9 @@ class ConsoleOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     port: Annotated[
         int,
-        Option(PLAYS, "Port of the page on this machine; 0 takes a free one.", low=0, high=65535),
+        Option(
+            PLAYS, "Port of the page on this machine; 0 means any free port.", low=0, high=65535
+        ),
     ] = 30100
 
 
@@ -257,8 +268,9 @@ class SetOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             CHANGES,
-            "Options and their new values, all changed at once; none takes an option back. May be"
-            " given as further arguments. Without any, the options that can be set are listed.",
+            "Options and their new values, all changed at once; the value none returns an option"
+            " to what the server would choose. May be given as further arguments. Without any,"
+            " the options that can be set are listed.",
             metavar="NAME=VALUE",
         ),
     ] = ()
@@ -267,7 +279,7 @@ class SetOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             CHANGES,
-            "API key of the server; the environment variable OPENAI_API_KEY if not given.",
+            "API key of the server. If not given, the environment variable OPENAI_API_KEY is used.",
             metavar="KEY",
             secret=True,
         ),
@@ -288,7 +300,7 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             SHOWS,
-            "API key of the server; the environment variable OPENAI_API_KEY if not given.",
+            "API key of the server. If not given, the environment variable OPENAI_API_KEY is used.",
             metavar="KEY",
             secret=True,
         ),
@@ -312,8 +324,9 @@ class RouteOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             ROUTES,
-            "How the server of a request is chosen; cache_aware: the one that has probably seen its"
-            " beginning, unless that one has much more to do.",
+            "How the router chooses a server for a request. cache_aware: the server that has"
+            " probably cached the beginning of the prompt, unless it has much more to do than"
+            " another.",
             choices=("cache_aware", "least_load", "power_of_two", "round_robin", "random"),
         ),
     ] = "cache_aware"
@@ -321,7 +334,8 @@ class RouteOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             ROUTES,
-            "API key of the servers; the environment variable OPENAI_API_KEY if not given.",
+            "API key of the servers. If not given, the environment variable OPENAI_API_KEY is"
+            " used.",
             metavar="KEY",
             secret=True,
         ),
@@ -330,7 +344,7 @@ class RouteOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Command:
-    """How a command's line is read."""
+    """One command, and how its command line is read."""
 
     name: str
     summary: str
@@ -344,16 +358,17 @@ class Command:
     """The list option that further arguments without a flag set; "" if there are none."""
     own: type[msgspec.Struct] = NoOptions
     listens: bool = False
-    """Whether the command serves clients, and so takes the options that are ``server_only``."""
+    """Whether the command serves clients and therefore takes the options that are
+    ``server_only``."""
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
     """Defaults that differ from the server's."""
 
     sglang_flags: Set[str] = KNOWN
     """Flags that SGLang has too; the documentation marks the others as Setpoint's own."""
     has_engine: bool = True
-    """Whether the command starts an engine, and so takes its options."""
+    """Whether the command starts an engine and therefore takes its options."""
     is_function: bool = False
-    """Whether it is called from Python with keywords, and not as a word after ``setpoint``."""
+    """Whether it is called from Python with keywords, not from a command line."""
 
     @property
     def called(self) -> str:
@@ -395,8 +410,8 @@ BATCH = Command(
     name="batch",
     summary="answer a file of requests; an interrupted run can be resumed",
     description=(
-        "Answer every request of a file exactly once. However a run ended, the same command"
-        " continues it."
+        "Answer every request of a file exactly once. If a run ends early for any reason, the"
+        " same command continues it."
     ),
     arguments="INPUT -o OUTPUT [options]",
     positional="input",
@@ -405,10 +420,10 @@ BATCH = Command(
 )
 CHAT = Command(
     name="chat",
-    summary="talk to a model in the terminal",
+    summary="chat with a model in the terminal",
     description=(
-        "Talk to a model in an engine of its own, or to one behind a URL. In the chat, /help lists"
-        " the commands."
+        "Chat with a model, in an engine that this command starts or on a server (--base-url)."
+        " In the chat, /help lists the commands."
     ),
     arguments="[MODEL] [options]",
     positional="model_path",
@@ -419,8 +434,8 @@ REPLAY = Command(
     name="replay",
     summary="run a recording of a server again, without its model",
     description=(
-        "Run a recording again, without a model: the same scheduler makes every plan anew, and the"
-        " first that differs is named."
+        "Run a recording again, without a model. The same scheduler makes every plan again, and"
+        " the command reports the first plan that differs."
     ),
     arguments="FILE [options]",
     positional="file",
@@ -430,11 +445,12 @@ REPLAY = Command(
 )
 DOCTOR = Command(
     name="doctor",
-    summary="name the limit that binds a server, and the option to change",
+    summary="find what limits a server, and which option to change",
     description=(
-        "Read what Setpoint or any SGLang server says about itself, name the limit that binds it,"
-        " with evidence, and say which option to change and what to expect. Exit codes: 0 healthy,"
-        " 1 a limit was found or the evidence is not enough to tell, 2 a source cannot be read."
+        "Read what Setpoint or any SGLang server reports about itself, find the limit that binds"
+        " it, show the evidence, and say which option to change and what to expect. Exit codes:"
+        " 0 healthy, 1 a limit was found or the evidence is not enough to tell, 2 a source"
+        " cannot be read."
     ),
     arguments="SOURCE [SOURCE ...] [options]",
     positional="",
@@ -447,8 +463,8 @@ TOP = Command(
     name="top",
     summary="show a server live in the terminal",
     description=(
-        "Show a running Setpoint server live: what limits it, throughput, requests, the KV pool."
-        " The same as its page /console, for a terminal. Ctrl-C ends."
+        "Show a running Setpoint server live: what limits it, its throughput, its requests and"
+        " its KV pool. It is the server's page /console for the terminal. Ctrl-C ends it."
     ),
     arguments="URL [options]",
     positional="url",
@@ -458,7 +474,7 @@ TOP = Command(
 )
 ROUTE = Command(
     name="route",
-    summary="one address for several servers, with smg as the router",
+    summary="put several servers behind one address, with the router smg",
     description=(
         "Start the router smg in front of running servers, with the arguments that suit Setpoint's"
         " servers. It needs pip install 'setpoint[route]'."
@@ -472,11 +488,11 @@ ROUTE = Command(
 )
 CONSOLE = Command(
     name="console",
-    summary="show a recording on the console's page",
+    summary="show a recording in the browser",
     description=(
-        "Show a recording of a server in the browser: at every moment which requests ran, which"
-        " waited and why, which limit bound, and what the doctor said. A running server has the"
-        " same page at /console."
+        "Show a recording of a server in the browser: for each moment, which requests ran, which"
+        " waited and why, which limit applied, and what the doctor said. A running server has"
+        " the same page at /console."
     ),
     arguments="FILE [options]",
     positional="file",
@@ -497,7 +513,8 @@ BENCH_SERVING = Command(
     name="bench serving",
     summary="measure any server with SGLang's or OpenAI's API",
     description=(
-        "Send traffic to a server and measure what its clients see: latencies, throughput, goodput."
+        "Send requests to a server and measure what its clients see: latency, throughput and"
+        " goodput."
     ),
     arguments="[options]",
     positional="",
@@ -530,7 +547,7 @@ BENCH_ONE_BATCH = Command(
 )
 BENCH_QUALITY = Command(
     name="bench quality",
-    summary="measure how far a configuration's answers differ from bf16's",
+    summary="measure how much a configuration's answers differ from bf16's",
     description=(
         "Compare a configuration with the same model in plain bf16: perplexity and greedy answers"
         " on fixed texts."
@@ -545,8 +562,8 @@ SET = Command(
     name="set",
     summary="change options of a running server",
     description=(
-        "Change live options of a running server between two steps. Without NAME=VALUE, list them"
-        " with their present values."
+        "Change live options of a running server between two steps. Without NAME=VALUE, list the"
+        " live options with their current values."
     ),
     arguments="URL [NAME=VALUE ...] [options]",
     positional="url",

@@ -1,5 +1,5 @@
-"""Decisions: each resolved value with its reason, and the book in which ``resolve`` collects them.
-Pure; decides nothing itself."""
+"""Defines a Decision, which is a resolved value with its reason, and the Book in which ``resolve``
+collects them. Pure; decides nothing itself."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ T = TypeVar("T")
 
 @dataclass(slots=True, frozen=True)
 class Decision:
-    """One resolved value and its reason; printed at start, quoted by advice."""
+    """One resolved value and its reason. The start-up log prints it, and advice quotes it."""
 
     field: str
     value: Scalar | tuple[Scalar, ...]
     why: str
     warn: bool = False
     """The value is not what the user asked for, or is likely to hurt; logged as a warning."""
-    told: bool = False
-    """The answer to something that the user asked for: logged at the level of other start-up news,
-    whereas plain decisions are details."""
+    is_news: bool = False
+    """The decision answers something that the user asked for, so it is logged at the level of other
+    start-up messages; all other decisions are logged as details."""
 
     def __str__(self) -> str:
         return f"{self.field}={self.value} ({self.why})"
@@ -37,25 +37,25 @@ class Book:
     def __init__(
         self, options: Options, given: Set[str], profile: Mapping[str, tuple[str, bool]]
     ) -> None:
-        """``profile``: what the workload's profile says about each option, to be added to the
-        reason of its value."""
+        """profile: what the workload's profile says about each option; it is added to the reason
+        for the value."""
         self.options = options
         self.values: dict[str, Any] = {}
         self._given = given
         self._profile = profile
         self._reasons: dict[str, tuple[str, bool]] = {}
-        self._told = set(profile)
+        self._news = set(profile)
 
-    def put(self, name: str, value: T, why: str, *, warn: bool = False, told: bool = False) -> T:
-        """Settle ``name`` at ``value``, and return the value."""
+    def put(self, name: str, value: T, why: str, *, warn: bool = False, is_news: bool = False) -> T:
+        """Set ``name`` to ``value`` and return the value."""
         self.values[name] = value
         self._reasons[name] = why, warn
-        if told:
-            self._told.add(name)
+        if is_news:
+            self._news.add(name)
         return value
 
     def fill(self, name: str, value: Scalar, why: str) -> None:
-        """Settle ``name`` if nothing has settled it yet."""
+        """Set ``name`` to ``value`` unless it is already settled."""
         if self.get(name) is None:
             self.put(name, value, why)
 
@@ -74,16 +74,18 @@ class Book:
             said = [
                 found[field.name] for found in (self._reasons, self._profile) if field.name in found
             ]
-            why = "; ".join(words for words, _ in said) or self._plain_reason(
+            why = "; ".join(words for words, _ in said) or self._default_reason(
                 field.name, field.default, value
             )
             warn = any(warns for _, warns in said)
             decisions.append(
-                Decision(field.name, masked(field, value), why, warn, told=field.name in self._told)
+                Decision(
+                    field.name, masked(field, value), why, warn, is_news=field.name in self._news
+                )
             )
         return decisions
 
-    def _plain_reason(self, name: str, default: Scalar, value: Scalar) -> str:
+    def _default_reason(self, name: str, default: Scalar, value: Scalar) -> str:
         if name in self._given:
             return "given"
         return "default" if value == default else "not given; set by this command"

@@ -20,7 +20,7 @@ from setpoint.config.sglang import KNOWN
 from setpoint.config.workload import PROFILES, Advice
 
 PURPOSES = {group.name: inspect.getdoc(group.type) or "" for group in structs.fields(Options)}
-"""Name of a group of options -> what it is about."""
+"""Name of a group of options -> a sentence about it."""
 PATH = Path(__file__).parents[3] / "docs" / "flags.md"
 
 _INTRO = """# Options
@@ -28,9 +28,9 @@ _INTRO = """# Options
 <!-- Written by `python -m setpoint.config.docs` from src/setpoint/config; change it there. -->
 
 Names, meanings and defaults are those of SGLang 0.5.23. The column *SGLang* is empty for an option
-that SGLang does not have; where it says *same*, other spellings that both accept follow. *Range*
-has the values that are accepted, and *tune* those worth trying. You may shorten an option to an
-unambiguous prefix (`--tp 1`), and write whole numbers of tokens as `32k` (32000) or `32Ki` (32768).
+that SGLang does not have; other spellings that both accept follow the word *same*. *Range* lists
+the accepted values, and *tune* those worth trying. You may shorten an option to an unambiguous
+prefix (`--tp 1`), and write whole numbers of tokens as `32k` (32000) or `32Ki` (32768).
 `--config file.yaml` reads options from a file; the command line wins. The server chooses the values
 that you do not give; `--log-level debug` and `/server_info` show every value with its reason.
 
@@ -94,7 +94,7 @@ def _command(command: Command) -> str:
     table = _option_table(
         f"`setpoint {command.name}`", command.own_fields, sglang=command.sglang_flags
     )
-    return table + (f"\nOther defaults than above: {others}.\n" if others else "")
+    return table + (f"\nDefaults that differ from those above: {others}.\n" if others else "")
 
 
 def _workloads() -> str:
@@ -118,7 +118,7 @@ def _flag(name: str) -> str:
 def _option_table(
     title: str, fields: Iterable[Field[Option]], *, about: str = "", sglang: Set[str] = KNOWN
 ) -> str:
-    """about: a sentence on the group. sglang: the flags that SGLang has, too."""
+    """about: a sentence about the group. sglang: the flags that SGLang also has."""
     head = (
         f"\n## {title}\n\n{about and about + chr(10) * 2}"
         "| option | default | range | live | tune | SGLang | meaning |\n"
@@ -144,7 +144,7 @@ def _option_row(field: Field[Option], sglang: Set[str]) -> str:
 
 
 def _values(about: Option) -> str:
-    """The values that an option takes, as far as its declaration limits them."""
+    """The values that an option accepts, as far as its declaration limits them."""
     if about.choices:
         return ", ".join(f"`{choice}`" for choice in about.choices)
     low, high = (None if end is None else f"{end:,.16g}" for end in (about.low, about.high))

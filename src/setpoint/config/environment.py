@@ -1,5 +1,5 @@
-"""The environment variables that are honoured, under SGLang's names, declared once. Reads a
-mapping, never ``os.environ``."""
+"""Declares the environment variables that Setpoint honours, under SGLang's names. Reads a mapping,
+never ``os.environ``."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         EnvVar(
             "SGLANG_INIT_NEW_TOKEN_RATIO",
-            "Share of its output limit a running request is first expected to use.",
+            "Share of its output limit that a request is expected to use when it starts.",
         ),
     ] = 0.7
     min_new_token_ratio_factor: Annotated[
         float,
         EnvVar(
             "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR",
-            "Lowest value of that share, as a factor of its first value.",
+            "Factor of the initial share that gives its lowest value.",
         ),
     ] = 0.14
     new_token_ratio_decay_steps: Annotated[
         int,
         EnvVar(
             "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS",
-            "Decode steps without retraction until that lowest value is reached.",
+            "Decode steps without retraction in which the share falls to its lowest value.",
         ),
     ] = 600
     retract_decode_steps: Annotated[
         int,
         EnvVar(
             "SGLANG_RETRACT_DECODE_STEPS",
-            "Output tokens per kept request that a retraction makes room for.",
+            "Output tokens for each remaining request for which a retraction makes room.",
         ),
     ] = 20
     clip_max_new_tokens: Annotated[
@@ -55,29 +55,31 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         EnvVar(
             "IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD",
-            "Requests with at most this many cached tokens are compared with others that wait; -1"
-            " turns it off.",
+            "A waiting request with at most this many cached tokens is compared with the others"
+            " that wait; -1 turns the comparison off.",
         ),
     ] = 32
     in_batch_deprioritize_threshold: Annotated[
         int,
         EnvVar(
             "IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD",
-            "If two waiting requests share at least this many tokens, one waits for the other.",
+            "If two waiting requests share at least this many prompt tokens, one waits until the"
+            " other has computed them.",
         ),
     ] = 32
     req_waiting_timeout_s: Annotated[
         float,
         EnvVar(
             "SGLANG_REQ_WAITING_TIMEOUT",
-            "Seconds a request may wait in the queue before it gets 503; 0 or less means no limit.",
+            "Seconds that a request may wait in the queue before it is answered 503; 0 or less"
+            " means no limit.",
         ),
     ] = -1.0
     req_running_timeout_s: Annotated[
         float,
         EnvVar(
             "SGLANG_REQ_RUNNING_TIMEOUT",
-            "Seconds a request may run before it gets 503; 0 or less means no limit.",
+            "Seconds that a request may run before it is answered 503; 0 or less means no limit.",
         ),
     ] = -1.0
     test_retract: Annotated[
@@ -90,7 +92,7 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         EnvVar(
             "SGLANG_HEALTH_CHECK_TIMEOUT",
-            "Seconds /health_generate waits for a token before it answers 503.",
+            "Seconds that /health_generate waits for a token before it answers 503.",
         ),
     ] = 20.0
     health_endpoint_generation: Annotated[
@@ -107,14 +109,14 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         EnvVar(
             "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
-            "Let --context-length exceed what the model was made for.",
+            "Allow a --context-length above the model's own limit.",
         ),
     ] = False
     torch_profiler_dir: Annotated[
         str,
         EnvVar(
             "SGLANG_TORCH_PROFILER_DIR",
-            "Folder for profiles; output_dir may name it or a folder below it.",
+            "Folder for profiles. A request's output_dir must be this folder or one below it.",
         ),
     ] = "/tmp"
 
@@ -146,8 +148,8 @@ def read_environment(environ: Mapping[str, str]) -> EnvSettings:
 
 
 def unread_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """SGLANG_* variables that are set but not honoured here; the log names them, so that none is
-    ignored in silence."""
+    """The SGLANG_* variables that are set but have no effect here. The log names them, so that none
+    is ignored silently."""
     honoured = {field.about.name for field in ENV_FIELDS}
     return tuple(
         sorted(name for name in environ if name.startswith("SGLANG_") and name not in honoured)

@@ -1,9 +1,9 @@
-"""How much memory the GPU of an engine has, according to the CUDA driver.
+"""Asks the CUDA driver how much memory the GPU of an engine has.
 
 The driver knows which GPUs ``CUDA_VISIBLE_DEVICES`` leaves visible and how large a slice of a GPU
-(MIG) is. It is asked in a separate process that runs this file as a script: a process that has
-called the driver can no longer fork children that use it, and the process that wants to know may be
-a user's script. Imports no torch.
+(MIG) is. A separate process runs this file as a script to ask it: a process that has called the
+driver can no longer fork children that use it, and the caller may be a user's script. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ machine with many idle GPUs."""
 
 
 def first_gpu_bytes() -> int | None:
-    """Memory of the first visible GPU; None, with a warning that says why, if the driver does not
-    say."""
+    """Memory of the first visible GPU. If the driver does not report it: None, and a warning with
+    the reason."""
     try:
         asked = subprocess.run(
             [sys.executable, "-I", __file__],
@@ -39,7 +39,7 @@ def first_gpu_bytes() -> int | None:
             return int(asked.stdout)
         why = (
             asked.stderr.strip()
-            or f"the process that asked the driver ended with code {asked.returncode}"
+            or f"the process that asked the CUDA driver ended with code {asked.returncode}"
         )
     logger.warning("The size of the GPU's memory is not known: %s", why)
     return None

@@ -1,8 +1,8 @@
-"""What this process may really use of the machine: cores by affinity and cgroup quota, memory by
+"""Finds out what this process may use of the machine: cores by affinity and cgroup quota, memory by
 cgroup limit, and whether there is a GPU.
 
-With ``gpu_memory`` the only part of config that looks at the machine. Reads /proc, /sys and psutil;
-imports no torch.
+Only this module and ``gpu_memory`` look at the machine; no other part of config does. Reads /proc,
+/sys and psutil; imports no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from setpoint.core.errors import ConfigError
 
 @dataclass(slots=True, frozen=True)
 class Hardware:
-    """Frozen facts of the machine, as this process sees them."""
+    """Facts about the machine, as this process sees them."""
 
     device: str
     """"cuda" where a GPU is visible and the installed torch can drive it, else "cpu"."""
@@ -32,14 +32,15 @@ class Hardware:
     gpu_bytes: int | None = None
     """Memory of the GPU that an engine would use; None if it is unknown or there is no GPU."""
     num_engines: int = 1
-    """How many engines share the machine; the numbers above are what one of them gets."""
+    """Number of engines that share the machine. The numbers above are the share of one engine."""
 
     def divided(self, num_engines: int) -> Hardware:
-        """What each of so many engines gets. Raises ConfigError if there are fewer cores."""
+        """The share of each engine if ``num_engines`` share the machine. Raises ConfigError if
+        there are fewer cores."""
         if num_engines > self.num_cores:
             raise ConfigError(
-                f"--dp-size {num_engines} is more than the {self.num_cores} cores that this process"
-                " may use; every engine needs one."
+                f"--dp-size {num_engines} is more than the {self.num_cores} cores that this"
+                " process may use, and every engine needs one; lower it."
             )
         return replace(
             self,
@@ -71,20 +72,20 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def why_no_cuda(root: Path = Path("/")) -> str:
-    """Why torch cannot compute on an NVIDIA GPU here, judged by files alone; "" if no reason is
-    found."""
+    """Why torch cannot compute on an NVIDIA GPU here, according to files alone; "" if there is no
+    known reason."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES hides every GPU"
     if not _has_driver(root, *NVIDIA_FILES, *HOSTED_FILES):
-        return "no NVIDIA GPU or driver is found here"
+        return "this machine has no NVIDIA GPU or driver"
     return "" if _torch_has_cuda() else "the installed torch is built without CUDA"
 
 
 NVIDIA_FILES = ("dev/nvidiactl", "proc/driver/nvidia/version")
 """Device files of NVIDIA's driver on Linux."""
 HOSTED_FILES = ("dev/dxg", "dev/nvhost-ctrl")
-"""Device files of some GPU, under Windows' subsystem for Linux and on boards with a built-in one:
-it may be NVIDIA's."""
+"""Device files of a GPU that may be NVIDIA's: under the Windows Subsystem for Linux, and on boards
+with an integrated GPU."""
 
 
 def _has_driver(root: Path, *files: str) -> bool:

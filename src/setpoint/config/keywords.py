@@ -1,5 +1,4 @@
-"""Error messages for callers of an Engine: what a command line writes as a flag is a keyword
-there."""
+"""Rewrites error messages for callers of an Engine, where an option is a keyword and not a flag."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ _SWITCHES = {field.flag for field in OPTION_FIELDS if field.kind is bool}
 
 
 def as_keywords(text: str) -> str:
-    """``text`` with every flag in it as a keyword: ``max_total_tokens`` for ``--max-total-tokens``,
-    ``is_embedding=True`` for a switch."""
+    """``text`` with a keyword in place of every flag: ``max_total_tokens`` for
+    ``--max-total-tokens``, ``is_embedding=True`` for a switch."""
     return _FLAG.sub(
         lambda flag: field_name(flag[0]) + ("=True" if flag[0] in _SWITCHES else ""), text
     )

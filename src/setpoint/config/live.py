@@ -1,9 +1,10 @@
-"""Changing options of a running server: which may change, and how a change affects all the others.
+"""Settles changes of a running server's options: which options may change, and how a change affects
+the others.
 
-A change is settled as at a start: the options are resolved again as the user gave them, with the
-new values counted as given. So choices, bounds, cross checks, derived values and warnings are those
-of a start. Options that are not live keep the values that the start settled. Pure; knows neither
-engine nor frontend.
+A change is settled like a start: the options are resolved again as the user gave them, and the new
+values count as given. Choices, bounds, cross checks, derived values and warnings are therefore the
+same as at a start. Options that are not live keep the values that the start settled. Pure; knows
+neither engine nor frontend.
 """
 
 from __future__ import annotations
@@ -89,8 +90,9 @@ class Running:
         return Running(asked, config, pool, pool.max_running_requests, config.step_tokens)
 
     def with_values(self, values: Mapping[str, Scalar]) -> Running:
-        """The configuration of this engine once these live options have these values. Raises
-        ConfigError for what a start would refuse, and for what the engine has no room for."""
+        """The configuration of this engine after these live options have changed. Raises
+        ConfigError for values that a start would refuse, and for values for which the engine has no
+        room."""
         asked = self.asked.with_values(values)
         settled = asked.resolve()
         live = {field.name: settled.options.get(field.name) for field in LIVE}
@@ -113,24 +115,24 @@ class Running:
         wanted, room = after.pool.max_running_requests, self.num_slots
         if wanted > room:
             raise ConfigError(
-                f"--max-running-requests {wanted} is more than the {room} that this engine has"
-                " room for; a restart can make more."
+                f"--max-running-requests {wanted} is more than the {room} requests for which this"
+                " engine has room. Restart the server with this value to make more room."
             )
         wanted, room = after.config.step_tokens, self.step_tokens
         if wanted > room:
             raise ConfigError(
-                f"a step could have {wanted} prompt tokens (--chunked-prefill-size; without chunks"
-                f" --max-prefill-tokens and the context), and memory was planned for {room}; a"
-                " restart can plan for more."
+                f"a step could have {wanted} prompt tokens (--chunked-prefill-size; without"
+                " chunks --max-prefill-tokens and the context), but memory was planned for"
+                f" {room}. Restart the server with this value to plan for more."
             )
 
     def differences(self, before: Running) -> list[OptionChange]:
-        """The options whose values differ now, including those that follow from others."""
+        """The options whose values have changed, including those that follow from others."""
         old, new = before.values(), self.values()
         return [OptionChange(name, old[name], new[name]) for name in new if old[name] != new[name]]
 
     def live_options(self) -> dict[str, Scalar]:
-        """Settled values of the live options; the number of running requests as limited by the
+        """Settled values of the live options; the number of running requests is limited by the
         pool."""
         found = {field.name: self.config.options.get(field.name) for field in LIVE}
         return found | {"max_running_requests": self.pool.max_running_requests}
@@ -143,7 +145,7 @@ class Running:
         }
 
     def decisions_since(self, start: Running) -> list[Decision]:
-        """The decisions that differ now."""
+        """The decisions that have changed since ``start``."""
         before = {*start.config.decisions, *start.pool.decisions}
         now = *self.config.decisions, *self.pool.decisions
         return [each for each in now if each.field in _DECIDED and each not in before]
@@ -155,9 +157,9 @@ class Running:
 
 
 def read_values(given: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Parse names and values. Names are written in full, because a slip would change a server that
-    serves; values have the option's type or are text as on a command line; null (as text: none)
-    takes an option back, which is None here. Raises ConfigError, also for an option that is not
+    """Parse names and values. Names must be written in full, because a typing error would change a
+    running server. Values have the option's type or are text as on a command line. null (in text:
+    none) resets an option and becomes None. Raises ConfigError, also for an option that is not
     live."""
     values: dict[str, Scalar] = {}
     for name, value in given.items():
@@ -165,8 +167,8 @@ def read_values(given: Mapping[str, Any]) -> dict[str, Scalar]:
         field = _FIELDS[sglang.exact(flag, _FIELDS.keys(), manual="docs/flags.md")]
         if not field.about.live:
             raise ConfigError(
-                f"{field.name} cannot change while the server runs: a restart is needed."
-                " docs/flags.md marks the options that can."
+                f"{field.name} cannot change while the server runs; restart the server with the"
+                " new value. docs/flags.md marks the options that can change."
             )
         if field.name in values:
             raise ConfigError(f"{field.name} is given twice.")

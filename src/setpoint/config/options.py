@@ -1,10 +1,10 @@
-"""Every option of a server and its engine, declared once: name, type, default, help, choices,
-bounds, tuning range.
+"""All options of a server and its engine, each declared once with its name, type, default, help,
+choices, bounds and tuning range.
 
 Names, meanings and defaults are SGLang 0.5.23's. The parser, the documentation, ``/server_info``
-and the checks are generated from the declarations, which are in groups: one file of
-``config.groups`` for each, with what reads those options that have a syntax of their own. This
-module does not know what "auto" becomes: that is ``resolve``.
+and the checks are generated from the declarations. Each group of options has a file in
+``config.groups``, which also parses the options of the group that have a syntax of their own.
+``resolve`` decides what "auto" becomes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from setpoint.config.groups.traces import TraceOptions
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's wishes about a server and its engine, in groups. None and "auto" mean "choose for
-    me" until ``resolve`` has chosen.
+    """The options of a server and its engine as the user gave them, in groups. None and "auto" mean
+    "choose for me" until ``resolve`` has chosen.
 
-    Code reads ``options.memory.page_size``. Users know no groups: what reads names from them goes
-    through ``of``, ``get`` and ``replaced``. No two groups have an option of the same name.
+    Code reads ``options.memory.page_size``. Users do not know the groups, so code that gets names
+    from users calls ``of``, ``get`` and ``replace``. No two groups have an option of the same name.
     """
 
     model: ModelOptions = ModelOptions()
@@ -55,15 +55,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, **values: Any) -> Options:
-        """Options with these values, by the name of each option."""
+        """Options with these values, given by name."""
         return cls().replace(**values)
 
     def get(self, name: str) -> Any:
-        """The value of the option of this name."""
+        """The value of the option with this name."""
         return getattr(getattr(self, GROUP_OF[name]), name)
 
     def replace(self, **values: Any) -> Options:
-        """A copy of these options with other values for some of them, by option name."""
+        """A copy of these options with new values, given by name."""
         groups: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             groups.setdefault(GROUP_OF[name], {})[name] = value

@@ -1,5 +1,5 @@
-"""Options of llama.cpp, vLLM and Ollama that have an equivalent here, for people who come from
-there: data, and the sentence that an error says about one. Works on names and values as text.
+"""Knows the options of llama.cpp, vLLM and Ollama that have an equivalent in Setpoint, and the
+advice that an error gives about each. Works on names and values as text.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ class Equivalent:
 
     engine: str
     flag: str = ""
-    """The option here; "" if there is none to give, and ``advice`` says why."""
+    """Setpoint's option; "" if there is none, and ``advice`` says why."""
     advice: str = ""
     """Further advice, as a sentence."""
     takes_value: bool = True
-    """Whether the value there is the value here."""
+    """Whether the same value can be given to Setpoint's option."""
     drops_tag: bool = False
-    """Whether the value may end in ":tag", which has no place here."""
+    """Whether the value may end in ":tag", which Setpoint does not accept."""
 
 
 _DEFAULT = "It is the default here: leave it out."
-_CPU = "This version runs on CPUs, where no layers are moved to a GPU: leave it out."
-_SHARED = "There, all slots share this length; here it is that of one request."
+_CPU = "This version does not divide a model between CPU and GPU: leave it out."
+_SHARED = "In llama.cpp all slots share this length; in Setpoint it is the length of one request."
 _HUB = (
-    "A hub id has no tag here, and its safetensors checkpoint is served; name a GGUF file by its"
-    " path."
+    "Setpoint accepts no tag after a hub id and serves the safetensors checkpoint; to serve a"
+    " GGUF file, give its path."
 )
 
 EQUIVALENTS = {
@@ -88,12 +88,12 @@ EQUIVALENTS = {
         OLLAMA, advice="The model stays in memory as long as the server runs: leave it out."
     ),
 }
-"""Spelling there, with dashes for underscores -> what stands for it here."""
+"""Spelling in the other engine, with dashes for underscores -> its equivalent in Setpoint."""
 
 
 def hint(spelling: str, value: str | None) -> str:
-    """What to write instead, as sentences; "" for a spelling that is not in the table. value: as it
-    was given, if it was."""
+    """Sentences that say what to write instead; "" for a spelling that is not in the table. value:
+    the value that was given, if any."""
     found = EQUIVALENTS.get(spelling.replace("_", "-"))
     if found is None:
         return ""

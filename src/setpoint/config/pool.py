@@ -1,5 +1,5 @@
-"""What follows from the size of the KV pool, and the memory model of a resolved configuration.
-Pure."""
+"""Settles what follows from the size of the KV pool, and builds the memory model of a resolved
+configuration. Pure."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def memory_model(
 
 
 def resolve_pool(config: ResolvedConfig, pool_tokens: int, *, limited_by: str = "") -> PoolConfig:
-    """Settle what depends on the pool of ``pool_tokens`` usable tokens
+    """Settle what depends on the size of the pool, which has ``pool_tokens`` usable tokens
     (docs/sglang/options.md#pool-limits).
 
     limited_by: the memory plan's words for why the pool is not larger. Raises OutOfMemoryError if
@@ -93,9 +93,9 @@ def resolve_pool(config: ResolvedConfig, pool_tokens: int, *, limited_by: str = 
     max_input = max_req_len - INPUT_MARGIN
     if min(config.context_len, pool_tokens) < LEAST_POOL_TOKENS:
         raise OutOfMemoryError(
-            f"a KV pool of {pool_tokens} tokens holds no request: a prompt of one token needs"
-            f" {LEAST_POOL_TOKENS}. Raise --max-total-tokens or --mem-fraction-static, or free"
-            " memory."
+            f"a KV pool of {pool_tokens} tokens is too small for any request: even a prompt of"
+            f" one token needs {LEAST_POOL_TOKENS}. Raise --max-total-tokens or"
+            " --mem-fraction-static, or free memory."
         )
     asked = config.options.scheduling.max_running_requests
     running = max_running_requests(pool_tokens, config.context_len, asked)
@@ -134,14 +134,14 @@ def _running(config: ResolvedConfig, pool_tokens: int, running: int) -> Decision
     asked = config.options.scheduling.max_running_requests
     if asked is None:
         why = (
-            f"a pool of {pool_tokens} tokens with contexts of {config.context_len}; at least 2048,"
-            " at most 4096 or one per two tokens"
+            f"by the pool of {pool_tokens} tokens and the context of {config.context_len}; at"
+            " least 2048, and at most 4096 or one per two tokens"
         )
         return Decision("max_running_requests", running, why)
     if running < asked:
         why = (
-            f"{asked} asked for, but a request needs two tokens and the pool has {pool_tokens};"
-            " enlarge the pool to run more"
+            f"{asked} was asked for, but each request needs two tokens and the pool has"
+            f" {pool_tokens}; enlarge the pool to run more"
         )
         return Decision("max_running_requests", running, why, warn=True)
     return next(
@@ -160,8 +160,8 @@ def _length(config: ResolvedConfig, pool_tokens: int, max_req_len: int) -> Decis
 
 
 def _min_free_slots(asked: int | None, running: int) -> int | None:
-    """SGLang's limits: a sixth of the slots, between 2 and 4; off with fewer than 8 slots, and
-    where one free slot is enough."""
+    """The value within SGLang's limits: at most a sixth of the slots, and between 2 and 4. None
+    turns the delay off: with fewer than 8 slots, or if one free slot is enough."""
     if asked is None or asked <= 1 or running < 8:
         return None
     return min(asked, 4, max(2, -(-running // 6)))
@@ -174,7 +174,7 @@ def _clipped_slots(asked: int | None, settled: int | None, running: int) -> list
         Decision(
             "min_free_slots_delay",
             settled,
-            f"{asked} asked for, of {running} slots",
+            f"{asked} was asked for; the limit follows from {running} slots",
             warn=asked > 1,
         )
     ]

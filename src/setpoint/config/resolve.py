@@ -34,12 +34,12 @@ def resolve(
     env: EnvSettings | None = None,
     drawn_seed: int = 0,
 ) -> ResolvedConfig:
-    """Settle every option.
+    """Return the configuration in which every option has a value.
 
-    given: names of the options that the user wrote (``commandline.parse``). found: option -> the
-    value that the caller found where the user left it open, and the reason. drawn_seed: the seed to
-    use if none is given, drawn by the caller so that this function stays pure. Raises ConfigError
-    for what cannot be honoured.
+    given: names of the options that the user wrote (``commandline.parse``). found: option -> a
+    value that the caller found for an option that the user left open, and the reason. drawn_seed:
+    the seed to use if none is given; the caller draws it so that this function stays pure. Raises
+    ConfigError for options that cannot be honoured.
     """
     check_options(options)
     env = env or EnvSettings()
@@ -53,7 +53,7 @@ def resolve(
     book = Book(options, given, profile.reasons)
     for name, (value, why) in (found or {}).items():
         if book.get(name) == OPEN:  # the formats of a chat
-            book.put(name, value, why, told=value != NONE)
+            book.put(name, value, why, is_news=value != NONE)
         else:
             book.fill(name, value, why)
     device = settle_model(book, model, hardware, env)
@@ -65,7 +65,7 @@ def resolve(
     book.fill("log_level_http", options.logs.log_level, "as --log-level")
     notes = [*steps.decisions, *about_the_model(book, model), *about_sglang_alone(given)]
     notes += [
-        Decision(name, None, words, told=True)
+        Decision(name, None, words, is_news=True)
         for name, (words, _) in profile.reasons.items()
         if name not in GROUP_OF
     ]
@@ -86,8 +86,8 @@ _LONG_DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp32
 
 
 def settle_model(book: Book, model: ModelSpec, hardware: Hardware, env: EnvSettings) -> str:
-    """Settle all options of this module, and return the device. Raises ConfigError for what the
-    model cannot do."""
+    """Settle the options that depend on the model, and return the device. Raises ConfigError for
+    options that the model cannot honour."""
     device = _device(book, hardware)
     dtype = _dtype(book, model, device)
     _model_impl(book)
@@ -114,20 +114,21 @@ def _model_impl(book: Book) -> None:
         book.put(
             "model_impl",
             asked,
-            "Setpoint's own code for the model if there is any, otherwise that of the transformers"
-            " library; the log names the one in use",
+            "Setpoint's own code if it has the model's architecture, otherwise that of the"
+            " transformers library; the log names the one in use",
         )
 
 
 def keeps_blocks(options: Options) -> bool:
-    """Whether a GGUF's blocks stay as they are under these settled options."""
+    """Whether the quantized blocks of a GGUF file stay as they are with these settled options."""
     return options.model.quantization is None and _blocks_run(
         options.execution.device, options.model.dtype, options.model.model_impl
     )
 
 
 def _blocks_run(device: str, dtype: str, model_impl: str) -> bool:
-    """Whether a GGUF's blocks can be multiplied as they are here."""
+    """Whether the quantized blocks of a GGUF file can be multiplied without dequantizing them
+    first."""
     return device == "cpu" and dtype == "bfloat16" and model_impl != "transformers"
 
 
@@ -141,17 +142,17 @@ def _quantization(book: Book, model: ModelSpec, device: str, dtype: str) -> None
     if asked is not None:
         return
     if model.blocks is None:
-        why = "weights as the checkpoint has them"
+        why = "weights stay as they are in the checkpoint"
     elif _blocks_run(device, dtype, book.get("model_impl")):
         kinds = " and ".join(model.blocks.kinds)
         why = (
-            f"the GGUF's {kinds} blocks multiplied as they are, with the results of bfloat16;"
-            " unquant dequantises them at load"
+            f"the {kinds} blocks of the GGUF file are multiplied as they are, with the same"
+            " results as in bfloat16; unquant dequantizes them at load"
         )
     else:
         why = (
-            "the GGUF's blocks dequantised at load; they are multiplied as they are in bfloat16 on"
-            " a CPU, by models of this engine"
+            "the blocks of the GGUF file are dequantized at load; only Setpoint's own models in"
+            " bfloat16 on a CPU multiply them as they are"
         )
     book.put("quantization", None, why)
 
@@ -166,13 +167,13 @@ def _dtype(book: Book, model: ModelSpec, device: str) -> str:
         return book.put(
             "dtype",
             "bfloat16",
-            "half the memory traffic of the checkpoint's float32; --dtype float32 keeps that",
+            "half the memory traffic of the checkpoint's float32; --dtype float32 keeps float32",
         )
     if model.dtype == "float16" and device == "cpu":
         return book.put("dtype", "bfloat16", "the checkpoint is float16, which CPUs compute slowly")
     if model.dtype not in DTYPE_BYTES:
         return book.put(
-            "dtype", "bfloat16", f"the checkpoint's {model.dtype} is not a type to compute in"
+            "dtype", "bfloat16", f"the checkpoint is {model.dtype}, in which nothing computes"
         )
     return book.put("dtype", model.dtype, "the checkpoint's own")
 
@@ -192,9 +193,10 @@ def _context_length(book: Book, model: ModelSpec, env: EnvSettings) -> None:
     elif asked > model.context_len:
         if not env.allow_longer_context:
             raise ConfigError(
-                f"--context-length {asked} is more than the {model.context_len} tokens this model"
-                " was made for; lower it, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 if"
-                " you know that the model stays sensible beyond."
+                f"--context-length {asked} is more than the {model.context_len} tokens for which"
+                " this model was made; lower it, or set"
+                " SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 if you know that the model works"
+                " with longer contexts."
             )
         book.put(
             "context_length", asked, f"given, beyond the model's own {model.context_len}", warn=True
@@ -202,8 +204,9 @@ def _context_length(book: Book, model: ModelSpec, env: EnvSettings) -> None:
 
 
 def _max_body_bytes(book: Book) -> None:
-    """Leave room for every token of the context: one takes 4 to 5 bytes as prose, up to 8 as an id,
-    and 6 to 12 as a character that the client's JSON library escapes."""
+    """Settle the largest body so that it has room for every token of the context: a token takes 4
+    to 5 bytes as prose, up to 8 as an id, and 6 to 12 as a character that the client's JSON library
+    escapes."""
     of_a_prompt = BODY_BYTES_PER_TOKEN * book.get("context_length")
     if of_a_prompt > MIN_BODY_BYTES:
         book.fill(
@@ -220,19 +223,21 @@ def _max_body_bytes(book: Book) -> None:
 
 
 def about_the_model(book: Book, model: ModelSpec) -> Iterator[Decision]:
-    """Decisions about properties of the model that no option covers."""
+    """Yields the decisions about properties of the model that no option covers."""
     if model.rope_by_context:
         why = (
-            "keys in the cache are shared, so positions are rotated for this length in every"
-            " sequence; a lower one suits short ones better"
+            "sequences share the keys in the cache, so the positions of every sequence are"
+            " rotated for this length; a shorter context length suits short sequences better"
         )
-        yield Decision("rope_context_length", book.get("context_length"), why, told=True)
+        yield Decision("rope_context_length", book.get("context_length"), why, is_news=True)
     if model.wrapper:
-        why = f"{model.wrapper} takes more than text; its other parts are not loaded"
-        yield Decision("language_model_only", model.architecture, why, told=True)
+        why = f"{model.wrapper} accepts more than text; only its text model is loaded"
+        yield Decision("language_model_only", model.architecture, why, is_news=True)
     if model.pooling is not None:
-        yield Decision("embedding_pooling", model.pooling.kind, model.pooling.why, told=True)
-        yield Decision("embedding_normalize", model.pooling.normalize, model.pooling.why, told=True)
+        yield Decision("embedding_pooling", model.pooling.kind, model.pooling.why, is_news=True)
+        yield Decision(
+            "embedding_normalize", model.pooling.normalize, model.pooling.why, is_news=True
+        )
 
 
 _NEEDS = {
@@ -247,12 +252,12 @@ _NEEDS = {
     "prefill_delayer_max_delay_ms": ("enable_prefill_delayer", "min_free_slots_delay"),
     "torch_compile_max_bs": ("enable_torch_compile",),
 }
-"""Options that have no effect unless one of those named is on."""
+"""Option -> options of which at least one must be on for it to have an effect."""
 
 
 def settle_rules(book: Book, device: str, chunk: int) -> None:
-    """Settle all options of this module. Raises ConfigError for an option that this version cannot
-    honour."""
+    """Settle the options about scheduling and the cache. Raises ConfigError for an option that this
+    version cannot honour."""
     _scheduling(book, chunk)
     _eviction(book)
     _without_effect(book, device)
@@ -265,7 +270,7 @@ def _scheduling(book: Book, chunk: int) -> None:
         book.put(
             "schedule_policy",
             "fcfs",
-            f"{policy} sorts by cached prefixes, and --disable-radix-cache keeps none",
+            f"{policy} sorts by cached prefixes, and with --disable-radix-cache there are none",
             warn=True,
         )
     if policy == "priority":
@@ -289,7 +294,7 @@ def _scheduling(book: Book, chunk: int) -> None:
         book.put(
             "enable_mixed_chunk",
             False,
-            "there are no chunks to mix with: --chunked-prefill-size turns them off",
+            "--chunked-prefill-size turns chunks off, so there are none to mix decode tokens with",
             warn=True,
         )
 
@@ -303,19 +308,19 @@ def _eviction(book: Book) -> None:
         book.put(
             "radix_eviction_policy",
             policy,
-            "given, without effect: --disable-radix-cache keeps nothing to evict",
+            "given, without effect: with --disable-radix-cache there is nothing to evict",
             warn=True,
         )
     elif policy == "priority" and not book.get("enable_priority_scheduling"):
         why = (
-            "given, but all requests are equal without --enable-priority-scheduling: lru, and"
-            " output before prompts"
+            "given, but without --enable-priority-scheduling all requests are equal; it acts as"
+            " lru, and evicts outputs before prompts"
         )
         book.put("radix_eviction_policy", policy, why, warn=True)
     elif policy == "tlru" and parameters["threshold"] <= parameters["next_prompt_estimate"]:
         why = (
-            "given, but acts as lru: the next prompt alone is expected to use up the threshold, so"
-            " no cached token is spare"
+            "given, but acts as lru: the next prompt alone is expected to reach the threshold,"
+            " so no cached token may be evicted early"
         )
         book.put("radix_eviction_policy", policy, why, warn=True)
 
@@ -323,8 +328,8 @@ def _eviction(book: Book) -> None:
 def _without_effect(book: Book, device: str) -> None:
     if book.options.compatibility.enable_hierarchical_cache and device != "cpu":
         raise ConfigError(
-            "--enable-hierarchical-cache is not supported on a GPU by this version of Setpoint yet;"
-            " leave it out: what does not fit the KV pool is computed again."
+            "--enable-hierarchical-cache is not supported on a GPU by this version of Setpoint"
+            " yet. Leave it out; prefixes that do not fit the KV pool are then computed again."
         )
     for field in OPTION_FIELDS:
         if field.about.no_effect and book.changed(field.name):
@@ -337,16 +342,16 @@ def _without_effect(book: Book, device: str) -> None:
 
 
 def about_sglang_alone(given: Set[str]) -> Iterator[Decision]:
-    """A decision about the given options that only SGLang has: they ask for SGLang's own defaults
-    (``commandline``)."""
+    """Yields a decision about the given options that only SGLang has; all of them ask for SGLang's
+    defaults (``commandline``)."""
     for name in sorted(given):
         default = sglang.default(name)
         if default is not None and name not in GROUP_OF:
             yield Decision(
                 name,
                 default,
-                "given; SGLang's default, and this version does nothing else",
-                told=True,
+                "given; it is SGLang's default and the only behaviour of this version",
+                is_news=True,
             )
 
 
@@ -354,13 +359,13 @@ CPU_CHUNK = 512
 """Prompt tokens per step: the fastest size measured, 4 % faster than 2048, and the first requests
 of a burst are answered sooner (docs/notebook.md)."""
 GPU_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
-"""(GiB, tokens): with less GPU memory than this, this many tokens in a prefill step; 16384 with
-more (docs/sglang/options.md#prefill-step)."""
+"""Pairs (GiB, tokens): with less GPU memory than this, a prefill step has this many tokens. With
+more than all of them, 16384 (docs/sglang/options.md#prefill-step)."""
 
 
 @dataclass(slots=True, frozen=True)
 class Steps:
-    """Settled values that other functions need and that no option holds as such."""
+    """Settled values that other functions need and that are not the value of any option."""
 
     chunk: int
     """Prompt tokens of a step; -1 if prompts are not split."""
@@ -371,7 +376,8 @@ class Steps:
 
 
 def settle_steps(book: Book, hardware: Hardware, device: str) -> Steps:
-    """Settle all options of this module. Raises ConfigError for what the machine cannot do."""
+    """Settle the options that depend on the machine. Raises ConfigError for options that the
+    machine cannot honour."""
     chunk = _chunked_prefill_size(book, hardware, device)
     step_tokens = chunk if chunk > 0 else book.options.scheduling.max_prefill_tokens
     _mem_fraction(book, hardware, device, step_tokens=step_tokens)
@@ -397,7 +403,8 @@ def _chunked_prefill_size(book: Book, hardware: Hardware, device: str) -> int:
     if device == "cpu":
         size, why = (
             CPU_CHUNK,
-            "the fastest measured on a CPU, whose matrix products are busy from 256 tokens on",
+            "the fastest size measured on a CPU, where 256 tokens already keep the matrix"
+            " products busy",
         )
     elif hardware.gpu_bytes is None:
         size, why = 4096, "the size of the GPU's memory is not known"
@@ -405,7 +412,7 @@ def _chunked_prefill_size(book: Book, hardware: Hardware, device: str) -> int:
         size = next(
             (tokens for below, tokens in GPU_CHUNKS if hardware.gpu_bytes < below * GIB), 16384
         )
-        why = f"by the GPU's {format_bytes(hardware.gpu_bytes)}"
+        why = f"chosen for a GPU with {format_bytes(hardware.gpu_bytes)}"
     if size % page:
         size, why = max(size // page, 1) * page, f"{why}, in whole pages"
     return book.put("chunked_prefill_size", size, why)
@@ -428,8 +435,8 @@ def _decode_after_piece(book: Book, device: str, chunk: int) -> tuple[int, str]:
     return (
         1,
         (
-            "a chunk takes long on a CPU: a decode step between those of a long prompt, or no"
-            " stream would have a token until its end"
+            "a chunk takes long on a CPU; without a decode step between the chunks of a long"
+            " prompt, no stream would get a token until the prompt is done"
         ),
     )
 
@@ -439,7 +446,7 @@ def _mem_fraction(book: Book, hardware: Hardware, device: str, *, step_tokens: i
         book.fill(
             "mem_fraction_static",
             CPU_MEM_FRACTION,
-            "weights and KV pool; the rest is for a step's workspace and the machine",
+            "for weights and KV pool; the rest is for the workspace of a step and for the machine",
         )
     elif hardware.gpu_bytes is None:
         book.fill("mem_fraction_static", 0.95, "the size of the GPU's memory is not known")
@@ -454,7 +461,7 @@ def _mem_fraction(book: Book, hardware: Hardware, device: str, *, step_tokens: i
         book.fill(
             "mem_fraction_static",
             value,
-            f"what steps of {step_tokens} tokens leave of {format_bytes(hardware.gpu_bytes)}",
+            f"steps of {step_tokens} tokens leave this share of {format_bytes(hardware.gpu_bytes)}",
         )
 
 
@@ -462,26 +469,26 @@ def _attention_backend(book: Book, device: str) -> None:
     asked = book.options.execution.attention_backend
     if asked == "cpu" and device != "cpu":
         raise ConfigError(
-            f"--attention-backend cpu does not run on --device {device}; use torch_ref, or leave it"
-            " open."
+            f"--attention-backend cpu does not run on --device {device}; use torch_ref, or leave"
+            " the option out."
         )
     if asked == "torch_native":
         book.put(
             "attention_backend",
             "torch_ref",
-            "SGLang's name torch_native means attention in plain torch, which is called so here",
+            "SGLang's torch_native is attention in plain torch, which Setpoint calls torch_ref",
         )
     if asked == "auto":
         book.put(
             "attention_backend",
             asked,
-            "the engine takes the best one that runs here, and says which",
+            "the engine chooses the fastest one that runs here, and logs which",
         )
 
 
 def _num_threads(book: Book, hardware: Hardware) -> None:
     asked, cores = book.options.execution.num_threads, hardware.num_cores
-    why = "the cores this process may use, by affinity and cgroup quota"
+    why = "the cores that this process may use, by affinity and cgroup quota"
     if hardware.num_engines > 1:
         why += f", divided by --dp-size {hardware.num_engines}"
     book.fill("num_threads", cores, why)
@@ -489,14 +496,15 @@ def _num_threads(book: Book, hardware: Hardware) -> None:
         book.put(
             "num_threads",
             asked,
-            f"given, but only {cores} cores may be used: threads will wait for each other",
+            f"given, but this process may use only {cores} cores, so threads will wait for each"
+            " other",
             warn=True,
         )
 
 
 def _overlap_depth(options: Options, device: str) -> tuple[int, str]:
     if device == "cpu":
-        return 0, "on a CPU, planning ahead would take the cores from the step itself"
+        return 0, "on a CPU, planning ahead would take cores from the running step"
     if options.scheduling.disable_overlap_schedule:
         return 0, "--disable-overlap-schedule"
     return 1, "the next step is planned while the GPU computes this one"

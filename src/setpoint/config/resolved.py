@@ -1,4 +1,4 @@
-"""The result of ``resolve``, from which both planes are built."""
+"""Defines the result of ``resolve``, from which the frontend and the engine are built."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ DTYPE_BYTES = {
 
 @dataclass(slots=True, frozen=True)
 class ResolvedConfig:
-    """The settled configuration. The properties are options whose type allows None or "auto" and
-    whose value is settled here."""
+    """The settled configuration. Its properties are options whose type allows None or "auto", with
+    their settled values."""
 
     options: Options
     """The options. None and "auto" remain only where they have a meaning ("no limit", "as the files
     say")."""
     env: EnvSettings
     decisions: tuple[Decision, ...]
-    """One for every option, in the order of declaration, followed by those about other subjects."""
+    """One decision for every option, in the order of declaration, followed by decisions about other
+    subjects."""
     fraction_given: bool
     """Whether the user chose ``mem_fraction_static``."""
     overlap_depth: int
@@ -79,8 +80,8 @@ class ResolvedConfig:
 
     @property
     def step_tokens(self) -> int:
-        """Largest number of prompt tokens in one step: the chunk; without chunking a whole prefill
-        batch, or one prompt that fills the context."""
+        """Largest number of prompt tokens in one step: a chunk or, without chunks, a whole prefill
+        batch or one prompt that fills the context."""
         if self.chunked_prefill_size > 0:
             return self.chunked_prefill_size
         return max(self.options.scheduling.max_prefill_tokens, self.context_len)

@@ -1,4 +1,4 @@
-"""Whether there is room for a configured model on this machine, before anything of it is loaded."""
+"""Checks that this machine has room for a configured model, before anything of it is loaded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ GGUF_FAMILY = "LlamaForCausalLM"
 
 def check_room(asked: Asked, config: ResolvedConfig, *, name: str, is_counted: bool) -> None:
     """Raise OutOfMemoryError if the model and at least one page of KV cache do not fit into the
-    memory that is free before the weights are loaded. is_counted: the number of the model's
-    parameters is exact, see ``check_fit``."""
+    memory that is free before the weights are loaded. is_counted: whether the number of the model's
+    parameters is exact (see ``check_fit``)."""
     model, options = asked.model, config.options
     on_cpu = options.execution.device == "cpu"
     free = asked.hardware.available_bytes if on_cpu else asked.hardware.gpu_bytes
@@ -24,13 +24,13 @@ def check_room(asked: Asked, config: ResolvedConfig, *, name: str, is_counted: b
         return
     if options.parallel.engine_standby:
         if not on_cpu:
-            raise ConfigError("--engine-standby is not built for GPUs; leave it out.")
+            raise ConfigError("--engine-standby does not work on GPUs; leave it out.")
         free -= memory_model(config, model).weights()
     page = model.kv_bytes_per_token(config.kv_element_bytes) * options.memory.page_size
     if on_cpu and page > free:
         raise OutOfMemoryError(
-            f"--page-size {options.memory.page_size} is too large: one page of KV cache would take"
-            f" {format_bytes(page)}, and {format_bytes(free)} are free."
+            f"--page-size {options.memory.page_size} is too large: one page of KV cache would"
+            f" take {format_bytes(page)}, and only {format_bytes(free)} are free. Lower it."
         )
     check_fit(
         memory_model(config, model),

@@ -1,8 +1,8 @@
 """The one table of spellings: what a user may write for an option, and which of SGLang's options
-are not here yet.
+Setpoint does not have yet.
 
-Works on option names and values as text. It does not parse command lines: ``commandline`` does, and
-asks here.
+Works on option names and values as text. ``commandline`` parses command lines and calls this
+module.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ warmups watchdog-timeout=300 watermark-config weight-cache-mode=off weight-cache
 weight-cache-timeout=1800 weight-loader-disable-mmap weight-loader-drop-cache-after-load
 weight-loader-prefetch-checkpoints weight-loader-prefetch-num-threads=4 weight-version=default
 """
-"""``name=value``: takes a value, by default this one. ``name!``: takes no value and asks for the
-default behaviour. ``name``: every other option."""
+"""``name=value``: takes a value, whose default is this one. ``name!``: takes no value and asks for
+the default behaviour. ``name``: any other option."""
 
 KNOWN = frozenset("--" + word.rstrip("!").partition("=")[0] for word in _OPTIONS.split())
 DEFAULTS = {
@@ -321,7 +321,7 @@ KNOWN_VALUES = {
         *("intel_amx", "ascend", "intel_xpu"),
     ),
 }
-"""Values that SGLang takes for an option and this version does not."""
+"""Values of an option that SGLang accepts and this version does not."""
 _PARALLEL_SIZES = ("tp_size", "pp_size", "ep_size")
 
 
@@ -340,7 +340,7 @@ ALIASES = {
     "--expert-parallel-size": "--ep-size",
     "--ep": "--ep-size",
     "--enable-hicache": "--enable-hierarchical-cache",
-    # Older guides: the name is gone from SGLang 0.5.23, where it became the decode one.
+    # In older guides. SGLang 0.5.23 no longer has this name; it calls the option for decode steps.
     "--cuda-graph-max-bs": "--cuda-graph-max-bs-decode",
 }
 """Other spellings of an option, supported or not."""
@@ -351,17 +351,17 @@ SUPPORTED = {field.flag: field for field in OPTION_FIELDS}
 
 
 INSTEAD = {
-    "--attention-backend": "Leave it out: the best one that runs here is taken.",
-    "--disaggregation-mode": "One engine does prefill and decode here; leave it out.",
+    "--attention-backend": "Leave it out: the fastest one that runs here is then used.",
+    "--disaggregation-mode": "In Setpoint one engine does both prefill and decode; leave it out.",
     "--enable-custom-logit-processor": (
-        "It would run Python code that clients send, and no client may run code in a server. Use"
-        " logit_bias, or a constraint."
+        "It would run Python code that clients send, and Setpoint lets no client run code in the"
+        " server. Use logit_bias or a constraint."
     ),
     "--hicache-storage-backend": "The cache is kept in memory only; leave it out.",
-    "--kv-cache-dtype": "The smallest types of the KV cache here are fp8_e4m3 and fp8_e5m2.",
+    "--kv-cache-dtype": "The smallest KV cache types of this version are fp8_e4m3 and fp8_e5m2.",
     "--quantization": "On a CPU, w8a8_int8 stores weights in 8 bits.",
 }
-"""Option -> advice for users who ask for something that SGLang has and this version does not."""
+"""Option -> advice for users who ask for a feature that SGLang has and this version does not."""
 
 _SGLANG = {*KNOWN, *ALIASES, "--help"}
 
@@ -376,9 +376,9 @@ def canonical(
     """The option meant by ``spelling``: a flag in ``supported`` (those of ``command``), ``--help``,
     or one that only SGLang has.
 
-    Accepts aliases and unambiguous prefixes. A prefix that SGLang's parser understands means what
-    it means there; any other is looked for among the options that work here. Raises ConfigError for
-    an option that belongs to another command, for an ambiguous prefix, and for an unknown option
+    Accepts aliases and unambiguous prefixes. A prefix that SGLang's parser understands means the
+    same here; any other prefix is looked up among the supported options. Raises ConfigError for an
+    option that belongs to another command, for an ambiguous prefix, and for an unknown option
     (naming the nearest ones).
     """
     spellings = {*_SGLANG, *supported}
@@ -393,8 +393,8 @@ def canonical(
         )
     if len(meant) > 1 and not meant & {*supported, "--help"}:
         raise ConfigError(
-            f"{_listed(sorted(meant))} are options of SGLang; this version of Setpoint supports"
-            " none of them yet."
+            f"{_listed(sorted(meant))} are options of SGLang, and this version of Setpoint"
+            " supports none of them yet."
         )
     if len(meant) > 1:
         raise ConfigError(f"{spelling} is ambiguous: it could mean {_listed(sorted(meant))}.")
@@ -405,8 +405,9 @@ def canonical(
 
 
 def exact(spelling: str, flags: Set[str], *, manual: str) -> str:
-    """``spelling`` if it is one of ``flags`` in full. Raises ConfigError otherwise, for an option
-    that only SGLang has as ``refusal`` does; for any other name it says which were probably meant.
+    """``spelling``, if it is one of ``flags`` in full. Raises ConfigError otherwise: the error of
+    ``refusal`` for an option that only SGLang has, and for any other name an error that suggests
+    similar ones.
     """
     if spelling in flags:
         return spelling
@@ -453,7 +454,7 @@ def instead(flag: str) -> str:
 
 
 def own_flag(spelling: str, flags: Set[str], *, manual: str) -> str:
-    """As :func:`canonical`, for a command that starts no engine: looks only among its own
+    """Like :func:`canonical`, for a command that starts no engine: looks only at the command's own
     ``flags``."""
     spellings = {*flags, "--help"}
     meant = {spelling} & spellings or {name for name in spellings if name.startswith(spelling)}
@@ -492,9 +493,8 @@ def _target(spelling: str) -> str:
 
 def _suggestion(spelling: str, spellings: Set[str], supported: Set[str], manual: str) -> str:
     close = difflib.get_close_matches(spelling, sorted(spellings), n=3, cutoff=0.75)
-    if (
-        close and close[0] in supported
-    ):  # a slip in one of ours is the likely case; a refused option would be no help
+    # The user has probably mistyped a supported option; an option that is refused would not help.
+    if close and close[0] in supported:
         close = [name for name in close if name in supported]
     return f" Did you mean {_listed(close, 'or')}?" if close else f" See {manual}."
 

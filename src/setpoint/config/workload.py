@@ -1,10 +1,10 @@
-"""``--workload``: what SGLang's tuning guide of 2026 recommends for a kind of traffic, as defaults
-with reasons.
+"""Implements ``--workload``: defaults, with reasons, that SGLang's tuning guide of 2026 recommends
+for a kind of traffic.
 
-One table. An explicit option always wins, and a value that contradicts the given options is not
-used. Recommendations that this version cannot follow are listed too, so that none is dropped in
-silence. Pure. The guide speaks of GPU servers; where a machine needs another value, the reason says
-so.
+An explicit option always wins, and a value that contradicts the given options is not used. The
+table also lists the recommendations that this version cannot follow, so that none is dropped
+silently. The guide is about GPU servers; where a machine needs another value, the reason says so.
+Pure.
 """
 
 from __future__ import annotations
@@ -29,30 +29,29 @@ class Advice:
     value: Scalar
     why: str
     elsewhere: Callable[[Hardware, str], tuple[Scalar, str] | None] = lambda hardware, device: None
-    """(value, why) if the machine needs another value; a value of None leaves the option as it is
-    without a profile."""
+    """Returns (value, why) if the machine needs another value; the value None leaves the option as
+    it is without a profile."""
     essential: bool = False
-    """Whether the profile makes little sense without this value: a given option that contradicts it
-    causes a warning."""
+    """Whether the profile makes little sense without this value. If so, a given option that
+    contradicts it causes a warning."""
 
 
 @dataclass(slots=True, frozen=True)
 class Missing:
-    """One recommendation that is not followed, mostly because this version does not have what it
-    asks for, and what replaces it."""
+    """One recommendation that is not followed, mostly because this version lacks the feature, and
+    what replaces it."""
 
     name: str
     why: str
-    value: str = "not here yet"
-    """What docs/flags.md shows in the place of a value."""
+    value: str = "not available yetWhat docs/flags.md shows in the place of a value."
 
 
 def _few_running(hardware: Hardware, device: str) -> tuple[Scalar, str] | None:
     if device != "cpu":
         return None
     why = (
-        "small batches keep each step short; on a CPU every further row costs its full time, hence"
-        " 16 per core, at most the guide's 128"
+        "small batches keep each step short; on a CPU every further row takes its full time, so"
+        " 16 per core, and at most the guide's 128"
     )
     return min(128, 16 * hardware.num_cores), why
 
@@ -63,8 +62,8 @@ def _many_running(hardware: Hardware, device: str) -> tuple[Scalar, str] | None:
     return (
         256,
         (
-            "large batches give throughput; on a CPU a few hundred rows keep every core busy, and"
-            " the guide's 4096 would only retract more"
+            "large batches give throughput; on a CPU a few hundred rows keep every core busy,"
+            " and the guide's 4096 would only cause more retractions"
         ),
     )
 
@@ -74,8 +73,8 @@ def _large_chunk(hardware: Hardware, device: str) -> tuple[Scalar, str] | None:
         return (
             None,
             (
-                "the guide's 16384 tokens would stall a CPU for seconds per step and gain nothing:"
-                " its products are busy from 256 on"
+                "with the guide's 16384 tokens a step on a CPU would take seconds and gain"
+                " nothing: 256 tokens already keep its matrix products busy"
             ),
         )
     if hardware.gpu_bytes is None or hardware.gpu_bytes < LARGE_GPU_BYTES:
@@ -94,14 +93,15 @@ def _large_share(hardware: Hardware, device: str) -> tuple[Scalar, str] | None:
         return (
             None,
             (
-                "the guide's 0.9 is of a GPU that does nothing else; a CPU's memory is the"
-                " machine's, and its cores are the limit first"
+                "the guide's 0.9 is meant for a GPU that does nothing else; a CPU shares its"
+                " memory with the whole machine, and its cores are the first limit"
             ),
         )
     if hardware.gpu_bytes is not None and hardware.gpu_bytes * 0.1 < 5 * GIB:
         return (
             None,
-            "the guide's 0.9 would leave less than the 5 GB that it wants free besides the pool",
+            "the guide's 0.9 would leave less than the 5 GB that the guide itself wants to stay"
+            " free",
         )
     return None
 
@@ -111,8 +111,8 @@ LARGE_GPU_BYTES = 60 * GIB
 leave most of a GPU to weights and pool."""
 
 HICACHE = (
-    "host and storage tiers of the cache are not in this version; what does not fit the pool is"
-    " computed again"
+    "this version has no host or storage tiers of the cache; prefixes that do not fit the pool"
+    " are computed again"
 )
 
 PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
@@ -120,13 +120,15 @@ PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
         Advice(
             "max_running_requests",
             128,
-            "small batches keep each step, and so each token, short; the rest waits in the queue",
+            "small batches keep each step, and so the time per token, short; other requests wait"
+            " in the queue",
             _few_running,
         ),
         Advice(
             "schedule_conservativeness",
             1.2,
-            "a retracted request makes its client wait for a second prefill: admit fewer instead",
+            "the client of a retracted request waits for a second prefill, so admit fewer"
+            " requests instead",
         ),
         Missing(
             "cuda_graph_max_bs_decode",
@@ -143,7 +145,7 @@ PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
         Advice(
             "mem_fraction_static",
             0.9,
-            "a larger KV pool holds more requests at once, and nobody waits for headroom",
+            "a larger KV pool holds more requests at once",
             _large_share,
         ),
         Advice(
@@ -160,29 +162,34 @@ PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
         Advice(
             "chunked_prefill_size",
             16384,
-            "long prompts in few large steps; nobody waits for the next token",
+            "long prompts are computed in a few large steps; no client waits for the next token",
             _large_chunk,
         ),
         Missing(
             "dp_size",
-            "the guide runs 8 replicas on 8 GPUs; here one engine has all cores unless you say how"
-            " many engines share them",
-            value="yours to choose",
+            "the guide runs 8 replicas on 8 GPUs; here one engine uses all cores unless you"
+            " choose a number of engines",
+            value="your choice",
         ),
     ),
     "long-context": (
         Advice(
             "page_size",
             64,
-            "fewer, larger pages: page tables and the tree stay small, at up to 63 tokens computed"
-            " again per match",
+            "fewer, larger pages keep page tables and the tree small; up to 63 tokens per match"
+            " are computed again",
         ),
         Advice(
             "schedule_policy",
             "lpm",
             "a long prefix that is still cached is worth more than the order of arrival",
         ),
-        Advice("chunked_prefill_size", 16384, "long prompts in few large steps", _large_chunk),
+        Advice(
+            "chunked_prefill_size",
+            16384,
+            "long prompts are computed in a few large steps",
+            _large_chunk,
+        ),
         Missing(
             "enable_hierarchical_cache",
             f"the guide keeps twice the pool on the host, and more in storage; {HICACHE}",
@@ -192,14 +199,13 @@ PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
         Advice(
             "disable_radix_cache",
             False,
-            "each turn begins with the whole conversation so far: its cache is what saves the"
-            " prefill",
+            "each turn begins with the whole conversation so far, whose prefill the cache saves",
             essential=True,
         ),
-        Advice("page_size", 1, "the next turn matches to the last token"),
+        Advice("page_size", 1, "the next turn matches the cache up to its last token"),
         Missing(
             "enable_hierarchical_cache",
-            f"the guide lets waiting conversations rest in storage; {HICACHE}",
+            f"the guide keeps waiting conversations in storage; {HICACHE}",
         ),
         Missing(
             "disaggregation_mode",
@@ -207,22 +213,22 @@ PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
         ),
     ),
 }
-"""Profile -> the guide's recommendations, in the guide's order; each is checked against the given
+"""Profile -> the guide's recommendations, in the guide's order. Each is checked against the given
 options in turn."""
 
 
 @dataclass(slots=True, frozen=True)
 class Applied:
-    """Options with a profile's values filled in, and the reasons to report."""
+    """The options with the values of a profile, and the reasons to report."""
 
     options: Options
     reasons: dict[str, tuple[str, bool]]
-    """Name -> reason, and whether it is a warning, for everything in the profile; not every name is
-    an option."""
+    """Name -> the reason, and whether it is a warning, for every entry of the profile. Not every
+    name is an option."""
 
 
 def apply_profile(options: Options, hardware: Hardware, device: str, *, given: Set[str]) -> Applied:
-    """The options with the defaults of their workload; the same object without a workload."""
+    """The options with the defaults of their workload. Without a workload, the same object."""
     reasons: dict[str, tuple[str, bool]] = {}
     label, defaults = f"--workload {options.scheduling.workload}", Options()
     for advice in PROFILES.get(options.scheduling.workload or "", ()):
@@ -234,7 +240,7 @@ def apply_profile(options: Options, hardware: Hardware, device: str, *, given: S
         if name in given or present != defaults.get(name):
             contrary = value is not None and present != value
             reasons[name] = (
-                f"given; {label} {f'would take {value}' if contrary else 'agrees'}: {why}",
+                f"given; {label} {f'would set {value}' if contrary else 'agrees'}: {why}",
                 contrary and advice.essential,
             )
             continue
@@ -243,7 +249,7 @@ def apply_profile(options: Options, hardware: Hardware, device: str, *, given: S
             check_options(candidate)
         except ConfigError as error:
             reasons[name] = (
-                f"{label} would take {value}, which does not go with the given options: {error}",
+                f"{label} would set {value}, which contradicts the given options: {error}",
                 True,
             )
         else:

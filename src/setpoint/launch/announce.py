@@ -51,6 +51,10 @@ def announce(served: Served, environ: Mapping[str, str]) -> None:
 def log_decisions(decisions: Iterable[Decision]) -> None:
     for decision in decisions:
         level = (
-            logging.WARNING if decision.warn else logging.INFO if decision.told else logging.DEBUG
+            logging.WARNING
+            if decision.warn
+            else logging.INFO
+            if decision.is_news
+            else logging.DEBUG
         )
         logger.log(level, "Decision: %s", decision)

@@ -150,7 +150,7 @@ GUIDE_COMMANDS = (
     GuideCommand(
         WORKLOADS,
         "--disaggregation-mode decode",
-        refused=r"--disaggregation-mode is .* One engine does prefill and decode",
+        refused=r"--disaggregation-mode is .* In Setpoint one engine does both",
     ),
     GuideCommand(
         WORKLOADS,

@@ -30,16 +30,20 @@ CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
 @pytest.mark.parametrize(
     ("options", "num_bytes", "words"),
     [
-        (Options(), 2 * 10_000 + 150_000, "the GGUF's Q4_1 and Q8_0 blocks multiplied as they are"),
+        (
+            Options(),
+            2 * 10_000 + 150_000,
+            "the Q4_1 and Q8_0 blocks of the GGUF file are multiplied",
+        ),
         (
             Options.of(dtype="float32"),
             4 * (200_000 + 65_536),
-            "dequantised at load; they are multiplied as they are in bfloat16 on a CPU",
+            "dequantized at load; only Setpoint's own models in bfloat16 on a CPU",
         ),
         (
             Options.of(model_impl="transformers"),
             2 * (200_000 + 65_536),
-            "dequantised at load; they are",
+            "dequantized at load; only",
         ),
         (Options.of(quantization="unquant"), 2 * (200_000 + 65_536), ""),
     ],

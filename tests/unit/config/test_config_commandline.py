@@ -207,7 +207,7 @@ def test_our_own_defaults_are_accepted(field: Field[Option]) -> None:
         (
             ["--lora", "x"],
             (
-                "--lora-backend, .* and 1 more are options of SGLang; this version of Setpoint"
+                "--lora-backend, .* and 1 more are options of SGLang, and this version of Setpoint"
                 " supports none of them yet"
             ),
         ),
@@ -286,9 +286,9 @@ def test_empty_config_file(tmp_path: Path) -> None:
         ("page-size: [1, 2]", "page-size must be a single value"),
         ("page-size: true", "page-size must be a single value"),
         ("disable-radix-cache: 1", "disable-radix-cache must be true or false"),
-        ("config: other.yaml", "config has no place in a config file"),
+        ("config: other.yaml", "a config file cannot name another config file"),
         ("page-size: [", "not valid YAML"),
-        ("- page-size", "must hold 'option: value' lines"),
+        ("- page-size", "must consist of 'option: value' lines"),
     ],
 )
 def test_bad_config_file(tmp_path: Path, text: str, message: str) -> None:

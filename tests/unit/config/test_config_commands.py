@@ -139,7 +139,7 @@ def test_keywords_may_name_a_file(tmp_path: Path) -> None:
         ({"page_size": 1.5}, "page_size: '1.5' is not a whole number"),
         ({"disable_radix_cache": 1}, "disable_radix_cache must be true or false, got 1"),
         ({"dtype": ["float32"]}, "dtype must be a single value"),
-        ({"help": True}, "help is not an option here"),
+        ({"help": True}, "help is not an option of this command"),
     ],
 )
 def test_bad_keywords(values: dict[str, Any], message: str) -> None:

@@ -179,5 +179,5 @@ def test_the_memory_of_the_gpu_decides_how_large_steps_are(
     config = resolve(Options(), probe_hardware(_tree(tmp_path, {"dev/nvidiactl": ""})), tiny_spec())
     decisions = {decision.field: decision.why for decision in config.decisions}
     assert config.chunked_prefill_size == 4096
-    assert decisions["chunked_prefill_size"] == "by the GPU's 24.00 GiB"
-    assert decisions["mem_fraction_static"] == "what steps of 4096 tokens leave of 24.00 GiB"
+    assert decisions["chunked_prefill_size"] == "chosen for a GPU with 24.00 GiB"
+    assert decisions["mem_fraction_static"] == "steps of 4096 tokens leave this share of 24.00 GiB"

@@ -59,7 +59,7 @@ def test_values_are_read_as_typed_or_as_json(given: dict[str, Any], read: dict[s
     ("given", "message"),
     [
         ({"chunked_prefil_size": 1}, "unknown option chunked_prefil_size. Did you mean chunked_"),
-        ({"port": 1}, "port cannot change while the server runs: a restart is needed"),
+        ({"port": 1}, "port cannot change while the server runs; restart the server"),
         ({"model_path": "x"}, "model_path cannot change while the server runs"),
         ({"lora_paths": "x"}, "lora_paths is an option of SGLang that is not supported"),
         ({"log_requests": "maybe"}, "log_requests must be true or false, got 'maybe'"),
@@ -86,10 +86,13 @@ def test_values_are_read_as_typed_or_as_json(given: dict[str, Any], read: dict[s
             {"chunked_prefill_size": 100},
             "chunked_prefill_size 100 is not divisible by page_size 16",
         ),
-        ({"chunked_prefill_size": 1024}, "memory was planned for 512; a restart"),
-        ({"chunked_prefill_size": -1}, "memory was planned for 512; a restart"),
-        ({"max_running_requests": 49}, "more than the 48 that this engine has room for"),
-        ({"max_running_requests": None}, "more than the 48 that this engine has room for"),
+        ({"chunked_prefill_size": 1024}, "memory was planned for 512. Restart"),
+        ({"chunked_prefill_size": -1}, "memory was planned for 512. Restart"),
+        ({"max_running_requests": 49}, "more than the 48 requests for which this engine has room"),
+        (
+            {"max_running_requests": None},
+            "more than the 48 requests for which this engine has room",
+        ),
         ({"--log-level": "debug", "log_level": "info"}, "log_level is given twice"),
     ],
 )

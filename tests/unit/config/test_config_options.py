@@ -213,11 +213,11 @@ def test_aliases_and_known_values_point_at_something() -> None:
         ({"preferred_sampling_params": '{"top_p": 5}'}, "--preferred-sampling-params: top_p must"),
         (
             {"skip_tokenizer_init": True, "reasoning_parser": "qwen3"},
-            "--reasoning-parser is about text, which --skip-tokenizer-init leaves out",
+            "--reasoning-parser concerns text, and with --skip-tokenizer-init the server handles none",
         ),
         (
             {"skip_tokenizer_init": True, "preferred_sampling_params": '{"stop": "x"}'},
-            "stop needs a tokenizer, which --skip-tokenizer-init leaves out",
+            "stop needs a tokenizer, and --skip-tokenizer-init loads none",
         ),
         ({"preferred_sampling_params": '{"topp": 1}'}, "Unknown sampling parameter 'topp'"),
     ],

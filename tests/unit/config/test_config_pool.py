@@ -67,7 +67,7 @@ def test_limits_of_a_small_pool_are_said() -> None:
     )
     assert (pool.max_running_requests, pool.max_req_len, pool.max_req_input_len) == (50, 99, 94)
     assert reason(pool, "max_running_requests").warn
-    assert "64 asked for" in reason(pool, "max_running_requests").why
+    assert "64 was asked for" in reason(pool, "max_running_requests").why
     assert reason(pool, "max_req_len").warn
     assert "--max-total-tokens 100" in reason(pool, "max_total_num_tokens").why
 
@@ -90,7 +90,9 @@ def test_a_request_needs_two_tokens(asked: int | None, running: int) -> None:
 
 def test_a_pool_that_holds_no_request_is_refused() -> None:
     assert resolve_pool(decide(), 8).max_req_input_len == 2  # a prompt must be shorter
-    with pytest.raises(OutOfMemoryError, match="a KV pool of 7 tokens holds no request"):
+    with pytest.raises(
+        OutOfMemoryError, match="a KV pool of 7 tokens is too small for any request"
+    ):
         resolve_pool(decide(), 7)
 
 

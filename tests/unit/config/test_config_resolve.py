@@ -125,14 +125,14 @@ def test_a_rope_that_depends_on_the_length_is_fixed_and_said() -> None:
     config = decide(Options.of(context_length=4096), spec=replace(SPEC, rope_by_context=True))
     decision = reason(config, "rope_context_length")
     assert decision.value == 4096
-    assert "keys in the cache are shared" in decision.why
+    assert "sequences share the keys in the cache" in decision.why
 
 
 def test_a_language_model_that_is_served_without_the_rest_is_said() -> None:
     assert all(decision.field != "language_model_only" for decision in decide().decisions)
     config = decide(spec=replace(SPEC, wrapper="Gemma3ForConditionalGeneration"))
     assert (
-        "Gemma3ForConditionalGeneration takes more than text"
+        "Gemma3ForConditionalGeneration accepts more than text"
         in reason(config, "language_model_only").why
     )
 
@@ -224,7 +224,7 @@ def test_embeddings_say_how_they_are_pooled_and_count_no_head() -> None:
     spec = replace(SPEC, pooling=Pooling("mean", True, 576, None, "by modules.json"))
     config = decide(Options.of(is_embedding=True), spec=spec)
     assert reason(config, "embedding_pooling") == Decision(
-        "embedding_pooling", "mean", "by modules.json", told=True
+        "embedding_pooling", "mean", "by modules.json", is_news=True
     )
     assert reason(config, "embedding_normalize").value is True
     assert not memory_model(config, spec).head_copied
@@ -276,8 +276,8 @@ def test_the_formats_of_a_chat_are_found_unless_given() -> None:
         "none",
     )
     assert str(reason(config, "tool_call_parser")) == "tool_call_parser=hermes (it says so)"
-    assert reason(config, "tool_call_parser").told
-    assert not reason(config, "reasoning_parser").told
+    assert reason(config, "tool_call_parser").is_news
+    assert not reason(config, "reasoning_parser").is_news
     given = Options.of(tool_call_parser="none", reasoning_parser="qwen3")
     config = resolve(given, CPU, SPEC, given={"tool_call_parser", "reasoning_parser"}, found=found)
     assert (config.options.model.tool_call_parser, config.options.model.reasoning_parser) == (

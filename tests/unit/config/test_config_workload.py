@@ -120,7 +120,7 @@ def test_an_explicit_option_wins_even_where_it_is_the_default(
     config = decide("--workload", profile, f"--{flag.replace('_', '-')}={value}")
     assert config.options.get(flag) == value
     decision = reason(config, flag)
-    assert f"given; --workload {profile} would take" in decision.why
+    assert f"given; --workload {profile} would set" in decision.why
     assert not decision.warn
 
 

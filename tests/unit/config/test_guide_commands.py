@@ -75,7 +75,7 @@ def test_what_changes_nothing_is_said_to_whoever_asks_for_it(field: Field[Option
 
 def test_an_option_of_sglang_alone_at_its_own_default_is_told() -> None:
     decision = decisions_of(Options(), given={"nnodes"})["nnodes"]
-    assert (decision.value, decision.told) == ("1", True)
+    assert (decision.value, decision.is_news) == ("1", True)
 
 
 def test_a_host_tier_is_refused_where_it_would_matter() -> None:
@@ -86,7 +86,7 @@ def test_a_host_tier_is_refused_where_it_would_matter() -> None:
 @pytest.mark.parametrize(
     ("argv", "field", "value", "words"),
     [
-        (["--attention-backend", "torch_native"], "attention_backend", "torch_ref", "SGLang's name"),
+        (["--attention-backend", "torch_native"], "attention_backend", "torch_ref", "SGLang's torch_native"),
         (["--tokenizer-worker-num", "4"], "tokenizer_worker_num", 4, "given, without effect"),
         (["--cuda-graph-backend-prefill=disabled"], "cuda_graph_backend_prefill", "disabled", "given, without effect"),
     ],

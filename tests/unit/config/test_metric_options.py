@@ -70,7 +70,7 @@ def test_a_config_file_and_keywords_may_have_lists(tmp_path: Any) -> None:
                 *("--extra-metric-labels", '{"team": "b"}'),
                 *("--tokenizer-metrics-allowed-custom-labels", "team"),
             ],
-            "the same label twice",
+            "name the same label",
         ),
         (
             ["--tokenizer-metrics-allowed-custom-labels", "a-b"],

@@ -121,7 +121,7 @@ def test_a_gpu_is_missed_before_anything_is_started(
     ):
         preflight(Options.of(device="cuda"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert hardware.why_no_cuda(tmp_path) == "no NVIDIA GPU or driver is found here"
+    assert hardware.why_no_cuda(tmp_path) == "this machine has no NVIDIA GPU or driver"
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/dxg").touch()
     monkeypatch.setattr(hardware, "_torch_has_cuda", lambda: False)

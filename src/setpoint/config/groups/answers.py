@@ -15,13 +15,13 @@ GROUP = "Answers"
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What answers look like, and what is kept for clients."""
+    """Options about the form of answers, and about what the server stores for clients."""
 
     stream_interval: Annotated[
         int,
         Option(
             GROUP,
-            "Tokens between two pieces of a streamed answer.",
+            "Number of tokens in each piece of a streamed answer.",
             low=1,
             tunable=Range(1, 64, log=True),
             live=True,
@@ -31,8 +31,7 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "Pieces of a native stream hold only the new text; otherwise each piece repeats the"
-            " text so far.",
+            "Each piece of a /generate stream holds only the new text, not all text so far.",
             server_only=True,
         ),
     ] = False
@@ -40,7 +39,7 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "OpenAI streams end with a usage chunk unless the request says otherwise.",
+            "End OpenAI streams with a usage chunk unless the request says otherwise.",
             server_only=True,
         ),
     ] = False
@@ -48,8 +47,8 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "Every chunk of an OpenAI stream has the usage so far, and the last one the whole,"
-            " whatever the request says.",
+            "Put the usage so far into every chunk of an OpenAI stream, and the total into the"
+            " last one, whatever the request says.",
             server_only=True,
         ),
     ] = False
@@ -67,13 +66,13 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     allow_auto_truncate: Annotated[
-        bool, Option(GROUP, "Cut a prompt that is too long instead of refusing it.")
+        bool, Option(GROUP, "Truncate a prompt that is too long instead of refusing it.")
     ] = False
     refuse_unknown_keys: Annotated[
         bool,
         Option(
             GROUP,
-            "Answer 400 to a body with an unknown key, instead of ignoring the key and saying so.",
+            "Answer 400 to a body with an unknown key, instead of ignoring the key with a warning.",
             server_only=True,
         ),
     ] = False
@@ -81,8 +80,8 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "Where OpenAI endpoints take unset sampling values from: the model's"
-            " generation_config.json, or OpenAI's defaults.",
+            "Default sampling values of the OpenAI endpoints: those in the model's"
+            " generation_config.json (model), or OpenAI's (openai).",
             choices=("model", "openai"),
         ),
     ] = "model"
@@ -100,9 +99,9 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             GROUP,
             "Store uploaded files and batches (/v1/files, /v1/batches; docs/batches.md) and"
-            " responses in the background (docs/responses.md) in this folder. Clients can then fill"
-            " up to 64 GiB of the disk. Without it, both routes answer 400, and these responses end"
-            " with the server.",
+            " responses in the background (docs/responses.md) in this folder. Clients can then"
+            " fill up to 64 GiB of the disk. Without this option, both routes answer 400, and"
+            " responses in the background end with the server.",
             metavar="FOLDER",
             server_only=True,
         ),
@@ -110,8 +109,8 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preferred_sampling(options: AnswerOptions) -> dict[str, Any]:
-    """``--preferred-sampling-params`` as a dict. Raises ConfigError for values that no request may
-    have."""
+    """``--preferred-sampling-params`` as a dict. Raises ConfigError for values that a request may
+    not have."""
     flag = "--preferred-sampling-params"
     given = json_object(
         flag, options.preferred_sampling_params or "{}", example='{"temperature": 0.6}'

@@ -56,6 +56,6 @@ REASONING_PARSERS = (
 )
 
 OPEN = "auto"
-"""Goes by the chat template."""
+"""Chooses the format by the chat template."""
 NONE = "none"
-"""The text of an answer is left as it is."""
+"""Leaves the text of an answer as it is."""

@@ -18,16 +18,16 @@ class CompatibilityOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             GROUP,
-            "Maximum requests of a decode step that is replayed from a graph.",
+            "Maximum requests in a decode step that is replayed from a graph.",
             low=0,
-            no_effect="on a CPU every step of up to 512 tokens is replayed, on a GPU none is yet",
+            no_effect="on a CPU, every step of up to 512 tokens is replayed; on a GPU, none is yet",
         ),
     ] = None
     cuda_graph_backend_prefill: Annotated[
         str | None,
         Option(
             GROUP,
-            "How steps that read prompts are replayed from a graph; only disabled.",
+            "How prefill steps are replayed from a graph; the only accepted value is disabled.",
             choices=("disabled",),
             no_effect="no step is replayed from a graph on a GPU yet",
         ),
@@ -36,7 +36,7 @@ class CompatibilityOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             GROUP,
-            "Processes that tokenize.",
+            "Number of processes that tokenize.",
             low=1,
             no_effect="the frontend tokenizes in one process, long prompts in a thread of it",
         ),
@@ -45,7 +45,7 @@ class CompatibilityOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "Plan the next step while the device computes this one (of older guides).",
+            "Plan the next step while the device computes this one (in older guides).",
             no_effect="that is the default where the device allows it",
         ),
     ] = False
@@ -53,7 +53,7 @@ class CompatibilityOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "Data parallel attention of --dp-size ranks.",
+            "Data-parallel attention over --dp-size ranks.",
             no_effect="there is one rank",
         ),
     ] = False
@@ -81,7 +81,7 @@ class CompatibilityOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "Count metrics in every scheduler instead of only the first.",
+            "Count metrics in every scheduler, not only in the first.",
             no_effect="there is one scheduler",
         ),
     ] = False

@@ -1,5 +1,5 @@
-"""How an option or an environment variable is declared: metadata on an annotated field of a frozen
-struct.
+"""Defines how an option or an environment variable is declared: as metadata on an annotated field
+of a frozen struct.
 
 The struct defines the field's type and default; everything else (help, group, choices, bounds,
 tuning range, whether it can change while serving) is in one :class:`Option` or :class:`EnvVar`. The
@@ -19,7 +19,7 @@ Scalar = str | int | float | bool | None
 M = TypeVar("M")
 
 MASK = "********"
-"""Shown instead of a secret."""
+"""What is shown in place of a secret."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,7 +53,7 @@ class Option:
     live: bool = False
     """Whether it can change while the engine serves, between two steps (``config.live``)."""
     secret: bool = False
-    """Whether its value is a secret, which is never printed (``shown``)."""
+    """Whether its value is a secret, which is never printed (``masked``)."""
     server_only: bool = False
     """Whether it matters only to a command that listens; the other commands refuse it."""
     short: str = ""
@@ -102,7 +102,7 @@ def masked(field: Field[Option], value: Any) -> Any:
 
 
 def allowed(field: Field[Option]) -> str:
-    """The values that an option takes, as a sentence."""
+    """A sentence about the values that an option accepts."""
     about = field.about
     if field.kind is bool:
         return "true or false."

@@ -21,13 +21,13 @@ PUBLISHERS = ("zmq", "null")
 
 
 class EventOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What programs outside are told as it happens."""
+    """Options about the events that other programs receive."""
 
     kv_events_config: Annotated[
         str | None,
         Option(
             GROUP,
-            "JSON object: publish what the prefix caches gain and lose, for cache-aware routers, as"
+            "JSON object. Publishes every change of the prefix caches, for cache-aware routers, as"
             """ SGLang does (docs/serving.md), e.g. '{"publisher": "zmq", "endpoint":"""
             """ "tcp://127.0.0.1:5557", "bind": true}'. Needs the extra 'kv-events'.""",
             metavar="JSON",
@@ -37,8 +37,8 @@ class EventOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def publisher_config(options: EventOptions, *, num_ranks: int = 1) -> PublisherConfig | None:
-    """``--kv-events-config``, None if nothing is to be published. Raises ConfigError, also if its
-    ports do not suffice for so many ranks."""
+    """``--kv-events-config`` parsed; None if nothing is to be published. Raises ConfigError, also
+    if the ports are not enough for this many ranks."""
     if options.kv_events_config is None:
         return None
     try:
@@ -59,15 +59,15 @@ def publisher_config(options: EventOptions, *, num_ranks: int = 1) -> PublisherC
     for (key, first), (other, second) in combinations(ranges, 2):
         if abs(first - second) < num_ranks:
             raise ConfigError(
-                f"{FLAG}: {key} and {other} share ports: each needs {num_ranks} of its own, from"
-                f" {first} and from {second} on."
+                f"{FLAG}: the ports of {key} and {other} overlap. Each needs {num_ranks} ports of"
+                f" its own, beginning with {first} and {second}; choose ports further apart."
             )
     return config
 
 
 def described(config: PublisherConfig, *, page_size: int, num_ranks: int) -> dict[str, Any] | None:
-    """The publisher as ``/server_info`` shows it, so that routers find it; None if it has no TCP
-    address."""
+    """What ``/server_info`` says about the publisher, so that routers find it; None if it has no
+    TCP address."""
     ports = dict(_ports(config, num_ranks))
     if "endpoint" not in ports:
         return None
@@ -86,7 +86,7 @@ def described(config: PublisherConfig, *, page_size: int, num_ranks: int) -> dic
 
 
 def _ports(config: PublisherConfig, num_ranks: int) -> Iterator[tuple[str, int]]:
-    """The first port of each endpoint that has one, by its key. Raises ConfigError."""
+    """The key and the first port of each endpoint that has a port. Raises ConfigError."""
     for key in ("endpoint", "replay_endpoint"):
         endpoint = getattr(config, key)
         if endpoint is None or (endpoint.startswith("ipc://") and num_ranks == 1):

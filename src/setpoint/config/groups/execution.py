@@ -12,13 +12,13 @@ GROUP = "Execution"
 
 
 class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a step runs, and on which implementations."""
+    """Options about the device and the implementations that run a step."""
 
     device: Annotated[
         str,
         Option(
             GROUP,
-            "Where the model runs; auto takes an NVIDIA GPU if there is one.",
+            "Device that runs the model; auto chooses an NVIDIA GPU if there is one.",
             choices=("auto", "cpu", "cuda"),
         ),
     ] = "auto"
@@ -26,8 +26,8 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "Attention implementation: torch_ref is the definition and runs everywhere"
-            " (torch_native, SGLang's name for plain torch, means it), cpu is C++ for x86.",
+            "Attention implementation: torch_ref is the reference in plain torch and runs"
+            " everywhere (SGLang's name torch_native means the same); cpu is C++ for x86.",
             choices=("auto", "torch_ref", "torch_native", "cpu"),
         ),
     ] = "auto"
@@ -35,8 +35,8 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "Compile the torch operations of small steps, if there are any and compiling pays;"
-            " start-up reports the result.",
+            "Compile the torch operations of small steps if that makes them faster; the start-up"
+            " log reports the result.",
         ),
     ] = False
     torch_compile_max_bs: Annotated[
@@ -47,7 +47,7 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             GROUP,
-            "Number of compute threads on a CPU; if not given, the number of cores that this"
+            "Number of compute threads on a CPU. If not given, one for each core that this"
             " process may use.",
             low=1,
             high=4096,
@@ -58,20 +58,21 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "Run every step through the model's own code instead of replaying a captured one; on a"
-            " CPU as well.",
+            "Run every step through the model's code instead of replaying a captured step. This"
+            " applies to CPUs as well.",
         ),
     ] = False
     grammar_backend: Annotated[
         str,
         Option(
             GROUP,
-            "Library that constrains outputs to a schema, an expression or a grammar; none refuses"
-            " such requests. xgrammar must be installed: `pip install 'setpoint[xgrammar]'`.",
+            "Library that constrains outputs to a schema, a regular expression or a grammar;"
+            " with none, such requests are refused. xgrammar must be installed: `pip install"
+            " 'setpoint[xgrammar]'`.",
             choices=("llguidance", "xgrammar", "none"),
         ),
     ] = "llguidance"
     random_seed: Annotated[
         int | None,
-        Option(GROUP, "Seed of everything random; drawn at start if not given.", low=0),
+        Option(GROUP, "Seed of all random numbers. If not given, one is drawn at start.", low=0),
     ] = None

@@ -13,16 +13,16 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is logged."""
+    """Options about the log."""
 
     log_level: Annotated[
-        str, Option(GROUP, "Minimum severity of what is logged.", choices=LEVELS, live=True)
+        str, Option(GROUP, "Minimum severity of log lines.", choices=LEVELS, live=True)
     ] = "info"
     log_level_http: Annotated[
         str | None,
         Option(
             GROUP,
-            "Minimum severity of what the HTTP server logs; --log-level if not given.",
+            "Minimum severity of the HTTP server's log lines. If not given, --log-level applies.",
             choices=LEVELS,
             live=True,
             server_only=True,
@@ -32,14 +32,14 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             GROUP,
-            "Path prefixes that are left out of the lines about HTTP requests, such as /metrics"
-            " /health.",
+            "Do not log HTTP requests whose path begins with one of these prefixes, such as"
+            " /metrics /health.",
             metavar="PATH",
             server_only=True,
         ),
     ] = ()
     log_requests: Annotated[
-        bool, Option(GROUP, "Log every request when it arrives and when it is done.", live=True)
+        bool, Option(GROUP, "Log every request when it arrives and when it ends.", live=True)
     ] = False
     log_requests_level: Annotated[
         int,
@@ -55,7 +55,7 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "Format of the lines of --log-requests: text, or one JSON object per line.",
+            "Format of the log lines of --log-requests: text, or one JSON object per line.",
             choices=("text", "json"),
             live=True,
         ),

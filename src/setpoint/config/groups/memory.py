@@ -15,14 +15,15 @@ GROUP = "Memory and cache"
 
 
 class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of weights and KV pool, and what the prefix cache keeps."""
+    """Options about the memory for weights and KV pool, and about the prefix cache."""
 
     mem_fraction_static: Annotated[
         float | None,
         Option(
             GROUP,
-            "Share of the available memory for weights and KV pool together, between 0 and 1. Raise"
-            " it if there is no room for the pool, lower it if memory runs out while serving.",
+            "Share of the available memory, between 0 and 1, that weights and KV pool may take"
+            " together. Raise it if there is no room for the pool; lower it if memory runs out"
+            " while serving.",
             metavar="SHARE",
             tunable=Range(0.5, 0.95),
         ),
@@ -52,10 +53,10 @@ class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "What the prefix cache drops first: the least recently used (lru); the least often hit"
-            " (lfu); what was hit less than twice (slru); what low-priority requests left"
-            " (priority); tails of conversations whose next prefill stays within a budget without"
-            " them (tlru). Among equals the least recently used.",
+            "What the prefix cache evicts first: the least recently used prefixes (lru); the"
+            " least often used (lfu); those used fewer than twice (slru); those of low-priority"
+            " requests (priority); the ends of conversations whose next prefill stays within a"
+            " token limit without them (tlru). Among equals, the least recently used goes first.",
             choices=("lru", "lfu", "slru", "priority", "tlru"),
             tunable=("lru", "lfu", "slru"),
         ),
@@ -64,9 +65,10 @@ class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "JSON object with the policy's parameters: slru protected_threshold (hits, 2); tlru"
-            " threshold (prompt tokens that may be recomputed per turn) and next_prompt_estimate"
-            " (tokens a turn adds).",
+            "JSON object with the policy's parameters. slru: protected_threshold (number of uses"
+            " from which a prefix is protected; 2 if not given). tlru: threshold (prompt tokens"
+            " that may be recomputed per turn) and next_prompt_estimate (tokens that a turn"
+            " adds).",
             metavar="JSON",
         ),
     ] = "{}"
@@ -99,8 +101,8 @@ def eviction_parameters(options: MemoryOptions) -> dict[str, int]:
             )
     if policy == "tlru" and given.keys() != known.keys():
         raise ConfigError(
-            f"--radix-eviction-policy tlru needs {flag} with the prompt tokens that may be"
-            ' recomputed per turn and those that a turn adds, e.g. \'{"threshold": 4096,'
-            ' "next_prompt_estimate": 1024}\'.'
+            f"--radix-eviction-policy tlru needs {flag} with the number of prompt tokens that may"
+            " be recomputed per turn and the number that a turn adds, e.g."
+            ' \'{"threshold": 4096, "next_prompt_estimate": 1024}\'.'
         )
     return given

@@ -23,18 +23,18 @@ _TAKEN = frozenset(
         *("cache_source", "stage", "mode", "category", "phase", "reason", "how", "part"),
     )
 )
-"""Labels that series have already."""
+"""Labels that the series already have."""
 
 
 class MetricOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is counted, and where it is shown."""
+    """Options about metrics."""
 
     export_metrics_to_file: Annotated[
         bool,
         Option(
             GROUP,
-            "Append a line of JSON for every request that ends, without its content, to"
-            " sglang-request-metrics-DATE_HOUR.log in --export-metrics-to-file-dir.",
+            "For every request that ends, append a line of JSON, without the request's content,"
+            " to sglang-request-metrics-DATE_HOUR.log in --export-metrics-to-file-dir.",
             server_only=True,
         ),
     ] = False
@@ -60,8 +60,9 @@ class MetricOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "Estimate the floating-point operations and the bytes of memory of each step, for"
-            " /metrics and the lines about batches (docs/metrics.md). Needs --enable-metrics.",
+            "Estimate the floating-point operations and the memory traffic of each step, and"
+            " show them in /metrics and in the log lines about batches (docs/metrics.md). Needs"
+            " --enable-metrics.",
             server_only=True,
         ),
     ] = False
@@ -69,7 +70,8 @@ class MetricOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "JSON object with labels for every series of the scheduler and of requests.",
+            "JSON object with labels to add to every series about the scheduler and about"
+            " requests.",
             metavar="JSON",
             server_only=True,
         ),
@@ -78,8 +80,8 @@ class MetricOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             GROUP,
-            "Labels that a client may set for its request; at most 200 combinations of"
-            " their values are distinguished.",
+            "Labels that a client may set for its requests. At most 200 combinations of values"
+            " are counted separately.",
             metavar="NAME",
             server_only=True,
         ),
@@ -88,7 +90,7 @@ class MetricOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "Header in which clients send these labels, as a JSON object.",
+            "HTTP header in which clients send these labels as a JSON object.",
             server_only=True,
         ),
     ] = "x-custom-labels"
@@ -96,7 +98,7 @@ class MetricOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[float, ...],
         Option(
             GROUP,
-            "Upper bounds of the buckets of time_to_first_token_seconds; SGLang's if not given.",
+            "Upper bounds of the buckets of time_to_first_token_seconds. If not given, SGLang's.",
             metavar="SECONDS",
             low=0,
             server_only=True,
@@ -106,7 +108,7 @@ class MetricOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[float, ...],
         Option(
             GROUP,
-            "Upper bounds of the buckets of inter_token_latency_seconds; SGLang's if not given.",
+            "Upper bounds of the buckets of inter_token_latency_seconds. If not given, SGLang's.",
             metavar="SECONDS",
             low=0,
             server_only=True,
@@ -116,7 +118,7 @@ class MetricOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[float, ...],
         Option(
             GROUP,
-            "Upper bounds of the buckets of e2e_request_latency_seconds; SGLang's if not given.",
+            "Upper bounds of the buckets of e2e_request_latency_seconds. If not given, SGLang's.",
             metavar="SECONDS",
             low=0,
             server_only=True,
@@ -126,10 +128,9 @@ class MetricOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             GROUP,
-            "Upper bounds of the buckets of both histograms of prompt tokens: 'default', 'tse"
-            " MIDDLE BASE COUNT'"
-            " (distances from the middle grow as powers of the base, to both sides), or 'custom'"
-            " and the bounds.",
+            "Upper bounds of the buckets of both histograms of prompt tokens: 'default'; 'tse"
+            " MIDDLE BASE COUNT', whose distances from the middle grow on both sides as powers"
+            " of the base; or 'custom' followed by the bounds.",
             metavar="RULE",
             server_only=True,
         ),
@@ -146,7 +147,7 @@ class MetricOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_metrics(options: MetricOptions) -> None:
-    """Raise ConfigError if an option of the metrics cannot be honoured."""
+    """Raise ConfigError if an option about metrics cannot be honoured."""
     if options.export_metrics_to_file and options.export_metrics_to_file_dir is None:
         raise ConfigError("--export-metrics-to-file needs --export-metrics-to-file-dir FOLDER.")
     if options.enable_mfu_metrics and not options.enable_metrics:
@@ -160,9 +161,8 @@ def check_metrics(options: MetricOptions) -> None:
         for name in names:
             if not _LABEL.fullmatch(name) or name.startswith("__"):
                 raise ConfigError(
-                    f"{flag}: {name!r} cannot be the name of a label; use letters, digits and"
-                    " underscores, with"
-                    " no digit and no double underscore at the beginning."
+                    f"{flag}: {name!r} cannot be the name of a label. Use letters, digits and"
+                    " underscores; a name may not begin with a digit or two underscores."
                 )
             if name in _TAKEN:
                 raise ConfigError(
@@ -171,7 +171,7 @@ def check_metrics(options: MetricOptions) -> None:
     if len({*extra, *custom}) < len(extra) + len(custom):
         raise ConfigError(
             "--extra-metric-labels and --tokenizer-metrics-allowed-custom-labels name the same"
-            " label twice; each needs its own name."
+            " label; rename one of the two."
         )
 
 
@@ -190,8 +190,8 @@ def extra_labels(options: MetricOptions) -> dict[str, str]:
 
 
 def buckets_of(options: MetricOptions) -> dict[str, tuple[float, ...]]:
-    """Name of a histogram -> its upper bounds, for those that have other than SGLang's. Raises
-    ConfigError."""
+    """Name of a histogram -> its upper bounds, for each histogram whose bounds differ from
+    SGLang's. Raises ConfigError."""
     prompt = _by_rule("--prompt-tokens-buckets", options.prompt_tokens_buckets)
     found = {
         "sglang:time_to_first_token_seconds": _ascending(
@@ -223,7 +223,7 @@ def _ascending(flag: str, bounds: Sequence[float]) -> tuple[float, ...]:
 
 
 def _by_rule(flag: str, words: Sequence[str]) -> tuple[float, ...]:
-    """The bounds of a rule; none of the rule "default"."""
+    """The bounds of a rule; an empty tuple for the rule "default"."""
     rule, *rest = words
     try:
         numbers = [float(word) for word in rest]

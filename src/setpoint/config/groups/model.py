@@ -14,35 +14,37 @@ GROUP = "Model and numerics"
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served: the model, its numbers, and how its chats are written."""
+    """Options about the model, its number formats and its chat formats."""
 
     model_path: Annotated[
         str | None,
         Option(
             GROUP,
-            "Folder, GGUF file or Hugging Face id. Not given: the default model,"
+            "Folder, GGUF file or Hugging Face id of the model. If not given, the default model,"
             " SmolLM2-135M-Instruct.",
             metavar="MODEL",
         ),
     ] = None
     tokenizer_path: Annotated[
         str | None,
-        Option(GROUP, "Folder or id of the tokenizer, if it is not the model's.", metavar="PATH"),
+        Option(
+            GROUP, "Folder or id of the tokenizer. If not given, the model's own.", metavar="PATH"
+        ),
     ] = None
     skip_tokenizer_init: Annotated[
         bool,
         Option(
             GROUP,
-            "Serve token ids only: /generate takes input_ids and answers output_ids, what needs"
-            " text is refused, and no tokenizer file is read. For the server and the offline"
-            " Engine.",
+            "Serve token ids only: /generate takes input_ids and returns output_ids, requests"
+            " that need text are refused, and no tokenizer file is read. For the server and the"
+            " offline Engine.",
         ),
     ] = False
     served_model_name: Annotated[
         str | None,
         Option(
             GROUP,
-            "Name of the model in the API; the model path if not given. No colon.",
+            "Name of the model in the API, without a colon. If not given, the model path.",
             metavar="NAME",
         ),
     ] = None
@@ -53,7 +55,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "Format of the weights; auto goes by the files found, dummy makes random weights.",
+            "Format of the weights; auto chooses it by the files in the folder, dummy makes"
+            " random weights.",
             choices=("auto", "safetensors", "gguf", "dummy"),
         ),
     ] = "auto"
@@ -61,9 +64,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "Whose model code runs: setpoint (SGLang's word sglang means the same), or that of the"
-            " transformers library on this engine's attention and cache; auto takes the first where"
-            " it knows the architecture.",
+            "Model code to run: setpoint (SGLang's value sglang means the same) or that of the"
+            " transformers library with this engine's attention and cache; auto chooses setpoint"
+            " if it has the architecture.",
             choices=("auto", "setpoint", "sglang", "transformers"),
         ),
     ] = "auto"
@@ -71,8 +74,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "Type of weights and activations; auto follows the checkpoint (float32, and on a CPU"
-            " float16, become bfloat16). half is float16, float is float32.",
+            "Data type of weights and activations; auto follows the checkpoint, but turns"
+            " float32, and on a CPU float16, into bfloat16. half means float16, and float means"
+            " float32.",
             choices=("auto", "half", "float16", "bfloat16", "float", "float32", "float64"),
         ),
     ] = "auto"
@@ -80,10 +84,10 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             GROUP,
-            "w8a8_int8 rounds weights to 8 bits when they are loaded, with a scale per output"
-            " channel, and activations with a scale per token (CPU only); unquant keeps weights in"
-            " --dtype. If not given, they are kept as the checkpoint has them, a GGUF's blocks"
-            " included.",
+            "w8a8_int8 (CPU only) rounds weights to 8 bits when they are loaded, with one scale"
+            " per output channel, and activations with one scale per token. unquant keeps"
+            " weights in --dtype. If not given, weights stay as they are in the checkpoint,"
+            " including the quantized blocks of a GGUF file.",
             choices=("w8a8_int8", "unquant"),
         ),
     ] = None
@@ -91,9 +95,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "Type of the KV cache; auto is the dtype of the model. With fp8_e4m3 or fp8_e5m2, a"
-            " pool of the same size holds twice the tokens of bf16; keys and values are rounded to"
-            " 8 bits, without scales, and attention computes in the dtype of the model.",
+            "Data type of the KV cache; auto means the model's. With fp8_e4m3 or fp8_e5m2, a"
+            " pool of the same size holds twice as many tokens as with bf16: keys and values are"
+            " rounded to 8 bits without scales, and attention computes in the model's data type.",
             choices=("auto", "bf16", "bfloat16", "fp32", "float32", "fp8_e4m3", "fp8_e5m2"),
         ),
     ] = "auto"
@@ -101,8 +105,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             GROUP,
-            "Maximum length of a sequence, prompt and output together; the model's own limit if not"
-            " given.",
+            "Maximum length of a sequence, prompt and output together. If not given, the model's"
+            " own limit.",
             low=8,
             human=True,
         ),
@@ -111,7 +115,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "JSON object whose keys replace those of the model's config.json.",
+            "JSON object whose entries replace those of the model's config.json.",
             metavar="JSON",
         ),
     ] = "{}"
@@ -119,14 +123,15 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "Serve embeddings of a decoder model instead of text: /v1/embeddings and /encode.",
+            "Serve embeddings of a decoder model (/v1/embeddings, /encode) instead of generating"
+            " text.",
         ),
     ] = False
     chat_template: Annotated[
         str | None,
         Option(
             GROUP,
-            "A .jinja or .json file with the chat template; the model's own if not given.",
+            "A .jinja or .json file with the chat template. If not given, the model's own.",
             metavar="FILE",
         ),
     ] = None
@@ -135,7 +140,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             GROUP,
             "JSON object with variables for the chat template, such as"
-            ' {"enable_thinking": false}; a request\'s chat_template_kwargs win.',
+            ' {"enable_thinking": false}; a request\'s chat_template_kwargs override them.',
             metavar="JSON",
         ),
     ] = None
@@ -161,7 +166,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = OPEN
     weight_version: Annotated[
-        str, Option(GROUP, "Version name of the weights, shown in answers and /model_info.")
+        str, Option(GROUP, "Version name of the weights, shown in answers and in /model_info.")
     ] = "default"
 
 

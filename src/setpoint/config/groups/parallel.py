@@ -12,17 +12,19 @@ GROUP = "Parallelism"
 
 
 class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks and replicas, and what happens when an engine dies."""
+    """Options about ranks and replicas, and about what happens when an engine dies."""
 
     tp_size: Annotated[
-        int, Option(GROUP, "Tensor parallel ranks; only 1 so far.", choices=(1,))
+        int,
+        Option(GROUP, "Number of tensor-parallel ranks; only 1 is supported yet.", choices=(1,)),
     ] = 1
     dp_size: Annotated[
         int,
         Option(
             GROUP,
-            "Data parallel replicas: engines with the whole model, each with its share of the"
-            " machine's cores and memory, behind one server. On NVIDIA GPUs each has one GPU.",
+            "Number of data-parallel ranks: engines behind one server, each with the whole model"
+            " and an equal share of the machine's cores and memory. On NVIDIA GPUs, each engine"
+            " has one GPU.",
             low=1,
             high=64,
         ),
@@ -31,10 +33,12 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "How the engine of a request is chosen: where the cache holds its beginning, unless"
-            " that engine has much more to do (cache_aware), in turn (round_robin), or the one with"
-            " the fewest requests (total_requests) or tokens (total_tokens), or as the router says:"
-            " bootstrap_room modulo --dp-size (follow_bootstrap_room). auto: cache_aware.",
+            "How the server chooses the engine of a request. cache_aware: the engine whose cache"
+            " holds the beginning of the prompt, unless it has much more to do than another."
+            " round_robin: each engine in turn. total_requests: the engine with the fewest"
+            " requests. total_tokens: the engine with the fewest tokens. follow_bootstrap_room:"
+            " the engine that the router names, which is bootstrap_room modulo --dp-size. auto"
+            " means cache_aware.",
             choices=(
                 "auto",
                 "cache_aware",
@@ -49,9 +53,9 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             GROUP,
-            "How many engines that have died may be started again within an hour. Their requests"
-            " go on where they were. A standby that is ready takes over even if none is left. When"
-            " no engine is left, the server ends.",
+            "Maximum number of engines that are restarted within an hour after they have died."
+            " Their requests continue where they were. A standby that is ready takes over even"
+            " when no restart is left. The server ends when it has no engine left.",
             low=0,
         ),
     ] = 10
@@ -59,26 +63,31 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "Keep a second engine loaded, without requests, that takes the place of the engine when"
-            " it dies. It needs memory for the weights once more. It is started again as often as"
-            " --max-engine-restarts says, counted apart. For one engine on a CPU.",
+            "Keep a second engine loaded, without requests, which replaces the first one when it"
+            " dies. It needs a second copy of the weights in memory. --max-engine-restarts"
+            " limits the restarts of the standby too, with a count of its own. Only for a server"
+            " with one engine on a CPU.",
         ),
     ] = False
     use_ray: Annotated[
         bool,
         Option(
             GROUP,
-            "Run each engine as an actor of Ray, all of them on this machine: in the cluster of"
-            " RAY_ADDRESS, or in a Ray that is started here. For CPUs; needs 'setpoint[ray]'.",
+            "Run each engine as a Ray actor on this machine, in the cluster at RAY_ADDRESS or,"
+            " without that variable, in a Ray instance that the server starts. Only for CPUs."
+            " Needs pip install 'setpoint[ray]'.",
             server_only=True,
         ),
     ] = False
-    pp_size: Annotated[int, Option(GROUP, "Pipeline stages; only 1 so far.", choices=(1,))] = 1
+    pp_size: Annotated[
+        int, Option(GROUP, "Number of pipeline stages; only 1 is supported yet.", choices=(1,))
+    ] = 1
     ep_size: Annotated[
-        int, Option(GROUP, "Expert parallel ranks; only 1 so far.", choices=(1,))
+        int,
+        Option(GROUP, "Number of expert-parallel ranks; only 1 is supported yet.", choices=(1,)),
     ] = 1
 
     @property
     def follows_bootstrap_room(self) -> bool:
-        """Whether requests name their engines by rooms."""
+        """Whether the room of a request determines its engine."""
         return self.dp_size > 1 and self.load_balance_method == "follow_bootstrap_room"

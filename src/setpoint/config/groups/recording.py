@@ -12,14 +12,14 @@ GROUP = "Recording"
 
 
 class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The recording of a server."""
+    """Options about the recording of a server."""
 
     record: Annotated[
         str | None,
         Option(
             GROUP,
-            "Record what enters and leaves the engine to this new file, for 'setpoint replay'"
-            " (docs/recording.md).",
+            "Record everything that enters and leaves the engine to this file, which must not"
+            " exist yet, for 'setpoint replay' (docs/recording.md).",
             metavar="FILE",
         ),
     ] = None
@@ -27,8 +27,8 @@ class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "off: the recording holds lengths and hashes, and no text, token id or name of a"
-            " client; on: token ids and names, too.",
+            "off: the recording holds lengths and hashes, but no text, no token ids and no names"
+            " from clients. on: it also holds token ids and names.",
             choices=("off", "on"),
         ),
     ] = "off"
@@ -36,8 +36,8 @@ class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             GROUP,
-            "Largest size of the recording. It is divided into 16 files, and beyond this size the"
-            " oldest is deleted; what is left can be printed, not replayed.",
+            "Maximum size of the recording, which consists of 16 files. Beyond this size, the"
+            " oldest file is deleted; the rest can be printed, but not replayed.",
             low=1 << 20,
             human=True,
         ),

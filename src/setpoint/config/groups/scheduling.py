@@ -10,20 +10,20 @@ from setpoint.config.groups.declare import Option, Range
 
 GROUP = "Scheduling"
 MAX_DECODE_STEPS = 1000
-"""Most decode steps for which prompts may be made to wait; with more, a queue would not move until
-nothing runs any more."""
+"""Maximum number of decode steps for which an option may make prompts wait. With more, the queue
+would not move until no request is running."""
 
 
 class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is served next, and how much runs at once."""
+    """Options about the order of requests, and about how many run at once."""
 
     workload: Annotated[
         str | None,
         Option(
             GROUP,
-            "Kind of traffic: takes the defaults that SGLang's tuning guide recommends for it, as"
-            " far as they suit this machine. Every explicit option wins; each value is logged with"
-            " its reason.",
+            "Kind of traffic. Sets the defaults that SGLang's tuning guide recommends for it, as"
+            " far as they suit this machine. Explicit options win. Each value is logged with its"
+            " reason.",
             choices=("online", "offline", "long-context", "multi-turn"),
         ),
     ] = None
@@ -31,12 +31,13 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "Order of the waiting queue: fcfs first come first served; lpm longest cached prefix"
-            " first; dfs-weight along the cached tree, the subtree most requests wait for first;"
-            " hrrn longest wait in relation to length first; shortest-prefill-first fewest uncached"
-            " tokens first; lof longest output limit first; random; routing-key the key most"
-            " running requests have first. priority means fcfs with --enable-priority-scheduling."
-            " lpm and hrrn act as fcfs while more than 128 requests wait.",
+            "Order of the waiting queue. fcfs: first come, first served. lpm: longest cached"
+            " prefix first. dfs-weight: depth first through the cached tree, beginning with the"
+            " subtree that most requests share. hrrn: longest wait relative to length first."
+            " shortest-prefill-first: fewest uncached tokens first. lof: longest output limit"
+            " first. random: any order. routing-key: first the requests whose routing key most"
+            " running requests have. priority: fcfs with --enable-priority-scheduling. While"
+            " more than 128 requests wait, lpm and hrrn act as fcfs.",
             choices=(
                 "fcfs",
                 "lpm",
@@ -56,32 +57,39 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "Requests with a higher priority go first, under fcfs and lof; running ones of much"
-            " lower priority make room.",
+            "Serve requests with a higher priority first (with fcfs and lof), and retract"
+            " running requests of much lower priority to make room for them.",
             live=True,
         ),
     ] = False
     schedule_low_priority_values_first: Annotated[
-        bool, Option(GROUP, "Requests with lower priority values go first.", live=True)
+        bool, Option(GROUP, "Treat lower priority values as more urgent.", live=True)
     ] = False
     default_priority_value: Annotated[
         int | None,
         Option(
-            GROUP, "Priority of requests that have none; if not given, they go last.", live=True
+            GROUP,
+            "Priority of requests that set none. If not given, such requests go last.",
+            live=True,
         ),
     ] = None
     priority_scheduling_preemption_threshold: Annotated[
         int,
         Option(
             GROUP,
-            "A running request makes room for one whose priority is better by more than this.",
+            "A running request is retracted for a waiting one whose priority is better by more"
+            " than this.",
             low=0,
             live=True,
         ),
     ] = 10
     disable_priority_preemption: Annotated[
         bool,
-        Option(GROUP, "Running requests never make room for those of higher priority.", live=True),
+        Option(
+            GROUP,
+            "Never retract a running request to make room for one of higher priority.",
+            live=True,
+        ),
     ] = False
     abort_on_priority_when_disabled: Annotated[
         bool,
@@ -96,8 +104,8 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "Which requests are retracted when the KV pool is full: length takes those with the"
-            " fewest output tokens, priority the least urgent first (with"
+            "Which requests are retracted first when the KV pool is full. length: those with the"
+            " fewest output tokens. priority: the least urgent (needs"
             " --enable-priority-scheduling).",
             choices=("length", "priority"),
             live=True,
@@ -107,9 +115,10 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             GROUP,
-            "Decode steps between two prefill steps or chunks while requests decode; 0 lets prefill"
-            " always go first. If not given, prefill goes first, but on a CPU without mixed chunks"
-            " one decode step follows each step that reads only a piece of one prompt.",
+            "Decode steps between two prefill steps or chunks while requests decode; with 0,"
+            " prefill always goes first. If not given, prefill goes first, but on a CPU without"
+            " mixed chunks one decode step follows each prefill step that computes only a part"
+            " of one prompt.",
             low=0,
             high=MAX_DECODE_STEPS,
             tunable=Range(0, 32),
@@ -129,7 +138,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             GROUP,
-            "Decode steps between two looks at the waiting queue.",
+            "Number of decode steps after which the scheduler looks at the waiting queue again.",
             low=1,
             high=MAX_DECODE_STEPS,
             tunable=Range(1, 16),
@@ -140,9 +149,9 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "While requests run, admit none until as many slots are free as the largest prefill"
-            " batch so far took. Aligning the prefills of data-parallel ranks, its other use, has"
-            " nothing to do here: no engine waits for another.",
+            "While requests run, admit no other until as many slots are free as the largest"
+            " prefill batch so far had requests. SGLang also uses this option to align the"
+            " prefills of data-parallel ranks; here no engine waits for another.",
             tunable=(False, True),
             live=True,
         ),
@@ -151,8 +160,8 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             GROUP,
-            "Maximum scheduling passes that --enable-prefill-delayer or --min-free-slots-delay"
-            " waits.",
+            "Maximum number of scheduling passes for which --enable-prefill-delayer and"
+            " --min-free-slots-delay wait.",
             low=1,
             live=True,
         ),
@@ -161,7 +170,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         float | None,
         Option(
             GROUP,
-            "Maximum milliseconds that either of them waits; 5000 if not given.",
+            "Maximum milliseconds for which these two options wait. If not given, 5000.",
             metavar="MS",
             low=0,
             live=True,
@@ -171,7 +180,8 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         float | None,
         Option(
             GROUP,
-            "Share of the KV pool in use below which --enable-prefill-delayer does not wait.",
+            "--enable-prefill-delayer does not wait while less than this share of the KV pool is"
+            " in use.",
             low=0,
             high=1,
             live=True,
@@ -181,8 +191,9 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         float | None,
         Option(
             GROUP,
-            "--enable-prefill-delayer also waits until this many requests per running one are"
-            " queued, at most as many as the largest prefill batch had. Useful: 0.1 to 0.5.",
+            "--enable-prefill-delayer also waits until this many requests per running request"
+            " are queued, but not for more than the largest prefill batch had. Useful values are"
+            " 0.1 to 0.5.",
             low=0,
             live=True,
         ),
@@ -191,8 +202,9 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             GROUP,
-            "While requests run, admit none until this many slots are free. The value is limited to"
-            " a sixth of all slots, and to 2 to 4. Off at 0 and 1, and with fewer than 8 slots.",
+            "While requests run, admit no other until this many slots are free. The value is"
+            " limited to a sixth of all slots, and to between 2 and 4. With 0 or 1, or with"
+            " fewer than 8 slots, nothing waits.",
             low=0,
             live=True,
         ),
@@ -201,8 +213,8 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Option(
             GROUP,
-            "Scales the share of their output limit that running requests are expected to use."
-            " Higher: fewer retractions, more queueing.",
+            "Factor of the share of its output limit that each running request is expected to"
+            " use. A higher value means fewer retractions and more queueing.",
             low=0,
             tunable=Range(0.05, 1.5, log=True),
             live=True,
@@ -212,7 +224,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             GROUP,
-            "Maximum requests running at once; if not given, it follows from the size of the KV"
+            "Maximum requests running at once. If not given, it follows from the size of the KV"
             " pool.",
             low=1,
             tunable=Range(1, 4096, log=True),
@@ -223,7 +235,8 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             GROUP,
-            "Maximum requests waiting; further ones get 503. No limit if not given.",
+            "Maximum requests waiting; further requests are answered 503. If not given, there is"
+            " no limit.",
             low=1,
             live=True,
             server_only=True,
@@ -233,8 +246,8 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             GROUP,
-            "Maximum prompt tokens computed in one step; longer prompts are split. -1 turns"
-            " splitting off.",
+            "Maximum prompt tokens computed in one step; longer prompts are split into chunks."
+            " -1 turns splitting off.",
             low=-1,
             human=True,
             tunable=Range(128, 16384, log=True),
@@ -245,7 +258,8 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             GROUP,
-            "Prompt tokens admitted to one prefill batch; matters mainly without chunking.",
+            "Maximum prompt tokens admitted to one prefill batch. It matters mainly when prompts"
+            " are not split into chunks.",
             low=1,
             human=True,
             tunable=Range(1024, 65536, log=True),
@@ -256,7 +270,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             GROUP,
-            "Maximum requests in one prefill batch. No limit if not given.",
+            "Maximum requests in one prefill batch. If not given, there is no limit.",
             low=1,
             tunable=Range(1, 256, log=True),
             live=True,
@@ -266,7 +280,8 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "Add the decode rows to prefill steps instead of letting them wait.",
+            "Compute decode tokens in the same step as prompt chunks, instead of making running"
+            " requests wait.",
             tunable=(False, True),
             live=True,
         ),
@@ -275,14 +290,15 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "Wait for each step's result before planning the next (on a CPU this is always so).",
+            "Wait for the result of each step before planning the next one. On a CPU this is"
+            " always the case.",
         ),
     ] = False
     strict_accounting: Annotated[
         bool,
         Option(
             GROUP,
-            "Check after every step, not only when idle, that no cache page is lost or owned"
-            " twice.",
+            "Check after every step, not only when idle, that no cache page is lost or has two"
+            " owners.",
         ),
     ] = False

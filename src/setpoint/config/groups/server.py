@@ -12,7 +12,7 @@ GROUP = "Server"
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a server listens, whom it lets in, and how it starts and ends."""
+    """Options about the server's address and access, its start and its end."""
 
     host: Annotated[str, Option(GROUP, "Address to listen on.", server_only=True)] = "127.0.0.1"
     port: Annotated[
@@ -22,7 +22,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             GROUP,
-            "Require 'Authorization: Bearer KEY'; every client is served if not given.",
+            "Key that clients must send ('Authorization: Bearer KEY'). If not given, every"
+            " client is served.",
             metavar="KEY",
             secret=True,
             server_only=True,
@@ -32,8 +33,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             GROUP,
-            "Further keys, each as good as --api-key: one for each client, so that one can be"
-            " withdrawn without the others.",
+            "Further keys with the same rights as --api-key. With a key for each client, you can"
+            " withdraw one without the others.",
             metavar="KEY",
             secret=True,
             server_only=True,
@@ -43,8 +44,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             GROUP,
-            "Key for the routes that change the server (flush, abort, pause, memory, weights, …);"
-            " --api-key if not given.",
+            "Key for the routes that change the server (flush, abort, pause, memory, weights,"
+            " …). If not given, --api-key opens these routes.",
             metavar="KEY",
             secret=True,
             server_only=True,
@@ -54,9 +55,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             GROUP,
-            "Folder below which /update_weights_from_disk may read checkpoints. Without it, the"
-            " route"
-            " can only read the served model again.",
+            "Folder below which /update_weights_from_disk may read checkpoints. If not given,"
+            " the route can only reload the served model.",
             metavar="FOLDER",
             server_only=True,
         ),
@@ -65,9 +65,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             GROUP,
-            "Largest request body; larger ones are answered 413. If not given: 16 bytes for each"
-            " token of the context length, and at least 4Mi, which holds long lists of prompts. A"
-            " larger body makes the other clients wait longer while it is read.",
+            "Maximum size of a request body; larger ones are answered 413. If not given, 16"
+            " bytes for each token of the context length, but at least 4Mi, which holds long"
+            " lists of prompts. While the server reads a large body, other clients wait.",
             metavar="BYTES",
             low=1024,
             human=True,
@@ -86,8 +86,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Option(
             GROUP,
-            "Seconds that the engine may take for one step before it is considered stuck and the"
-            " server ends. Time in which the machine or the processes are paused does not count.",
+            "Seconds that an engine may take for one step before it is considered stuck and is"
+            " killed. Time in which the machine or the processes are paused does not count.",
             metavar="SECONDS",
             low=5,
             high=1e9,
@@ -97,8 +97,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Option(
             GROUP,
-            "Seconds that running requests have to finish after SIGTERM or Ctrl-C, before they are"
-            " aborted. The process ends at most two seconds later.",
+            "Seconds after SIGTERM or Ctrl-C until running requests are aborted. The process"
+            " ends at most two seconds later.",
             metavar="SECONDS",
             low=0,
             high=1e6,
@@ -110,13 +110,14 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             GROUP,
-            "YAML file with options (keys as here, without the dashes); the command line wins.",
+            "YAML file with options, named as on the command line but without the leading"
+            " dashes. The command line wins.",
             metavar="FILE",
         ),
     ] = None
 
 
 def api_keys(options: ServerOptions) -> tuple[str, ...]:
-    """The keys of clients; none: everybody is served."""
+    """The keys of clients. If it is empty, everybody is served."""
     first = () if options.api_key is None else (options.api_key,)
     return (*first, *options.extra_api_keys)

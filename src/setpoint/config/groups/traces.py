@@ -14,7 +14,7 @@ GROUP = "Traces"
 
 
 class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Spans of requests for OpenTelemetry."""
+    """Options about traces of requests for OpenTelemetry."""
 
     enable_trace: Annotated[
         bool,
@@ -32,8 +32,8 @@ class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "Address of the collector's receiver for OTLP over HTTP: HOST:PORT or a URL. gRPC, by"
-            " convention on port 4317, is not supported.",
+            "Address of the collector's OTLP receiver for HTTP: HOST:PORT or a URL. gRPC,"
+            " usually on port 4317, is not supported.",
             metavar="ADDRESS",
             server_only=True,
         ),
@@ -42,7 +42,7 @@ class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             GROUP,
-            "Name of the service in the spans; setpoint if not given.",
+            "Name of the service in the spans. If not given, setpoint.",
             metavar="NAME",
             server_only=True,
         ),

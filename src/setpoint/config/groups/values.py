@@ -9,8 +9,8 @@ from setpoint.core.jsonfile import parse_json
 
 
 def json_object(flag: str, text: str, *, example: str) -> dict[str, Any]:
-    """The JSON object that an option holds. Raises ConfigError, with the example for any other
-    value."""
+    """The JSON object in ``text``. Raises ConfigError for any other value; the message shows the
+    example."""
     try:
         found = parse_json(text)
     except ValueError as error:
