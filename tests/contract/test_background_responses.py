@@ -150,7 +150,7 @@ def test_killed_at_any_moment_a_response_goes_on(name: str, tmp_path: Path) -> N
                 await copied(server, tmp_path / "first", tmp_path / str(copies))
                 copies += 1
                 if not response.has_ended:
-                    await response.shown()
+                    await response.wait_until_shown()
             expected = await events_after(server, own_id)
         assert copies > 4
         for copy in {*range(0, copies, copies // 4), copies - 1}:

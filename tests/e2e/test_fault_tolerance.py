@@ -177,7 +177,7 @@ def test_a_rank_is_taken_out_of_service_under_streams_and_comes_back(
         apply(server, "scale_down", removed_dp_ranks=[1])
         rank = status(server)["engines"][1]
         assert (rank["status"], rank["num_requests"]) == ("dead", 0)
-        assert rank["last_death"] == "It was taken out of service (scale_down)."
+        assert rank["last_death"] == "The engine was taken out of service (scale_down)."
         assert "ft_error" not in rank
 
     assert answers(server, disturb) == undisturbed

@@ -177,7 +177,7 @@ def test_the_server_says_where_and_how_much(
     published = float(samples["setpoint:kv_event_batches_total"])
     assert published == sum(each.next_number for each in routers)
     assert float(samples["setpoint:kv_event_overruns_total"]) == 0
-    assert "whoever can connect can read them" in server.errors
+    assert "everybody who can connect can read them" in server.errors
 
 
 def test_a_port_in_use_ends_the_start_at_once(tiny_model: Path) -> None:

@@ -366,7 +366,9 @@ def is_told(server: ServerProcess, rank: int) -> None:
     """The server serves without this rank, and every surface says so."""
     states = rank_states(server)
     assert states == ["ended" if each == rank else "ready" for each in range(2)]
-    assert f"Engine {rank} is given up, and the others serve: " in server.errors
+    assert f"Engine {rank} is not started again, and the other engines go on serving: " in (
+        server.errors
+    )
     for path in ("/health", "/ready"):
         answer = get(server, path)
         assert (answer.status_code, answer.text) == (200, f"engine {rank}: ended\n")

@@ -229,13 +229,13 @@ def test_a_standby_that_cannot_start_is_given_up_and_told(tiny_model: Path, tmp_
         *("--model-path", str(tiny_model), "--engine-standby", "--max-engine-restarts", "1"),
         "--enable-metrics",
     ) as server:
-        assert " GB for its weights, which the KV cache does not get" in server.errors
+        assert " GB for its weights; the KV cache is smaller" in server.errors
         engine, standby = pair(server)
         standby.kill()
         late = stop_next_engine(server.process.pid, {engine.pid, standby.pid})
         os.kill(late, signal.SIGKILL)
         wait_until(lambda: info(server)["standby"] == "ended")
-        reason = "No other standby is started: --max-engine-restarts is 1 an hour."
+        reason = "No other standby is started, because --max-engine-restarts is 1 an hour."
         assert reason in info(server)["standby_death"]
         assert reason in server.errors
         page = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text

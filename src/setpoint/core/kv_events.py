@@ -1,6 +1,6 @@
-"""KV cache events in the format of SGLang 0.5.23: what the cache of an engine gains and loses,
-block by block, for routers and other programs outside. A block is a page of tokens together with
-all tokens before it.
+"""KV cache events in the format of SGLang 0.5.23. They tell routers and other programs, block by
+block, what the cache of an engine gains and loses. A block is a page of tokens together with all
+tokens before it.
 
 A batch is the msgpack array [time, events, rank]; each event is a map whose "type" is its class.
 """
@@ -14,17 +14,17 @@ from typing import Literal
 import msgspec
 
 MEDIUM = "GPU"
-"""SGLang's word for the memory from which an engine computes, also where that is a CPU's."""
+"""SGLang's word for the memory from which an engine computes, even if it is a CPU's memory."""
 DIGEST_BYTES = 32
 _FIRST_NUMBER = struct.Struct(">q24x")
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag=True):
-    """Blocks that follow each other in one prompt are cached now."""
+    """Consecutive blocks of one prompt are now cached."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
-    """The block before the first one; None: the prompt begins with it."""
+    """The block before the first of these blocks; None if the first one begins the prompt."""
     token_ids: list[int]
     """The tokens of all these blocks."""
     block_size: int
@@ -38,7 +38,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
-    """Nothing is cached any more."""
+    """The cache is empty."""
 
 
 class PublisherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,14 +51,15 @@ class PublisherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Whether the socket is bound to the endpoint or connects to it; None: see ``binds``."""
     replay_endpoint: str | None = None
     buffer_steps: int = 10_000
-    """Most batches that are kept for replay."""
+    """Maximum number of batches that are kept for replay."""
     hwm: int = 100_000
-    """Most batches that wait for one subscriber."""
+    """Maximum number of batches that wait for one subscriber."""
     max_queue_size: int | None = None
-    """Without effect: no batch waits before it reaches ZeroMQ."""
+    """Has no effect: every batch goes to ZeroMQ at once."""
     topic: str = ""
     format: Literal["default", "dynamo"] = "default"
-    """Without effect: in both, a namespace is part of the hash here, and there are no adapters."""
+    """Has no effect: in both formats, Setpoint's hashes include the namespace, and there are no
+    adapters."""
 
     @property
     def binds(self) -> bool:
@@ -70,15 +71,15 @@ class PublisherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def first_digest(namespace: str) -> bytes:
-    """What the digest of a prompt's first block starts from."""
+    """The digest from which that of a prompt's first block is computed."""
     if not namespace:
         return b""
     return sha256(b"setpoint-namespace\0" + namespace.encode(errors="surrogatepass")).digest()
 
 
 def block_digests(data: bytes, before: bytes, stride: int) -> bytes:
-    """The digests, joined, of the blocks of packed tokens (``stride`` bytes each) that follow the
-    block whose digest is ``before``. Those of a prompt without a namespace are SGLang's."""
+    """The concatenated digests of the blocks of packed tokens (``stride`` bytes each) that follow
+    the block with the digest ``before``. For a prompt without a namespace, they equal SGLang's."""
     found = []
     for at in range(0, len(data), stride):
         before = sha256(before + data[at : at + stride]).digest()
@@ -87,5 +88,6 @@ def block_digests(data: bytes, before: bytes, stride: int) -> bytes:
 
 
 def block_hashes(digests: bytes) -> list[int]:
-    """The names of the blocks that these are the digests of: the first eight bytes as a number."""
+    """The hashes of the blocks with these digests: the first eight bytes of each digest, as a
+    number."""
     return [number for (number,) in _FIRST_NUMBER.iter_unpack(digests)]

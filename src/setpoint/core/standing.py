@@ -1,4 +1,4 @@
-"""How it stands with the engine of a rank, as the EngineClient tells it."""
+"""Defines the state of a rank's engine, as the EngineClient reports it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from setpoint.core.control import PauseMode
 
 @dataclass(slots=True, frozen=True)
 class Standing:
-    """How it stands with the engine of a rank."""
+    """The state of a rank's engine."""
 
     dp_rank: int
     state: Literal["starting", "ready", "restarting", "stopped", "ended"]
-    """Stopped: its process has been stopped by a signal (SIGSTOP). Ended: it gets no other."""
+    """stopped: a signal has stopped its process (SIGSTOP). ended: the rank gets no further
+    engine."""
     num_requests: int
-    """Its open requests."""
+    """Number of its open requests."""
     pid: int | None
-    """Its process, or that of the engine before it; None if it is not known."""
+    """Process id of the engine, or of the one before it; None if it is not known."""
     paused: PauseMode | None
     """The pause that is in force for the rank."""
     num_restarts: int
-    """How many engines the rank has had before this one."""
+    """Number of engines that the rank had before this one."""
     death: str
-    """Why this engine, or the one before it, has ended; "" if none has. If the rank gets no other,
-    it ends with why not."""
+    """Why this engine, or the one before it, has ended; "" if none has. If the rank gets no further
+    engine, the text ends with the reason."""
 
     def __str__(self) -> str:
         return f"engine {self.dp_rank}: {self.state}"

@@ -1,5 +1,5 @@
-"""The random part of the ids of items and calls in an answer. An answer that may be made again from
-its tokens gets the same ids each time."""
+"""Makes the random part of the ids of items and calls in an answer. An answer that may be made
+again from its tokens gets the same ids each time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 
 
 class RepeatableIds:
-    """A row of ids for each kind, which follow from one secret."""
+    """A sequence of ids for each kind, derived from one secret."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
@@ -34,7 +34,8 @@ class RepeatableIds:
 
 
 _SOURCE: ContextVar[RepeatableIds | None] = ContextVar("new_ids", default=None)
-"""A context variable, so that the parsers between an answer and its ids need not pass it on."""
+"""A context variable, so that the parsers between an answer and its ids do not have to pass it
+on."""
 
 
 def new_hex(kind: str) -> str:

@@ -1,5 +1,5 @@
-"""The data-parallel rank that a client chooses for its requests: by a header or a field of the
-body, or by its bootstrap room (--load-balance-method follow_bootstrap_room)."""
+"""Reads which data-parallel rank a client has chosen for its requests: with a header, a field of
+the body, or a bootstrap room (--load-balance-method follow_bootstrap_room)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from setpoint.core.request import Request
 from setpoint.frontend.arrival import arrival
 
 RANK_HEADER = "X-Data-Parallel-Rank"
-"""Wins over the fields of the body."""
+"""The header; it overrides the fields of the body."""
 RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
 ROOM_FIELD = "bootstrap_room"
 
@@ -21,9 +21,9 @@ ROOM_FIELD = "bootstrap_room"
 def routed(
     requests: Sequence[Request], received: Mapping[str, Any], *, num_ranks: int, by_room: bool
 ) -> Sequence[Request]:
-    """The requests of the body ``received``, each for the rank that its client has chosen, if any.
-    by_room: whether a room chooses the rank. Raises RequestError for a rank that is not there, and
-    for a room that is missing or wrong."""
+    """The requests with the rank that their client has chosen in the body ``received`` or in the
+    header, if any. by_room: whether a room determines the rank. Raises RequestError for a rank that
+    does not exist, and for a room that is missing or invalid."""
     rank = _asked_rank(received, num_ranks)
     if rank is not None:
         return [each.routed_to(rank) for each in requests]
@@ -49,12 +49,13 @@ def _asked_rank(received: Mapping[str, Any], num_ranks: int) -> int | None:
 
 
 def _rooms(given: Any, count: int) -> list[int]:
-    """The room of each request. One number is the room of the first; the others have the next
-    numbers. A list has the room of each prompt, which all its samples share."""
+    """The room of each request. A single number is the room of the first request, and the others
+    get the following numbers. A list has one room per prompt, which all samples of the prompt
+    share."""
     if given is None:
         raise RequestError(
-            f"{ROOM_FIELD} is missing. This server chooses the engine of a request by it"
-            " (--load-balance-method follow_bootstrap_room); a router sets it."
+            f"{ROOM_FIELD} is missing. With --load-balance-method follow_bootstrap_room, this"
+            " server needs it to choose the engine; a router must set it."
         )
     if isinstance(given, list):
         if not given or count % len(given):

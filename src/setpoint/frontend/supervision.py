@@ -1,5 +1,5 @@
-"""The protocol of who starts engines, as far as an operator may tell it what to do. ``launch`` is
-it."""
+"""The protocol through which an operator's instructions reach the code that starts engines.
+``launch`` implements it."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from setpoint.core.errors import RequestError
 class Supervisor(Protocol):
     @property
     def max_restarts(self) -> int:
-        """How many engines that have died may be started again within an hour."""
+        """Maximum number of restarts within an hour."""
         ...
 
     @property
     def restarts_left(self) -> int:
-        """How many of them are left."""
+        """Number of restarts that are left in this hour."""
         ...
 
     def retry(self, ranks: Collection[int]) -> None:
-        """Give all restarts back, and start engines again for those of these ranks that have
+        """Reset the count of restarts, and start engines for those of these ranks that have
         none."""
         ...
 
     def scale_down(self, ranks: Collection[int]) -> None:
-        """Take ranks out of service. Raises RequestError if no engine would be left that takes
-        requests."""
+        """Take ranks out of service. Raises RequestError if no engine that takes requests would be
+        left."""
         ...
 
 
 class NoSupervisor:
-    """The supervisor of a service whose engines are started by somebody else: it can do nothing
-    for them."""
+    """The supervisor of a service whose engines are started by other code. It refuses every
+    instruction."""
 
     max_restarts = restarts_left = 0
 
     def retry(self, ranks: Collection[int]) -> None:
-        raise RequestError("This server does not start its engines itself.")
+        raise RequestError("This server cannot start or end engines: it did not start them itself.")
 
     def scale_down(self, ranks: Collection[int]) -> None:
-        raise RequestError("This server does not start its engines itself.")
+        raise RequestError("This server cannot start or end engines: it did not start them itself.")

@@ -1,5 +1,5 @@
-"""Chooses the engine for a request (--load-balance-method): pure rules over what the frontend knows
-of each engine.
+"""Chooses the engine for a request (--load-balance-method), with pure rules over what the frontend
+knows about each engine.
 
 The names and the rules of SGLang's methods are those of its data-parallel controller. SGLang counts
 from snapshots that the engines send; here the frontend has sent every request itself, so its counts
@@ -18,26 +18,27 @@ from setpoint.core.prefix_hash import BLOCK_TOKENS, HASH_BYTES, prefix_hashes
 from setpoint.core.request import Request
 
 REQUEST_TOKENS = 64
-"""How many prompt tokens to compute weigh as much as one more request beside the new one
+"""The number of uncached prompt tokens that cost as much as one more request on the same engine
 (``CacheAware``)."""
 
 
 @dataclass(slots=True)
 class Load:
-    """What one engine has to do, and what its cache holds; written by the EngineClient alone."""
+    """The work of one engine, and the content of its cache. Only the EngineClient changes it."""
 
     rank: int
     keeps_prefixes: bool = False
-    """Whether it is known which prefixes the open requests bring."""
+    """Whether the prefixes of open requests are counted, too."""
     num_requests: int = 0
-    """Its open requests."""
+    """Number of its open requests."""
     num_tokens: int = 0
-    """Their prompts, and the outputs that they had when they were sent."""
+    """Tokens of their prompts, and of the outputs that they had when they were sent."""
 
     _held: set[bytes] = field(default_factory=set)
-    """Hashes of the prefixes that its cache holds, as it says itself."""
+    """Hashes of the prefixes that its cache holds, as the engine reports them."""
     _coming: Counter[bytes] = field(default_factory=Counter)
-    """Those of its open requests, which it will hold before another request can use them."""
+    """Prefixes of its open requests, which the cache will hold before another request can use
+    them."""
 
     def add(self, request: Request) -> None:
         self.num_requests += 1
@@ -60,19 +61,19 @@ class Load:
 
     @property
     def num_held(self) -> int:
-        """How many these are, with those that it will hold."""
+        """Number of these prefixes, including those that it will hold."""
         return len(self._held) + len(self._coming)
 
     def take(self, news: Cached) -> None:
-        """Take note of a change of the cache."""
+        """Apply a change of the cache."""
         if news.is_cleared:
             self._held.clear()
         self._held.difference_update(_split(news.removed))
         self._held.update(_split(news.stored))
 
     def num_cached(self, prefixes: Sequence[bytes]) -> int:
-        """How many tokens of a prompt with these prefixes need not be computed."""
-        # Whoever holds a prefix holds the shorter ones, too.
+        """Number of tokens of a prompt with these prefixes that need not be computed."""
+        # A cache that holds a prefix also holds all shorter ones.
         shorter, longer = 0, len(prefixes)
         while shorter < longer:
             middle = (shorter + longer) // 2
@@ -103,7 +104,7 @@ def _least(costs: Sequence[tuple[int, ...]]) -> int:
 
 class Balance(Protocol):
     uses_prefixes: ClassVar[bool]
-    """Whether it looks at ``Load.num_cached``."""
+    """Whether it uses ``Load.num_cached``."""
 
     def choose(self, loads: Sequence[Load], request: Request) -> int:
         """The index of the load to which the request is to be added; ``loads`` is never empty."""
@@ -111,12 +112,12 @@ class Balance(Protocol):
 
 
 def make_balance(method: str) -> Balance:
-    """The rule of a --load-balance-method."""
+    """The rule for a --load-balance-method."""
     return METHODS[method]()
 
 
 class RoundRobin:
-    """Each rank in turn; a rank that is not ready is passed over."""
+    """Chooses each rank in turn, and skips ranks that are not ready."""
 
     uses_prefixes: ClassVar[bool] = False
 
@@ -131,7 +132,8 @@ class RoundRobin:
 
 
 class TotalRequests:
-    """The engine with the fewest open requests; among equals, the one with the fewest tokens."""
+    """Chooses the engine with the fewest open requests; among equals, the one with the fewest
+    tokens."""
 
     uses_prefixes: ClassVar[bool] = False
 
@@ -140,7 +142,7 @@ class TotalRequests:
 
 
 class TotalTokens:
-    """The engine with the fewest tokens; among equals, the one with the fewest requests."""
+    """Chooses the engine with the fewest tokens; among equals, the one with the fewest requests."""
 
     uses_prefixes: ClassVar[bool] = False
 
@@ -149,11 +151,12 @@ class TotalTokens:
 
 
 class CacheAware:
-    """The engine on which the request costs least: the tokens of its prompt that the engine's cache
-    does not hold, and REQUEST_TOKENS for each of its open requests. So requests with one beginning
-    stay together until the engine has so much more to do than another that computing the prompt
-    again there is cheaper. Among equals, the one with the fewest tokens, and then the one whose
-    cache holds less: without it, requests that come one by one would all go to one engine."""
+    """Chooses the engine on which the request costs least. The cost is the number of prompt tokens
+    that the engine's cache does not hold, plus REQUEST_TOKENS for each of its open requests. So
+    requests with the same beginning stay together until the engine has so much more to do than
+    another that computing the prompt again there is cheaper. Among equals it chooses the engine
+    with the fewest tokens, and then the one whose cache holds less; otherwise requests that come
+    one by one would all go to one engine."""
 
     uses_prefixes: ClassVar[bool] = True
 
@@ -167,8 +170,8 @@ class CacheAware:
         return _least(costs)
 
 
-# Rooms choose before a request comes here (frontend/routing.py); the rule is for a rank that is not
-# ready, and for the server's own requests.
+# frontend/routing.py converts a room to a rank before a request comes here. This rule applies when
+# that rank is not ready, and to the server's own requests.
 METHODS: dict[str, Callable[[], Balance]] = {
     "auto": CacheAware,
     "cache_aware": CacheAware,

@@ -1,4 +1,5 @@
-"""Who hears what the engines' caches hold, on behalf of programs outside."""
+"""The protocol of an object that gets every change of the engines' caches, to pass it on to other
+programs."""
 
 from __future__ import annotations
 
@@ -6,17 +7,17 @@ from typing import Protocol
 
 
 class BlockSink(Protocol):
-    """Hears of each change, in order."""
+    """Gets each change, in order."""
 
     num_published: int
-    """Messages that it has passed on."""
+    """Number of messages that it has passed on."""
     num_overruns: int
-    """How often a program outside fell so far behind that it missed some."""
+    """How often a program fell so far behind that it missed messages."""
 
     def take(self, rank: int, events: bytes) -> None:
-        """The cache of this rank's engine has changed (see ``Blocks``)."""
+        """Pass on a change of the cache of this rank's engine (see ``Blocks``)."""
         ...
 
     def cleared(self, rank: int) -> None:
-        """The engine of this rank has ended."""
+        """Pass on that the engine of this rank has ended."""
         ...

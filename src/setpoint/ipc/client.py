@@ -1,10 +1,11 @@
-"""Sends the frontend's requests to engines and receives their events; it outlives each engine.
+"""Sends the frontend's requests to engines and receives their events. The client outlives each
+engine.
 
-There are one or several ranks, each with one engine at a time: a line, which is one life of it (see
-``ipc.line``). An open request has a number and a name (rid) here, and is on one line. When that
-line ends and the client recovers, the request goes on: it is sent again, with the outputs that its
-reader has, to an engine that continues with the same tokens (decision 0056). Nothing here knows of
-text or HTTP.
+There are one or several ranks, each with one engine at a time. A line is the connection to one
+engine in one of its lives (see ``ipc.line``). An open request has a number and a name (rid), and is
+on one line. When that line ends and the client recovers, it sends the request again, with the
+outputs that its reader has, to an engine that continues with the same tokens (decision 0056). This
+module knows nothing of text or HTTP.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ T = TypeVar("T")
 class EngineClient:
     """Contract: every submission ends with a finish event, ``stop`` or a failed mailbox.
 
-    Each submission has a number that is never used again, and another one on each line, so a late
-    message for one cannot reach another that reuses its rid.
+    Each submission has a number that is never used again, and another number on each line, so a
+    late message cannot reach a later submission with the same rid.
     """
 
     def __init__(
@@ -58,54 +59,54 @@ class EngineClient:
         recovers: bool = False,
         blocks: BlockSink | None = None,
     ) -> None:
-        """balance: chooses the engine of a request; None: the one with the fewest. recovers:
-        whether requests survive the end of their engine. Then whoever starts engines calls ``lost``
-        when it gives one up. blocks: who hears what the engines' caches gain and lose, if anyone
-        does."""
+        """balance: chooses the engine of a request; with None, the engine with the fewest requests
+        gets it. recovers: whether requests survive the end of their engine. If so, the code that
+        starts engines must call ``lost`` when it gives a rank up. blocks: gets every change of the
+        engines' caches."""
         self.blocks = blocks
         self._balance = balance or TotalRequests()
         self._recovers = recovers
         self._lines: dict[int, EngineLine] = {}
         """Rank -> its latest line."""
         self._loads: dict[EngineLine, Load] = {}
-        """For the lines that have not ended."""
+        """Line that has not ended -> its load."""
         self.num_lines = 0
         """How many lines have been attached so far."""
         self._deaths: dict[int, list[str]] = {}
-        """Rank -> why each of its engines before the latest one has ended."""
+        """Rank -> why each of its earlier engines ended."""
         self.num_moved = 0
-        """How often a request went on after the end of its engine."""
+        """How often a request has moved after the end of its engine."""
         self._open: dict[int, Submission] = {}
-        """By the number that the owner knows."""
+        """Number that the owner knows -> open submission."""
         self._sent: dict[int, Submission] = {}
-        """By the number on its line."""
+        """Number on its line -> submission that an engine has."""
         self._numbers: dict[str, int] = {}
         """rid -> number, for the open submissions."""
         self._next_number = 0
         self.num_submitted = 0
         """Requests accepted so far."""
         self._waiting: list[Submission] = []
-        """For an engine that is ready."""
+        """Submissions that wait for an engine to be ready."""
         self._suspects = Suspects()
         self._given_up: dict[int, str] = {}
-        """Rank -> why it gets no other engine."""
+        """Rank -> why it gets no further engine."""
         self.standby: Literal["starting", "ready", "ended"] | None = None
-        """The state of the engine that is to take the place of one that dies; ended: there was one,
-        and gets no other for now; None: there is none. Written by who starts engines, like the
-        next two."""
+        """State of the standby engine. ended: there was a standby, and none is started for now.
+        None: the server has no standby. The code that starts engines writes this field and the next
+        two."""
         self.standby_death = ""
-        """Why the last standby has ended, and why it gets no other if it gets none."""
+        """Why the last standby ended and, if none follows, why not."""
         self.num_standby_deaths = 0
         self.orders = Orders(self._on, self._ready, lambda: self._lines, self._dispatch)
         """What holds for the engines, whichever they are."""
         self._wake_ups = WakeUps()
 
     def attach(self, line: EngineLine) -> None:
-        """Send requests on this line from now on, once it is ready; to be called inside the running
-        loop. An earlier line of its rank must have ended, and nothing more is received on it."""
+        """Send requests on this line as soon as it is ready. Must be called inside the running
+        loop. An earlier line of the same rank must have ended; nothing more is received on it."""
         earlier = self._lines.get(line.rank)
         if earlier is not None:
-            assert earlier.has_ended, "the line before is still in use"
+            assert earlier.has_ended, "the rank's earlier line is still in use"
             earlier.close()
             self._deaths.setdefault(line.rank, []).append(earlier.death)
         self._lines[line.rank] = line
@@ -125,7 +126,8 @@ class EngineClient:
             line.close()
 
     def held_prefixes(self) -> bytes:
-        """Hashes of the prefixes that the engines' caches hold, as far as they tell."""
+        """Hashes of the prefixes that the engines' caches hold, as far as the engines report
+        them."""
         return b"".join(load.held for load in self._loads.values())
 
     @property
@@ -134,21 +136,21 @@ class EngineClient:
 
     @property
     def num_waiting(self) -> int:
-        """Open requests that have no engine now."""
+        """Number of open requests that have no engine at the moment."""
         return len(self._waiting) + len(self._suspects.waiting)
 
     @property
     def num_recomputed(self) -> int:
-        """Open requests that have moved and got no output since."""
+        """Number of open requests that have moved and have got no output since."""
         return sum(each.has_moved and not each.ids for each in self._open.values())
 
     @property
     def waiting_numbers(self) -> list[int]:
-        """The numbers of the open requests that have no engine now."""
+        """The numbers of the open requests that have no engine at the moment."""
         return [each.number for each in self._waiting + self._suspects.waiting]
 
     def standings(self) -> list[Standing]:
-        """How it stands with each engine, in the order of ranks."""
+        """The state of each engine, in the order of ranks."""
         found = []
         for line in self.lines:
             deaths = self._deaths.get(line.rank, [])
@@ -190,13 +192,13 @@ class EngineClient:
 
     @property
     def _may_come(self) -> bool:
-        """Whether an engine may become ready that is not."""
+        """Whether an engine that is not ready may become ready."""
         return self._recovers and any(
             rank not in self._given_up and not line.is_ready for rank, line in self._lines.items()
         )
 
     def choose(self) -> EngineLine:
-        """A line that a control call can go to. Raises EngineDeadError if there is none."""
+        """A line to which a control call can be sent. Raises EngineDeadError if there is none."""
         lines = self.lines
         for line in lines:
             if line.is_ready:
@@ -210,14 +212,14 @@ class EngineClient:
         return coming[0]
 
     async def on_all(self, call: Callable[[EngineLine], Awaitable[T]]) -> list[T]:
-        """What a control call answers on every engine that takes requests, in the order of ranks.
-        An engine that ends meanwhile is left out if another answers. Raises EngineDeadError without
-        an engine, and otherwise the first error of one that has not ended."""
+        """The answers to a control call from all engines that take requests, in the order of ranks.
+        An engine that ends meanwhile is left out if another one answers. Raises EngineDeadError if
+        there is no engine, and otherwise the first error of an engine that has not ended."""
         return await _answers(self._ready() or [self.choose()], call)
 
     async def list_requests(self, *, timeout_s: float) -> list[tuple[int, RequestList]]:
-        """Where the requests of each engine are, by rank, with the numbers that ``submit`` has
-        given. Raises EngineDeadError without an engine."""
+        """The requests of each engine, by rank, with the numbers that ``submit`` returned. Raises
+        EngineDeadError if there is no engine."""
 
         async def ask(line: EngineLine) -> tuple[int, RequestList]:
             return line.rank, self._numbered(await line.list_requests(timeout_s=timeout_s))
@@ -225,8 +227,8 @@ class EngineClient:
         return await self.on_all(ask)
 
     def _numbered(self, listed: RequestList) -> RequestList:
-        """The list with the numbers that the owners of the requests know; without those that have
-        ended meanwhile."""
+        """The list with the numbers that the owners of the requests know, without requests that
+        have ended meanwhile."""
 
         def numbers(wires: Iterable[int]) -> list[int]:
             return [self._sent[wire].number for wire in wires if wire in self._sent]
@@ -248,21 +250,22 @@ class EngineClient:
         )
 
     async def flush_cache(self) -> bool:
-        """Whether all engines have flushed their caches: those that are idle do."""
+        """Flush the caches. Returns whether all engines have done so; an engine does if it is
+        idle."""
         return all(each.is_flushed for each in await self.on_all(lambda line: line.flush_cache()))
 
     async def _on(
         self, ranks: Collection[int] | None, call: Callable[[EngineLine], Awaitable[T]]
     ) -> list[T]:
-        """``on_all``, or the same on those of these ranks that are ready, which may be none."""
+        """``on_all``, or the same for those of these ranks that are ready; there may be none."""
         if ranks is None:
             return await self.on_all(call)
         return await _answers([line for line in self._ready() if line.rank in ranks], call)
 
     def submit(self, request: Request, mailbox: Mailbox, index: int = 0) -> int:
-        """Send a request, whose events go to ``mailbox`` under ``index``. Returns the number with
-        which to ``stop`` it. Raises RequestError (400) for a rid in use or a number that no message
-        can carry, EngineDeadError without an engine.
+        """Send a request whose events go to ``mailbox`` under ``index``. Returns the number with
+        which to ``stop`` it. Raises RequestError (400) for a rid that is in use or a number that
+        does not fit into a message, and EngineDeadError if there is no engine.
         """
         if not self._may_come:
             self.choose()
@@ -283,7 +286,7 @@ class EngineClient:
         return submission.number
 
     def stop(self, number: int) -> None:
-        """Stop a submission: none of its events arrives any more. Does nothing if it has ended."""
+        """Stop a submission: no further event arrives. Does nothing if it has ended."""
         submission = self._open.get(number)
         if submission is not None:
             line, wire = submission.line, submission.wire
@@ -312,7 +315,7 @@ class EngineClient:
     def abort_submissions(
         self, numbers: Iterable[int], *, message: str = "", err_type: str | None = None
     ) -> None:
-        """The same as ``abort``, for submissions by their numbers; does nothing for those that have
+        """Like ``abort``, for submissions given by their numbers. Does nothing for those that have
         ended."""
         found: dict[EngineLine, list[int]] = {}
         for number in list(numbers):
@@ -336,14 +339,15 @@ class EngineClient:
         self._fail_waiting("The engine is shutting down.")
 
     def retire(self, rank: int, reason: str) -> None:
-        """Take a rank out of service: its engine is asked to end, and its requests go on with the
-        others."""
+        """Take a rank out of service: its engine is asked to end, and its requests continue on the
+        other engines."""
         self._given_up[rank] = reason
         self._lines[rank].shutdown()
         self._dispatch()
 
     def lost(self, rank: int, reason: str) -> None:
-        """The rank gets no further engine. If it was the last one, what waits for one ends."""
+        """Note that the rank gets no further engine. If it was the last rank, all waiting requests
+        end."""
         self._given_up[rank] = reason
         self._dispatch()
         if self.has_ended:
@@ -354,7 +358,7 @@ class EngineClient:
         for event in events:
             submission = self._sent.get(event.seq_id)
             if submission is None or submission.line is not line:
-                continue  # stopped meanwhile: its last events were already on their way
+                continue  # it was stopped while these events were on their way
             if event.ids and event.num_outputs - len(event.ids) != submission.num_outputs:
                 line.died(
                     f"It sent outputs up to {event.num_outputs} of a request that had"
@@ -379,10 +383,11 @@ class EngineClient:
             self.blocks.take(line.rank, news.events)
 
     def _place(self, submission: Submission) -> None:
-        """Send it to the engine that is to have it; let it wait while there is none."""
+        """Send a submission to the engine that is chosen for it, or let it wait if there is
+        none."""
         wanted = submission.request.options.routed_dp_rank
-        pinned = [line for line in self._calm(self._ready()) if line.rank == wanted]
-        lines = self._calm(self._takers())
+        pinned = [line for line in self._without_suspects(self._ready()) if line.rank == wanted]
+        lines = self._without_suspects(self._lines_for_new_requests())
         if pinned or len(lines) == 1:
             self._send(submission, (pinned or lines)[0])
         elif not lines:
@@ -406,13 +411,13 @@ class EngineClient:
     def _ready(self) -> list[EngineLine]:
         return [line for line in self.lines if line.is_ready]
 
-    def _calm(self, lines: list[EngineLine]) -> list[EngineLine]:
-        """Those that try no suspects; all of them if there are none."""
+    def _without_suspects(self, lines: list[EngineLine]) -> list[EngineLine]:
+        """The lines that try no suspects; if there are none, all of ``lines``."""
         return [line for line in lines if not self._suspects.tries(line)] or lines
 
-    def _takers(self) -> list[EngineLine]:
-        """The lines that a new request may go to: those that are not paused, or else, if none of
-        these is there or may come, the paused ones, where it waits."""
+    def _lines_for_new_requests(self) -> list[EngineLine]:
+        """The lines to which a new request may go: those that are not paused or, if there is none
+        and none may come, the paused lines, where it waits."""
         ready = self._ready()
         paused = self.orders.paused
         free = [line for line in ready if line.rank not in paused]
@@ -423,8 +428,8 @@ class EngineClient:
         return free if free or (may_come and self._recovers) else ready
 
     def _dispatch(self) -> None:
-        """Send what waits, as far as engines can take it."""
-        while self._suspects.waiting and (line := self._court()) is not None:
+        """Send waiting submissions, as far as engines can take them."""
+        while self._suspects.waiting and (line := self._line_for_suspects()) is not None:
             for submission in self._suspects.next_group(line):
                 self._send(submission, line)
         if self._waiting and self.is_ready:
@@ -436,10 +441,10 @@ class EngineClient:
         self.orders.tell(line)
         self._dispatch()
 
-    def _court(self) -> EngineLine | None:
-        """The line for the next suspects: one that tries no others, and computes nobody who is none
-        as long as there may be such a line."""
-        free = self._suspects.free_lines(self._takers())
+    def _line_for_suspects(self) -> EngineLine | None:
+        """The line that is to try the next suspects: a line that tries no others and, as long as
+        there may be such a line, computes no other requests."""
+        free = self._suspects.free_lines(self._lines_for_new_requests())
         idle = [
             line
             for line in free
@@ -449,7 +454,7 @@ class EngineClient:
         return min(lines, key=lambda line: self._loads[line].num_requests, default=None)
 
     def _clear(self, submission: Submission) -> None:
-        """It did not end this engine."""
+        """Note that a suspect did not end its engine."""
         line = submission.line
         assert line is not None
         if self._suspects.clear(submission):
@@ -457,7 +462,8 @@ class EngineClient:
             self._suspects.release(line)
 
     def _ended(self, line: EngineLine) -> None:
-        """Move the requests of a line that has ended, or end them with its reason."""
+        """Move the requests of a line that has ended or, if they cannot move, end them with its
+        reason."""
         if self.blocks is not None:
             self.blocks.cleared(line.rank)
         del self._loads[line]
@@ -502,13 +508,13 @@ class EngineClient:
             self._drop(submission).mailbox.fail(EngineDeadError(reason))
 
     def _finish(self, submission: Submission, finish: Finish) -> None:
-        """End a submission that waits for an engine as an engine would."""
+        """End a submission that waits for an engine in the way in which an engine would end it."""
         self._close(submission)
         submission.mailbox.put(submission.index, submission.finished(finish))
         self._wake_ups.add([submission.mailbox])
 
     def _close(self, submission: Submission) -> None:
-        """It is over, or nobody wants more of it."""
+        """Forget a submission that has ended or that nobody reads any more."""
         line = submission.line
         if line is None:
             for group in (self._waiting, self._suspects.waiting):
@@ -532,7 +538,7 @@ class EngineClient:
 async def _answers(
     lines: Sequence[EngineLine], call: Callable[[EngineLine], Awaitable[T]]
 ) -> list[T]:
-    """What the call answers on each line. A line that ends meanwhile is left out if another
+    """The answers to the call on each line. A line that ends meanwhile is left out if another one
     answers."""
     found = await asyncio.gather(*map(call, lines), return_exceptions=True)
     answers = [each for each in found if not isinstance(each, BaseException)]

@@ -1,5 +1,5 @@
-"""An open request of the EngineClient: what is known of it while it goes from engine to engine, the
-request to send to the next one, and the next one's events as its reader expects them."""
+"""An open request of the EngineClient. It may move from engine to engine; this module makes the
+request to send to the next engine, and converts that engine's events to what the reader expects."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Submission:
-    """The client writes all fields, except those of a trial, which Suspects writes."""
+    """The client writes all fields except ``strikes`` and ``was_tried``, which Suspects writes."""
 
     number: int
-    """What its owner knows it by."""
+    """The number by which its owner knows it."""
     request: Request
-    """As it was sent last: with the outputs that it had when it came to its present line."""
+    """The request as it was last sent, with the outputs that it had when it came to its current
+    line."""
     mailbox: Mailbox
     index: int
     """Index of the sequence among the sequences of its mailbox."""
     line: EngineLine | None = None
     """None while it waits for an engine."""
     wire: int = -1
-    """Its number on that line."""
+    """Its number on its current line."""
     ids: array[int] = field(default_factory=lambda: array("i"))
-    """The outputs that came on that line."""
+    """The outputs that came on its current line."""
     has_moved: bool = False
-    """Whether an earlier line of it has ended."""
+    """Whether it was on an earlier line, which has ended."""
     last: TokenEvent | None = None
-    """The last event of that line."""
+    """The last event from its current line."""
     before: TokenEvent | None = None
-    """The last event of the lines before."""
+    """The last event from earlier lines."""
     num_hidden_bytes: int = 0
-    """Length of the hidden states that its mailbox has."""
+    """Length of the hidden states that its mailbox has got."""
     num_hidden_to_skip: int = 0
-    """How many of the bytes to come its mailbox has already."""
+    """How many bytes of the hidden states to come its mailbox already has."""
     strikes: int = 0
-    """How many engines have died in turn with it in their steps, and without a new output of it."""
+    """How many engines in turn have died while they computed it, without a new output in
+    between."""
     was_tried: bool = False
-    """Whether the last of them was trying it, alone or with others."""
+    """Whether the last of these engines was trying it, alone or with others."""
 
     @property
     def num_outputs(self) -> int:
@@ -55,19 +57,20 @@ class Submission:
         return len(self.request.prior_output_ids) // 4 + len(self.ids)
 
     def take(self, event: TokenEvent) -> TokenEvent:
-        """The event of its present engine as its reader is to see it."""
+        """The event of its current engine in the form that its reader expects."""
         if self.num_hidden_to_skip:
             event = _without_known(self, event)
         return event if self.before is None else _continued(self.before, event)
 
     def keep(self, event: TokenEvent) -> None:
-        """Keep what its reader has got by this event, in case the engine ends."""
+        """Remember what its reader has got with this event, in case the engine ends."""
         self.ids.extend(event.ids)
         self.num_hidden_bytes += len(event.hidden_states)
         self.last = event
 
     def go_on(self) -> None:
-        """Have its request go on behind the outputs that its reader has."""
+        """Change its request so that the next engine continues after the outputs that its reader
+        has."""
         request = self.request
         if self.ids:
             logprobs = request.options.logprobs
@@ -84,7 +87,7 @@ class Submission:
         self.num_hidden_to_skip = self.num_hidden_bytes if request.options.hidden_states else 0
 
     def finished(self, finish: Finish) -> TokenEvent:
-        """Its last event if it ends while no engine has it."""
+        """Its last event, for an end while no engine has it."""
         known = self.before or TokenEvent(self.number, [])
         return TokenEvent(
             known.seq_id,
@@ -98,16 +101,16 @@ class Submission:
 
 
 def _without_known(submission: Submission, event: TokenEvent) -> TokenEvent:
-    """The event without the hidden states that the mailbox has: the new engine has computed the
-    prompt and the outputs so far again, and sends theirs, too."""
+    """The event without the hidden states that the mailbox already has: the new engine computes the
+    prompt and the outputs so far again, and sends their hidden states again."""
     num_skipped = min(submission.num_hidden_to_skip, len(event.hidden_states))
     submission.num_hidden_to_skip -= num_skipped
     return msgspec.structs.replace(event, hidden_states=event.hidden_states[num_skipped:])
 
 
 def _continued(before: TokenEvent, event: TokenEvent) -> TokenEvent:
-    """The event of a request that has moved, as its first engine would have sent it: its prompt was
-    computed once, as far as its client is concerned."""
+    """The event of a moved request as its first engine would have sent it: for the client, its
+    prompt was computed only once."""
     return msgspec.structs.replace(
         event,
         num_cached=before.num_cached,

@@ -1,4 +1,4 @@
-"""The requests that were computed when an engine died: each may be the cause, so they are tried
+"""Decides which requests may have made an engine die, and tries these again in small groups
 (decision 0056)."""
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from setpoint.ipc.line import EngineLine, EngineState
 from setpoint.ipc.submission import Submission
 
 MOST_CRASHES = 2
-"""A request ends when so many engines have died in turn with it in their steps, without a new token
-of it, and the last of them was computing nothing else."""
+"""A request is guilty when this many engines in turn have died while they computed it, it has got
+no new token in between, and the last of them computed nothing else."""
 MOST_KILLS = 3
-"""The same, if the last of them was killed from outside: perhaps because the request took all the
-memory, but more likely not."""
+"""The same number if the last engine was killed from outside: perhaps the request took all the
+memory, but probably it did not."""
 
 
 class Verdict(Enum):
-    """What becomes of a request when its engine has died."""
+    """What happens to a request whose engine has died."""
 
     INNOCENT = "goes on at once"
     SUSPECT = "is tried"
@@ -26,41 +26,42 @@ class Verdict(Enum):
 
 
 class Suspects:
-    """Contract: a request is guilty only if an engine has died that computed nothing else. Written
-    by the EngineClient alone."""
+    """Contract: a request is guilty only if an engine has died that computed nothing else. Only the
+    EngineClient changes this object."""
 
     def __init__(self) -> None:
         self.waiting: list[Submission] = []
-        """For an engine that tries them, in this order."""
+        """Suspects that wait for an engine that tries them, in order."""
         self._groups: dict[EngineLine, set[Submission]] = {}
-        """Lines that try suspects, group after group -> those of the present group that have yet to
-        show that they do not end an engine."""
+        """Line that tries suspects -> the members of its current group that have not yet got a
+        token, so that they may still end the engine."""
         self._group_size = 1
-        """How many suspects the next group has at most. It doubles with each group that ended no
-        engine: most crashes have another cause than a request, and then all go on soon."""
+        """Maximum number of suspects in the next group. It doubles after each group that ended no
+        engine: most crashes have a cause other than a request, and all requests then continue
+        soon."""
 
     def tries(self, line: EngineLine) -> bool:
-        """Whether the line tries suspects, so that others better keep away from it."""
+        """Whether the line tries suspects, so that it should get no other requests."""
         return line in self._groups
 
     def is_tried(self, submission: Submission) -> bool:
         return submission.line is not None and submission in self._groups.get(submission.line, ())
 
     def free_lines(self, ready: Sequence[EngineLine]) -> list[EngineLine]:
-        """Of the ready lines those that try nobody now."""
+        """The ready lines that are trying no suspect at the moment."""
         return [line for line in ready if not self._groups.get(line)]
 
     def next_group(self, line: EngineLine) -> list[Submission]:
-        """Take the suspects that the line is to try next. One that was in a group that ended an
-        engine is alone, so that it can be found guilty."""
+        """Take and return the suspects that the line is to try next. A suspect whose group has
+        ended an engine is tried alone, so that it can be found guilty."""
         size = 1 if self.waiting[0].was_tried else self._group_size
         group, self.waiting = self.waiting[:size], self.waiting[size:]
         self._groups[line] = set(group)
         return group
 
     def clear(self, submission: Submission) -> bool:
-        """It has got an output that it had not, or is over: it did not end this engine. Returns
-        whether it was the last of its group, so that its line can try the next one."""
+        """Note that a suspect has got a new output or has ended, so it did not end this engine.
+        Returns whether it was the last of its group, so that its line can try the next group."""
         submission.strikes, submission.was_tried = 0, False
         if not self.is_tried(submission):
             return False
@@ -72,15 +73,15 @@ class Suspects:
         return not group
 
     def release(self, line: EngineLine) -> None:
-        """If the line has tried its last group and there is no other, it is a line as any other."""
+        """Make a line that has tried its last group an ordinary line again."""
         if not self._groups[line]:
             del self._groups[line]
 
     def judge(
         self, line: EngineLine, lost: Sequence[Submission]
     ) -> list[tuple[Submission, Verdict]]:
-        """The verdict on each of the requests that the line had when it ended. Who is suspected is
-        yet to be added to ``waiting``. A line that was asked to end has ended because of none."""
+        """The verdict on each request that the line had when it ended. The caller adds the suspects
+        to ``waiting``. If the line was asked to end, no request is a suspect."""
         tried, computed = self._groups.pop(line, set()), set(line.suspect_numbers)
         if line.state is EngineState.STOPPING:
             tried, computed = set(), set()
@@ -99,8 +100,9 @@ class Suspects:
         return verdicts
 
     def sort(self) -> None:
-        """First who was tried last, then who has the most strikes, then who is new: most faults
-        show in the first step of a request."""
+        """Order the waiting suspects: first those in the group that was tried last, then those with
+        the most strikes, then those with the fewest outputs, because most faults show in the first
+        step of a request."""
         self.waiting.sort(
             key=lambda each: (not each.was_tried, -each.strikes, len(each.request.prior_output_ids))
         )

@@ -21,8 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def announce(served: Served, environ: Mapping[str, str]) -> None:
-    """Log the model, the options, the decisions, and the environment variables that have no
-    effect."""
+    """Log the model, the options, the decisions, and the environment variables without effect."""
     config = served.config
     logger.info("Model: %s (%s)", served.source.name, served.source.origin)
     defaults = {field.name: field.default for field in OPTION_FIELDS}
@@ -38,13 +37,14 @@ def announce(served: Served, environ: Mapping[str, str]) -> None:
     log_decisions(config.decisions)
     if config.options.parallel.engine_standby:
         logger.info(
-            "The standby engine takes %s GB for its weights, which the KV cache does not get"
-            " (--engine-standby).",
+            "The standby engine (--engine-standby) takes %s GB for its weights; the KV cache is"
+            " smaller by this amount.",
             gib(memory_model(config, served.spec).weights()),
         )
     for name in unread_variables(environ):
         logger.warning(
-            "The environment variable %s is set but not used by this version of Setpoint.", name
+            "The environment variable %s is set, but this version of Setpoint does not use it.",
+            name,
         )
 
 

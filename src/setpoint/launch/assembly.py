@@ -8,7 +8,7 @@ from typing import Any
 
 from setpoint import __version__
 from setpoint.config.groups.answers import preferred_sampling
-from setpoint.config.groups.events import described, publisher_config
+from setpoint.config.groups.events import publisher_config, publisher_info
 from setpoint.config.groups.metrics import buckets_of, extra_labels
 from setpoint.config.groups.model import chat_template_kwargs
 from setpoint.config.groups.server import api_keys
@@ -39,8 +39,8 @@ def make_service(
     storage: Storage | None = None,
     supervisor: Supervisor,
 ) -> Service:
-    """startup_s: how long the start took. storage: where clients' files are kept, if anywhere.
-    supervisor: who starts the engines."""
+    """startup_s: the duration of the start. storage: the folder for clients' files, if there is
+    one. supervisor: starts the engines."""
     served = engine.served
     config, options, spec, source = served.config, served.config.options, served.spec, served.source
     frontend = FrontendConfig(
@@ -92,7 +92,7 @@ def make_service(
 
 
 def _add_readers(service: Service, options: Options) -> None:
-    """Add the doctor, and what writes down the ends of requests."""
+    """Add the doctor, and the readers that log, export and trace the ends of requests."""
     service.watch.doctor = ServerDoctor(service)
     folder = options.metrics.export_metrics_to_file_dir
     if options.metrics.export_metrics_to_file and folder is not None:
@@ -110,13 +110,13 @@ def _add_readers(service: Service, options: Options) -> None:
 
 
 STARTUP_PHASES = ("load_weight", "kv_cache_allocation")
-"""The parts of an engine's start that SGLang names, too."""
+"""The parts of an engine's start for which SGLang has a name."""
 
 
 def metrics_config(
     config: ResolvedConfig, facts: EngineFacts, *, startup_s: float
 ) -> MetricsConfig | None:
-    """What ``/metrics`` shows; None without --enable-metrics."""
+    """The configuration of ``/metrics``; None without --enable-metrics."""
     options = config.options
     if not options.metrics.enable_metrics:
         return None
@@ -136,12 +136,12 @@ def metrics_config(
 
 
 def kv_events_info(options: Options) -> dict[str, Any] | None:
-    """Where KV events are published, as ``/server_info`` shows it."""
+    """The addresses of KV events as ``/server_info`` shows them."""
     num_ranks = options.parallel.dp_size
     events = publisher_config(options.events, num_ranks=num_ranks)
     if events is None:
         return None
-    return described(events, page_size=options.memory.page_size, num_ranks=num_ranks)
+    return publisher_info(events, page_size=options.memory.page_size, num_ranks=num_ranks)
 
 
 def server_info(config: ResolvedConfig, *, startup_s: float) -> dict[str, Any]:

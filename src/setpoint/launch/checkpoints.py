@@ -1,5 +1,6 @@
-"""Which checkpoints the clients of a running server may have loaded: the served model's own folder,
-and those below the folder that the operator has named. Only config.json is read here.
+"""Decides which checkpoints the clients of a running server may load: those in the served model's
+own folder, and those below the folder that the operator has named. This module reads only
+config.json.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NO_MATTER = frozenset(
         "use_cache",
     }
 )
-"""Keys of config.json in which two checkpoints of one model may differ: they change no
+"""Keys of config.json in which two checkpoints of one model may differ: they do not change the
 computation, or the start has settled them."""
 SETTLED = frozenset({"config", "eos_token_ids", "blocks", "pooling", "dtype", "num_parameters"})
 """Fields of a ModelSpec that are not compared as they are."""
@@ -83,8 +84,9 @@ class LaunchedCheckpoints:
         return Checkpoint(str(folder), load_format)
 
     def _allowed_folder(self, model_path: str) -> Path:
-        """The folder that a client names, symbolic links followed. Raises RequestError (403), which
-        does not tell whether there is such a folder, unless it lies where the operator allows."""
+        """The folder that a client names, with symbolic links resolved. Raises RequestError (403)
+        for a folder that the operator does not allow; the error does not reveal whether the folder
+        exists."""
         if self._allowed is None:
             raise RequestError(
                 "model_path may only name the model that the server was started with. Start the"
@@ -109,7 +111,7 @@ class LaunchedCheckpoints:
 
 
 def _difference(running: ModelSpec, other: ModelSpec) -> str:
-    """What differs between two models' computations; "" if nothing does."""
+    """What differs in the computations of two models; "" if nothing does."""
     for field in fields(ModelSpec):
         ours, theirs = getattr(running, field.name), getattr(other, field.name)
         if field.name not in SETTLED and ours != theirs:

@@ -1,5 +1,5 @@
-"""Settles what is served and how, once, before weights are loaded: the model on disk, its tokenizer
-and chat template, the options. Starts nothing and reads no weights.
+"""Settles once, before weights are loaded, what is served and how: the model on disk, its tokenizer
+and chat template, and the options. Starts nothing and reads no weights.
 
 A model that cannot fit is refused as soon as that is known: for a hub id and a GGUF file, before
 weights are downloaded or converted.
@@ -78,7 +78,7 @@ def settle(options: Options, env: EnvSettings, given: Set[str]) -> Served:
         named = model.tokenizer_path
         tokenizer = source.folder if named is None else tokenizer_folder(named, log=logger.info)
         ends = dict.fromkeys((*spec.eos_token_ids, *tokenizer_end_ids(tokenizer)))
-        # A tokenizer may know more ids than the model, which never generates those.
+        # A tokenizer may know more ids than the model; the model never generates these.
         spec = replace(spec, eos_token_ids=tuple(each for each in ends if each < spec.vocab_size))
         template = find_chat_template(tokenizer, override=model.chat_template)
         formats = detect(template or "")

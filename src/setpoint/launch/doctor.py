@@ -1,5 +1,5 @@
-"""The doctor of a server: gives the frontend's watch (``frontend.telemetry.watching``) the
-doctor's checks, which the frontend does not know."""
+"""The doctor of a server. It gives the doctor's checks, which the frontend does not know, to the
+frontend's watch (``frontend.telemetry.watching``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from setpoint.frontend.telemetry.limit_news import Diagnosis
 from setpoint.frontend.telemetry.watching import Life, Seen
 
 WANTS_MORE = "client-bound"
-"""The server waits for requests: no limit of its own binds."""
+"""Verdicts of a server that waits for requests, where none of its own limits binds."""
 
 
 class ServerDoctor:

@@ -29,8 +29,8 @@ _POLL_S = 0.02
 
 
 class Limit:
-    """A limit in wall time, which the person who asks for the end measures. There is none until
-    ``within`` is called; the earliest one counts."""
+    """A limit in wall time, because that is what a waiting user measures. There is no limit until
+    ``within`` is called; of several limits, the earliest counts."""
 
     def __init__(self) -> None:
         self._at = math.inf
@@ -38,11 +38,11 @@ class Limit:
         self.exit_code = 1
         """The exit code of a process that is ended by this limit."""
         self.is_quiet = False
-        """Whether the process ends without logging what kept it."""
+        """Whether the process ends without logging what kept it from ending."""
 
     def within(self, seconds: float) -> None:
-        """End this process in so many seconds, if it still runs then. To be called in one thread;
-        a signal handler may do so."""
+        """End this process after this many seconds if it still runs then. Call this from one thread
+        only; a signal handler may call it."""
         self._at = min(self._at, time.monotonic() + seconds)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="limit", daemon=True)
@@ -62,12 +62,12 @@ class Limit:
 
 
 LIMIT = Limit()
-"""This process's."""
+"""The limit of this process."""
 
 
 def end_at_signals(exit_code: int) -> None:
-    """Have the first of SIGNALS end this process with this code, in order and within END_S, for as
-    long as nothing else takes them."""
+    """Make the first of SIGNALS end this process with this code, in order and within END_S, as long
+    as no other handler replaces this one."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         for each in SIGNALS:  # another one would kill the interpreter while it exits
@@ -91,5 +91,7 @@ def _kill_descendants() -> None:
 
 
 def _say_what_hangs() -> None:
-    logger.warning("The process did not end in time and is cut off. Its threads:")
+    logger.warning(
+        "The process did not end in time and is killed. The stacks of its threads follow:"
+    )
     faulthandler.dump_traceback(file=sys.stderr, all_threads=True)

@@ -1,9 +1,8 @@
-"""The start and the end of engine processes, which ``serve``, the offline Engine and the batch
-runner share.
+"""Starts and ends engine processes, for ``serve``, the offline Engine and the batch runner.
 
-Order of start: engine processes (import torch), model on disk, configuration, tokenizer, jobs sent
-to the engines. What follows on an event loop is in ``launch.engine_session``. It knows nothing of
-HTTP, batches or terminals.
+The order of a start: engine processes (which import torch), model on disk, configuration,
+tokenizer, jobs sent to the engines. ``launch.engine_session`` does what follows on an event loop.
+This module knows nothing of HTTP, batches or terminals.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, frozen=True)
 class Launched:
-    """Engine processes that have their jobs, and what the jobs were made from."""
+    """Engine processes that have got their jobs, and the data from which the jobs were made."""
 
     processes: list[EngineProcess]
     """The latest process of each rank; ended by the code that created this."""
@@ -45,17 +44,17 @@ class Launched:
     spawn: Spawn
 
     def start_again(self, rank: int, job: EngineJob) -> EngineProcess:
-        """Start another process in the place of a rank's, which has ended."""
+        """Start a process that replaces the ended process of a rank."""
         return self.replace(rank, self.start_another(rank, job))
 
     def start_another(self, rank: int, job: EngineJob) -> EngineProcess:
-        """Start a process for a rank beside the one that it has; it is ended by the caller."""
+        """Start a second process for a rank; the caller ends it."""
         process = self.spawn(rank if len(self.processes) > 1 else None)
         process.hand_over(job)
         return process
 
     def replace(self, rank: int, process: EngineProcess) -> EngineProcess:
-        """Have the rank this process from now on, in the place of one that has ended."""
+        """Make this process the one of the rank, whose earlier process has ended."""
         self.processes[rank].end()
         self.processes[rank] = process
         return process
@@ -74,9 +73,9 @@ def launch_engine(
 ) -> Iterator[Launched]:
     """A context with started engine processes for these options; its exit ends them.
 
-    display: how to show a person which step of the start is slow. stderr: the
-    descriptor for the engine's log, if not this process's. tells_prefixes: see ``Served``. Raises
-    SetpointError for a model or configuration that cannot be served.
+    display: shows the user which step of the start is slow. stderr: the descriptor for the engine's
+    log; this process's if not given. tells_prefixes: see ``Served``. Raises SetpointError for a
+    model or configuration that cannot be served.
     """
     preflight(options)
     owner = os.getpid()
@@ -120,7 +119,7 @@ def launch_engine(
 
 
 def _spawning(options: Options, stderr: int | None) -> AbstractContextManager[Spawn]:
-    """A context with what starts the engines."""
+    """A context with the function that starts engines."""
     if not options.parallel.use_ray:
         return nullcontext(partial(spawn_child, stderr=stderr))
     from setpoint.launch.ray_engines import ray_engines
@@ -129,12 +128,12 @@ def _spawning(options: Options, stderr: int | None) -> AbstractContextManager[Sp
 
 
 def _warn_of_template(served: Served, text: TextProcessor) -> None:
-    # A file of --chat-template has been tried before (preflight).
+    # ``preflight`` has already tried a file of --chat-template.
     given = served.config.options.model.chat_template
     if given is None and (limit := text.template_exceeds()) is not None:
         logger.warning(
-            "The chat template in %s cannot be used: %s. Chats will be answered 400; pass another"
-            " template with --chat-template.",
+            "The chat template in %s cannot be used: %s. Chats will be answered 400; give"
+            " another template with --chat-template.",
             served.tokenizer,
             limit,
         )

@@ -1,5 +1,5 @@
-"""Launched engines on an event loop: their lines, their watchers, the engines that take the place
-of dead ones, the operator's word about them, and the service that sends them requests."""
+"""Runs launched engines on an event loop: connects to them, watches them, replaces dead ones,
+carries out the operator's instructions, and makes the service that sends them requests."""
 
 from __future__ import annotations
 
@@ -33,20 +33,19 @@ logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 600.0
 EXIT_S = 10.0
-"""How long the processes may take to end after they have been asked to, unless it is said
-otherwise."""
+"""How long the processes may take by default to end after they have been asked to."""
 RETRY_S = 1.0
-"""Pause before the next engine, if the one before could not start."""
+"""Pause before the next engine after one that could not start."""
 MOVE_S = 3.0
-"""Longest pause before the next engine while another one computes the requests of the dead one: its
-start would take the cores from them."""
+"""Longest pause before the next engine while another engine computes the requests of the dead one,
+because a start would take cores from them."""
 LOOK_S = 0.02
-"""How often it is seen whether they go on."""
-OUT = "It was taken out of service (scale_down)."
+"""Interval of checking whether these requests have continued."""
+OUT = "The engine was taken out of service (scale_down)."
 
 
 class EngineSession:
-    """Launched engines on a running event loop: an async context manager whose exit ends them in
+    """Launched engines on a running event loop; an async context manager whose exit ends them in
     order. An engine that dies is started again (--max-engine-restarts)."""
 
     def __init__(
@@ -58,8 +57,8 @@ class EngineSession:
         blocks: BlockSink | None = None,
         clock: Clock = CLOCK,
     ) -> None:
-        """storage: where the service keeps clients' files, if anywhere. blocks: see EngineClient.
-        clock: for what the engines owe this process, and for restarts."""
+        """storage: the folder in which the service stores clients' files, if there is one. blocks:
+        see EngineClient. clock: the time for the engines' deadlines, and for restarts."""
         from setpoint.ipc.balance import make_balance
         from setpoint.ipc.client import EngineClient
 
@@ -75,7 +74,7 @@ class EngineSession:
         self.exit_s = EXIT_S
         """How long the processes may take to end after they have been asked to."""
         self.death = ""
-        """Why there is no engine any more."""
+        """Why no engine is left."""
         self._phases = phases
         self._clock = clock
         self._storage = storage
@@ -84,15 +83,15 @@ class EngineSession:
         self._restarts = RestartBudget(parallel.max_engine_restarts, clock.now)
         num_ranks = len(engine.processes)
         self._lives = [0] * num_ranks
-        """How many engines each rank has had before its latest one."""
+        """Number of engines that each rank had before its latest one."""
         self._engines: dict[int, LaunchedEngine] = {}
-        """Rank -> its present engine, or its last one."""
+        """Rank -> its current or last engine."""
         self._was_ready = [asyncio.Event() for _ in range(num_ranks)]
-        """By rank: whether it has ever had an engine that took requests."""
+        """By rank: whether one of its engines has ever taken requests."""
         self._given_up: set[int] = set()
-        """The ranks that get no other engine until ``retry``."""
+        """The ranks that get no engine until ``retry``."""
         self._out: set[int] = set()
-        """The ranks that are out of service; they are given up as soon as their engines end."""
+        """The ranks that are out of service. A rank is given up as soon as its engine has ended."""
         self._wanted_again = [asyncio.Event() for _ in range(num_ranks)]
         self._all_given_up = asyncio.Event()
         self._is_ending = False
@@ -113,7 +112,7 @@ class EngineSession:
             asyncio.create_task(self._keep(rank)) for rank in range(len(self.engine.processes))
         ]
         self.over: asyncio.Task[None] = asyncio.create_task(self._until_over(keepers))
-        """Done when no engine is left and none comes."""
+        """Done when no engine is left and none is started."""
         if self._standby is not None:
             self._standby_keeper = asyncio.create_task(self._keep_standby(self._standby))
         return self
@@ -150,8 +149,8 @@ class EngineSession:
         self.client.close()
 
     async def service_unless(self, called_off: asyncio.Future[Any]) -> Service | None:
-        """Like ``service``; if ``called_off`` is done first, the engines are killed and None is
-        returned."""
+        """Like ``service``, but if ``called_off`` is done first, kill the engines and return
+        None."""
         starting = asyncio.create_task(self.service())
         await asyncio.wait([starting, called_off], return_when=asyncio.FIRST_COMPLETED)
         if called_off.done():
@@ -162,7 +161,7 @@ class EngineSession:
         return starting.result()
 
     def shutdown(self) -> None:
-        """Ask the engines to end; none takes their place. Open requests fail."""
+        """Ask the engines to end; they are not replaced. Open requests fail."""
         self._is_ending = True
         self.client.shutdown()
 
@@ -176,8 +175,8 @@ class EngineSession:
             process.kill()
 
     async def service(self) -> Service:
-        """Wait until an engine can take requests, and for the others as long as that took again.
-        Raises StartupError if none can start."""
+        """The service, once an engine can take requests. Waits for the other engines at most as
+        long again. Raises StartupError if no engine can start."""
         from setpoint.config.live import Running
         from setpoint.launch.assembly import make_service
         from setpoint.launch.live import LiveConfig
@@ -224,8 +223,8 @@ class EngineSession:
         return self._restarts.left
 
     def retry(self, ranks: Collection[int]) -> None:
-        """Start engines again for those of these ranks that have none, as often as after a start of
-        the server."""
+        """Start engines for those of these ranks that have none, with as many restarts as after a
+        start of the server."""
         self._restarts.reset()
         if self._standby is not None:
             self._standby.try_again()
@@ -235,26 +234,26 @@ class EngineSession:
                 self._wanted_again[rank].set()
 
     def scale_down(self, ranks: Collection[int]) -> None:
-        """Take ranks out of service: their requests go on with the others, and their engines end.
-        Raises RequestError if no engine would be left that takes requests."""
+        """Take ranks out of service: their requests continue on the other engines, and their
+        engines end. Raises RequestError if no engine that takes requests would be left."""
         left = [line for line in self.client.lines if line.rank not in {*ranks, *self._out}]
         if not any(line.is_ready for line in left):
             raise RequestError(
-                "No engine that takes requests would be left. End the server instead, or wait until"
-                " another engine is ready."
+                "No engine that takes requests would be left. End the server instead, or wait"
+                " until another engine is ready."
             )
         for rank in set(ranks) - self._out:
             self._out.add(rank)
             engine = self._engines[rank]
-            # One that is loading reads no messages.
+            # An engine that is loading reads no messages.
             ends_in_s = self.exit_s if engine.line.is_ready else 0.0
             logger.warning("Engine %d is taken out of service (scale_down).", rank)
             self.client.retire(rank, OUT)
             asyncio.get_running_loop().call_later(ends_in_s, engine.process.kill)
 
     async def _keep(self, rank: int) -> None:
-        """Have the rank an engine as long as that is allowed, and again when an operator wants
-        it."""
+        """Keep an engine running for the rank as long as restarts are allowed, and again when an
+        operator asks for it."""
         engine = self._launched(rank, self.engine.processes[rank], life=0)
         while True:
             why_not = await self._serve(rank, engine)
@@ -262,7 +261,11 @@ class EngineSession:
             self._given_up.add(rank)
             self.client.lost(rank, why_not)
             if not (self._is_ending or self.client.has_ended or rank in self._out):
-                logger.error("Engine %d is given up, and the others serve: %s", rank, why_not)
+                logger.error(
+                    "Engine %d is not started again, and the other engines go on serving: %s",
+                    rank,
+                    why_not,
+                )
             if len(self._given_up) == len(self._lives):
                 self._all_given_up.set()
             await self._wanted_again[rank].wait()
@@ -272,7 +275,8 @@ class EngineSession:
             engine = self._start_again(self._engines[rank].line)
 
     async def _serve(self, rank: int, engine: LaunchedEngine) -> str:
-        """Have the rank this engine, and others after it; returns why it gets no further one."""
+        """Run this engine for the rank, and others after it. Returns why the rank gets no further
+        engine."""
         while True:
             self._engines[rank] = engine
             line = engine.line
@@ -291,8 +295,8 @@ class EngineSession:
             engine = following
 
     async def _moved_requests_go_on(self) -> None:
-        """Wait until the requests that have moved to another engine get tokens again, unless some
-        wait for an engine themselves."""
+        """Wait until the requests that have moved to another engine have got tokens again, unless
+        requests wait for an engine."""
         client, end = self.client, self._clock.now() + MOVE_S
         while client.is_ready and client.num_recomputed and not client.num_waiting:
             if self._clock.now() > end:
@@ -318,13 +322,13 @@ class EngineSession:
         return engine
 
     def _free_life(self, engine: LaunchedEngine) -> None:
-        """A standby has ended that has never served, so that the next engine may have its number
-        and the name of its recording."""
+        """Note that a standby has ended without having served, so that the next engine may have its
+        number and the name of its recording."""
         if self._lives[0] == engine.life:
             self._lives[0] -= 1
 
     def _present_job(self) -> tuple[object, object]:
-        """What the job of an engine that started now would be made from."""
+        """The data from which the job of an engine would be made now."""
         config = self.engine.served.config if self._live is None else self._live.config
         return config, None if self._service is None else self._service.checkpoint
 
@@ -341,7 +345,7 @@ class EngineSession:
         return LaunchedEngine(process, line, life)
 
     async def _start(self, line: EngineLine, process: EngineProcess) -> None:
-        """Wait until the engine takes requests, and end it if that takes too long."""
+        """Wait until the engine takes requests; end it if that takes too long."""
         started = self._clock.now()
         if await line.wait_ready(timeout_s=READY_TIMEOUT_S):
             if self._lives[line.rank]:
@@ -358,8 +362,8 @@ class EngineSession:
             process.kill()
 
     def _why_never(self, line: EngineLine) -> str:
-        """Why the rank of a line that has ended gets no other, however many may be started; "" if
-        it may."""
+        """Why the rank of a line that has ended gets no further engine, even if restarts are left;
+        "" if it may get one."""
         if self._is_ending:
             return line.death
         if line.rank in self._out:
@@ -369,8 +373,8 @@ class EngineSession:
         return ""
 
     def _following(self, line: EngineLine) -> LaunchedEngine | str:
-        """The engine in the place of one that has ended: the standby, if it is there and has the
-        options and weights of now, and otherwise a new one; or why there is none."""
+        """The engine that replaces an ended one: the standby, if there is one with the current
+        options and weights, or a new engine; otherwise the reason why there is none."""
         if why_never := self._why_never(line):
             return why_never
         rank, most = line.rank, self._restarts.most
@@ -390,14 +394,14 @@ class EngineSession:
         return self._start_again(line)
 
     def _start_again(self, line: EngineLine) -> LaunchedEngine:
-        """A new engine in the place of one that has ended."""
+        """A new engine that replaces an ended one."""
         self._lives[line.rank] += 1
         process = self.engine.start_again(line.rank, self._job(line))
         return self._launched(line.rank, process, life=self._lives[line.rank])
 
     def _job(self, before: EngineLine, *, is_standby: bool = False) -> EngineJob:
-        """The job of the engine in the place of another: its live options are those of now,
-        its weights those of now, and its pool is no larger than that of the one before."""
+        """The job of an engine that replaces another: with the current live options and weights,
+        and a pool no larger than the earlier one."""
         served, live, service = self.engine.served, self._live, self._service
         config = served.config if live is None else live.config
         if before.was_ready:
@@ -413,4 +417,4 @@ class EngineSession:
 
 
 def _ignore(*_: object) -> None:
-    """A standby has no requests."""
+    """Ignore events of a standby, which has no requests."""

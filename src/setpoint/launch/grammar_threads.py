@@ -1,9 +1,9 @@
-"""Threads of the engine process that make grammars and do their slow work, so that the loop never
-waits for one.
+"""Threads of the engine process that make grammars and do their slow work, so that the engine's
+loop never waits for a grammar.
 
 Implements ``core.preparation.Preparer`` over a ``GrammarFactory``. A thread cannot be stopped. If
-no request waits for its grammar any more, it is given up and another takes its place, as long as
-few are given up.
+no request waits for its grammar any more, it is abandoned and another thread replaces it, as long
+as few are abandoned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from setpoint.core.request import Ids, Request
 
 NUM_THREADS = 2
 MAX_GIVEN_UP = 8
-"""How many threads may be working on grammars that no request waits for."""
+"""Maximum number of threads that work on grammars for which no request waits."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Which grammar engine the engine process uses (``--grammar-backend``)."""
+"""Chooses the grammar library of the engine process (``--grammar-backend``)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NoGrammars:
 
 
 def engine_grammars(job: EngineJob) -> GrammarFactory:
-    """The factory of an engine."""
+    """The grammar factory of an engine."""
     model, backend = job.config.options.model, job.config.options.execution.grammar_backend
     if backend == "none" or model.is_embedding or job.tokenizer_folder is None:
         return NoGrammars()

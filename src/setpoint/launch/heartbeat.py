@@ -12,10 +12,10 @@ from typing import Protocol
 from setpoint.core.messages import Alive, ToFrontend
 
 BEAT_S = 0.5
-"""At most one sign of life in this time."""
+"""Shortest time between two signs of life."""
 STACKS = signal.SIGUSR1
-"""Has an engine process write the stacks of all its threads to its stderr. C code does that at
-once, whatever Python code is doing."""
+"""Signal that makes an engine process write the stacks of all its threads to its stderr. C code
+does that at once, whatever Python code is running."""
 
 
 class _Link(Protocol):
@@ -23,13 +23,13 @@ class _Link(Protocol):
 
 
 def write_stacks_when_asked() -> None:
-    """To be called at the start of an engine process."""
+    """Must be called at the start of an engine process."""
     faulthandler.register(STACKS, all_threads=True)
 
 
 def heartbeat(link: _Link, now: Callable[[], float] = time.monotonic) -> Callable[[], None]:
-    """Returns a function to be called at every turn of the loop, and now and then while an
-    operation takes long. now: returns the time in seconds."""
+    """Returns a function that must be called at every turn of the loop, and repeatedly during long
+    operations. now: returns the time in seconds."""
     next_at = 0.0
 
     def beat() -> None:

@@ -1,5 +1,5 @@
-"""A server without a port: the HTTP application of a started engine, for a program that has a
-listener of its own. The program's event loop is the server's, too."""
+"""A server without a port: the HTTP application of a started engine, for a program that has its own
+listener. The server runs on the program's event loop."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Hosted:
 
 @asynccontextmanager
 async def hosted(options: Options, env: EnvSettings, *, given: Set[str]) -> AsyncIterator[Hosted]:
-    """A context with a server that is warm; its exit ends the engine. The engine tells which
-    prefixes its cache holds. Raises SetpointError for a start that fails."""
+    """A context with a server that has been warmed up; its exit ends the engine. The engine reports
+    which prefixes its cache holds. Raises SetpointError if the start fails."""
     phases = Phases()
     with launch_engine(
         options, env, given=given, phases=phases, display=None, tells_prefixes=True

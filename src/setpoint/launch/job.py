@@ -18,12 +18,13 @@ class EngineJob(msgspec.Struct, frozen=True):
     rank: int | None
     """Its data-parallel rank; None if it is the only engine."""
     memory_bytes: int | None
-    """The most of a CPU's memory that it may plan with, because others load beside it; None: what
-    is free."""
+    """The maximum memory that an engine on a CPU may use, because others load at the same time;
+    None: all that is free."""
     tells_prefixes: bool
-    """Whether it says which prefixes its cache holds."""
+    """Whether the engine reports which prefixes its cache holds."""
     is_standby: bool = False
-    """Whether another engine serves, whose memory is free again before this one's pool is used."""
+    """Whether another engine serves meanwhile. The memory of that engine is free again before this
+    one's pool is used."""
 
 
 def encode_job(job: EngineJob) -> bytes:

@@ -1,4 +1,4 @@
-"""An engine process in one of its lives, as the session of engines holds it."""
+"""An engine process and its line, as the session of engines keeps them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class LaunchedEngine:
     process: EngineProcess
     line: EngineLine
     life: int
-    """How many engines its rank has had before it."""
+    """Number of engines that its rank had before it."""
     watching: asyncio.Task[None] | None = None
     """Done when the process has ended; None until its line has an owner."""
     made_from: object = None
-    """What its job was made from, if it is a standby."""
+    """The data from which the job of a standby was made."""

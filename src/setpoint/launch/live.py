@@ -1,5 +1,5 @@
-"""The options of a running server, and what a change of them changes in this process. The engine
-has its own part (``observe.logline``, ``scheduler``)."""
+"""Holds the options of a running server and applies changes of them to this process. The engine
+applies its own part (``observe.logline``, ``scheduler``)."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 def load_engine(job: EngineJob, observer: Observer) -> tuple[ModelRunner, PoolConfig, int]:
-    """Load the weights, then size the pool from the memory that is really left. Returns also the
-    bytes that are free after that. The observer gets a record of everything that runs in a slower
-    way than it could."""
+    """Load the weights, then size the pool from the memory that is left. The last result is the
+    number of bytes that are free afterwards. The observer gets a record of everything that runs
+    more slowly than it could."""
     config, spec, memory_bytes, is_standby = job.config, job.spec, job.memory_bytes, job.is_standby
     options = config.options
     check_device(torch.device(options.execution.device))
@@ -130,8 +130,8 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
 
 
 def compile_small_steps(runner: ModelRunner, options: Options) -> Fallback | None:
-    """Apply ``--enable-torch-compile``: log what was compiled and reused and what it gains; return
-    what runs without it, and why."""
+    """Apply ``--enable-torch-compile`` and log what was compiled, what was reused and what it
+    gains. Returns what runs without it, and why."""
     wanted = options.execution.torch_compile_max_bs
     logger.info("torch.compile: steps of up to %d tokens; a first start may take a minute", wanted)
     report(f"compiling steps of up to {wanted} tokens with torch.compile")

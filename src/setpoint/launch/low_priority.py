@@ -12,16 +12,16 @@ from typing import TypeVar
 T = TypeVar("T")
 
 NICE = 10
-"""How much is added to the priority's number: such a thread gets about a tenth of a core that a
-normal one wants, too."""
+"""The increase of the nice value. Next to a thread of normal priority, such a thread gets about a
+tenth of a core."""
 
 
 def at_low_priority(work: Callable[[], T]) -> T:
-    """The result of ``work``, done in a thread of low priority; the threads that it starts have the
-    same.
+    """The result of ``work``, which runs in a thread of low priority. The threads that it starts
+    have the same priority.
 
-    A thread of its own, because on Linux each thread has its own priority, and only a privileged
-    process may raise one again: this one ends with the work, and the others never had less.
+    On Linux each thread has its own priority, and only a privileged process may raise a priority
+    again. The separate thread ends with the work, and the other threads keep their normal priority.
     """
 
     def lower() -> None:

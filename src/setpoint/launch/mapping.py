@@ -1,6 +1,6 @@
 """Converts the options of the command line to the configurations of the executor, the scheduler and
-the cache. Pure conversions; nothing is started or measured here. ``settings`` makes what may change
-later.
+the cache. Pure conversions; this module starts and measures nothing. ``settings`` converts the
+options that may change later.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Finds faults before anything is started or loaded: files that options name and devices that they
-ask for, but that are missing. It takes milliseconds."""
+"""Finds errors before anything is started or loaded: missing files and devices that options name.
+It takes milliseconds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ OTLP_MODULE = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
 def preflight(options: Options) -> None:
-    """Check what can be known before anything is loaded. Raises ConfigError, RecordingError for a
-    recording that cannot be made, or CheckpointError for a chat template that cannot be compiled.
-    What only few starts need is imported on use."""
+    """Check everything that can be checked before anything is loaded. Raises ConfigError,
+    RecordingError for a recording that cannot be made, or CheckpointError for a chat template that
+    cannot be compiled. Modules that few starts need are imported on use."""
     if options.execution.device == "cuda" and (why := why_no_cuda()):
         raise ConfigError(
             f"--device cuda was asked for, but {why}; use --device cpu, or leave it out."
@@ -33,13 +33,14 @@ def preflight(options: Options) -> None:
         raise ConfigError(
             "--engine-standby is for a server with one engine; with --dp-size"
             f" {options.parallel.dp_size}, the other engines take the requests of one that dies."
+            " Leave it out."
         )
     if options.parallel.use_ray:
         _check_ray(options)
     if options.traces.enable_trace:
         check_extra("--enable-trace", "trace", "opentelemetry.sdk.trace", OTLP_MODULE)
     if options.execution.grammar_backend == "xgrammar":
-        # It imports the two others, and can be installed without them.
+        # xgrammar imports the two other packages, but can be installed without them.
         check_extra("--grammar-backend xgrammar", "xgrammar", "xgrammar", "tvm_ffi", "transformers")
     if options.recording.record is not None:
         from setpoint.recording.segments import check_new
@@ -55,8 +56,8 @@ def _check_ray(options: Options) -> None:
     check_extra("--use-ray", "ray", "ray")
     if options.parallel.engine_standby:
         raise ConfigError(
-            "--engine-standby does not go together with --use-ray: Ray would have to keep the cores"
-            " of the standby free; use --dp-size 2."
+            "--engine-standby cannot be combined with --use-ray, because Ray would have to keep"
+            " cores free for the standby; use --dp-size 2 instead."
         )
     device = options.execution.device
     if (probe_hardware().device if device == "auto" else device) != "cpu":
@@ -78,7 +79,7 @@ def check_extra(flag: str, extra: str, *modules: str) -> None:
 
 
 def _check_folder(flag: str, folder: Path) -> None:
-    """Make the folder if it is missing. Raises ConfigError if nothing can be written there."""
+    """Create the folder if it is missing. Raises ConfigError if nothing can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

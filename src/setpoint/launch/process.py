@@ -1,5 +1,5 @@
-"""The life of an engine process as its parent sees it: started, given its job, watched, ended. It
-knows the process and the line that its messages come on, but not what they mean.
+"""Starts an engine process, gives it its job, watches it and ends it. This module knows the process
+and the line for its messages, but not what they mean.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from setpoint.launch.job import EngineJob
 
 OPENMP_SPINS = "1000"
-"""How many rounds (some hundredths of a millisecond) an OpenMP thread of the engine spins for its
-next piece of work before it sleeps.
+"""Number of rounds (some hundredths of a millisecond) for which an OpenMP thread of the engine
+spins before it sleeps, if it has no work.
 
 The default of 300,000 keeps a core busy while the thread that has the work waits for a core: with
 other busy processes on two cores, a stream decoded many times slower. On an idle machine 1,000
 rounds cost nothing that could be measured (docs/notebook.md).
 """
 USELESS_S = 1.0
-"""How long a process may run on after its line has ended by itself."""
+"""How long a process may run after its line has ended by itself."""
 STACKS_S = 1.0
-"""How long an engine that hangs has to write the stacks of its threads."""
+"""How long an engine that hangs may take to write the stacks of its threads."""
 LAST_WORDS_S = 0.2
 """How long to wait for the last messages of an engine process that has ended."""
 
@@ -49,16 +49,17 @@ logger = logging.getLogger(__name__)
 
 
 class StartupError(SetpointError):
-    """The engine process ended, or never became ready; the message has its own words."""
+    """The engine process has ended or never became ready; the message holds the process's own
+    words."""
 
 
 class EngineProcess(Protocol):
-    """A process that runs one engine, as its supervisor sees it: it starts at once, waits for its
-    job, and is ended by whoever started it."""
+    """A process that runs one engine, as its supervisor sees it. It starts at once and waits for
+    its job; the code that started it must end it."""
 
     @property
     def pid(self) -> int | None:
-        """None while it is not known yet."""
+        """The id of the process; None while it is not known yet."""
         ...
 
     def open_link(self) -> EngineLink:
@@ -71,8 +72,8 @@ class EngineProcess(Protocol):
         ...
 
     async def watch(self, line: EngineLine, *, watchdog_s: float) -> None:
-        """Report what happens to the process to its line, until the process has ended. One whose
-        loop hangs for ``watchdog_s`` is killed, and so is one that outlives its line."""
+        """Report to the line what happens to the process, until the process has ended. Kill the
+        process if its loop hangs for ``watchdog_s``, or if it outlives its line."""
         ...
 
     def kill(self) -> None:
@@ -101,8 +102,8 @@ class Watched(Protocol):
 
 
 Spawn = Callable[[int | None], EngineProcess]
-"""Starts an engine process. The argument: which of the visible NVIDIA GPUs the engine is to see;
-None: all."""
+"""A function that starts an engine process. Its argument is the index of the visible NVIDIA GPU
+that the engine is to use; None means all GPUs."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -122,7 +123,7 @@ class ChildProcess:
         return SocketLink(self.link)
 
     def hand_over(self, job: EngineJob) -> None:
-        """The pipe stays open: when it closes, the engine knows that this process is gone."""
+        """Leaves the pipe open: when it closes, the engine knows that this process is gone."""
         from setpoint.launch.job import encode_job  # with numpy, which no spawn has to wait for
 
         assert self.popen.stdin is not None
@@ -194,8 +195,8 @@ def spawn_child(gpu: int | None, *, stderr: int | None) -> ChildProcess:
 
 
 def engine_environment(*, gpu: int | None = None) -> dict[str, str]:
-    """This process's environment, with OPENMP_SPINS unless the user has set how OpenMP's threads
-    wait. gpu: which of the visible NVIDIA GPUs the engine is to see; None: all."""
+    """This process's environment, with OPENMP_SPINS unless the user has set how OpenMP threads
+    wait. gpu: the index of the visible NVIDIA GPU that the engine is to use; None: all GPUs."""
     environ = dict(os.environ)
     if not environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         environ["GOMP_SPINCOUNT"] = OPENMP_SPINS
@@ -208,8 +209,8 @@ def engine_environment(*, gpu: int | None = None) -> dict[str, str]:
 async def until_reported(
     ended: asyncio.Future[int], line: EngineLine, process: Watched, *, watchdog_s: float
 ) -> None:
-    """``until_over``, for a process of which nothing else is known than its exit code: the line
-    hears it."""
+    """Like ``until_over``, for a process about which only its exit code is known; reports it to the
+    line."""
     await until_over(ended, line, process, watchdog_s=watchdog_s)
     await asyncio.sleep(LAST_WORDS_S)
     number = ended.result()
@@ -219,8 +220,8 @@ async def until_reported(
 async def until_over(
     ended: asyncio.Future[int], line: EngineLine, process: Watched, *, watchdog_s: float
 ) -> None:
-    """Wait for the end of a process, and bring it about if its loop hangs for ``watchdog_s`` or if
-    it outlives its line. ended: done when the process has ended."""
+    """Wait for the end of a process. End it if its loop hangs for ``watchdog_s``, or if it outlives
+    its line. ended: done when the process has ended."""
     dead: asyncio.Future[bool] = asyncio.ensure_future(line.dead.wait())
     silent = asyncio.create_task(until_silent(process.is_stopped, line, watchdog_s))
     await asyncio.wait((ended, dead, silent), return_when=asyncio.FIRST_COMPLETED)
@@ -262,8 +263,8 @@ def kill_with_children(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_tree(top: psutil.Process) -> None:
-    """Send SIGKILL to a process and all its descendants: compilers would go on after the process
-    that started them. Raises psutil.NoSuchProcess if it has ended."""
+    """Send SIGKILL to a process and all its descendants: compilers would otherwise outlive the
+    process that started them. Raises psutil.NoSuchProcess if it has ended."""
     import psutil
 
     top.suspend()  # a stopped process starts no further children

@@ -1,5 +1,5 @@
-"""The publisher of KV cache events, if one is asked for: it is there before any engine, so that an
-address that cannot be used ends the start at once."""
+"""Makes the publisher of KV cache events, if there is to be one, before any engine starts, so that
+an unusable address ends the start at once."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def publishing(options: Options) -> Iterator[KVPublisher | None]:
 
     with KVPublisher(config, num_ranks) as publisher:
         logger.info(
-            "KV events are published at %s. They hold the tokens of all prompts and outputs, and"
-            " whoever can connect can read them.",
+            "KV events are published at %s. They contain the tokens of all prompts and outputs,"
+            " and everybody who can connect can read them.",
             config.endpoint,
         )
         if config.max_queue_size is not None:
             logger.info(
-                "%s: max_queue_size has no effect: no batch waits before it reaches ZeroMQ, and hwm"
-                " bounds what waits for a subscriber.",
+                "%s: max_queue_size has no effect, because every batch goes to ZeroMQ at once;"
+                " hwm limits how many batches wait for a subscriber.",
                 FLAG,
             )
         yield publisher

@@ -1,9 +1,9 @@
-"""Engines as actors of Ray (--use-ray): the processes belong to Ray, which accounts for their cores
-in a placement group; starting them again stays with ``launch.engine_session``.
+"""Runs engines as actors of Ray (--use-ray). Ray starts the processes and reserves their cores in a
+placement group; ``launch.engine_session`` still decides when to start an engine again.
 
-Everything is on this machine. The link is the same pair of sockets as for a child process, and its
-second end goes to the actor over a Unix socket in a folder that only this user can enter. Ray
-carries the job, and reports the end of an actor. Ray is imported on use: few servers need it.
+All engines run on this machine. The link is a pair of sockets, as for a child process. The actor
+gets its end over a Unix socket in a folder that only this user can enter. Ray carries the job and
+reports the end of an actor. Ray is imported on use, because few servers need it.
 """
 
 from __future__ import annotations
@@ -47,21 +47,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 100 << 20
-"""Of the Ray that is started here: a job is a few kilobytes, and nothing else is kept there."""
+"""Bytes of the object store of a Ray instance that this process starts. It holds only jobs, of a
+few kilobytes each."""
 PLACE_S = 20.0
 """How long Ray may take to find room for the engines."""
 EXIT_S = 5.0
 """How long Ray may take to report that an actor that was killed has ended."""
 PASSED_ON = ("GOMP_", "KMP_", "OMP_", "SETPOINT_", "TORCH", "XDG_", "CXX")
-"""How the names of variables begin that an engine reads, beside those that are in its job. The
-others may be secrets, which Ray's dashboard would show."""
+"""Prefixes of the environment variables that an engine gets. Others may be secrets, which Ray's
+dashboard would show."""
 
 
 @contextmanager
 def ray_engines(options: Options) -> Iterator[Spawn]:
-    """Reserve a place for each engine on this machine, in the cluster of RAY_ADDRESS or in a Ray
-    that is started here. The exit gives everything back. Raises ConfigError."""
-    # Ray shows the engines' logs: every line, although some are alike, and without colours.
+    """A context in which each engine has a reserved place on this machine, in the cluster at
+    RAY_ADDRESS or in a Ray instance that this process starts. The exit releases everything. Raises
+    ConfigError."""
+    # Make Ray show every line of the engines' logs, even repeated ones, and without colours.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     import ray
@@ -74,16 +76,17 @@ def ray_engines(options: Options) -> Iterator[Spawn]:
     group = None
     try:
         here = f"node:{ray.util.get_node_ip_address()}"
-        # Ray gives every node a resource of its address: with a little of it, a place is here.
+        # In Ray, every node has a resource named after its address. To ask for a little of it is to
+        # ask for a place on this node.
         group = placement_group([{"CPU": cores, here: 0.001}] * num_engines, strategy="PACK")
         if not group.wait(PLACE_S):
             free = ray.available_resources().get("CPU", 0)
             raise ConfigError(
-                f"--use-ray: Ray has no room on this machine for {num_engines} x {cores} CPUs"
+                f"--use-ray: Ray does not have {num_engines} x {cores} free CPUs on this machine"
                 f" ({free:g} are free in the cluster); give Ray more CPUs, or lower --dp-size or"
                 " --num-threads."
             )
-        logger.info("Ray has a place of %d CPUs for each engine (%d).", cores, num_engines)
+        logger.info("Ray has reserved %d CPUs for each engine (%d engines).", cores, num_engines)
         yield partial(_spawn, group=group, num_cpus=cores, folder=folder)
     finally:
         if group is not None:
@@ -98,10 +101,10 @@ def _connect(num_cpus: int) -> None:
     address = os.environ.get("RAY_ADDRESS")
     if address is not None and "://" in address:
         raise ConfigError(
-            f"--use-ray: RAY_ADDRESS is {address}, a client's address, but engines need a node of"
-            " Ray on this machine: use RAY_ADDRESS=auto after `ray start --address=…`."
+            f"--use-ray: RAY_ADDRESS is {address}, the address of a Ray client, but engines need"
+            " a Ray node on this machine. Run `ray start --address=…` and use RAY_ADDRESS=auto."
         )
-    # Ray takes SIGTERM for itself, but this program has an order of its own to end in.
+    # Ray installs its own handler for SIGTERM, but this program ends in its own order.
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -116,19 +119,19 @@ def _connect(num_cpus: int) -> None:
         else:
             ray.init(logging_level=logging.WARNING)
     except Exception as error:
-        where = "started here" if address is None else f"reached at RAY_ADDRESS={address}"
-        told = str(error).partition("\n")[0]
-        raise ConfigError(f"--use-ray: Ray could not be {where}: {told}") from None
+        where = "started" if address is None else f"reached at RAY_ADDRESS={address}"
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"--use-ray: Ray could not be {where}: {reason}") from None
     finally:
         if is_main:
             signal.signal(signal.SIGTERM, before)
 
 
 class EngineActor:
-    """Runs in the actor's process, which it makes an engine process."""
+    """Runs in the actor's process and turns it into an engine process."""
 
     def __init__(self) -> None:
-        # As in ``launch.__main__``: the engine's modules stay for ever.
+        # As in ``launch.__main__``: the objects of the engine's modules are never freed.
         gc.disable()
         from setpoint.launch import engine_process
 
@@ -156,7 +159,7 @@ def _spawn(gpu: int | None, *, group: Any, num_cpus: int, folder: Path) -> Engin
         ray.remote(EngineActor)
         .options(
             num_cpus=num_cpus,
-            max_restarts=0,  # the session starts the next one, with the options of that moment
+            max_restarts=0,  # the session starts the next one, with the then current options
             scheduling_strategy=PlacementGroupSchedulingStrategy(group),
             runtime_env={"env_vars": {k: v for k, v in environ.items() if k.startswith(PASSED_ON)}},
         )
@@ -173,9 +176,10 @@ class ActorProcess:
         self._door = door
         self._ours, self._theirs = socket.socketpair()
         self._came: Future[psutil.Process] = Future()
-        """The actor's process, once it has taken its end of the link."""
+        """The actor's process, once it has got its end of the link."""
         self._code: Future[int] | None = None
-        """Its exit code; the exception is why there is none. None before it has its job."""
+        """Its exit code, or an exception that says why there is none. None before it has its
+        job."""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(door))
         self._listener.listen(1)
@@ -231,14 +235,14 @@ class ActorProcess:
         if self._code is not None:
             with suppress(Exception):
                 self._code.result(EXIT_S)
-        with suppress(OSError):  # it may never have let anybody in
+        with suppress(OSError):  # perhaps no process ever connected
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._theirs.close()
         self._ours.close()
 
     def _let_in(self) -> None:
-        """Give the first process that comes the other end of the link. Runs in a thread."""
+        """Give the other end of the link to the first process that connects. Runs in a thread."""
         try:
             guest, _ = self._listener.accept()
         except OSError:  # ended before
@@ -259,6 +263,6 @@ def _ending(ended: asyncio.Future[int]) -> str:
     if error is None:
         return f"ended with exit code {ended.result()}; its output above says why"
     causes = [text.strip() for text in str(error).splitlines() if "is dead because" in text]
-    told = causes[0] if causes else str(error).partition("\n")[0]
-    told = told.partition(" Worker exit detail")[0]
-    return f"has died: {told.removesuffix('.')}"
+    reason = causes[0] if causes else str(error).partition("\n")[0]
+    reason = reason.partition(" Worker exit detail")[0]
+    return f"has died: {reason.removesuffix('.')}"

@@ -1,4 +1,4 @@
-"""How many engines may be started again within an hour (--max-engine-restarts)."""
+"""Limits how many engines are started again within an hour (--max-engine-restarts)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class RestartBudget:
         self.most = most
         self._now = now
         self._spent: deque[float] = deque()
-        """When; of the last hour."""
+        """Times of the restarts within the last hour."""
 
     @property
     def num_spent(self) -> int:
-        """In the last hour."""
+        """Number of restarts within the last hour."""
         now = self._now()
         while self._spent and now - self._spent[0] > HOUR_S:
             self._spent.popleft()

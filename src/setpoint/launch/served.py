@@ -1,4 +1,4 @@
-"""The result of ``configuration.settle``, from which everything after it is made."""
+"""Defines the result of ``configuration.settle``, from which the rest of the start is made."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Served:
     config: ResolvedConfig
     """The options as resolved."""
     sampling: Mapping[str, float]
-    """The sampling that the model's authors recommend, if that was asked for."""
+    """The sampling parameters that the model's authors recommend, if they are to be used."""
     tells_prefixes: bool = False
-    """Whether the engines say which prefixes their caches hold, for whoever chooses between
-    engines."""
+    """Whether the engines report which prefixes their caches hold, so that the choice of an engine
+    can use it."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -77,7 +77,7 @@ class Served:
 
     @property
     def _memory_bytes(self) -> int | None:
-        """The memory that each engine may plan with; None: what is free."""
+        """The maximum memory that each engine may use; None: all that is free."""
         available = self.asked.hardware.available_bytes
         if self.config.options.parallel.engine_standby:  # two have weights, and one fills its pool
             return available - memory_model(self.config, self.spec).weights()

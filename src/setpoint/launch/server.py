@@ -49,14 +49,14 @@ LEAST_CLOSE_S = 0.3
 ABORT_S = 0.5
 """How long the engine may take to end the requests that are aborted."""
 LEAVE_S = 1.0
-"""How long the batches and the responses in the background may take to store how far they are."""
+"""How long batches and responses in the background may take to store their state."""
 KILL_S = 0.6
-"""What a killed engine and the end of this process take; kept free of END_S."""
+"""The part of END_S that is reserved for killing an engine and ending this process."""
 
 
 def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) -> int:
-    """Serve until a signal to end; returns the exit code. Raises SetpointError for a start that
-    fails."""
+    """Serve until a signal asks for the end; returns the exit code. Raises SetpointError if the
+    start fails."""
     from setpoint.frontend.http.port import bind_socket
 
     phases = Phases()
@@ -76,7 +76,7 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
         serving = _Serving(engine, sock, storage, publisher, phases)
         code: int = run_until_asked(serving.run, limit_s=lambda: serving.drain_s + END_S)
         for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # this is the end already
+            signal.signal(number, signal.SIG_IGN)  # the process is ending already
         return code
 
 
@@ -101,14 +101,14 @@ class _Serving:
 
     @property
     def drain_s(self) -> float:
-        """How long running requests may continue after a signal, as it is set now."""
+        """How long running requests may continue after a signal, according to the live option."""
         if self._service is None:
             return self._engine.served.config.options.server.drain_timeout
         return self._service.live.frontend.drain_timeout_s
 
     async def run(self, asked: Asked) -> int:
         """Serve until asked to end; returns the exit code. Raises EngineDeadError."""
-        # Here, where a user may interrupt the steps that take long.
+        # Called here, where a user can interrupt steps that take long.
         from setpoint.frontend.apis.dialects import DIALECTS
         from setpoint.frontend.http.app import create_app
         from setpoint.frontend.http.port import is_loopback
@@ -162,7 +162,7 @@ class _Serving:
         if asked.end.is_set():
             until += self.drain_s
             service.drain.begin()
-        if self._working is not None:  # what it does goes on at the next start
+        if self._working is not None:  # the next start continues its work
             self._working.cancel()
             await asyncio.wait([self._working], timeout=LEAVE_S)
         if asked.end.is_set():
@@ -191,8 +191,8 @@ async def _work(service: Service) -> None:
 
 
 async def _drain(service: Service, drain_s: float, asked: Asked) -> None:
-    """Let the running requests end; abort what runs after ``drain_s``, or when asked for the second
-    time. The port stays open."""
+    """Let the running requests end; abort those that still run after ``drain_s`` or at a second
+    signal. The port stays open."""
     engine, num_running = service.engine, service.engine.num_open
     if num_running:
         logger.info(
@@ -216,14 +216,14 @@ async def _drain(service: Service, drain_s: float, asked: Asked) -> None:
 
 
 async def _until(holds: Callable[[], bool], seconds: float) -> None:
-    """Wait until it holds, for at most so many seconds."""
+    """Wait until the condition holds, for at most this many seconds."""
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
 
 
 async def _finish(service: Service, seconds: float) -> None:
-    """Send what waits to be sent elsewhere, for at most so many seconds."""
+    """Send the remaining spans, for at most this many seconds."""
 
     def work() -> None:
         for send in service.at_end:

@@ -1,6 +1,6 @@
-"""The signals that end a program. The main thread does nothing but take them, and the program's
-event loop runs in a thread beside it: so neither a loop that is busy nor a thread that is stuck
-delays an end (decision 0050).
+"""Handles the signals that end a program. The main thread only handles signals, and the program's
+event loop runs in another thread, so neither a busy loop nor a stuck thread delays the end
+(decision 0050).
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ T = TypeVar("T")
 INTERRUPTED = 130
 """The exit code of a program that is ended by its user, as shells have it."""
 NOTICE_S = 0.25
-"""How long a signal may go unnoticed."""
+"""Longest time until a signal is noticed."""
 CLOSE_S = 1.0
 """How long the event loop may take to close: it waits for the threads of its executor."""
 
 
 class Asked:
-    """The requests of signals so far."""
+    """The requests to end that signals have made so far."""
 
     def __init__(self) -> None:
-        """Make it on the event loop that waits for it."""
+        """Must be created on the event loop that waits for it."""
         self.end = asyncio.Event()
         """The first signal: end in order."""
         self.at_once = asyncio.Event()
         """The second one: finish nothing."""
 
     def count(self, num_signals: int) -> None:
-        """Take note of the number of signals so far."""
+        """Note the number of signals so far."""
         if num_signals > 0:
             self.end.set()
         if num_signals > 1:
@@ -50,8 +50,8 @@ def run_until_asked(
     limit_s: Callable[[], float],
     at_once_s: float = END_S,
 ) -> T:
-    """Run a coroutine on an event loop in a thread of its own; returns or raises what it does. To
-    be called in the main thread.
+    """Run a coroutine on an event loop in a separate thread; returns its result or raises its
+    exception. Must be called in the main thread.
 
     limit_s: the seconds from the first signal after which this process is ended, if it still runs.
     at_once_s: the same for the second signal.
@@ -85,7 +85,7 @@ class _Run(Generic[T]):
         self._num_signals += 1
         if self._num_signals == 1:
             LIMIT.within(self._limit_s())
-        else:  # whoever asks twice does not ask what is still being done
+        else:  # a user who asks twice does not want to know what is still running
             LIMIT.exit_code, LIMIT.is_quiet = INTERRUPTED, True
             LIMIT.within(self._at_once_s)
         if self._loop is not None:

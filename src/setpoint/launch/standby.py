@@ -1,8 +1,8 @@
-"""The standby of a server with one engine (--engine-standby): a second engine that is loaded and
-has no requests, until it takes the place of the one that dies (decision 0056).
+"""Keeps the standby of a server with one engine (--engine-standby): a second engine that is loaded
+and has no requests until it replaces the first one when that dies (decision 0056).
 
-Each death of a standby is counted, apart from the deaths of engines that serve: a standby that
-cannot live must not use up the restarts that the server needs.
+The deaths of standbys are counted separately from the deaths of serving engines: a standby that
+keeps dying must not use up the restarts that the server needs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""How often it is seen to that there is a standby, and that it is like the engine that serves."""
+"""Interval of checking that there is a standby, and that it has the options and weights of the
+serving engine."""
 MOST_FAILED_STARTS = 3
-"""So many standbys in turn may end before they are ready."""
+"""Maximum number of standbys in turn that may end before they are ready."""
 READY_RETRY_S, START_RETRY_S = 1.0, 10.0
-"""Pause before the next standby, if the one before had been ready, and if it could not start."""
+"""Pause before the next standby: after one that had been ready, and after one that could not
+start."""
 
 
 class Standby:
@@ -40,9 +42,9 @@ class Standby:
         unused: Callable[[LaunchedEngine], None],
         present_job: Callable[[], object],
     ) -> None:
-        """serving: the restarts of engines that serve. deaths: those of standbys. start:
-        starts a standby. unused: called with one that has ended without having served.
-        present_job: what the job of an engine that started now would be made from."""
+        """serving: the restarts of serving engines. deaths: the deaths of standbys. start: starts a
+        standby. unused: is called with a standby that has ended without having served. present_job:
+        returns the data from which the job of an engine would be made now."""
         self._client = client
         self._serving = serving
         self._start = start
@@ -50,15 +52,15 @@ class Standby:
         self._present_job = present_job
         self._deaths = deaths
         self._num_failed_starts = 0
-        """In turn."""
+        """Number of standbys in turn that ended before they were ready."""
         self._leaving: set[asyncio.Task[None]] = set()
-        """The watchers of standbys that were ended, until their processes have."""
+        """The watchers of ended standbys, until their processes have ended."""
         self.engine: LaunchedEngine | None = None
         self._why_none = ""
-        """Why no other is started until ``try_again``; "" if one may be."""
+        """Why no standby is started until ``try_again``; "" if one may be started."""
 
     async def keep(self) -> None:
-        """Have a second engine ready, until cancelled. To be called once the first one is."""
+        """Keep a second engine ready, until cancelled. Call this when the first engine is ready."""
         while True:
             engine = self.engine
             if engine is None:
@@ -77,8 +79,8 @@ class Standby:
             await asyncio.sleep(LOOK_S)
 
     def take(self) -> LaunchedEngine | None:
-        """The standby, to serve from now on, if there is one with the options and weights of
-        now."""
+        """The standby, which is to serve from now on, if there is one with the current options and
+        weights."""
         engine = self.engine
         if engine is None or engine.line.has_ended or engine.made_from != self._present_job():
             return None
@@ -104,22 +106,22 @@ class Standby:
             await asyncio.wait(self._leaving)
 
     def try_again(self) -> None:
-        """Forget the deaths so far."""
+        """Reset the counts of deaths."""
         self._deaths.reset()
         self._num_failed_starts, self._why_none = 0, ""
 
     def _may_start(self) -> bool:
         most = self._serving.most
         if self._serving.num_spent > most:  # a standby has taken over beyond the limit
-            self._none(f"No standby is started: --max-engine-restarts is {most} an hour.")
+            self._log_absence(f"No standby is started: --max-engine-restarts is {most} an hour.")
             return False
         if self._why_none:
-            self._none(self._why_none)
+            self._log_absence(self._why_none)
             return False
         return True
 
-    def _none(self, why: str) -> None:
-        """Tell, once, why there is no standby."""
+    def _log_absence(self, why: str) -> None:
+        """Log, once, why there is no standby."""
         if self._client.standby != "ended":
             self._client.standby, self._client.standby_death = "ended", why
             logger.error("%s", why)
@@ -144,12 +146,12 @@ class Standby:
         self._num_failed_starts = 0 if was_ready else self._num_failed_starts + 1
         if self._num_failed_starts >= MOST_FAILED_STARTS:
             self._why_none = (
-                f"The standby engine could not start {MOST_FAILED_STARTS} times in turn, and no"
-                f" other is started. The last one: {death}"
+                f"The standby engine failed to start {MOST_FAILED_STARTS} times in turn and is"
+                f" not started again. The last one: {death}"
             )
         elif not self._deaths.left:
             self._why_none = (
-                f"{death} No other standby is started: --max-engine-restarts is"
+                f"{death} No other standby is started, because --max-engine-restarts is"
                 f" {self._deaths.most} an hour."
             )
         else:

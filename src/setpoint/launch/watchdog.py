@@ -1,8 +1,8 @@
-"""Finds an engine whose loop hangs (--watchdog-timeout), from the parent process: code that hangs
-may hold the interpreter's lock, so no thread of the engine could.
+"""Detects, in the parent process, an engine whose loop hangs (--watchdog-timeout). No thread of the
+engine could do this, because code that hangs may hold the interpreter's lock.
 
-Only time counts in which both processes ran. A pause of either (SIGSTOP, ``docker pause``, a
-debugger) leaves nothing to find (decision 0050).
+Only time in which both processes ran counts. A pause of either process (SIGSTOP, ``docker pause``,
+a debugger) therefore triggers nothing (decision 0050).
 """
 
 from __future__ import annotations

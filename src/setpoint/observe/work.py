@@ -1,6 +1,6 @@
-"""Estimates of a step's work: floating-point operations, and bytes of memory read and written
-(--enable-mfu-metrics). Arithmetic on the model's dimensions and on the counts of the step's record;
-nothing is measured. Operations are counted as SGLang counts them (decision 0061)."""
+"""Estimates a step's work: its floating-point operations, and the bytes of memory that it reads and
+writes (--enable-mfu-metrics). The estimate is arithmetic on the model's dimensions and the counts
+in the step's record; nothing is measured. Operations are counted as in SGLang (decision 0061)."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Work:
 
 @dataclass(slots=True, frozen=True)
 class WorkModel:
-    """What the work of a step follows from, besides its tokens."""
+    """The properties of the model that determine the work of a step."""
 
     spec: ModelSpec
     weights_bytes: int
-    """Weights that a step reads once, however many tokens it has."""
+    """Bytes of the weights, which a step reads once, however many tokens it has."""
     dtype_bytes: int
-    """Of an element of the activations."""
+    """Bytes of an element of the activations."""
     kv_bytes: int
-    """Of a token's keys and values in all layers."""
+    """Bytes of a token's keys and values in all layers."""
 
     def of(self, step: StepDone) -> Work:
         spec, decoded = self.spec, step.num_decode_rows + step.num_forced
@@ -44,7 +44,7 @@ class WorkModel:
         q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         weights = hidden * (2 * q + 2 * kv) + 3 * hidden * inner
         element = self.dtype_bytes * spec.num_layers
-        # A layer's input and output, q, k, v, and what attention makes of them.
+        # A layer's input and output, q, k, v, and the output of attention.
         moved = tokens * element * (2 * hidden + 2 * q + 2 * kv)
         attended = element * (step.num_new_tokens * (q + 2 * kv) + decoded * q)
         return Work(
@@ -55,19 +55,19 @@ class WorkModel:
 
 
 class WorkMeter:
-    """Sums the work of all steps, and says it in the words of the log's lines."""
+    """Sums the work of all steps, and makes the text about it for the log lines."""
 
     def __init__(self, model: WorkModel, figures: Figures) -> None:
-        """figures: must get each record before this object does."""
+        """figures: it must get each record before this object does."""
         self._model = model
         self._figures = figures
         self._total = Work()
         self._prefill = Work()
-        """Of the last step that computed prompt tokens."""
+        """Work of the last step that computed prompt tokens."""
         self._decodes = Work()
-        """Of the decode steps since the last line about them."""
-        self._told = Work()
-        """Of those that the last line is about."""
+        """Work of the decode steps since the last log line about decode steps."""
+        self._reported = Work()
+        """Work of the decode steps that the last log line is about."""
 
     def on(self, record: Record) -> None:
         if not isinstance(record, StepDone):
@@ -79,10 +79,10 @@ class WorkMeter:
             return
         self._decodes += work
         if self._figures.decode_is_due:
-            self._told, self._decodes = self._decodes, Work()
+            self._reported, self._decodes = self._decodes, Work()
 
     def counters(self) -> dict[str, dict[str, float]]:
-        """The sums, as ``EngineMetrics`` has counters."""
+        """The sums, in the form of the counters of ``EngineMetrics``."""
         return {
             "sglang:estimated_flops_per_gpu": {"": self._total.flops},
             "sglang:estimated_read_bytes_per_gpu": {"": self._total.read_bytes},
@@ -90,19 +90,19 @@ class WorkMeter:
         }
 
     def prefill_words(self) -> str:
-        """The end of the line about a step that computed prompt tokens."""
+        """The end of the log line about a step that computed prompt tokens."""
         elapsed = self._figures.elapsed_s
         if elapsed <= 0:
             return ""
         return f", est. prefill TFLOPS/s (per GPU): {self._prefill.flops / elapsed / 1e12:.4f}"
 
     def decode_words(self) -> str:
-        """The end of the line about decode steps."""
+        """The end of the log line about decode steps."""
         elapsed = self._figures.elapsed_s
         if elapsed <= 0:
             return ""
         return (
-            f", est. decode TFLOPS/s (per GPU): {self._told.flops / elapsed / 1e12:.4f},"
-            f" est. read BW (GB/s per GPU): {self._told.read_bytes / elapsed / 1e9:.2f},"
-            f" est. write BW (GB/s per GPU): {self._told.write_bytes / elapsed / 1e9:.2f}"
+            f", est. decode TFLOPS/s (per GPU): {self._reported.flops / elapsed / 1e12:.4f},"
+            f" est. read BW (GB/s per GPU): {self._reported.read_bytes / elapsed / 1e9:.2f},"
+            f" est. write BW (GB/s per GPU): {self._reported.write_bytes / elapsed / 1e9:.2f}"
         )

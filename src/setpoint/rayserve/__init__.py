@@ -1,1 +1,1 @@
-"""Setpoint as an application of Ray Serve: an ingress, and replicas with an engine each."""
+"""Setpoint as an application of Ray Serve: an ingress, and replicas with one engine each."""

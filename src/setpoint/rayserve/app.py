@@ -1,8 +1,9 @@
 """The Ray Serve application: ``serve run setpoint.rayserve.app:app model_path=…`` (deploy/ray).
 
 A replica is a whole server without a port: the frontend runs in the replica's process, and the
-engine is its child, supervised as by ``setpoint serve``. The ingress reads a request, asks a
-replica for the ids of its prompts, and passes it to the replica that the router chooses by them.
+engine is its child process, supervised as by ``setpoint serve``. The ingress reads a request, asks
+a replica for the token ids of its prompts, and passes the request to the replica that the router
+chooses by these ids.
 """
 
 from __future__ import annotations
@@ -38,15 +39,16 @@ from setpoint.rayserve.scaling import QUEUE, USAGE, QueueAndUsage
 logger = logging.getLogger(__name__)
 
 MOST_OPEN = 4096
-"""Requests that Ray may give one replica: its engine has a queue of its own, and batches."""
+"""Maximum requests that Ray gives one replica. The number is high because the engine has its own
+queue and computes in batches."""
 REPORT_S = 1.0
-"""How often a replica tells what its cache holds."""
+"""Seconds between two reports of a replica's cache."""
 MOST_BODY_BYTES = 64 << 20
-"""The largest body that the ingress reads; a replica refuses most of these."""
+"""The largest body that the ingress reads. The limit of a replica is lower."""
 MOST_TRIES = 3
-"""How often a request that has had no answer is given to a replica, if one after the other dies."""
+"""Maximum number of replicas that get a request, if one after the other dies before it answers."""
 END_S = 5.0
-"""How long the end of a replica may take, after the time that its requests have."""
+"""How long the end of a replica may take after its requests have ended or run out of time."""
 NOT_HERE = {
     "config": "give its options one by one",
     "dp_size": "a replica has one engine; use min_replicas and max_replicas",
@@ -55,29 +57,30 @@ NOT_HERE = {
     "port": "Ray Serve listens",
     "use_ray": "the replica is Ray's already",
 }
-"""Options of ``setpoint serve`` that a replica cannot have, and why."""
+"""Options of ``setpoint serve`` that a replica cannot have -> why."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Arguments:
-    """The application's own arguments; all others are options of ``setpoint serve``."""
+    """The application's own arguments. All others are options of ``setpoint serve``."""
 
     num_cpus: int = 1
-    """Cores of a replica, which are its engine's threads unless num_threads says otherwise."""
+    """Cores of a replica, and threads of its engine unless num_threads says otherwise."""
     min_replicas: int = 1
     max_replicas: int = 1
     queue_target: float = 4.0
-    """Waiting requests for each replica that autoscaling aims at."""
+    """The number of waiting requests per replica at which autoscaling aims."""
     usage_target: float = 0.8
-    """The same for the share of the KV pool in use."""
+    """The share of the KV pool in use at which autoscaling aims."""
     upscale_delay_s: float = 10.0
     downscale_delay_s: float = 300.0
     router: str = "cache_aware"
-    """Or "ray": Ray Serve's own, which takes the less busy of two replicas."""
+    """"cache_aware", or "ray": Ray Serve's own router, which chooses the less busy of two
+    replicas."""
 
 
 class Replica:
-    """A server, with its engine."""
+    """A server with its engine."""
 
     async def __init__(self, options: dict[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
         with naming_keywords():
@@ -91,7 +94,7 @@ class Replica:
         self._reader = PromptReader(self._hosted.service)
 
     async def prompts(self, request: HttpRequest) -> list[Prompt]:
-        """The prompts of a request, by which the router chooses its replica."""
+        """The prompts of a request, for the router's choice of a replica."""
         return await self._reader.read(request)
 
     async def http(
@@ -102,7 +105,7 @@ class Replica:
             yield part
 
     async def check_health(self) -> None:
-        """Ray replaces a replica whose engine is gone for good."""
+        """Raise an error if the engine is gone for good; Ray then replaces the replica."""
         if self._hosted.session.over.done():
             raise EngineDeadError(self._hosted.session.death)
 
@@ -113,12 +116,12 @@ class Replica:
         client = self._hosted.service.engine
         try:
             ((_, state),) = await self._hosted.service.states()
-        except EngineDeadError:  # between two engines, when everything waits
+        except EngineDeadError:  # no engine is ready at the moment, and everything waits
             return {QUEUE: float(client.num_open), USAGE: 0.0}
         return {QUEUE: float(state.num_queued + client.num_waiting), USAGE: state.pool.usage}
 
     async def __del__(self) -> None:
-        """Called by Ray Serve when the replica has answered what it had."""
+        """Ray Serve calls this when the replica has answered its requests."""
         if hasattr(self, "_hosted"):
             await self._stack.aclose()
 
@@ -153,12 +156,12 @@ class Ingress:
         raise AssertionError
 
     async def _ask(self, call: HttpRequest) -> Response:
-        """The answer of one replica. Raises RayActorError if it dies before a stream begins or an
-        answer of known length is whole."""
+        """The answer of one replica. Raises RayActorError if the replica dies before a stream
+        begins, or before an answer of known length is complete."""
         prompts: list[Prompt] = []
         if call.path in PROMPTS:
-            # In a context of its own, so that Ray gives the call a name of its own: the router
-            # counts calls by their names.
+            # A separate context makes Ray give the call its own id, by which the router counts
+            # calls.
             prompts = await Context().run(self._replicas.prompts.remote, call)
         parts = self._replicas.options(stream=True).http.remote(call, prompts)
         start = await anext(parts)
@@ -183,10 +186,12 @@ async def _rest(parts: Any, path: str) -> AsyncIterator[bytes]:
         is_over = True
     except RayActorError as error:
         is_over = True
-        logger.error("A replica died while it answered %s, and the answer is cut: %s", path, error)
+        logger.error(
+            "A replica died while it answered %s, and the answer is incomplete: %s", path, error
+        )
         raise
     finally:
-        if not is_over:  # the client has gone
+        if not is_over:  # the client has disconnected
             parts.cancel()
 
 
@@ -199,10 +204,10 @@ def app(arguments: dict[str, Any]) -> Any:
         try:  # on a command line, every value is text
             own[name] = type(own[name])(arguments[name])
         except (TypeError, ValueError):
-            raise ConfigError(f"{name} is {arguments[name]!r}, which is no number.") from None
+            raise ConfigError(f"{name} must be a number, got {arguments[name]!r}.") from None
     wanted = Arguments(**own)
     for name in options.keys() & NOT_HERE.keys():
-        raise ConfigError(f"{name} is no option of a replica: {NOT_HERE[name]}.")
+        raise ConfigError(f"A replica does not have the option {name}: {NOT_HERE[name]}.")
     options.setdefault("num_threads", wanted.num_cpus)
     with naming_keywords():
         line = parse_keywords(SERVE, options)
@@ -225,7 +230,7 @@ def app(arguments: dict[str, Any]) -> Any:
     if wanted.router == "cache_aware":
         routing["request_router_class"] = CacheAwareRouter
     elif wanted.router != "ray":
-        raise ConfigError(f"router is {wanted.router!r}; it may be cache_aware or ray.")
+        raise ConfigError(f"router must be cache_aware or ray, got {wanted.router!r}.")
     replicas = (
         serve.deployment(Replica)
         .options(

@@ -1,6 +1,6 @@
-"""Chooses the replica of a request, by the rule that chooses among the engines of one server
-(``ipc.balance``). It knows names of replicas, what their caches hold, and what was sent to them; it
-knows nothing of Ray."""
+"""Chooses the replica of a request, with the rule for the engines of one server (``ipc.balance``).
+It knows the names of the replicas, what their caches hold, and what was sent to them, but nothing
+of Ray."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ from setpoint.ipc.balance import CacheAware, Load
 from setpoint.rayserve.prompts import Prompt
 
 FRESH_S = 5.0
-"""So long after its end, what a request has left in a cache counts although no report has it: a
-report may be older than the request, and is on its way for a while."""
+"""Seconds for which the prefixes of an ended request count as cached although no report contains
+them: a report may be older than the end of the request."""
 NOTHING = (b"\0\0\0\0", "")
-"""Stands for a request without a prompt, which costs next to nothing anywhere."""
+"""Stands for a request without a prompt, which costs almost nothing on any replica."""
 
 
 class Choice:
-    """The replicas and their loads, as one router sees them: it counts what it has sent itself."""
+    """The replicas and their loads, as one router sees them. It counts the requests that it has
+    sent."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._rule = CacheAware()
         self._loads: dict[str, Load] = {}
         self._held: dict[str, bytes] = {}
-        """What each replica said last of its cache."""
+        """The last report of each replica about its cache."""
         self._sent: dict[str, tuple[str, list[Request]]] = {}
-        """Open request -> its replica and its prompts."""
+        """Id of an open request -> its replica and its prompts."""
         self._left: dict[str, deque[tuple[float, bytes]]] = {}
-        """What the requests of each replica have left there, the time first; some is outdated."""
+        """Replica -> the prompts of its ended requests, each with the time of the end; some are
+        outdated."""
         self._num_known = 0
 
     def know(self, held: dict[str, bytes]) -> None:
-        """Take note of the replicas there are, and of the hashes of the prefixes that their caches
-        hold. What was sent to others is forgotten."""
+        """Set the replicas that exist, and the hashes of the prefixes that their caches hold.
+        Forgets everything about other replicas."""
         for name in self._loads.keys() - held.keys():
             del self._loads[name], self._held[name], self._left[name]
             for request in [key for key, (where, _) in self._sent.items() if where == name]:
@@ -59,7 +61,8 @@ class Choice:
                     self._loads[name].take(Cached(stored, b""))
 
     def order(self, prompts: Sequence[Prompt]) -> list[str]:
-        """The replicas, the best first. A body with several prompts goes by its first."""
+        """The replicas, the best one first. For a body with several prompts, the first prompt
+        decides."""
         first = _request((prompts or [NOTHING])[0])
         left, order = dict(self._loads), []
         while left:
@@ -69,8 +72,8 @@ class Choice:
         return order
 
     def sent(self, request_id: str, name: str, prompts: Sequence[Prompt]) -> None:
-        """A request goes to a replica: it counts there until ``done``. Another call for the same
-        request moves it."""
+        """Note that a request goes to a replica; it counts there until ``done``. A second call for
+        the same request moves it."""
         self._remove(request_id)
         if name in self._loads:
             requests = [_request(prompt) for prompt in prompts]
@@ -79,7 +82,7 @@ class Choice:
                 self._loads[name].add(each)
 
     def done(self, request_id: str) -> None:
-        """A request has ended. Does nothing for one that is not open."""
+        """Note that a request has ended. Does nothing for a request that is not open."""
         name, requests = self._remove(request_id)
         for each in requests:
             stored = b"".join(prefix_hashes(each.prompt_ids, each.options.namespace))
@@ -87,7 +90,7 @@ class Choice:
             self._loads[name].take(Cached(stored, b""))
 
     def cancelled(self, request_id: str) -> None:
-        """A request has gone nowhere."""
+        """Note that a request was not sent to any replica."""
         self._remove(request_id)
 
     def _remove(self, request_id: str) -> tuple[str, list[Request]]:
@@ -97,7 +100,7 @@ class Choice:
         return name, requests
 
     def num_open(self, name: str) -> int:
-        """The open sequences that were sent to a replica."""
+        """Number of open sequences that were sent to a replica."""
         return self._loads[name].num_requests
 
 

@@ -1,5 +1,5 @@
-"""HTTP between the ingress and a replica: a request as one value, an answer as a stream of parts,
-and an ASGI application that answers the one with the other. It knows nothing of Ray."""
+"""Carries HTTP between the ingress and a replica: a request is one value, and an answer is a stream
+of parts, which an ASGI application makes. It knows nothing of Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from starlette.types import ASGIApp, Message, Scope
 Headers = list[tuple[bytes, bytes]]
 
 FULL = 64
-"""Parts of an answer that may wait for their reader before the application waits for it."""
+"""Number of parts of an answer that may wait for their reader before the application has to
+wait."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,15 +49,15 @@ class HttpRequest:
 
 @dataclass(slots=True, frozen=True)
 class Start:
-    """The first part of an answer; the others are bytes of its body."""
+    """The first part of an answer; the other parts are bytes of its body."""
 
     status: int
     headers: Headers
 
 
 async def answer(app: ASGIApp, request: HttpRequest) -> AsyncIterator[Start | bytes]:
-    """The parts of the application's answer. If the reader leaves, the application learns that its
-    client has gone, as from any listener. Raises what the application raises."""
+    """The parts of the application's answer. If the reader stops reading, the application learns
+    that its client has disconnected, as with any listener. Raises what the application raises."""
     messages: asyncio.Queue[Message | None] = asyncio.Queue(FULL)
     gone = asyncio.Event()
     bodies = [request.body]
@@ -84,7 +85,8 @@ async def answer(app: ASGIApp, request: HttpRequest) -> AsyncIterator[Start | by
             if message["type"] == "http.response.start":
                 yield Start(message["status"], list(message["headers"]))
                 continue
-            # What has come meanwhile goes in one part: a part costs more than a token.
+            # Everything that has come meanwhile goes into one part, because sending a part costs
+            # more than a token.
             body, is_over = _body(message), False
             while not messages.empty():
                 more = messages.get_nowait()
@@ -99,7 +101,7 @@ async def answer(app: ASGIApp, request: HttpRequest) -> AsyncIterator[Start | by
         await working
     finally:
         gone.set()
-        while not messages.empty():  # whoever waits to send can go on
+        while not messages.empty():  # a blocked sender can continue
             messages.get_nowait()
         with suppress(Exception):
             await working

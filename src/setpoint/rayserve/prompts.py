@@ -1,6 +1,6 @@
-"""Reads the prompts of a body without answering it: the same routes, templates and tokenizer that
-answer it make the requests, which then go nowhere. So the ids are those that the engine will see,
-in every dialect."""
+"""Reads the prompts of a body without answering it. The same routes, templates and tokenizer that
+would answer the body make its requests, but the requests are not sent. So the ids are those that
+the engine will get, in every dialect."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Prompt = tuple[bytes, str]
 """Packed ids and the cache namespace of one sequence."""
 
 _FOUND: ContextVar[list[Prompt] | None] = ContextVar("found", default=None)
-"""Where the prompts go that are being read in this context; None: it is an ordinary request."""
+"""Collects the prompts that are read in this context; None for an ordinary request."""
 
 
 class _Reading(Service):
-    """Takes note of requests instead of sending them."""
+    """Collects requests instead of sending them."""
 
     def job(self, requests: Sequence[Request], **_: Any) -> Job:
         found = _FOUND.get()
@@ -37,14 +37,15 @@ class _Reading(Service):
 
 class PromptReader:
     def __init__(self, service: Service) -> None:
-        """service: the one that answers. Nothing that is read here is counted or logged there."""
+        """service: the service that answers requests. It neither counts nor logs what is read
+        here."""
         config = replace(service.config, metrics=None)
         reading = _Reading(config, service.engine, service.text, service.live)
         self._app = create_app(reading, DIALECTS)
         logging.getLogger("uvicorn.access").addFilter(lambda record: _FOUND.get() is None)
 
     async def read(self, request: HttpRequest) -> list[Prompt]:
-        """The prompts; none if the body will be refused."""
+        """The prompts of a request; an empty list if its body will be refused."""
         found: list[Prompt] = []
         token = _FOUND.set(found)
         try:

@@ -1,6 +1,6 @@
-"""The request router of the replicas, by Ray Serve's interface: prefers the replica whose cache
-holds the prompt, against its load (``rayserve.choice``). It runs in every process that has a handle
-of the replicas, which is the ingress."""
+"""The request router of the replicas, with Ray Serve's interface. It weighs what a replica's cache
+holds against the replica's load (``rayserve.choice``). It runs in the ingress, the only process
+with a handle of the replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CacheAwareRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The replicas, each a rank of its own: Ray takes the first that has room."""
+        """The replicas, each in a group of its own; Ray takes the first one that has room."""
         replicas = {each.replica_id.unique_id: each for each in candidate_replicas}
         self._choice.know(
             {name: each.routing_stats.get(HELD, b"") for name, each in replicas.items()}
@@ -32,7 +32,8 @@ class CacheAwareRouter(RequestRouter):
         prompts = _prompts(pending_request)
         order = self._choice.order(prompts)
         if pending_request is not None and prompts and order:
-            # Counted now: the next of a burst is chosen before this one is sent.
+            # Count the request now: the replica of the next request in a burst is chosen before
+            # this one is sent.
             request_id = pending_request.metadata.internal_request_id
             self._choice.sent(request_id, order[0], prompts)
             pending_request.future.add_done_callback(
@@ -52,6 +53,6 @@ class CacheAwareRouter(RequestRouter):
 
 
 def _prompts(pending: PendingRequest | None) -> list[Prompt]:
-    """The second argument of ``Replica.http``. Other calls have none, and cost too little to be
+    """The prompts in a call of ``Replica.http``. Other calls have none, and cost too little to be
     counted."""
     return [] if pending is None or len(pending.args) < 2 else list(pending.args[1])

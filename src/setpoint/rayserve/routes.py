@@ -1,5 +1,5 @@
-"""Which routes the ingress passes on. Any replica can answer them: they neither keep anything for a
-later request nor concern one engine."""
+"""Decides which routes the ingress passes on: those that any replica can answer, because they
+neither store anything for a later request nor concern one engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPTS = frozenset(
         "/v1/score",
     }
 )
-"""Those whose bodies hold prompts: they go where these are cached."""
+"""Routes whose bodies hold prompts; they go to the replica that has the prompt in its cache."""
 OTHERS = frozenset(
     {
         "/api/show",
@@ -44,10 +44,10 @@ OTHERS = frozenset(
 
 
 def refusal(path: str) -> str | None:
-    """Why the ingress does not pass a request on; None if it does."""
+    """Why the ingress refuses requests for this path; None if it passes them on."""
     if path in PROMPTS or path in OTHERS or path.startswith("/v1/models/"):
         return None
     return (
-        f"{path} is not served behind Ray Serve: it concerns one server or what one server keeps,"
-        " and there are several. Ask a server of `setpoint serve`."
+        f"{path} is not available behind Ray Serve: it concerns a single server or what that"
+        " server stores, and here there may be several. Use a server that `setpoint serve` runs."
     )

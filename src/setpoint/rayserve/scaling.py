@@ -1,7 +1,7 @@
-"""How many replicas there are to be, by what they report of their engines: requests that wait, and
-the share of the KV pool in use. It follows the rule of Kubernetes' autoscaler: as many as would
-bring the mean of each figure to its target, and the larger number of the two. Ray Serve applies
-bounds and delays."""
+"""Computes the number of replicas from the figures that they report: waiting requests, and the
+share of the KV pool in use. The rule is that of Kubernetes' autoscaler: the number that brings the
+mean of each figure to its target, and the larger of the two numbers. Ray Serve applies bounds and
+delays."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 QUEUE = "queue"
-"""Requests that wait for the engine of a replica."""
+"""Number of requests that wait for the engine of a replica."""
 USAGE = "token_usage"
-"""The share of its KV pool in use, 0 to 1."""
+"""The share of a replica's KV pool that is in use, from 0 to 1."""
 
 
 class QueueAndUsage:
@@ -21,11 +21,12 @@ class QueueAndUsage:
         self._targets = {QUEUE: queue_target, USAGE: usage_target}
 
     def __call__(self, ctx: Any) -> tuple[float, dict[str, Any]]:
-        """ctx: Ray's AutoscalingContext. Returns the wanted number, and no state."""
+        """Returns the wanted number of replicas, and an empty state. ctx: Ray's
+        AutoscalingContext."""
         figures = {
             name: list(ctx.aggregated_metrics.get(name, {}).values()) for name in self._targets
         }
-        if not all(figures.values()):  # nobody has reported yet
+        if not all(figures.values()):  # no replica has reported yet
             return ctx.target_num_replicas, {}
         return wanted(ctx.current_num_replicas, figures, self._targets), {}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from setpoint.config.check import check_options
-from setpoint.config.groups.events import EventOptions, described, publisher_config
+from setpoint.config.groups.events import EventOptions, publisher_config, publisher_info
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
 from setpoint.core.kv_events import PublisherConfig
@@ -51,7 +51,7 @@ def test_an_address_is_bound_or_connected_to(keys: dict[str, Any], binds: bool) 
 def test_server_info_describes_it_as_sglang_does() -> None:
     config = config_of(2, endpoint="tcp://*:5557", replay_endpoint="tcp://*:5567", topic="kv")
     assert config is not None
-    assert described(config, page_size=16, num_ranks=2) == {
+    assert publisher_info(config, page_size=16, num_ranks=2) == {
         "publisher": "zmq",
         "endpoint_host": "*",
         "endpoint_port_base": 5557,
@@ -62,7 +62,7 @@ def test_server_info_describes_it_as_sglang_does() -> None:
     }
     config = config_of(endpoint="ipc:///run/events")
     assert config is not None
-    assert described(config, page_size=1, num_ranks=1) is None
+    assert publisher_info(config, page_size=1, num_ranks=1) is None
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_what_ray_cannot_have_is_refused_before_anything_is_started(
         preflight(Options.of(use_ray=True))
     monkeypatch.setattr("setpoint.launch.preflight.find_spec", lambda name: object())
     preflight(Options.of(use_ray=True, device="cpu"))
-    with pytest.raises(ConfigError, match="--engine-standby does not go together with --use-ray"):
+    with pytest.raises(ConfigError, match="--engine-standby cannot be combined with --use-ray"):
         preflight(Options.of(use_ray=True, device="cpu", engine_standby=True))
     monkeypatch.setattr("setpoint.launch.preflight.why_no_cuda", lambda: "")
     with pytest.raises(ConfigError, match="add --device cpu"):

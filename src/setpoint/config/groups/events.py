@@ -65,7 +65,9 @@ def publisher_config(options: EventOptions, *, num_ranks: int = 1) -> PublisherC
     return config
 
 
-def described(config: PublisherConfig, *, page_size: int, num_ranks: int) -> dict[str, Any] | None:
+def publisher_info(
+    config: PublisherConfig, *, page_size: int, num_ranks: int
+) -> dict[str, Any] | None:
     """What ``/server_info`` says about the publisher, so that routers find it; None if it has no
     TCP address."""
     ports = dict(_ports(config, num_ranks))

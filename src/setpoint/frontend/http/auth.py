@@ -1,5 +1,6 @@
-"""The API keys, as ASGI middleware: ``Authorization: Bearer KEY`` or a dialect's own header, or
-401; 403 for a client's key where the admin's is needed (docs/sglang/api.md#keys)."""
+"""Checks API keys, as ASGI middleware. A request needs ``Authorization: Bearer KEY`` or a dialect's
+own header, and is otherwise answered 401; a client's key where the admin key is needed is answered
+403 (docs/sglang/api.md#keys)."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ _FORBIDDEN = Refusal(
 
 
 class ApiKeyMiddleware:
-    """Checks the keys, at least one of which is given. The admin's key opens every route. If there
-    is one, it alone opens the routes for operators. Without ``api_keys``, the other routes are open
-    to everybody."""
+    """Checks the keys; the server has at least one. The admin key opens every route. If there is an
+    admin key, only this key opens the operator's routes. Without ``api_keys``, the other routes are
+    open to everybody."""
 
     def __init__(
         self,

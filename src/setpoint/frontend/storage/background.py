@@ -1,10 +1,10 @@
-"""The responses that run in the background, or have: with a folder they are on disk, and a server
-that starts again knows them, and goes on with those that had not ended. What computes them
-(``apis.openai.responses.background``) reads and changes them here.
+"""Stores responses in the background, running and ended. If there is a folder, they are on disk;
+the next server knows them and continues those that had not ended.
+``apis.openai.responses.background`` computes them.
 
-One writer at a time, in a thread: what changes while it works is written next, together. Output
-tokens are shown to those who follow a response once they are written, so that no server that comes
-later has to compute again what somebody has seen (decision 0057).
+One write runs at a time, in a thread; changes made meanwhile are written together in the next
+write. Clients see output tokens only after they are written, so that no later server has to compute
+again what a client has seen (decision 0057).
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ logger = logging.getLogger(__name__)
 
 KIND, ID_PREFIX = "response", "resp_"
 RETRY_S = 5.0
-"""Seconds before what could not be written is tried again."""
+"""Seconds until a failed write is tried again."""
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a response is computed from."""
+    """Everything from which a response is computed."""
 
     body: dict[str, Any]
-    """As the client sent it."""
+    """The body as the client sent it."""
     request: Request
-    """With its seed, and without outputs."""
+    """The engine's request, with its seed and without outputs."""
     model: str
-    """What the server said of its weights."""
+    """The server's description of its weights."""
     tokenizer: str
-    """Where its tokenizer came from."""
+    """The source of its tokenizer."""
     inputs: list[dict[str, Any]]
     """The input items, as in KeptResponse."""
     earlier: list[dict[str, Any]]
@@ -59,39 +59,41 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     response: dict[str, Any]
     """The response as the API shows it."""
     num_tries: int = 1
-    """How many servers in turn have begun to compute it, and have got no new token of it since."""
+    """Number of servers in turn that have begun to compute it without getting a new token."""
     num_cached: int | None = None
-    """Cached tokens of the prompt when it was first computed; None: it has not been."""
+    """Cached tokens of the prompt when it was first computed; None if it has not been computed."""
     finish: Finish | None = None
-    """How the engine ended it, if it did."""
+    """How the engine ended it; None if it did not."""
     output_ids: bytes = b""
-    """Packed, once it has ended. Those of one that runs are in a file of its own."""
+    """The packed output ids of an ended response. Those of a running one are in a separate file."""
 
 
 class BackgroundResponse:
     """A response in the memory of this server. Used on the event loop only."""
 
     def __init__(self, stored: StoredResponse, ids: bytes = b"", file_end: int = 0) -> None:
-        """ids: those that are stored. file_end: where its file's next group begins."""
+        """ids: the stored output ids. file_end: the offset at which the next group in its file
+        begins."""
         self.stored = stored
         self.ids = array("i", ids)
         self.num_shown = len(self.ids)
-        """How many of its ids those who follow it may see."""
+        """Number of output ids that followers may see."""
         self.has_ended = _has_ended(stored)
-        """Whether those who follow it may see its end."""
+        """Whether followers may see its end."""
         self.interruption = ""
-        """Why this server computes it no further, although it has not ended; "" if it does."""
+        """Why this server has stopped computing it although it has not ended; "" if it has not
+        stopped."""
         self.task: Task[None] | None = None
-        """Computes it."""
+        """The task that computes it."""
         self.is_cancelled = False
         """Whether a client has asked for its end."""
         self.is_saved = True
-        """Whether its document on disk is ``stored``; written by the book."""
+        """Whether its document on disk equals ``stored``; set by the book."""
         self.num_written = len(self.ids)
-        """How many ids are in its file; written by the book, like the next two."""
+        """Number of ids in its file; set by the book, like the next two."""
         self.file_end = file_end
         self.has_failed = False
-        """Whether it is known that its file cannot be written."""
+        """Whether the last write to its file has failed."""
         self._waiting: list[Future[None]] = []
 
     @property
@@ -99,18 +101,18 @@ class BackgroundResponse:
         return self.stored.id
 
     def change(self, **changes: Any) -> None:
-        """Change the document. The book writes it when it is told to."""
+        """Change the document. It reaches the disk with the book's next ``write`` or ``save``."""
         self.stored = msgspec.structs.replace(self.stored, **changes)
         self.is_saved = False
 
-    async def shown(self) -> None:
-        """Wait until those who follow it may see more than now."""
+    async def wait_until_shown(self) -> None:
+        """Wait until followers may see more than now."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         await future
 
     def show(self, num_ids: int, *, has_ended: bool) -> None:
-        """Have its followers see so many ids, and perhaps its end."""
+        """Let followers see this many ids, and the end if ``has_ended``."""
         self.num_shown, self.has_ended = num_ids, has_ended
         self.wake()
 
@@ -123,12 +125,12 @@ class BackgroundResponse:
 
 @dataclass(slots=True)
 class _Write:
-    """What is to be written of a response, and what has become of it."""
+    """The data of a response that is to be written, and the outcome of the write."""
 
     response: BackgroundResponse
     ids: bytes
     num_ids: int
-    """How many ids the response has with these."""
+    """Number of ids of the response, including these."""
     document: StoredResponse | None
     has_ended: bool
     file_end: int
@@ -139,23 +141,23 @@ class BackgroundBook:
     """Used on the event loop only."""
 
     def __init__(self, folder: Path | None = None, documents: Documents | None = None) -> None:
-        """Read what an earlier server has left. folder: of the outputs; None: nothing is stored,
-        and ``documents`` is None, too."""
+        """Read what an earlier server has stored. folder: the folder for outputs. If it is None,
+        nothing is stored, and ``documents`` must be None, too."""
         self._folder = folder
         self._documents = documents
         self.responses: dict[str, BackgroundResponse] = {}
-        """By id, the oldest first."""
+        """Id -> response, the oldest first."""
         self._due: dict[BackgroundResponse, None] = {}
         self._due_removals: set[str] = set()
         self._failed: dict[BackgroundResponse, None] = {}
-        """What could not be written, and is tried again after a while."""
+        """Responses whose write failed and is tried again later."""
         self._failed_removals: set[str] = set()
         self._retrying: asyncio.TimerHandle | None = None
         self._savers: list[Future[None]] = []
-        """Those who wait for the next write."""
+        """Futures of the callers that wait for the next write."""
         self._writer: Task[None] | None = None
         self._has_failed = False
-        """Whether it is known that documents cannot be written."""
+        """Whether the last write of documents has failed."""
         if documents is not None:
             self._load(documents)
 
@@ -168,7 +170,8 @@ class BackgroundBook:
         return [each for each in self.responses.values() if not each.has_ended]
 
     async def add(self, response: BackgroundResponse) -> None:
-        """Store a new response. Raises RequestError (507); it is forgotten then."""
+        """Store a new response. Raises RequestError (507) and forgets the response if it cannot be
+        stored."""
         self.responses[response.id] = response
         response.is_saved = False
         try:
@@ -178,13 +181,13 @@ class BackgroundBook:
             raise
 
     def add_ids(self, response: BackgroundResponse, ids: Sequence[int]) -> None:
-        """Add outputs; they are shown when they are written, with the document if it has
+        """Add outputs. They are shown after they are written, together with the document if it has
         changed."""
         response.ids.extend(ids)
         self.write(response)
 
     def write(self, response: BackgroundResponse) -> None:
-        """Have what has changed written, and then shown."""
+        """Write the changes in the background, and then show them."""
         if response.id not in self.responses:
             return
         if self._folder is None:
@@ -195,8 +198,8 @@ class BackgroundBook:
         self._write_soon()
 
     async def save(self, *responses: BackgroundResponse) -> None:
-        """The same, waiting for it and for all that was to be written or removed before. Raises
-        RequestError (507): it is tried again later."""
+        """Like ``write``, and wait for this write and all earlier writes and removals. Raises
+        RequestError (507) if it fails; it is tried again later."""
         for response in responses:
             self.write(response)
         if self._folder is not None:
@@ -206,7 +209,7 @@ class BackgroundBook:
             await future
 
     def forget(self, own_id: str) -> None:
-        """Remove a response, from the disk as soon as possible."""
+        """Remove a response; it is removed from the disk as soon as possible."""
         response = self.responses.pop(own_id, None)
         if response is not None and self._folder is not None:
             self._due.pop(response, None)
@@ -222,15 +225,15 @@ class BackgroundBook:
                 ids, end, num_damaged = read_groups(self._file(stored.id))
                 if num_damaged:
                     logger.warning(
-                        "The last %d bytes of the stored output of %s are damaged: it goes on"
-                        " behind token %d, and computes again what followed.",
+                        "The last %d bytes of the stored output of %s are damaged: the response"
+                        " continues after token %d, and the tokens after it are computed again.",
                         num_damaged,
                         stored.id,
                         len(ids) // 4,
                     )
             self.responses[stored.id] = BackgroundResponse(stored, ids, end)
         running = {each.id for each in self.unfinished()}
-        # What belongs to a damaged document may still be wanted.
+        # Files that belong to a damaged document may still be needed.
         kept = running | (documents.ids(KIND) - set(self.responses))
         for path in folder.glob(f"{ID_PREFIX}*"):
             if path.name not in kept:
@@ -251,13 +254,13 @@ class BackgroundBook:
             self._due, self._due_removals, self._savers = {}, set(), []
             error = await asyncio.to_thread(self._put, writes, removals)
             for write in writes:
-                self._shown(write, is_saved=error is None)
-            self._told(error)
+                self._show_written(write, is_saved=error is None)
+            self._log_storage(error)
             if error is not None:
                 self._failed_removals |= removals
             for saver in savers:
                 if saver.done():
-                    continue  # who waited has been cancelled
+                    continue  # the waiting caller has been cancelled
                 if error is None:
                     saver.set_result(None)
                 else:
@@ -276,14 +279,14 @@ class BackgroundBook:
     def _write_of(self, response: BackgroundResponse) -> _Write:
         stored = response.stored
         has_ended = _has_ended(stored)
-        # The document of one that has ended has them all.
+        # The document of an ended response contains all ids.
         new = b"" if has_ended else response.ids[response.num_written :].tobytes()
         document = None if response.is_saved else stored
         return _Write(response, new, len(response.ids), document, has_ended, response.file_end)
 
     def _put(self, writes: Sequence[_Write], removals: set[str]) -> RequestError | None:
-        """Write, in a thread. First the ids: a document that says more would count tokens that are
-        not there."""
+        """Write, in a thread. The ids are written first: otherwise a document could count tokens
+        that are not stored."""
         for write in writes:
             if write.ids:
                 try:
@@ -304,9 +307,9 @@ class BackgroundBook:
                 self._file(own_id).unlink(missing_ok=True)
         return None
 
-    def _shown(self, write: _Write, *, is_saved: bool) -> None:
-        """Show what was written. What could not be is shown, too: it is tried again, and a server
-        that comes too early computes the same again."""
+    def _show_written(self, write: _Write, *, is_saved: bool) -> None:
+        """Show what was written. If the write failed, show it nevertheless: the write is tried
+        again, and a server that starts before that computes the same tokens again."""
         response = write.response
         if write.document is not None and write.document is response.stored:
             response.is_saved = is_saved
@@ -316,7 +319,8 @@ class BackgroundBook:
         elif not response.has_failed:
             response.has_failed = True
             logger.error(
-                "The outputs of %s cannot be stored (%s); it goes on, and they are tried again.",
+                "The outputs of %s cannot be stored (%s). The response continues, and the server"
+                " tries again.",
                 response.id,
                 write.error.strerror,
             )
@@ -324,9 +328,9 @@ class BackgroundBook:
             self._failed[response] = None
         response.show(write.num_ids, has_ended=write.has_ended)
 
-    def _told(self, error: RequestError | None) -> None:
+    def _log_storage(self, error: RequestError | None) -> None:
         if error is not None and not self._has_failed:
-            logger.error("Responses in the background are not stored now: %s", error)
+            logger.error("Responses in the background cannot be stored at the moment: %s", error)
         elif error is None and self._has_failed:
             logger.info("Responses in the background are stored again.")
         self._has_failed = error is not None

@@ -1,6 +1,6 @@
-"""The batches of a server: what clients asked for, and how far each has come. Every change is
-written to disk, so that a server that starts again continues what was under way. What runs the
-batches (``setpoint.batch.worker``) reads and advances them here."""
+"""Stores the batches of a server: what clients asked for, and how far each batch is. Every change
+is written to disk, so that the next server continues unfinished batches. ``setpoint.batch.worker``
+runs the batches, and reads and advances them here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from setpoint.frontend.storage.files import FileStore
 
 KIND, PREFIX = "batch", "batch_"
 MAX_BATCHES = 1000
-"""Most batches that are kept: the oldest that has ended is forgotten for a new one. Its files
+"""Maximum number of batches. A new batch replaces the oldest one that has ended, whose files
 stay."""
 BATCH_PURPOSE = "batch"
 """Purpose of a file that a batch may read."""
@@ -76,7 +76,7 @@ class BatchBook:
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Read what an earlier server has left. folder: of the journals."""
+        """Read what an earlier server has stored. folder: the folder for journals."""
         self._folder = folder
         self._documents = documents
         self._files = files
@@ -122,8 +122,8 @@ class BatchBook:
         metadata: Mapping[str, str] | None,
         output_expires_after_s: int | None,
     ) -> Batch:
-        """Raises RequestError: 404 for a file that is not there, 400 for one of another purpose or
-        too many unfinished batches, 507."""
+        """Create a batch. Raises RequestError: 404 for a file that does not exist, 400 for a file
+        with another purpose or too many unfinished batches, 507 if it cannot be stored."""
         file = self._files.get(input_file_id)
         if file.purpose != BATCH_PURPOSE:
             raise RequestError(
@@ -154,8 +154,8 @@ class BatchBook:
         return batch
 
     async def cancel(self, batch_id: str) -> Batch:
-        """Ask for the end of a batch. Raises RequestError: 404; 400 for a batch that is ending or
-        has ended by itself; 507."""
+        """Ask for the end of a batch. Raises RequestError: 404 if there is no such batch, 400 if it
+        is ending or has ended by itself, 507 if the change cannot be stored."""
         batch = self.get(batch_id)
         if batch.is_cancelled:
             return batch
@@ -166,8 +166,8 @@ class BatchBook:
         return batch
 
     async def advance(self, batch_id: str, status: str, **changes: Any) -> Batch:
-        """Give a batch its next status, and the facts that come with it. Raises RequestError
-        (507); it has the status nevertheless until the server ends."""
+        """Give a batch its next status and other changed fields. Raises RequestError (507) if the
+        change cannot be stored; in memory, the batch has the status nevertheless."""
         batch = self._batches[batch_id]
         self._batches[batch_id] = msgspec.structs.replace(
             batch, status=status, times={status: int(self._now()), **batch.times}, **changes
@@ -178,7 +178,8 @@ class BatchBook:
         return self._batches[batch_id]
 
     def count(self, batch_id: str, *, num_answered: int, num_failed: int) -> None:
-        """Tell how many requests have ended. Not written to disk: the journal knows."""
+        """Set how many requests have ended. This is not written to disk, because the journal has
+        it."""
         self._batches[batch_id] = msgspec.structs.replace(
             self._batches[batch_id], num_answered=num_answered, num_failed=num_failed
         )

@@ -1,5 +1,5 @@
-"""What a server stores besides the content of files: small documents by kind and id, in one SQLite
-database. The database belongs to one server while it is open."""
+"""Stores everything but the content of files: small documents, by kind and id, in one SQLite
+database. While a server has the database open, no other server can use it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ T = TypeVar("T", bound=Document)
 
 
 class Documents:
-    """Safe for several threads. A change is whole on disk when its call returns, also after a power
-    cut."""
+    """Safe for several threads. When a call returns, its change is completely on disk and survives
+    a power cut."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the database of a folder, or create it, for its owner alone. Raises ConfigError if
-        that is impossible, or if another server uses it."""
+        """Open or create the database of a folder; only its owner can read it. Raises ConfigError
+        if that is impossible, or if another server uses it."""
         self._lock = threading.Lock()
         try:
             os.close(os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o600))
@@ -61,12 +61,12 @@ class Documents:
             raise _unusable(folder, error) from None
 
     def close(self) -> None:
-        """Let another server have the folder."""
+        """Close the database, so that another server can use the folder."""
         self._database.close()
 
     def all(self, kind: str, content: type[T]) -> list[T]:
-        """The documents of a kind, the oldest first. One that cannot be read is left out, with a
-        warning."""
+        """The documents of a kind, the oldest first. A document that cannot be read is left out,
+        with a warning."""
         rows = self._run("SELECT id, content FROM documents WHERE kind = ? ORDER BY rowid", kind)
         found: list[T] = []
         for own_id, text in rows:
@@ -77,7 +77,7 @@ class Documents:
         return found
 
     def ids(self, kind: str) -> set[str]:
-        """The ids of all documents of a kind, with the damaged ones."""
+        """The ids of all documents of a kind, including damaged ones."""
         return {
             own_id for own_id, _ in self._run("SELECT id, '' FROM documents WHERE kind = ?", kind)
         }
@@ -88,7 +88,7 @@ class Documents:
         self._run(*_putting(kind, document))
 
     def remove(self, kind: str, own_id: str) -> None:
-        """Remove a document. Raises RequestError (507)."""
+        """Remove a document. Raises RequestError (507) if the disk is full or broken."""
         self._run(*_removing(kind, own_id))
 
     def change(self, kind: str, *, put: Iterable[Document], remove: Iterable[str]) -> None:

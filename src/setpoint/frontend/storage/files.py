@@ -1,5 +1,5 @@
-"""Files that clients have uploaded and that batches have written. Names from clients are kept as
-data; on disk a file has its id as its name."""
+"""Stores the files that clients have uploaded and that batches have written. A client's name for a
+file is only data; on disk, the name of a file is its id."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PART = ".part"
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Limits:
-    """How much clients may upload. What batches write is counted, but never refused."""
+    """Limits of what clients may upload. What batches write counts, but is never refused."""
 
     file_bytes: int = 512 << 20
     num_files: int = 10_000
@@ -32,14 +32,14 @@ class Limits:
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about a file; its content is beside them on disk."""
+    """The description of a file, whose content is stored separately."""
 
     id: str
     num_bytes: int
     created_at: int
-    """Unix time in seconds, as every time here."""
+    """Unix time in seconds, like every time in this module."""
     filename: str
-    """The name that the client gave. Never part of a path."""
+    """The client's name for the file. It is never part of a path."""
     purpose: str
     expires_at: int | None = None
     """When the file is deleted; None: never."""
@@ -56,8 +56,8 @@ class FileStore:
         limits: Limits,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Read what an earlier server has left, and remove what it left unfinished. folder: of the
-        content."""
+        """Read what an earlier server has stored, and remove its unfinished uploads. folder: the
+        folder for content."""
         self._folder = folder
         self._documents = documents
         self._limits = limits
@@ -65,7 +65,7 @@ class FileStore:
         self._files = {
             file.id: file for file in documents.all(KIND, StoredFile) if self.path(file.id).exists()
         }
-        known = documents.ids(KIND)  # the content of a damaged document may still be wanted
+        known = documents.ids(KIND)  # the content of a damaged document may still be needed
         for path in folder.glob(f"{PREFIX}*"):
             if path.name not in known and is_id(path.name.removesuffix(_PART), PREFIX):
                 path.unlink()
@@ -92,8 +92,8 @@ class FileStore:
         return file
 
     def path(self, file_id: str) -> Path:
-        """The path of a file's content. ``file_id`` is an id of this store, never a client's
-        word for one."""
+        """The path of a file's content. ``file_id`` must be an id of this store, never text from a
+        client."""
         return self._folder / file_id
 
     def delete(self, file_id: str) -> None:
@@ -123,12 +123,13 @@ class FileStore:
         return Upload(self, new_id(PREFIX), self._limits.file_bytes)
 
     def output(self, file_id: str) -> Upload:
-        """Begin a file of the server's own, under an id that ``new_id`` made. A file that has it
-        already is replaced. Raises RequestError (507)."""
+        """Begin a file of the server's own, under an id that ``new_id`` made. It replaces an
+        existing file with this id. Raises RequestError (507)."""
         return Upload(self, file_id, None)
 
     def add_bytes(self, num_bytes: int, *, is_limited: bool) -> None:
-        """Count bytes of an upload. Raises RequestError (400) if they are too many in all."""
+        """Count bytes of an upload. Raises RequestError (400) if all files together would be too
+        large."""
         if is_limited and self._num_bytes + num_bytes > self._limits.total_bytes:
             raise RequestError(
                 f"The files on this server would take more than {self._limits.total_bytes} bytes;"
@@ -140,7 +141,7 @@ class FileStore:
         self._num_uploads += 1
 
     def closed(self, file: StoredFile | None, num_bytes: int) -> None:
-        """An upload has ended: with a file, or with ``num_bytes`` that are gone."""
+        """Note that an upload has ended: with a file, or with ``num_bytes`` that were removed."""
         self._num_uploads -= 1
         if file is None:
             self._num_bytes -= num_bytes
@@ -150,7 +151,8 @@ class FileStore:
         self._files[file.id] = file
 
     def save(self, file: StoredFile) -> None:
-        """Store the description of a file whose content is there. Raises RequestError (507)."""
+        """Store the description of a file whose content is stored already. Raises RequestError
+        (507)."""
         self._documents.put(KIND, file)
 
     def _forget_expired(self) -> None:
@@ -169,8 +171,8 @@ class FileStore:
 
 
 class Upload:
-    """A file while it is written; a context manager whose exit removes it unless it was
-    finished. It is entered and left on the event loop."""
+    """A file that is being written; a context manager whose exit removes it unless it was finished.
+    Enter and leave it on the event loop."""
 
     def __init__(self, store: FileStore, file_id: str, max_bytes: int | None) -> None:
         self.num_bytes = 0
@@ -216,7 +218,8 @@ class Upload:
     async def finish(
         self, *, filename: str, purpose: str, expires_after_s: int | None = None
     ) -> StoredFile:
-        """The file; it exists from here on, also after a power cut. Raises RequestError (507)."""
+        """Finish and return the file, which from then on survives a power cut. Raises RequestError
+        (507)."""
         created_at = int(self._store.now())
         file = StoredFile(
             id=self._id,

@@ -1,6 +1,6 @@
-"""The output tokens of a response while it runs, in a file of its own to which groups of them are
-appended. A group is there as soon as its write has returned, also if the process is killed; after a
-power cut the last groups may be missing or damaged, and reading ends before the first such one."""
+"""Reads and writes the output tokens of a running response, in a file to which groups of tokens are
+appended. A group survives a kill of the process as soon as its write has returned. After a power
+cut, the last groups may be missing or damaged; reading ends before the first damaged group."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import zlib
 from pathlib import Path
 
 _HEAD = struct.Struct("<II")
-"""Of a group: how many bytes of ids follow, and their checksum. No group is empty, so zero bytes
-are none."""
+"""The header of a group: the number of bytes of ids that follow, and their checksum. No group is
+empty, so a header of zero bytes is not a group."""
 
 
 def append_group(path: Path, ids: bytes, *, at: int) -> int:
-    """Write packed ids as the group that begins at this byte; returns where the next one begins.
-    What an earlier attempt has left there is replaced. Raises OSError."""
+    """Write packed ids as the group that begins at byte ``at``; returns the offset at which the
+    next group begins. Replaces what an earlier attempt has left there. Raises OSError."""
     rest = memoryview(_HEAD.pack(len(ids), zlib.crc32(ids)) + ids)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
@@ -30,8 +30,8 @@ def append_group(path: Path, ids: bytes, *, at: int) -> int:
 
 
 def read_groups(path: Path) -> tuple[bytes, int, int]:
-    """The packed ids of all whole groups, where they end, and how many bytes follow that are none.
-    A file that is not there is an empty one. Raises OSError."""
+    """The packed ids of all whole groups, the offset at which these groups end, and the number of
+    bytes after them. A missing file counts as empty. Raises OSError."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -1,5 +1,5 @@
-"""The answers that ``/v1/responses`` keeps for later requests: in memory, within a number and a
-size; the least recently used go first. The engine knows nothing of them."""
+"""Stores the answers of ``/v1/responses`` for later requests, in memory and with limits of number
+and size. The least recently used are dropped first. The engine knows nothing of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from setpoint.frontend.storage.background import ID_PREFIX, BackgroundResponse
 
 MAX_RESPONSES = 10_000
 MAX_BYTES = 256 << 20
-"""Most memory of all kept responses, estimated from their JSON; each is counted with the whole
+"""Maximum memory of all stored responses, estimated from their JSON. Each counts with the whole
 conversation before it."""
 
 BYTES_PER_VALUE = 64
@@ -33,9 +33,9 @@ class KeptResponse:
     inputs: Sequence[Item]
     """The input items of its request."""
     earlier: Sequence[Item] = ()
-    """The conversation before those: all inputs and outputs."""
+    """The conversation before these items: all inputs and outputs."""
     background: BackgroundResponse | None = None
-    """The same response, if it runs in the background or has."""
+    """The same response as a BackgroundResponse, if it was created in the background."""
 
     @property
     def is_running(self) -> bool:
@@ -58,12 +58,13 @@ class ResponseStore:
         """Id of each output item -> id of its response."""
         self._num_bytes = 0
         self.on_drop: Callable[[str], None] = lambda response_id: None
-        """Called with the id of each response that is dropped because newer ones need its space, or
-        deleted."""
+        """Is called with the id of each response that is deleted, or dropped because newer ones
+        need its space."""
         self._lock = threading.Lock()
 
     def put(self, kept: KeptResponse) -> None:
-        """Keep a response, or its new state. One that runs in the background is never dropped."""
+        """Store a response, or its new state. A response that is running in the background is never
+        dropped."""
         own_id = kept.response["id"]
         num_bytes = _memory(msgspec.json.encode([kept.response, kept.inputs, kept.earlier]))
         dropped: list[str] = []
@@ -84,8 +85,8 @@ class ResponseStore:
             self.on_drop(each)
 
     def get(self, response_id: str, *, name: str = "response_id") -> KeptResponse:
-        """name: the field that named it. Raises RequestError: 400 for what is no response's id,
-        404 for a response that is not kept."""
+        """The response with this id. name: the field of the request that contains the id. Raises
+        RequestError: 400 for text that cannot be an id, 404 for a response that is not stored."""
         if not response_id.startswith(ID_PREFIX):
             raise RequestError(
                 f"Invalid {name!r}: {excerpt(response_id, 64)!r}. The id of a response begins with"
@@ -105,7 +106,7 @@ class ResponseStore:
             return found[0]
 
     def item(self, item_id: str) -> Item | None:
-        """An output item of a response that is kept."""
+        """The output item with this id of a stored response."""
         with self._lock:
             response_id = self._items.get(item_id)
             if response_id is None:

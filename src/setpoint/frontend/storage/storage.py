@@ -1,5 +1,5 @@
-"""The folder of ``--file-storage-path``: the documents of files, batches and responses in the
-background, and their content."""
+"""The folder of ``--file-storage-path``, with the documents and the content of files, batches and
+responses in the background."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Storage:
     def __init__(
         self, path: Path, *, limits: Limits | None = None, now: Callable[[], float] = time.time
     ) -> None:
-        """Open the folder, or create it, for its owner alone. Raises ConfigError if it cannot be
+        """Open or create the folder; only its owner can read it. Raises ConfigError if it cannot be
         used."""
         files, batches, responses = path / "files", path / "batches", path / "responses"
         try:
@@ -41,7 +41,7 @@ class Storage:
         self.now = now
 
     def close(self) -> None:
-        """Let another server have the folder."""
+        """Close the folder, so that another server can use it."""
         self._documents.close()
 
 

@@ -1,10 +1,10 @@
 """Publishes the KV cache events of the engines over ZeroMQ (--kv-events-config), in the format of
 SGLang 0.5.23 (``core.kv_events``).
 
-Each rank has a PUB socket, and a ROUTER socket from which subscribers fetch again what they have
-missed. Their ports are the configured ones plus the rank. A PUB socket never waits: for a
-subscriber that does not keep up, batches are dropped, and it sees the gap in the sequence numbers.
-Nothing here knows of engines or caches.
+Each rank has a PUB socket, and a ROUTER socket from which subscribers can fetch batches that they
+have missed. The ports are the configured ones plus the rank. A PUB socket never waits: if a
+subscriber cannot keep up, batches for it are dropped, and it sees a gap in the sequence numbers.
+This module knows nothing of engines or caches.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from setpoint.core.kv_events import AllBlocksCleared, PublisherConfig
 logger = logging.getLogger(__name__)
 
 MAX_REPLAY_BYTES = 64 << 20
-"""Most memory for the batches that are kept for replay, for each rank."""
+"""Maximum bytes of the batches that are kept for replay, for each rank."""
 REPLAY_WAIT_MS = 2000
-"""How long a subscriber that has asked for batches may take to read one."""
+"""How long a subscriber may take to read one batch of a replay."""
 LINGER_MS = 500
 """How long the last batches may take to reach the network at the end."""
 END = (-1).to_bytes(8, "big", signed=True)
-"""The sequence number behind the last batch of a replay."""
+"""The sequence number of the message after the last batch of a replay."""
 
 _encoder = msgspec.msgpack.Encoder()
 _CLEARED = _encoder.encode([AllBlocksCleared()])
@@ -42,28 +42,29 @@ class _Rank:
     rank: int
     publisher: zmq.Socket[bytes]
     replay: zmq.Socket[bytes] | None
-    """Used by the thread that answers, once that runs."""
+    """The ROUTER socket. Only the thread for replays uses it once that thread runs."""
     next_number: int = 0
     kept: deque[tuple[int, bytes]] = field(default_factory=deque)
-    """The latest batches by their numbers, under the lock."""
+    """Number -> batch, for the latest batches; guarded by the lock."""
     num_kept_bytes: int = 0
 
 
 class KVPublisher:
-    """See the module docstring. For one thread; a context manager that binds at its creation."""
+    """Publishes KV cache events (see the module's docstring). A context manager that binds its
+    sockets when it is created. Not safe for several threads."""
 
     def __init__(self, config: PublisherConfig, num_ranks: int) -> None:
-        """Raises ConfigError for an address that cannot be used, for example because its port is in
-        use."""
+        """Bind the sockets. Raises ConfigError for an address that cannot be used, for example
+        because its port is in use."""
         self._config = config
         self._topic = config.topic.encode()
         self._context = zmq.Context()
         self._lock = threading.Lock()
         self.num_published = 0
-        """Batches so far."""
+        """Number of batches so far."""
         self.num_overruns = 0
-        """How often a subscriber fell so far behind that it missed batches. ZeroMQ does not say how
-        many it missed until it had room again; its sequence numbers do."""
+        """How often a subscriber fell so far behind that it missed batches. ZeroMQ does not report
+        how many batches it missed; only the subscriber can tell, from the sequence numbers."""
         self._ranks: list[_Rank] = []
         try:
             for rank in range(num_ranks):
@@ -82,7 +83,7 @@ class KVPublisher:
     def __exit__(self, *_: object) -> None:
         for rank in self._ranks:
             rank.publisher.close(linger=LINGER_MS)
-        # Ends the thread's waiting; returns when it has closed its sockets.
+        # This ends the thread's wait, and returns when the thread has closed its sockets.
         self._context.term()
         if self._answering is not None:
             self._answering.join()
@@ -110,7 +111,9 @@ class KVPublisher:
         replay = None
         if config.replay_endpoint is not None:
             replay = self._context.socket(zmq.ROUTER)
-            replay.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else it drops what a peer has no room for
+            replay.setsockopt(
+                zmq.ROUTER_MANDATORY, 1
+            )  # otherwise it silently drops messages for which a peer has no room
             replay.setsockopt(zmq.SNDTIMEO, REPLAY_WAIT_MS)
             replay.setsockopt(zmq.LINGER, LINGER_MS)
             _attach(replay, "replay_endpoint", at_rank(config.replay_endpoint, rank), binds=True)
@@ -129,8 +132,8 @@ class KVPublisher:
         try:
             socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
-            # A subscriber has no room any more, and is left out until it has. The others get the
-            # batch, which the socket sends them only if it may drop.
+            # A subscriber has no room, and gets nothing until it has room again. The socket sends
+            # the batch to the others only if it may drop messages.
             self.num_overruns += 1
             socket.setsockopt(zmq.XPUB_NODROP, 0)
             socket.send_multipart(frames, zmq.NOBLOCK)
@@ -156,12 +159,14 @@ class KVPublisher:
                 socket.close()
 
     def _replay(self, one: _Rank) -> None:
-        """Send a subscriber the batches that are kept, from the number on that it asks for."""
+        """Send a subscriber the stored batches, beginning with the number that it asks for."""
         socket = one.replay
         assert socket is not None
         frames = socket.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:
-            logger.warning("A request for KV events is ignored: it is not a sequence number.")
+            logger.warning(
+                "A replay request for KV events is ignored, because it is not a sequence number."
+            )
             return
         peer, first = frames[0], int.from_bytes(frames[2], "big")
         with self._lock:
@@ -174,11 +179,12 @@ class KVPublisher:
         except zmq.ContextTerminated:
             raise
         except zmq.ZMQError as error:
-            logger.warning("A replay of KV events is broken off: %s.", error)
+            logger.warning("A replay of KV events was broken off: %s.", error)
 
 
 def at_rank(endpoint: str, rank: int) -> str:
-    """The endpoint with its port plus the rank. An address without a port is for one rank only."""
+    """The endpoint with the rank added to its port. An address without a port can serve only one
+    rank."""
     if rank == 0:
         return endpoint
     address, _, port = endpoint.rpartition(":")

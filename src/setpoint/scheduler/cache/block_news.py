@@ -1,5 +1,4 @@
-"""What the radix tree has gained and lost since it was last asked, block by block, as KV cache
-events (``core.kv_events``)."""
+"""Collects the changes of a radix tree, block by block, as KV cache events (``core.kv_events``)."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ class BlockNews:
         self._page_size = page_size
         self._digests: dict[Node, bytes] = {}
         """Stretch -> the digests of its blocks. To compute them again from the root for each
-        stretch that is evicted would cost the square of a long conversation's length."""
+        evicted stretch would take time that grows with the square of a conversation's length."""
         self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
 
     def gained(self, node: Node) -> None:

@@ -1,5 +1,5 @@
-"""Who hears what the radix tree gains and loses, and one of them: an account by the hashes of
-prefixes, for the frontend's choice of an engine."""
+"""The protocol of objects that get every change of the radix tree, and one of them, which collects
+the hashes of prefixes for the frontend's choice of an engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from setpoint.scheduler.cache.node import Node
 
 
 class TreeListener(Protocol):
-    """Hears of every change of a tree after it happened, and keeps account of it."""
+    """Gets every change of a tree after it has happened, and collects it."""
 
     def gained(self, node: Node) -> None:
         """The stretch was attached."""
@@ -35,7 +35,8 @@ class TreeListener(Protocol):
 
 
 class CacheNews:
-    """Listens to one tree. A stretch of the tree stands for the prefixes that end in it."""
+    """Collects the changes of one tree. A stretch of the tree stands for the prefixes that end in
+    it."""
 
     def __init__(self) -> None:
         self._changes: dict[bytes, bool] = {}

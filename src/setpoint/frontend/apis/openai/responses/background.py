@@ -148,7 +148,7 @@ class Background:
                 yield _broken_off(response.interruption, last)
                 return
             if (response.has_ended, response.num_shown) == (has_ended, num_shown):
-                await response.shown()
+                await response.wait_until_shown()
 
     async def run(self) -> None:
         """Go on with what an earlier server has left; when this is cancelled, leave what runs to a
@@ -184,7 +184,7 @@ class Background:
             await self._count_try([response])
             turns[response].set()
             while response.task in self._tasks and response.num_shown == num_shown:
-                await response.shown()
+                await response.wait_until_shown()
         others = [each for each in turns if each not in suspects]
         await self._count_try(others)
         for response in others:
