@@ -39,8 +39,10 @@ def commands(page: str, *programs: str) -> Iterator[list[str]]:
 
 
 @cache
-def benchmark_sources() -> str:
-    return "".join(path.read_text() for path in (REPOSITORY / "benchmarks").rglob("*.py"))
+def other_sources() -> str:
+    """The programs with options of their own."""
+    folders = (REPOSITORY / "benchmarks", REPOSITORY / "src/setpoint/testing")
+    return "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -86,7 +88,7 @@ def test_options_exist_here_or_in_sglang(page: str) -> None:
         flag
         for flag in FLAG.findall(page_text(page))
         if not any(option.startswith(flag) for option in known)
-        and f'"{flag}"' not in benchmark_sources()
+        and f'"{flag}"' not in other_sources()
     }
     assert not unknown
 
