@@ -118,8 +118,8 @@ class EngineLine:
         self._link = link
         self._on_progress = on_progress
         self._calls: dict[int, asyncio.Future[Answer]] = {}
-        self._missed: dict[int, str] = {}
-        """The calls without an answer that the engine had missed: id -> name."""
+        self._missed: dict[int, Call] = {}
+        """Id -> call, for those without an answer that the engine had missed."""
         self._next_call = 0
         self._waiters: dict[asyncio.Future[None], None] = {}
         """Futures that are done at the next message, or at the line's end, in order."""
@@ -253,8 +253,7 @@ class EngineLine:
         )
 
     # The same for an engine that has missed the call: it does this before it reads what is sent
-    # next, and nobody waits for its answer. An engine that cannot do it ends: it would differ from
-    # the others.
+    # next, and nobody waits for its answer.
 
     def begin_change(self, settings: Settings) -> None:
         self._begin(lambda call_id: Change(call_id, settings, [], by="the server", why=MISSED))
@@ -264,12 +263,13 @@ class EngineLine:
         self._begin(Continue if mode is None else lambda call_id: Pause(call_id, mode))
 
     def begin_operation(self, operation: Operation) -> None:
+        """An engine that refuses ends: it would answer otherwise than the others."""
         self._begin(lambda call_id: Operate(call_id, operation))
 
     def _begin(self, make: Callable[[int], Call]) -> None:
         self._next_call += 1
         call = make(self._next_call)
-        self._missed[call.id] = type(call).__name__
+        self._missed[call.id] = call
         self.send(call)
 
     async def _ask(
@@ -429,8 +429,11 @@ class EngineLine:
         if future is not None and not future.done():
             future.set_result(answer)
         missed = self._missed.pop(call_id, None)
-        if missed is not None and isinstance(answer, Refused):
-            self.died(f"It had missed {missed}, and cannot make up for it: {answer.error}")
+        if isinstance(missed, Operate) and isinstance(answer, Refused):
+            name = type(missed.operation).__name__
+            self.died(f"It had missed {name}, and cannot make up for it: {answer.error}")
+        elif missed is not None and isinstance(answer, Refused):
+            logger.error("The engine refused %s: %s", type(missed).__name__, answer.error)
 
     def _notify(self) -> None:
         for future in self._waiters:
