@@ -298,7 +298,7 @@ def test_the_file_of_the_guide_builds_and_wrong_arguments_are_refused(python: st
     for line, words in zip(
         done.stdout.splitlines(),
         (
-            "dp_size is no option of a replica",
+            "A replica does not have the option dp_size",
             "no number",
             "cache_aware or ray",
             "max_total_tokens",

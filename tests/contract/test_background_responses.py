@@ -405,8 +405,8 @@ def test_a_full_disk_is_told_and_loses_nothing(
 
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
-    assert "cannot be stored (No such file or directory); it goes on" in caplog.text
-    assert "Responses in the background are not stored now" in caplog.text
+    assert "cannot be stored (No such file or directory). The response continues" in caplog.text
+    assert "Responses in the background cannot be stored at the moment" in caplog.text
     assert "Responses in the background are stored again." in caplog.text
 
 

@@ -81,7 +81,7 @@ def test_loads_of_a_busy_engine(serve: Serve) -> None:
     [
         ("dp_rank=1", "the last rank is 0"),
         ("dp_rank=x", "dp_rank"),
-        ("format=xml", "it may be json or prometheus"),
+        ("format=xml", "format must be json or prometheus"),
         ("include=core,all,memry", "'memry'; it may name core, memory"),
     ],
 )

@@ -171,9 +171,7 @@ def test_tool_results_belong_to_calls(serve: Serve) -> None:
         )
         assert (answer.status_code, answer.json()) == (
             400,
-            {
-                "error": "messages[4] is the result of a tool, but there is no earlier call without a result."
-            },
+            {"error": "messages[4] is a tool result, but no earlier call is waiting for a result."},
         )
 
     serve(scenario)
@@ -221,9 +219,9 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (
         CHAT,
         {"messages": [*HI, {"role": "user", "content": "a", "images": ["aGk="]}]},
-        "messages[1].images: this model reads text only.",
+        "messages[1].images: this model reads only text.",
     ),
-    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0] is the result of a"),
+    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0] is a tool result"),
     (CHAT, {"tools": [{"function": {}}]}, "tools[0].function.name is missing."),
     (CHAT, {"tools": "f"}, "tools must be a list, got a string."),
     (CHAT, {"format": "xml"}, 'format must be "json" or a JSON schema.'),

@@ -86,7 +86,7 @@ def test_a_harness_scores_continuations(serve: Serve, max_tokens: int) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"suffix": "end"}, "suffix is not supported: the served model can only continue"),
+        ({"suffix": "end"}, "suffix is not supported, because the served model can only continue"),
         ({"best_of": 3, "stream": True}, "best_of must not be larger than n if stream is true."),
         ({"best_of": 1, "n": 2}, "best_of must be between n (2) and 4096, got 1."),
         ({"best_of": 5000}, "best_of must be between n (1) and 4096, got 5000."),

@@ -24,7 +24,7 @@ REFUSED = [
     ({"input": [{"role": "user", "content": []}]}, "input[0].content must not be an empty list"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-        "input[0].content[0]: this model reads text parts only",
+        "input[0].content[0]: this model reads only text parts",
     ),
     ({"input": [USER, {"type": "web_search_call", "id": "x"}]}, "input[1].type"),
     ({"input": [USER, {"type": "item_reference"}]}, "input[1].id must be a string"),

@@ -38,7 +38,7 @@ def set_options(wanted: SetOptions, *, api_key: str | None) -> int:
     body = {"server_args": _values(wanted.change), "why": wanted.why}
     answer = _ask("POST", f"{base}/{_ROUTE}", headers, body)[0]
     for change in answer["changes"]:
-        print(f"{change['option']}: {_shown(change['old'])} -> {_shown(change['new'])}")
+        print(f"{change['option']}: {_value_text(change['old'])} -> {_value_text(change['new'])}")
     if not answer["changes"]:
         print("Nothing changes: these are the present values.")
     for warning in answer.get("warnings", ()):
@@ -67,7 +67,7 @@ def _listed(info: Any, url: str) -> str:
     why = {each["field"]: each["why"] for each in info["decisions"]}
     known = [field for field in LIVE if field.name in info]
     paragraphs = [
-        f"{field.name} = {_shown(info[field.name])}"
+        f"{field.name} = {_value_text(info[field.name])}"
         + _mark(info[field.name], field.default, why.get(field.name))
         + "\n"
         + textwrap.fill(
@@ -88,7 +88,7 @@ def _mark(value: Any, default: Any, why: str | None) -> str:
     if value == default:
         return ""
     reason = f"; {why}" if why else ""
-    return f" (the default is {_shown(default)}{reason})"
+    return f" (the default is {_value_text(default)}{reason})"
 
 
 def _ask(method: str, url: str, headers: dict[str, str], body: Any = None) -> Any:
@@ -114,7 +114,7 @@ def _no_answer(url: str) -> str:
     return f"{url} did not answer as expected; is it a Setpoint server?"
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """The value as it is typed."""
     if value is None:
         return "none"

@@ -1,2 +1,2 @@
-"""The HTTP APIs that a server speaks, one folder for each dialect: its routes, bodies, replies and
+"""The HTTP APIs of a server, with one folder for each dialect: its routes, bodies, replies and
 errors."""

@@ -1,4 +1,4 @@
-"""The dialects that a server speaks. Each is a folder in this one, and an entry here."""
+"""The dialects of a server. Each has a subfolder and an entry in this list."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ DIALECTS: Sequence[MakeDialect] = (
     ConsoleDialect,
     SGLangDialect,
 )
-"""Routes are tried in this order, so those with the most requests come first."""
+"""Routes are tried in this order, so the dialects with the most requests come first."""

@@ -184,7 +184,7 @@ def test_the_line_that_differs_in_every_request_of_claude_code_is_left_out() -> 
         ),
         (
             [user("a"), assistant([CALL])],
-            "messages[1] calls tools, so it must be followed by a message of the user with their results.",
+            "messages[1] calls tools, so a user message with their results must follow it.",
         ),
     ],
 )

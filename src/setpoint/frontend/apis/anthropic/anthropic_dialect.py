@@ -52,7 +52,7 @@ class AnthropicDialect(Dialect):
 
     async def create(self, request: Request) -> Response:
         exchange = await self._bodies.read(request, self._api.open)
-        request.state.rid = exchange.rid  # for the answer to an error, too
+        request.state.rid = exchange.rid  # an error's answer needs it as well
         response = await self._respond(request, exchange)
         response.headers[_REQUEST_ID] = exchange.rid
         return response

@@ -18,7 +18,7 @@ _TYPES: Mapping[int, str] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Status -> type; of the others, those below 500 are ``invalid_request_error``."""
+"""Status -> type. Any other status below 500 is ``invalid_request_error``."""
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:

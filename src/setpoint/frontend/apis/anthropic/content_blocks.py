@@ -1,5 +1,5 @@
-"""Content blocks of an answer: made from the parts of the neutral chat's answer, as the events of a
-stream, which can also be put together to the blocks of a whole message.
+"""Makes the content blocks of an answer from the parts of the neutral chat's answer, as the events
+of a stream. The events can also be combined into the blocks of a whole message.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ the block back, but clients throw blocks without one away."""
 
 
 class BlockEvents:
-    """The events of one message's blocks. A block of text or thinking begins with its first
-    character that is no white space: models write line breaks between thinking, text and calls."""
+    """Makes the events of one message's blocks. A block of text or thinking begins with its first
+    character that is not white space, because models write line breaks between thinking, text and
+    calls."""
 
     def __init__(self, *, show_thinking: bool = True) -> None:
         """show_thinking: whether thinking blocks have their text."""
@@ -34,7 +35,7 @@ class BlockEvents:
         self._open: str | int | None = None
         """The block that has not ended: "text", "thinking", or the index of a tool call."""
         self._held = ""
-        """White space that is part of a block if other characters follow."""
+        """White space that becomes part of a block if other characters follow."""
         self._held_kind = ""
         self.has_calls = False
 

@@ -1,4 +1,4 @@
-"""Anthropic's messages and system prompt in the form that chat templates are written for: one
+"""Converts Anthropic's messages and system prompt to the form that chat templates expect: one
 message for each tool result, and content that is a string.
 """
 
@@ -20,9 +20,8 @@ Role = Literal["system", "user", "assistant"]
 T = TypeVar("T")
 
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
-"""A line that Claude Code puts before its system prompt. It is for Anthropic's accounts, and
-differs in every request, so that no prompt would begin like the one before it and the prefix cache
-would be of no use."""
+"""A line that Claude Code puts before its system prompt. It is for Anthropic's billing and differs
+in every request, so it would make the prefix cache useless."""
 
 
 class TextBlock(msgspec.Struct):
@@ -71,13 +70,13 @@ _KINDS: Mapping[str, Kinds] = {
 def history_of(
     system: str | Sequence[Mapping[str, Any]] | None, messages: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
-    """The conversation for a chat template. Raises RequestError (400), which names the message and
-    the block, for a block that is not of a known type or not text, and for a tool result without
-    its call."""
+    """The conversation for a chat template. Raises RequestError (400) for a block of unknown type,
+    a block that is not text, and a tool result without its call; the message names the message and
+    the block."""
     if not messages:
         raise RequestError("messages must not be empty.")
     said: list[Message] = []
-    text = _joined(_without_billing(text) for text in _texts(system or "", "system"))
+    text = _joined_text(_without_billing(text) for text in _texts(system or "", "system"))
     if text:
         said.append({"role": "system", "content": text})
     known_calls: set[str] = set()
@@ -91,20 +90,20 @@ def history_of(
         made = (
             [_assistant(blocks, known_calls)]
             if role == "assistant"
-            else _asked(role, blocks, f"{where}.content", known_calls)
+            else _request_messages(role, blocks, f"{where}.content", known_calls)
         )
         said += made
     history = _turns(said)
     if history[-1].get("tool_calls"):
         raise RequestError(
-            f"messages[{len(messages) - 1}] calls tools, so it must be followed by a message of the"
-            " user with their results."
+            f"messages[{len(messages) - 1}] calls tools, so a user message with their results"
+            " must follow it."
         )
     return history
 
 
 def _turns(messages: Sequence[Message]) -> list[Message]:
-    """The messages, of which consecutive ones of the user, or of the assistant, become one."""
+    """The messages, with consecutive messages of the user, or of the assistant, joined into one."""
     turns: list[list[Message]] = []
     for message in messages:
         last = turns[-1][-1] if turns else {}
@@ -119,19 +118,21 @@ def _turn(messages: Sequence[Message]) -> Message:
     turn: Message = {}
     for message in messages:
         turn |= message
-    # Joined once: a body may have 20,000 messages, and to copy the text for each takes seconds.
+    # The texts are joined only once: a body may have 20,000 messages, and to copy the text for each
+    # one would take seconds.
     for key in turn.keys() & {"content", "reasoning_content"}:
-        turn[key] = _joined(message.get(key) for message in messages)
+        turn[key] = _joined_text(message.get(key) for message in messages)
     return turn
 
 
 def _assistant(blocks: Sequence[Block], known_calls: set[str]) -> Message:
-    """What the model has said. Redacted thinking is left out: no model here can read it."""
+    """The message of the model. Redacted thinking is left out, because no model of this server can
+    read it."""
     message: Message = {
         "role": "assistant",
-        "content": _joined(block.text for block in blocks if isinstance(block, TextBlock)),
+        "content": _joined_text(block.text for block in blocks if isinstance(block, TextBlock)),
     }
-    thinking = _joined(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    thinking = _joined_text(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     if thinking:
         message["reasoning_content"] = thinking
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
@@ -148,8 +149,10 @@ def _assistant(blocks: Sequence[Block], known_calls: set[str]) -> Message:
     return message
 
 
-def _asked(role: str, blocks: Sequence[Block], where: str, known_calls: set[str]) -> list[Message]:
-    """What the user, the tools or the operator have said, in the order of the blocks."""
+def _request_messages(
+    role: str, blocks: Sequence[Block], where: str, known_calls: set[str]
+) -> list[Message]:
+    """The messages of the user, the tools or the operator, in the order of the blocks."""
     messages: list[Message] = []
     for index, block in enumerate(blocks):
         if isinstance(block, ToolResultBlock):
@@ -169,7 +172,7 @@ def _result(block: ToolResultBlock, where: str, known_calls: set[str]) -> Messag
             f"{where}.{name} is {excerpt(call_id, 64)!r}, but no earlier tool_use block has that"
             " id."
         )
-    text = _joined(_texts(block.content or "", f"{where}.content"))
+    text = _joined_text(_texts(block.content or "", f"{where}.content"))
     return {
         "role": "tool",
         "tool_call_id": call_id,
@@ -178,7 +181,7 @@ def _result(block: ToolResultBlock, where: str, known_calls: set[str]) -> Messag
 
 
 def _texts(content: str | Sequence[Mapping[str, Any]], where: str) -> list[str]:
-    """The texts of content that may have text blocks only."""
+    """The texts of content that may have only text blocks."""
     if not content:
         return []
     blocks = _blocks(content, where, _TEXT)
@@ -208,7 +211,7 @@ def _block(raw: Any, where: str, kinds: Kinds) -> Block:
     return block
 
 
-def _joined(texts: Any) -> str:
+def _joined_text(texts: Any) -> str:
     return "\n".join(filter(None, texts))
 
 

@@ -1,5 +1,5 @@
-"""``/v1/messages`` and ``/v1/messages/count_tokens`` (docs/anthropic.md) from body to reply,
-without HTTP."""
+"""Implements ``/v1/messages`` and ``/v1/messages/count_tokens`` (docs/anthropic.md) from body to
+reply, without HTTP."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class MessagesApi:
         )
         warnings += body.check()
         ids = await self._chat.prompt_ids(body.chat_request(SamplingParams(), RequestOptions()))
-        return {"input_tokens": len(ids)} | _told(warnings)
+        return {"input_tokens": len(ids)} | _warnings_field(warnings)
 
 
 class MessageExchange:
@@ -95,7 +95,7 @@ class MessageExchange:
         return self._message(output, blocks_of(events)) | self._stop_fields(output)
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
-        """The events of the stream but for the last, those that belong to one piece together.
+        """Yields the events of the stream except the last; the events of one piece come together.
         Raises like ``Job.pieces``, and RequestError if the request is aborted."""
         begun = False
         async for pieces in self.job.pieces():
@@ -134,7 +134,7 @@ class MessageExchange:
             "model": self._model,
             "content": content,
             "usage": self._usage(output) | {"service_tier": "standard"},
-        } | _told(self._warnings)
+        } | _warnings_field(self._warnings)
 
     def _stop_fields(self, output: SequenceOutput) -> dict[str, Any]:
         finish, sequence = output.finish, None
@@ -151,7 +151,8 @@ class MessageExchange:
         return {"stop_reason": reason, "stop_sequence": sequence}
 
     def _usage(self, output: SequenceOutput) -> dict[str, Any]:
-        """Token counts. As Anthropic counts, ``input_tokens`` are those that were not cached."""
+        """Token counts. As in Anthropic's API, ``input_tokens`` counts the tokens that were not
+        cached."""
         return {
             "input_tokens": output.num_prompt - output.num_cached,
             "cache_creation_input_tokens": 0,
@@ -161,5 +162,5 @@ class MessageExchange:
         }
 
 
-def _told(warnings: Sequence[str]) -> dict[str, Any]:
+def _warnings_field(warnings: Sequence[str]) -> dict[str, Any]:
     return {"warnings": list(warnings)} if warnings else {}

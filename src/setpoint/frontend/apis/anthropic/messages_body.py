@@ -21,11 +21,11 @@ from setpoint.frontend.intake import check_key
 
 UNSUPPORTED = ("container", "mcp_servers")
 MIN_THINKING_BUDGET = 1024
-"""Anthropic's lower bound of ``thinking.budget_tokens``."""
+"""Anthropic's lower bound for ``thinking.budget_tokens``."""
 
 
 _THINKING: Mapping[str, bool | None] = {"enabled": True, "disabled": False, "adaptive": None}
-"""``thinking.type`` -> whether the model thinks; None: as the chat template has it."""
+"""``thinking.type`` -> whether the model thinks; None: the chat template decides."""
 
 
 class ToolBody(msgspec.Struct):
@@ -64,11 +64,11 @@ class OutputBody(msgspec.Struct):
 
 class MetadataBody(msgspec.Struct):
     user_id: str | None = None
-    """An end user's name, for a provider's abuse detection; has no effect here."""
+    """An end user's name, for a provider's abuse detection. It has no effect in Setpoint."""
 
 
 class ConversationBody(msgspec.Struct, kw_only=True):
-    """The fields that decide what the model reads: all of ``count_tokens``."""
+    """The fields that determine what the model reads; ``count_tokens`` has no others."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -80,10 +80,10 @@ class ConversationBody(msgspec.Struct, kw_only=True):
     output_format: FormatBody | None = None
     """The older name of ``output_config.format``."""
     cache_control: Any = None
-    """Without effect, here and in blocks and tools: every prompt's prefix is cached."""
+    """Has no effect, neither here nor in blocks and tools: the prefix of every prompt is cached."""
 
     def check(self) -> list[str]:
-        """Warnings about fields that cannot be obeyed in full. Raises RequestError (400)."""
+        """Warnings about fields that cannot be honoured in full. Raises RequestError (400)."""
         check_key(self.model, "model")
         warnings = []
         for index, tool in enumerate(self.tools or ()):
@@ -107,7 +107,7 @@ class ConversationBody(msgspec.Struct, kw_only=True):
             raise RequestError(f"tool_choice.type {choice.type!r} needs tools.")
 
     def chat_request(self, sampling: SamplingParams, options: RequestOptions) -> ChatRequest:
-        """The turn in neutral form. Raises RequestError (400)."""
+        """The request of the neutral chat. Raises RequestError (400)."""
         mode, named = _mode_of(self.tool_choice)
         effort = None if self.output_config is None else self.output_config.effort
         return ChatRequest(
@@ -141,7 +141,7 @@ class MessagesBody(ConversationBody, kw_only=True):
     top_k: int | None = None
     metadata: MetadataBody | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    """Without effect: there is one tier."""
+    """Has no effect: there is only one tier."""
 
     def check(self) -> list[str]:
         warnings = super().check()
@@ -150,7 +150,8 @@ class MessagesBody(ConversationBody, kw_only=True):
         return warnings
 
     def _budget(self, tokens: int | None) -> list[str]:
-        """Check the budget; the warning that it has no effect."""
+        """The warning that a budget has no effect. Raises RequestError (400) for an invalid
+        budget."""
         if tokens is None:
             raise RequestError("thinking.budget_tokens is missing.")
         if not MIN_THINKING_BUDGET <= tokens < self.max_tokens:
@@ -161,7 +162,7 @@ class MessagesBody(ConversationBody, kw_only=True):
         return ["thinking.budget_tokens has no effect here; max_tokens limits the whole answer."]
 
     def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
-        """The sampling parameters but for the limit of new tokens: the request's values, then the
+        """The sampling parameters except the limit of new tokens: the request's values, then the
         model's defaults, then the engine's. Raises RequestError (400)."""
         own = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         raw: dict[str, Any] = {
@@ -180,7 +181,7 @@ def _check_tool(tool: ToolBody, where: str) -> None:
     if tool.type not in (None, "custom"):
         raise RequestError(
             f"{where}.type is {excerpt(tool.type, 64)!r}, a tool that Anthropic defines; this"
-            " server takes custom tools only."
+            " server accepts only custom tools."
         )
     if tool.input_schema is None:
         raise RequestError(f"{where}.input_schema is missing.")

@@ -1,2 +1,2 @@
-"""Ollama's API: chats, completions and embeddings under ``/api``, and what its clients ask about
-the model."""
+"""Ollama's API: chats, completions and embeddings under ``/api``, and information about the
+model."""

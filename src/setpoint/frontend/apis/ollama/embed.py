@@ -1,5 +1,5 @@
-"""``/api/embed`` and the older ``/api/embeddings`` (docs/ollama.md) from body to reply, without
-HTTP."""
+"""Implements ``/api/embed`` and the older ``/api/embeddings`` (docs/ollama.md) from body to reply,
+without HTTP."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class EmbedApi:
         return EmbedExchange(self._service, job, dimensions, warnings)
 
     async def _cut(self, text: str, index: int, warnings: list[str]) -> Ids:
-        """The token ids of ``text``, as many as fit."""
+        """The token ids of ``text``, as many as fit into the context."""
         config = self._service.config
         most = min(config.context_len, config.max_req_input_len) - 1
         head = text[: (most + 1) * self._service.text.tokenizer.max_token_chars]

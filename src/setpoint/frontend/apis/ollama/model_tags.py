@@ -1,5 +1,5 @@
-"""What Ollama's clients ask about models: ``/api/tags``, ``/api/show``, ``/api/ps``,
-``/api/pull`` and ``/api/version``. There is one model, which is always loaded."""
+"""Implements the routes about models: ``/api/tags``, ``/api/show``, ``/api/ps``, ``/api/pull`` and
+``/api/version``. There is one model, which is always loaded."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from setpoint.frontend.apis.ollama.ollama_bodies import PullBody, ShowBody
 from setpoint.frontend.service import Service
 
 OLLAMA_VERSION = "0.12.6"
-"""The version of Ollama whose API these routes follow. Clients compare it with the one they
-need."""
+"""The version of Ollama whose API these routes follow. Clients compare it with the version that
+they need."""
 
 _NEVER = datetime(9999, 12, 31, tzinfo=UTC).isoformat().replace("+00:00", "Z")
 _GIB = 1 << 30
@@ -50,7 +50,7 @@ class ModelApi:
 
     async def pull(self, raw: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
         """The statuses of ``/api/pull``, and whether the client asked for a stream of them. There
-        is nothing to download: the served model is here, and answers under any name."""
+        is nothing to download: the served model is loaded and answers under any name."""
         body, warnings = self._service.read(raw, PullBody, route="/api/pull")
         warnings += body.warnings(self._config.served_model_name)
         digest, size = self._entry()["digest"], self._size()
@@ -63,7 +63,7 @@ class ModelApi:
                 "completed": size,
             },
             *({"status": warning} for warning in warnings),
-            {"status": "success"} | _told(warnings),
+            {"status": "success"} | _warnings_field(warnings),
         ], body.stream is not False
 
     async def show(self, raw: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class ModelApi:
             "template": "",
             "modelfile": "",
             "license": "",
-            **_told(warnings),
+            **_warnings_field(warnings),
         }
 
     def _entry(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class ModelApi:
         return {
             "name": config.served_model_name,
             "model": config.served_model_name,
-            # Of the names, not of the file: clients tell models apart by it.
+            # A digest of the names, not of the file. Clients distinguish models by it.
             "digest": hashlib.sha256(identity.encode()).hexdigest(),
             "details": self._details(),
         }
@@ -104,7 +104,7 @@ class ModelApi:
             "format": "safetensors" if blocks is None else "gguf",
             "family": spec.model_type,
             "families": [spec.model_type],
-            "parameter_size": _in_short(spec.num_parameters),
+            "parameter_size": _short_count(spec.num_parameters),
             "quantization_level": (
                 _LEVELS.get(spec.dtype, spec.dtype) if blocks is None else "+".join(blocks.kinds)
             ),
@@ -146,7 +146,7 @@ class ModelApi:
             return ["embedding"]
         able = {
             "completion": True,
-            # Of models whose template knows nothing of tools, the prompt itself asks for calls.
+            # If a model's template does not support tools, the prompt itself asks for calls.
             "tools": config.tool_call_parser != "none"
             or not self._service.text.template_reads("tools"),
             "thinking": config.reasoning_parser != "none",
@@ -154,12 +154,12 @@ class ModelApi:
         return [name for name, is_able in able.items() if is_able]
 
 
-def _told(warnings: list[str]) -> dict[str, Any]:
+def _warnings_field(warnings: list[str]) -> dict[str, Any]:
     return {"warnings": warnings} if warnings else {}
 
 
-def _in_short(count: int) -> str:
-    """A number of parameters as people say it: 134.5M, 7.2B."""
+def _short_count(count: int) -> str:
+    """A number of parameters in short form: 134.5M, 7.2B."""
     for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if count >= size:
             return f"{count / size:.1f}{letter}"

@@ -1,4 +1,4 @@
-"""Parts of the answers of Ollama's routes: whole tool calls, measured durations, time stamps."""
+"""Makes parts of the answers of Ollama's routes: whole tool calls, durations, time stamps."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DURATIONS = (
 
 
 class PieceParser:
-    """Parses the text of one sequence piece by piece. Ollama's clients take a tool call whole, so
-    its pieces are held back until something else follows them."""
+    """Parses the text of one sequence piece by piece. Ollama's clients expect whole tool calls, so
+    the pieces of a call are held back until something else follows."""
 
     def __init__(self, parser: DeltaParser) -> None:
         self._parser = parser
         self._call: ToolCallDelta | None = None
-        """The call that may still grow."""
+        """The call that may not be complete yet."""
 
     def feed(self, text: str, *, is_last: bool) -> Answer:
         deltas = [*self._parser.feed(text), *(self._parser.end() if is_last else ())]
@@ -64,7 +64,7 @@ def durations(output: SequenceOutput) -> dict[str, Any]:
         "prompt_eval_count": output.num_prompt,
         "prompt_eval_duration": _ns(first_at - output.arrived_at),
         "eval_count": output.num_outputs,
-        # Clients divide by it, also if there is one token only.
+        # Clients divide by it, even if there is only one token.
         "eval_duration": max(1, _ns(ended_at - first_at)),
     }
 

@@ -44,14 +44,14 @@ class MessageBody(msgspec.Struct):
     images: list[Any] | None = None
     tool_calls: list[CallBody] | None = None
     tool_name: str | None = None
-    """In the result of a tool: the tool that was called."""
+    """The name of the tool, in the result of a call."""
     tool_call_id: str | None = None
 
 
 class AnyBody(msgspec.Struct, kw_only=True):
     model: str
     keep_alive: Any = None
-    """Without effect: the model stays loaded."""
+    """Has no effect: the model stays loaded."""
     options: OptionsBody | None = None
 
     @property
@@ -59,7 +59,7 @@ class AnyBody(msgspec.Struct, kw_only=True):
         return self.options or OptionsBody()
 
     def warnings(self, config: FrontendConfig) -> list[str]:
-        """What the client should know about its body. Raises RequestError (400)."""
+        """Warnings for the client about its body. Raises RequestError (400)."""
         return [
             *self.own_options.warnings(config.context_len),
             *_other_model(self.model, config.served_model_name),
@@ -67,7 +67,7 @@ class AnyBody(msgspec.Struct, kw_only=True):
 
 
 class TextBody(AnyBody, kw_only=True):
-    """The fields of the two bodies that ask for text."""
+    """The common fields of the two bodies that ask for text."""
 
     stream: bool | None = True
     format: str | dict[str, Any] | None = None
@@ -82,8 +82,8 @@ class TextBody(AnyBody, kw_only=True):
     def warnings(self, config: FrontendConfig) -> list[str]:
         if self.think and config.reasoning_parser == "none":
             raise RequestError(
-                "think: this model does not think, or the server was started without its"
-                " --reasoning-parser."
+                "think: this model does not think, or the server was started without the"
+                " --reasoning-parser for its format."
             )
         return super().warnings(config)
 
@@ -110,7 +110,7 @@ class TextBody(AnyBody, kw_only=True):
         *,
         tools: list[FunctionTool] | None = None,
     ) -> ChatRequest:
-        """The turn in neutral form. Raises RequestError (400)."""
+        """The request of the neutral chat. Raises RequestError (400)."""
         return ChatRequest(
             messages=messages,
             sampling=self.own_options.sampling(defaults, self.schema()),
@@ -126,13 +126,13 @@ class OllamaChatBody(TextBody, kw_only=True):
     tools: list[FunctionTool] | None = None
 
     def history(self) -> list[dict[str, Any]]:
-        """The messages for a chat template. Raises RequestError (400) for images, and for a result
-        without a call before it."""
+        """The messages for a chat template. Raises RequestError (400) for images, and for a tool
+        result without an earlier call."""
         history = []
         unanswered = _Unanswered([])
         for index, message in enumerate(self.messages):
             if message.images:
-                raise RequestError(f"messages[{index}].images: this model reads text only.")
+                raise RequestError(f"messages[{index}].images: this model reads only text.")
             neutral: dict[str, Any] = {"role": message.role, "content": message.content or ""}
             if message.thinking:
                 neutral["reasoning_content"] = message.thinking
@@ -145,7 +145,7 @@ class OllamaChatBody(TextBody, kw_only=True):
                 neutral["tool_calls"] = calls
                 unanswered = _Unanswered(calls)
             if message.role == "tool":
-                neutral |= _answered(message, unanswered, f"messages[{index}]")
+                neutral |= _result_fields(message, unanswered, f"messages[{index}]")
             history.append(neutral)
         return history
 
@@ -163,7 +163,7 @@ class OllamaGenerateBody(TextBody, kw_only=True):
 class EmbedBody(AnyBody, kw_only=True):
     input: str | list[str]
     truncate: bool | None = True
-    """False: a text beyond the context is refused instead of cut."""
+    """False: a text that is longer than the context is refused instead of truncated."""
     dimensions: int | None = None
 
 
@@ -172,7 +172,7 @@ class EmbeddingsBody(AnyBody, kw_only=True):
 
 
 class ModelBody(msgspec.Struct, kw_only=True):
-    """A body that is about a model and asks for no text."""
+    """A body about a model that does not ask for text."""
 
     model: str | None = None
     name: str | None = None
@@ -193,12 +193,12 @@ class ShowBody(ModelBody, kw_only=True):
 class PullBody(ModelBody, kw_only=True):
     stream: bool | None = True
     insecure: bool | None = False
-    """Whether a download may be unencrypted; there is none."""
+    """Whether a download may be unencrypted. Has no effect, because nothing is downloaded."""
 
 
 def _other_model(name: str, served: str) -> list[str]:
-    """A warning for a client whose name for the model, with or without its tag, does not mean the
-    served one; any name is served."""
+    """A warning if the client's name for the model, with or without a tag, is not that of the
+    served model, which answers under any name."""
     check_key(name, "model")
     if name.removesuffix(":latest") in (served, "default"):
         return []
@@ -214,20 +214,20 @@ def _call(call_id: str, call: CallBody) -> dict[str, Any]:
 
 
 class _Unanswered:
-    """The calls of one message that no result belongs to yet. To find one takes the same time
-    however many there are."""
+    """The calls of one message that have no result yet. The time to find one does not depend on
+    their number."""
 
     def __init__(self, calls: Sequence[Mapping[str, Any]]) -> None:
         self._calls = dict(enumerate(calls))
         self._found: dict[tuple[str, str | None], deque[int]] = {}
-        """What is known of a call -> the numbers of such calls, in order."""
+        """Id or tool name of a call -> the numbers of such calls, in order."""
         for number, call in self._calls.items():
             for known in (("id", call["id"]), ("name", call["function"]["name"]), _ANY_CALL):
                 self._found.setdefault(known, deque()).append(number)
 
     def take(self, call_id: str | None, name: str | None) -> Mapping[str, Any] | None:
-        """The call that a result belongs to: the one with its id, else the first of its tool, else,
-        for a result without an id, the first. None if there is none."""
+        """Remove and return the call of a result: the call with its id, otherwise the first call of
+        its tool, otherwise, for a result without an id, the first call. None if there is none."""
         for known in (("id", call_id), ("name", name), *([_ANY_CALL] if call_id is None else [])):
             numbers = self._found.get(known, ())
             while numbers:
@@ -237,11 +237,11 @@ class _Unanswered:
         return None
 
 
-def _answered(message: MessageBody, unanswered: _Unanswered, where: str) -> dict[str, Any]:
-    """The fields that say which call a result belongs to."""
+def _result_fields(message: MessageBody, unanswered: _Unanswered, where: str) -> dict[str, Any]:
+    """The fields that identify the call to which a result belongs."""
     call = unanswered.take(message.tool_call_id, message.tool_name)
     if call is None:
         raise RequestError(
-            f"{where} is the result of a tool, but there is no earlier call without a result."
+            f"{where} is a tool result, but no earlier call is waiting for a result."
         )
     return {"tool_call_id": call["id"], "name": call["function"]["name"]}

@@ -41,7 +41,7 @@ from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.service import Service
 
 LINES = "application/x-ndjson"
-"""The type of a stream: one JSON object on each line."""
+"""The content type of a stream with one JSON object on each line."""
 
 _REFUSED = {
     "/api/push": ("POST",),
@@ -50,7 +50,7 @@ _REFUSED = {
     "/api/delete": ("DELETE",),
     "/api/blobs/{digest}": ("HEAD", "POST"),
 }
-"""Routes that change what models a server has."""
+"""Routes that change the set of models on a server."""
 
 
 class OllamaDialect(Dialect):
@@ -104,8 +104,8 @@ class OllamaDialect(Dialect):
 
     async def refuse(self) -> Response:
         raise RequestError(
-            "This server only serves the model that it was started with; it does not create, copy,"
-            " upload or delete models."
+            "This server serves only the model with which it was started; it does not create,"
+            " copy, upload or delete models."
         )
 
     def _texts(

@@ -15,28 +15,28 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.bodies import naming_as_sent
 
 DEFAULT_NEW_TOKENS = 2048
-"""Most new tokens of a request without ``num_predict``, as in SGLang."""
+"""Maximum new tokens of a request without ``num_predict``, as in SGLang."""
 
 
 class OptionsBody(msgspec.Struct, kw_only=True):
     num_predict: Annotated[int, Meta(ge=-2, le=INT32_MAX)] | None = None
-    """-1, -2 and 0: up to the end of the context."""
+    """-1, -2 and 0 mean up to the end of the context."""
     num_ctx: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     temperature: float | None = None
     top_k: int | None = None
-    """0: the whole vocabulary."""
+    """0 means the whole vocabulary."""
     top_p: float | None = None
     min_p: float | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    # Other samplers: refused unless they are off.
+    # Parameters of other samplers, which are refused unless they turn the sampler off.
     mirostat: int | None = None
     tfs_z: float | None = None
     typical_p: float | None = None
-    # How Ollama computes, or parameters of those samplers: without effect.
+    # Settings of Ollama's computation, and parameters of the samplers above. They have no effect.
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     penalize_newline: bool | None = None
@@ -57,7 +57,7 @@ class OptionsBody(msgspec.Struct, kw_only=True):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """None: as many as the context has room for."""
+        """The limit of new tokens; None means up to the end of the context."""
         if self.num_predict is None:
             return DEFAULT_NEW_TOKENS
         return self.num_predict if self.num_predict > 0 else None
@@ -65,7 +65,7 @@ class OptionsBody(msgspec.Struct, kw_only=True):
     def sampling(
         self, defaults: Mapping[str, float], schema: dict[str, Any] | None
     ) -> SamplingParams:
-        """The sampling parameters but for the limit of new tokens: the request's values, then the
+        """The sampling parameters except the limit of new tokens: the request's values, then the
         model's defaults, then the engine's. schema: the JSON schema that the answer must satisfy.
         Raises RequestError (400)."""
         for name, off in (("mirostat", 0), ("tfs_z", 1), ("typical_p", 1)):
@@ -81,13 +81,13 @@ class OptionsBody(msgspec.Struct, kw_only=True):
         }
         if schema is not None:
             raw["json_schema"] = schema
-        # "stop" is also an ordinary word of the messages.
+        # "stop" is also an ordinary word in error messages.
         names = {name: f"options.{sent}" for name, sent in _NAMES.items() if name != "stop"}
         with naming_as_sent(names | {"json_schema": "format"}):
             return SamplingParams.parse(raw)
 
     def warnings(self, context_len: int) -> list[str]:
-        """What is ignored, for the client."""
+        """Warnings for the client about options that are ignored."""
         idle = [name for name in _IDLE if getattr(self, name) is not None]
         if self.num_ctx is not None and self.num_ctx != context_len:
             idle.append("num_ctx")

@@ -1,4 +1,5 @@
-"""``/api/chat`` and ``/api/generate`` (docs/ollama.md) from body to reply, without HTTP."""
+"""Implements ``/api/chat`` and ``/api/generate`` (docs/ollama.md) from body to reply, without
+HTTP."""
 
 from __future__ import annotations
 
@@ -64,9 +65,9 @@ class TextApi:
         turn = body.chat_request(body.history(), self._defaults)
         if body.raw or not self._service.text.has_chat_template:
             ids = await self._service.intake.encode(body.prompt)
-            sampling, told = await self._service.enforcement.applied(turn.sampling)
+            sampling, all_warnings = await self._service.enforcement.applied(turn.sampling)
             requests = self._service.intake.requests(ids, sampling, turn.options)
-            prepared = PreparedChat(requests, PlainParser, warnings=told)
+            prepared = PreparedChat(requests, PlainParser, warnings=all_warnings)
         else:
             prepared = await self._chat.prepare(turn, rid=new_rid())
         return self._exchange(raw, body, prepared, warnings, _response)
@@ -76,7 +77,7 @@ class TextApi:
         return self._service.config.sampling_defaults
 
     def _load(self, body: TextBody, warnings: list[str], render: Render) -> LoadReply:
-        """The answer to a body that only asks for the model to be loaded."""
+        """The answer to a body that only asks to load the model."""
         if body.keep_alive in (0, "0", "0s"):
             raise RequestError(
                 "keep_alive 0 asks to unload the model, but this server always keeps its model."
@@ -100,12 +101,12 @@ class TextApi:
             api="Ollama",
             tool_schema="parameters" if prepared.constrains_calls else "",
         )
-        told = [*warnings, *prepared.warnings]
-        return TextExchange(self._service, job, prepared.make_parser, told, render, body)
+        all_warnings = [*warnings, *prepared.warnings]
+        return TextExchange(self._service, job, prepared.make_parser, all_warnings, render, body)
 
 
 class LoadReply:
-    """The one object that says that the model is loaded."""
+    """An answer of one object, which says that the model is loaded."""
 
     def __init__(
         self, service: Service, body: TextBody, warnings: list[str], render: Render
@@ -150,8 +151,8 @@ class TextExchange:
         return self._object(answer) | self._end(output) | logprobs
 
     async def objects(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The objects of the stream, the last of which has no content. Raises like ``Job.pieces``,
-        and RequestError if the request is aborted."""
+        """Yields the objects of the stream; the last one has no content. Raises like
+        ``Job.pieces``, and RequestError if the request is aborted."""
         async for pieces in self.job.pieces():
             for piece in pieces:
                 is_last = piece.output.finish is not None

@@ -1,4 +1,4 @@
-"""Chat completions: ``/v1/chat/completions`` (docs/sglang/api.md#openai-routes) from body to reply,
+"""Implements ``/v1/chat/completions`` (docs/sglang/api.md#openai-routes) from body to reply,
 without HTTP."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_TOP_LOGPROBS = 20
 """OpenAI's limit for ``top_logprobs`` of chat completions."""
 
 _NO_SUCH_MODEL = ("audio", "prediction", "web_search_options")
-"""Keys that ask for what only some of OpenAI's models can do."""
+"""Keys for features that only some of OpenAI's models have."""
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -49,13 +49,14 @@ class ChatBody(CommonBody, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = False
     reasoning_effort: ReasoningEffort | None = None
-    """"none" turns the reasoning off; the others are a variable of the chat template."""
+    """"none" turns the reasoning off; the other values become a variable of the chat template."""
     separate_reasoning: bool | None = True
     stream_reasoning: bool | None = True
-    """False: the reasoning of a stream comes in one piece. This and ``separate_reasoning`` apply to
-    the output of a reasoning parser; without one they have no effect."""
+    """False: a stream has the reasoning in one piece. This key and ``separate_reasoning`` have an
+    effect only with a reasoning parser."""
     include_reasoning: bool | None = True
-    """False: the answer has no reasoning, as in vLLM; the model reasons all the same."""
+    """False: the answer does not include the reasoning, as in vLLM. The model reasons
+    nevertheless."""
     tools: list[FunctionTool] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -63,9 +64,9 @@ class ChatBody(CommonBody, kw_only=True):
     functions: Any = None
     function_call: Any = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    """How OpenAI's models are asked for shorter or longer answers; other models know nothing of
-    it."""
-    # These ask a provider for something that does not change the answer, and have no effect here.
+    """Asks OpenAI's models for shorter or longer answers. Other models do not support it."""
+    # These keys ask a provider for something that does not change the answer. They have no effect
+    # in Setpoint.
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
@@ -90,7 +91,7 @@ class ChatBody(CommonBody, kw_only=True):
                 raise RequestError(f"{name} is OpenAI's older form; use {instead} instead.")
 
     def without_effect(self, text: TextProcessor) -> list[str]:
-        """Warnings about keys that are accepted and ask for something that does not happen."""
+        """Warnings about keys that are accepted but have no effect."""
         warnings = []
         if self.store:
             warnings.append("store has no effect: this server does not store chat completions.")
@@ -121,8 +122,8 @@ class ChatBody(CommonBody, kw_only=True):
 
 
 def chat_request(body: ChatBody, defaults: Mapping[str, float]) -> ChatRequest:
-    """The turn that a body asks for. defaults: sampling parameters that it does not set. Raises
-    RequestError (400)."""
+    """The chat request of a body. defaults: values of sampling parameters that the body does not
+    set. Raises RequestError (400)."""
     top = (body.top_logprobs or 0) if body.logprobs else None
     choice = choice_of(body.tool_choice)
     variables, effort = dict(body.chat_template_kwargs or {}), body.reasoning_effort
@@ -191,22 +192,22 @@ class ChatApi:
 
 
 def _check_length(body: ChatBody, config: FrontendConfig) -> None:
-    """Refuse an output that is longer than the whole context, before the prompt is made. Raises
-    ContextLengthError."""
+    """Raise ContextLengthError for an output limit that is larger than the whole context, before
+    the prompt is made."""
     asked = body.max_new_tokens
     if asked is None or asked <= config.context_len or config.allow_auto_truncate:
         return
     sent_as = body.sent_as["max_new_tokens"]
-    told = "" if sent_as == "max_completion_tokens" else f" (sent as {sent_as})"
+    sent_name = "" if sent_as == "max_completion_tokens" else f" (sent as {sent_as})"
     raise ContextLengthError(
-        f"max_completion_tokens is too large: {asked}{told}. The model's context has"
+        f"max_completion_tokens is too large: {asked}{sent_name}. The model's context has"
         f" {config.context_len} tokens."
     )
 
 
 class ChatChoices:
-    """The choices of a chat, whole or as a stream: first the role, then deltas, the last of which
-    has the finish reason."""
+    """Makes the choices of a chat, whole or as a stream: first the role, then deltas, of which the
+    last has the finish reason."""
 
     def __init__(self, names: Names, make_parser: MakeParser, *, every_token: bool = False) -> None:
         """every_token: whether each piece of a stream has a choice, even one without text."""
@@ -254,7 +255,7 @@ class ChatChoices:
         answer = join_deltas(deltas)
         if answer.calls:
             self._callers.add(output.index)
-        # Clients expect each delta to say something, or to be the last.
+        # Clients expect each delta to have content or to be the last.
         is_silent = not (answer.reasoning or answer.calls) and output.finish is None
         content = answer.text or ("" if is_silent else None)
         return {
@@ -267,8 +268,8 @@ _NOTHING = join_deltas(())
 
 
 def _fields(answer: Answer, **first: str | None) -> dict[str, Any]:
-    """A ``message``, or the ``delta`` of a chunk, which begins with ``first``. Reasoning has the
-    name that SGLang gives it, and vLLM's."""
+    """A ``message``, or the ``delta`` of a chunk; ``first`` are its first fields. The reasoning is
+    given under SGLang's name and under vLLM's."""
     fields: dict[str, Any] = {**first, "reasoning_content": answer.reasoning or None}
     if answer.reasoning:
         fields["reasoning"] = answer.reasoning

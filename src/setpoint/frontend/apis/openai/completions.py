@@ -1,5 +1,5 @@
-"""Text completions: ``/v1/completions`` (docs/sglang/api.md#openai-routes) from body to reply,
-without HTTP."""
+"""Implements ``/v1/completions`` (docs/sglang/api.md#openai-routes) from body to reply, without
+HTTP."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CompletionBody(CommonBody, kw_only=True):
         self._check_best_of()
         if self.suffix:
             raise RequestError(
-                "suffix is not supported: the served model can only continue a text."
+                "suffix is not supported, because the served model can only continue a text."
             )
         if self.logprob_token_ids and self.echo:
             raise RequestError("logprob_token_ids and echo cannot be combined.")
@@ -56,7 +56,7 @@ class CompletionBody(CommonBody, kw_only=True):
 
     @property
     def chooses(self) -> bool:
-        """Whether more samples are made than shown."""
+        """Whether more samples are generated than returned."""
         return self.best_of not in (None, self.n or 1)
 
     @property
@@ -118,7 +118,7 @@ class CompletionApi:
         if len(prompts) * sampling.n > MAX_SEQUENCES:
             raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
         start = 0 if body.echo and body.logprobs is not None else -1
-        # The best of several samples are found by their logprobs.
+        # The logprobs determine the best of several samples.
         num_top = 0 if body.logprobs is None and body.chooses else body.logprobs
         options = body.options(top_logprobs_num=num_top, logprob_start_len=start)
         rids = [rid] if len(prompts) == 1 else [f"{rid}_{index}" for index in range(len(prompts))]
@@ -132,7 +132,7 @@ class CompletionApi:
 
 
 class _BestOfExchange(TextExchange):
-    """Shows the ``n`` likeliest of the ``best_of`` samples of each prompt."""
+    """Returns the ``n`` likeliest of the ``best_of`` samples of each prompt."""
 
     def __init__(
         self, job: Job, reply: Reply, maker: CompletionChoices, body: CompletionBody
@@ -155,7 +155,8 @@ def _likelihood(output: SequenceOutput) -> float:
 
 
 class CompletionChoices:
-    """The choices of text completions, whole or in pieces. With ``echo`` the prompt comes first."""
+    """Makes the choices of text completions, whole or in pieces. With ``echo``, the prompt comes
+    first."""
 
     def __init__(
         self, names: Names, *, echo: bool, logprobs: bool, every_token: bool = False

@@ -1,4 +1,4 @@
-"""Embeddings: ``/v1/embeddings`` (docs/sglang/api.md#openai-routes) from body to reply, without
+"""Implements ``/v1/embeddings`` (docs/sglang/api.md#openai-routes) from body to reply, without
 HTTP."""
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ UNSUPPORTED = ("lora_path", "return_hidden_states", "stream")
 
 
 class EmbeddingBody(AnyBody, kw_only=True):
-    """The texts are ``input``, or ``messages``: a conversation or several, as in vLLM."""
+    """The texts are in ``input`` or, as in vLLM, in ``messages``, which holds one conversation or
+    several."""
 
     input: str | list[Any] | None = None
     messages: list[Any] | None = None
@@ -39,7 +40,7 @@ class EmbeddingBody(AnyBody, kw_only=True):
     embed_dtype: Dtype | None = None
     """Type of the numbers in base64, float32 by default."""
     endianness: Literal["native", "big", "little"] | None = None
-    """Their byte order; "native" is little."""
+    """Byte order of these numbers; "native" means little."""
     dimensions: int | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Side | None = None
@@ -50,7 +51,7 @@ class EmbeddingBody(AnyBody, kw_only=True):
             raise RequestError("Give exactly one of input and messages.")
 
     def conversations(self) -> list[list[Any]] | None:
-        """The conversations to embed; None if there are texts or token ids instead. Raises
+        """The conversations to embed; None if the body has texts or token ids instead. Raises
         RequestError (400)."""
         if self.messages is None:
             given = self.input if isinstance(self.input, list) else []
@@ -150,24 +151,25 @@ class EmbeddingExchange:
                 "cached_tokens": sum(output.num_cached for output in outputs)
             }
         data = [
-            {"object": "embedding", "index": output.index, "embedding": self._shown(output)}
+            {"object": "embedding", "index": output.index, "embedding": self._vector(output)}
             for output in outputs
         ]
-        told = {"warnings": self._warnings} if self._warnings else {}
+        warnings_field = {"warnings": self._warnings} if self._warnings else {}
         return {
             "object": "list",
             "data": data,
             "model": self._config.served_model_name,
             "usage": usage,
-            **told,
+            **warnings_field,
         }
 
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         raise AssertionError("a vector comes whole")
 
-    def _shown(self, output: SequenceOutput) -> str | list[float]:
-        """The vector as numbers or as base64 of little-endian float32 numbers, which the openai
-        client asks for and decodes by itself, or of what the body names."""
+    def _vector(self, output: SequenceOutput) -> str | list[float]:
+        """The vector as numbers or as base64 of numbers in the type and byte order of the body. The
+        openai client asks for base64 of little-endian float32, the default, and decodes it
+        itself."""
         body = self._body
         vector = vector_of(output, self._config.pooling, body.dimensions)
         if body.encoding_format == "base64":

@@ -1,4 +1,4 @@
-"""``/v1/models``: lists the one model that is served, by its name."""
+"""Implements ``/v1/models``, which lists the one model that is served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's shape of an error, which SGLang's native routes also use, and OpenAI's types."""
+"""Makes errors in OpenAI's shape, which SGLang's native routes also use, with OpenAI's types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from setpoint.frontend.refusal import Refusal
 
 _BODIES = "setpoint.frontend.apis."
 _FIELD = re.compile(r"(([a-z_]+)(?:\[\d+\]|\.[a-z_]+)*)(?=[ :])")
-"""A message about a field of the body begins with its path."""
+"""Matches the path with which a message about a field of the body begins."""
 
 
 def _field_of(message: str) -> str | None:
@@ -28,7 +28,7 @@ def _field_of(message: str) -> str | None:
 
 @cache
 def _plain_fields() -> frozenset[str]:
-    """The names of fields that look like words of a sentence, of all that clients send."""
+    """The names of fields that a client may send and that look like ordinary words."""
     names: set[str] = set()
     kinds = [*msgspec.Struct.__subclasses__()]
     while kinds:
@@ -52,8 +52,8 @@ def error_body(refusal: Refusal) -> dict[str, Any]:
 
 
 def body_with_type(refusal: Refusal, kind: str) -> dict[str, Any]:
-    """The body of an error: SGLang's flat keys, and the same again under ``error``, where OpenAI's
-    clients look."""
+    """The body of an error: SGLang's flat keys, and the same keys again under ``error``, where
+    OpenAI's clients look for them."""
     is_about_body = refusal.status_code == HTTPStatus.BAD_REQUEST
     error = {
         "message": refusal.message,

@@ -1,4 +1,4 @@
-"""Converts the engine's logprob blocks to the JSON shapes of OpenAI's two routes that generate."""
+"""Converts the engine's logprob blocks to the JSON formats of chat and text completions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 
 
 class Names:
-    """The names of tokens in logprobs."""
+    """Makes the names of tokens in logprobs."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
-        """as_ids: as "token_id:5" instead of by their text."""
+        """as_ids: name tokens "token_id:5" instead of by their text."""
         self.tokenizer = tokenizer
         self._as_ids = as_ids
 
@@ -24,8 +24,8 @@ class Names:
 
 
 def _tops(block: LogprobBlock, position: int, picked: Sequence[int]) -> Iterable[tuple[int, float]]:
-    """Tokens and their logprobs at a position: the likeliest, or the token itself and those that
-    the client has ``picked``."""
+    """Tokens and their logprobs at a position: the likeliest tokens, or the token itself and the
+    tokens that the client has ``picked``."""
     if picked:
         own = {block.ids[position]: block.values[position]}
         return (own | dict(zip(picked, block.picked[position], strict=True))).items()
@@ -57,8 +57,8 @@ def _chat_entry(names: Names, value: float, token_id: int) -> dict[str, Any]:
 
 class CompletionLogprobs:
     """``choices[].logprobs`` of /v1/completions. ``text_offset`` is where a token begins in the
-    shown text. It runs on through the chunks of a stream; tokens that are skipped, or are only part
-    of a character, do not advance it."""
+    shown text. It continues through the chunks of a stream; tokens that are skipped, or are only a
+    part of a character, do not advance it."""
 
     def __init__(
         self, names: Names, *, skip_special_tokens: bool, picked: Sequence[int] = ()

@@ -1,5 +1,5 @@
-"""The OpenAI routes that answer with a whole reply or chunks of it: HTTP around
-``frontend.apis.openai.table``."""
+"""The OpenAI routes that answer with a whole reply or in chunks: HTTP around
+``frontend.apis.openai.route_table``."""
 
 from __future__ import annotations
 

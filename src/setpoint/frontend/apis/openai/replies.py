@@ -1,5 +1,5 @@
-"""Turns a job's outputs into OpenAI's replies, whole or in chunks: envelope, usage, finish reasons.
-Works on SequenceOutputs and plain dicts; each API makes the choices themselves.
+"""Converts a job's outputs to OpenAI's replies, whole or in chunks, with envelope, usage and finish
+reasons. Works on SequenceOutputs and plain dicts; each API makes its choices itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from setpoint.frontend.telemetry.timings import phase_timings
 
 
 class ChoiceMaker(Protocol):
-    """An API's own part of its replies: makes choices from sequences or pieces of their text."""
+    """The part of a reply that differs between APIs: makes choices from sequences or from pieces of
+    their text."""
 
     def whole(self, output: SequenceOutput) -> dict[str, Any]:
         """The choice of a sequence that has ended."""
@@ -25,12 +26,12 @@ class ChoiceMaker(Protocol):
         """A choice sent before the first piece of a sequence."""
 
     def choice(self, piece: Piece) -> dict[str, Any] | None:
-        """The choice of a piece; None if there is nothing to show. That of a sequence's last piece
-        has the finish reason and is never None."""
+        """The choice of a piece; None if there is nothing to show. The choice of a sequence's last
+        piece has the finish reason and is never None."""
 
 
 class Reply:
-    """The envelope of one request's answer: id, model, creation time, usage."""
+    """Makes the envelope of one request's answer: id, model, creation time, usage."""
 
     def __init__(
         self,
@@ -56,8 +57,8 @@ class Reply:
         self._reasoning_tokens = reasoning_tokens
         self._metadata: dict[str, Any] = {"weight_version": config.weight_version}
         warnings = [*warnings, *body.other_model(config.served_model_name)]
-        # Not in the metadata: OpenAI's clients declare that as a map from strings to strings.
-        self._told = {"warnings": warnings} if warnings else {}
+        # Not in the metadata, which OpenAI's clients declare as a map from strings to strings.
+        self._warnings_field = {"warnings": warnings} if warnings else {}
 
     def complete(
         self,
@@ -66,7 +67,7 @@ class Reply:
         *,
         shown: Sequence[SequenceOutput] | None = None,
     ) -> dict[str, Any]:
-        """shown: those of the outputs that become choices, if not all do."""
+        """shown: the outputs that become choices; None means all outputs."""
         choices = []
         for index, output in enumerate(outputs if shown is None else shown):
             choice = maker.whole(output) | {"index": index}
@@ -80,14 +81,14 @@ class Reply:
             "choices": choices,
             "usage": self.usage(outputs),
             "metadata": self._metadata,
-            **self._told,
+            **self._warnings_field,
             "timings": phase_timings(outputs),
         }
 
     async def stream(self, job: Job, maker: ChoiceMaker) -> AsyncGenerator[dict[str, Any], None]:
         opened: set[int] = set()
         is_begun = False
-        told = self._told
+        told = self._warnings_field
         async for pieces in job.pieces():
             for piece in pieces:
                 output = piece.output
@@ -128,8 +129,8 @@ class Reply:
         return {"token_ids": ids} if self._body.return_token_ids else {}
 
     def _with_hidden_state(self, choice: dict[str, Any], output: SequenceOutput) -> dict[str, Any]:
-        """The choice with the hidden state of the last step; an empty one if there was only the
-        prompt's step."""
+        """The choice with the hidden state of the last step; with an empty one if there was only
+        the prompt's step."""
         if output.request.options.output_hidden_states:
             choice.get("delta", choice)["hidden_states"] = last_hidden_state(output)
         return choice
@@ -165,19 +166,19 @@ class Reply:
 
 
 class Exchange(Protocol):
-    """One request between its checked body and its reply. Enter ``job`` to submit it, then ask for
-    one of the two forms of reply."""
+    """One request between its checked body and its reply. Enter ``job`` to submit it, then call
+    ``reply`` or ``chunks``."""
 
     job: Job
     is_stream: bool
-    """Whether the body asked for chunks; a caller may support only one of the two forms."""
+    """Whether the body asked for chunks. A caller may support only one of the two forms."""
 
     def reply(self, outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
         """The whole reply, from the job's outputs at its end. May be called in another thread."""
         ...
 
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The objects of the stream. Raises like ``Job.pieces``."""
+        """Yields the objects of the stream. Raises like ``Job.pieces``."""
         ...
 
 

@@ -15,8 +15,8 @@ from setpoint.frontend.service import Service
 
 
 class Api(Protocol):
-    """One API. ``open`` checks a body, without running anything yet; it raises RequestError (400)
-    for a body that cannot be honoured."""
+    """One API. ``open`` checks a body and runs nothing yet; it raises RequestError (400) for a body
+    that cannot be honoured."""
 
     @property
     def route(self) -> str: ...
@@ -30,13 +30,13 @@ class Api(Protocol):
 
 
 def chunk_apis(service: Service) -> dict[str, Api]:
-    """The APIs whose streams are chunks of one kind, as route -> API."""
+    """Route -> API, for the APIs whose streams consist of chunks of one kind."""
     apis: list[Api] = [ChatApi(service), CompletionApi(service), EmbeddingApi(service)]
     return {api.route: api for api in apis}
 
 
 def openai_apis(service: Service) -> dict[str, Api]:
-    """All APIs as batches use them, as route -> API. A batch's responses are in its output; if they
-    were kept as well, those of clients would have to go."""
+    """Route -> API, for all APIs, as batches use them. Responses of a batch are only in its output:
+    if they were stored, they would displace those of clients."""
     responses = ResponsesApi(service, keeps=False)
     return {**chunk_apis(service), responses.route: responses}

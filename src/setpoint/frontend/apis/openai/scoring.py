@@ -1,5 +1,5 @@
-"""``/v1/score`` and ``/v1/rerank`` (docs/scoring.md) from body to reply, without HTTP: how likely
-tokens come next, and which documents answer a query."""
+"""Implements ``/v1/score`` and ``/v1/rerank`` (docs/scoring.md) from body to reply, without HTTP:
+the probabilities of next tokens, and the relevance of documents for a query."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCORE_ROUTE = "/v1/score"
 RERANK_ROUTE = "/v1/rerank"
 
 ONE_TOKEN = SamplingParams(max_new_tokens=1, temperature=1.0)
-"""Asks for the logprobs of the next token, unchanged by sampling."""
+"""Parameters that return the logprobs of the next token, without the effects of sampling."""
 
 
 _Judge = Callable[[Sequence[SequenceOutput]], list[float]]
@@ -33,7 +33,7 @@ _Judge = Callable[[Sequence[SequenceOutput]], list[float]]
 class ScoreBody(AnyBody, kw_only=True):
     query: str | list[int]
     items: str | list[Any]
-    """Texts, if the query is one, otherwise lists of token ids."""
+    """Texts if the query is a text, otherwise lists of token ids."""
     label_token_ids: list[int]
     apply_softmax: bool | None = False
     item_first: bool | None = False
@@ -43,7 +43,7 @@ class RerankBody(AnyBody, kw_only=True):
     query: str
     documents: list[str]
     instruct: str | None = None
-    """What makes a document relevant; for the chat template of a reranker."""
+    """A description of relevance, for the chat template of a reranker."""
     top_n: int | None = None
     return_documents: bool | None = True
 
@@ -97,7 +97,7 @@ class ScoringApi:
 
     async def rerank(self, raw: dict[str, Any]) -> ScoringExchange:
         """Like ``score``. Also raises RequestError (400) for a model that cannot rank."""
-        # The answer is a bare list, which has no place for warnings.
+        # The answer is a plain list, which has no place for warnings.
         body, _ = self._service.read(raw, RerankBody, route=RERANK_ROUTE)
         body.check()
         _check_documents(body)
@@ -161,7 +161,8 @@ class ScoringApi:
         return self._service.job(requests, received=raw, api="OpenAI")
 
     async def _by_vectors(self, body: RerankBody, raw: dict[str, Any]) -> tuple[Job, _Judge]:
-        """Scores are cosines between the vectors of the query and of each document."""
+        """The job and the judge of an embedding model: scores are cosines between the vectors of
+        the query and of each document."""
         if body.instruct:
             raise RequestError(
                 "instruct is for rerankers only. For an embedding model, write it into query as the"
@@ -187,7 +188,8 @@ class ScoringApi:
         return self._service.job(requests, received=raw, api="OpenAI"), scores
 
     async def _by_answers(self, body: RerankBody, raw: dict[str, Any]) -> tuple[Job, _Judge]:
-        """Scores say how much likelier the model answers "yes" than "no"."""
+        """The job and the judge of a reranker: scores say how much likelier the model answers "yes"
+        than "no"."""
         text = self._service.text
         if not text.template_reads("instruct"):
             raise RequestError(
@@ -232,7 +234,8 @@ def _check_documents(body: RerankBody) -> None:
 
 
 def _scores(output: SequenceOutput, *, softmax: bool) -> list[float]:
-    """The probability of each label to be the next token; with softmax, among the labels alone."""
+    """The probability of each label as the next token; with softmax, relative to the labels
+    only."""
     finish = output.finish
     if finish is not None and finish.type == "abort":
         raise RequestError(finish.message or "The request was aborted.")

@@ -1,4 +1,5 @@
-"""Packs the numbers of a vector into the types that vLLM's clients ask for, little-endian."""
+"""Packs the numbers of a vector into the types that vLLM's clients ask for, in little-endian
+order."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 def packed_vector(vector: Floats, dtype: Dtype) -> Numbers:
-    """The numbers rounded to the nearest ones of the type, ties to even; numpy has no 8-bit floats
-    and no bfloat16, so these are in unsigned integers of their size."""
+    """The numbers rounded to the nearest values of the type, ties to even. numpy has no 8-bit
+    floats and no bfloat16, so these are returned as unsigned integers of the same size."""
     match dtype:
         case "float32":
             return vector.astype("<f4", copy=False)
@@ -50,7 +51,8 @@ _E5M2 = _finite(5, 2, 0x7C)
 
 
 def _nearest(vector: Floats, numbers: Numbers, *, beyond: int) -> Numbers:
-    """beyond: the code of what is too large for the type."""
+    """The codes of the nearest numbers. beyond: the code for values that are too large for the
+    type."""
     size = np.abs(vector.astype(np.float64))
     past_end = 2 * numbers[-1] - numbers[-2]
     ends = np.append(numbers, past_end)

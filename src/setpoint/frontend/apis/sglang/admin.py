@@ -81,17 +81,17 @@ class AdminRoutes:
         if self._service.drain.is_on:
             return PlainTextResponse(f"{WORD}\n", status_code=503)
         if await self._service.is_healthy():
-            return self._probed(200)
-        return self._probed(503, otherwise="The engine gives no sign of life.")
+            return self._probe_response(200)
+        return self._probe_response(503, otherwise="The engine gives no sign of life.")
 
     async def ready(self) -> Response:
         if self._service.drain.is_on:
             return PlainTextResponse(f"{WORD}\n", status_code=503)
-        return self._probed(200 if self._engine.is_ready else 503)
+        return self._probe_response(200 if self._engine.is_ready else 503)
 
-    def _probed(self, status_code: int, *, otherwise: str = "") -> Response:
-        """The answer to a probe: its body has a line for each engine that takes no requests, and is
-        empty if all do. otherwise: the body then."""
+    def _probe_response(self, status_code: int, *, otherwise: str = "") -> Response:
+        """The answer to a probe. Its body has a line for each engine that takes no requests.
+        otherwise: the body if all engines take requests."""
         found = [str(each) for each in self._engine.standings() if each.state != "ready"]
         lines = found or ([otherwise] if otherwise else [])
         if not lines:
@@ -108,8 +108,8 @@ class AdminRoutes:
             "preferred_sampling_params": config.preferred_sampling or None,
             "weight_version": config.weight_version,
             "load_format": "auto",
-            "reasoning_parser": _named(config.reasoning_parser),
-            "tool_call_parser": _named(config.tool_call_parser),
+            "reasoning_parser": _format_name(config.reasoning_parser),
+            "tool_call_parser": _format_name(config.tool_call_parser),
             "disaggregation_mode": "null",
             "has_image_understanding": False,
             "has_audio_understanding": False,
@@ -123,7 +123,7 @@ class AdminRoutes:
 
     async def flush_cache(self, timeout: float = 0.0) -> Response:
         """Wait until the engine is idle, for at most ``timeout`` seconds, and ask it to flush the
-        cache. An engine that cannot flush writes that to the log."""
+        cache. An engine that cannot flush its cache logs that."""
         if self._flushing:
             return PlainTextResponse(
                 "Another flush_cache is already in progress.\n", status_code=400
@@ -161,8 +161,8 @@ class AdminRoutes:
         return self._service.read(raw, AbortBody, route="/abort_request")
 
     async def set_internal_state(self, request: Request) -> Response:
-        """The answer is a list with one entry, for the one data-parallel rank; SGLang's has a true
-        value in its place."""
+        """Change live options. The answer is a list with one entry, because the change applies to
+        all ranks; in SGLang the entry is true."""
         body, warnings = await self._bodies.read(request, self._read_settings)
         by = "an unknown client" if request.client is None else request.client.host
         change = await self._service.change(body.server_args, by=by, why=body.why)
@@ -174,5 +174,5 @@ class AdminRoutes:
         return self._service.read(raw, SettingsBody, route="/set_internal_state")
 
 
-def _named(parser: str) -> str | None:
+def _format_name(parser: str) -> str | None:
     return None if parser == "none" else parser

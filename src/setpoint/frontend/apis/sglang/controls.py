@@ -23,7 +23,7 @@ class PauseBody(msgspec.Struct):
 
 class ContinueBody(msgspec.Struct):
     torch_empty_cache: bool = True
-    """Accepted without effect: no memory of the engine's is in torch's cache."""
+    """Accepted without effect: torch's cache holds none of the engine's memory."""
 
 
 class ControlBodies:
@@ -36,7 +36,7 @@ class ControlBodies:
     async def read(
         self, request: Request, kind: type[T], *, unsupported: Iterable[str] = ()
     ) -> tuple[T, dict[str, Any]]:
-        """The body as ``kind``, and the warnings about it as a part of the answer. unsupported:
+        """The body as ``kind``, and a part of the answer with the warnings about it. unsupported:
         keys that cannot be honoured."""
 
         async def work(raw: dict[str, Any]) -> tuple[T, list[str]]:
@@ -48,7 +48,7 @@ class ControlBodies:
     async def read_if_any(
         self, request: Request, kind: type[T], *, unsupported: Iterable[str]
     ) -> T:
-        """The body as ``kind``; an empty one is that of an empty object. unsupported: keys that
+        """The body as ``kind``; an empty body counts as an empty object. unsupported: keys that
         cannot be honoured."""
 
         async def work(raw: dict[str, Any]) -> T:

@@ -26,11 +26,11 @@ class DoctorRoutes:
     async def doctor(
         self, seconds: float = WINDOW_S, moments: bool = False, dp_rank: int | None = None
     ) -> Response:
-        """The report about the last ``seconds``, of which at most ten minutes are known. moments:
-        whether to add the moments that it is about, and the server's facts. dp_rank: the engine
-        that it is about; of all engines without."""
+        """The report about the last ``seconds``; at most ten minutes are stored. moments: whether
+        to add the moments that the report is about, and the server's facts. dp_rank: the engine
+        that the report is about; all engines if not given."""
         if not (seconds > 0 and math.isfinite(seconds)):
-            raise RequestError(f"seconds is {seconds}; it must be a positive number.")
+            raise RequestError(f"seconds must be a positive number, got {seconds}.")
         service = self._service
         if service.watch.doctor is None:
             raise RequestError("This server has no doctor.", status_code=404)

@@ -1,9 +1,9 @@
-"""Routes with which an operator or an orchestrator sees each engine and tells what is to become of
-it (docs/controls.md#engines-of-a-server).
+"""Routes with which an operator or an orchestrator sees the engines and gives instructions about
+them (docs/controls.md#engines-of-a-server).
 
-Paths, instructions and the shapes of bodies are those that SGLang and vLLM propose
-(sgl-project/sglang#40078, vllm-project/vllm#46370). There, engines wait for an instruction after a
-fault; here they recover by themselves, and the instructions are for what is left to people.
+Paths, instructions and bodies are those that SGLang and vLLM propose (sgl-project/sglang#40078,
+vllm-project/vllm#46370). In those engines, ranks wait for an instruction after a fault. In Setpoint
+they recover by themselves, and the instructions do what recovery leaves to people.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from setpoint.frontend.intake import check_rid
 from setpoint.frontend.service import Service
 
 PREFIXES = ("/fault_tolerance", "/v1/fault_tolerance")
-"""The first is that of the first proposals, the second that of the present ones."""
+"""The first path is that of the first proposals, the second that of the current ones."""
 PATHS = tuple(f"{prefix}/{name}" for prefix in PREFIXES for name in ("status", "apply"))
 SCHEMA_VERSION = 1
 
 
 class ApplyParams(msgspec.Struct):
     dp_ranks: list[int] | None = None
-    """The ranks to pause, or to try again; None: all."""
+    """The ranks to pause or to retry; None: all ranks."""
     removed_dp_ranks: list[int] | None = None
     """The ranks to take out of service."""
 
@@ -40,7 +40,7 @@ class ApplyBody(msgspec.Struct):
     instruction: Literal["pause", "retry", "scale_down"]
     params: ApplyParams = msgspec.field(default_factory=ApplyParams)
     request_id: str | None = None
-    """Its name in the status; None: one is made up."""
+    """The name of the instruction in the status; if None, the server generates one."""
 
 
 class FaultToleranceRoutes:
@@ -50,7 +50,7 @@ class FaultToleranceRoutes:
         self._supervisor = service.supervisor
         self._bodies = bodies
         self._applied: dict[int, tuple[str, str]] = {}
-        """Rank -> name and instruction of the last body that it was about."""
+        """Rank -> name and instruction of the last body about it."""
         self._last_id: str | None = None
 
     def install(self, parent: APIRouter) -> None:
@@ -94,8 +94,9 @@ class FaultToleranceRoutes:
         }
 
     async def apply(self, request: Request) -> Response:
-        """Answers 202 like the proposals: a pause is in force then, and a rank that is out of
-        service has no requests any more; engines that start or end are seen in the status."""
+        """Carry out an instruction. Answers 202, as in the proposals: a pause is then in force, and
+        a rank that was taken out of service has no requests left. The status shows engines that are
+        still starting or ending."""
         body, told = await self._bodies.read(request, ApplyBody)
         request_id = str(uuid4()) if body.request_id is None else body.request_id
         check_rid(request_id, "request_id")
@@ -110,19 +111,23 @@ class FaultToleranceRoutes:
                 self._supervisor.scale_down(ranks)
         self._last_id = request_id
         self._applied |= dict.fromkeys(ranks, (request_id, body.instruction))
-        message = f"{body.instruction} is applied; {PREFIXES[0]}/status tells how the engines are."
+        message = (
+            f"{body.instruction} is applied; {PREFIXES[0]}/status shows the state of the engines."
+        )
         return json_response(
             {"message": message, "request_id": request_id, "dp_ranks": ranks, **told},
             status_code=202,
         )
 
     def _ranks(self, body: ApplyBody) -> list[int]:
-        """The ranks that the body is about, in order. Raises RequestError for a wrong one."""
+        """The ranks that the body is about, in order. Raises RequestError for an invalid rank."""
         removes = body.instruction == "scale_down"
         names = ("removed_dp_ranks", "dp_ranks")
         name, other = names if removes else names[::-1]
         if getattr(body.params, other) is not None:
-            raise RequestError(f"params.{other} has no meaning for {body.instruction}; use {name}.")
+            raise RequestError(
+                f"params.{other} has no meaning for {body.instruction}; use params.{name}."
+            )
         wanted, known = getattr(body.params, name), range(len(self._engine.lines))
         if wanted is None and not removes:
             return list(known)
@@ -137,7 +142,7 @@ class FaultToleranceRoutes:
 
 
 def _status(standing: Standing) -> str:
-    """The state in the words of the proposals."""
+    """The state of an engine in the words of the proposals."""
     if standing.state == "ready":
         return "healthy" if standing.paused is None else "paused"
     return "dead" if standing.state == "ended" else "unhealthy"

@@ -18,7 +18,7 @@ from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.service import Service
 
 SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
-"""The sections that ``include`` may name. Core, memory and queues have content."""
+"""The sections that ``include`` may name. Only core, memory and queues have content."""
 
 
 EXPOSITION = "text/plain; version=0.0.4"
@@ -43,14 +43,14 @@ class LoadRoutes:
         include: str = "all",
         layout: Annotated[str, Query(alias="format")] = "json",
     ) -> Response:
-        """The loads of the engines. dp_rank: only of this one. include: names of SECTIONS,
-        separated by commas; core is always included."""
+        """The loads of the engines. dp_rank: return only the load of this rank. include: names of
+        SECTIONS, separated by commas; core is always included."""
         sections = {name.strip() for name in include.split(",")}
         num_ranks = len(self._service.engine.lines)
         if dp_rank is not None and not 0 <= dp_rank < num_ranks:
             raise RequestError(f"dp_rank is {dp_rank}; the last rank is {num_ranks - 1}.")
         if layout not in ("json", "prometheus"):
-            raise RequestError(f"format is {layout!r}; it may be json or prometheus.")
+            raise RequestError(f"format must be json or prometheus, got {layout!r}.")
         if unknown := sorted(sections - set(SECTIONS)):
             raise RequestError(f"include has {unknown[0]!r}; it may name {', '.join(SECTIONS)}.")
         found = [
@@ -74,7 +74,7 @@ class LoadRoutes:
         )
 
     async def load(self) -> Response:
-        """The answer that older routers poll."""
+        """The answer for older routers, which poll this route."""
         return json_response(
             [
                 {
@@ -123,8 +123,8 @@ def _core(rank: int, state: InternalState, facts: EngineFacts) -> dict[str, Any]
 
 
 def _queues(state: InternalState) -> dict[str, Any]:
-    """The numbers of requests that do not run, by where they are. Retracted ones also count as
-    waiting."""
+    """The numbers of requests that do not run, by the place where they wait. Retracted requests
+    also count as waiting."""
     return {
         "waiting": state.num_waiting,
         "grammar": state.num_preparing,
@@ -134,8 +134,8 @@ def _queues(state: InternalState) -> dict[str, Any]:
 
 
 def _exposition(loads: list[dict[str, Any]]) -> str:
-    """The numbers as gauges in Prometheus' text format; those of a section are prefixed with its
-    name."""
+    """The numbers as gauges in Prometheus' text format. The name of a section is the prefix of its
+    gauges."""
     samples: dict[str, list[str]] = {}
     for load in loads:
         labels = f'{{dp_rank="{load["dp_rank"]}"}}'

@@ -1,4 +1,5 @@
-"""``/configure_logging``: changes of the log of a running server, under SGLang's names."""
+"""Implements ``/configure_logging``, which changes the log of a running server, under SGLang's
+names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""SGLang's routes that this server has nothing to do for yet: each answers 501 and says what is
-missing, which a client can tell from a path that it misspelt."""
+"""SGLang's routes that this server does not support yet. Each answers 501 and says what is missing,
+so that a client can distinguish it from a misspelt path."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ _ANYBODYS = (
     *("/remote_instance_transfer_engine_info", "/list_external_corpora", "/invocations"),
     *("/vertex_generate", "/v1/"),
 )
-"""Beginnings of the paths that would change nothing for others."""
+"""Prefixes of the paths that would change nothing for other clients."""
 CONTROLS = tuple(path for path in MISSING if not path.startswith(_ANYBODYS))
-"""Those that would change the server for all its clients."""
+"""Paths that would change the server for all its clients."""
 
 
 def install_missing(parent: APIRouter) -> None:

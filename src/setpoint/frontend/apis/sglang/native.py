@@ -1,5 +1,5 @@
-"""SGLang's ``/generate`` and ``/encode`` from body to result, without HTTP (docs/sglang/api.md),
-for the routes and the offline Engine."""
+"""Implements SGLang's ``/generate`` and ``/encode`` from body to result, without HTTP
+(docs/sglang/api.md), for the routes and the offline Engine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from setpoint.frontend.text.processor import IDS_ONLY
 
 @dataclass(slots=True, frozen=True)
 class Prepared:
-    """A body that has been checked: every prompt can be honoured."""
+    """A checked body, every prompt of which can be honoured."""
 
     requests: list[list[core.Request]]
     """The n requests of each prompt."""
@@ -48,9 +48,9 @@ class Prepared:
     warnings: Sequence[str] = ()
     """Warnings for the client about its body, sent in the ``meta_info`` of every answer."""
     reasoning: Reasoning | None = None
-    """Set if the outputs begin in the reasoning."""
+    """Set if the outputs begin with reasoning."""
     turn: Turn | None = None
-    """Set if the request is one of a session."""
+    """Set if the request belongs to a session."""
 
     def flat(self) -> list[core.Request]:
         return [request for each in self.requests for request in each]
@@ -68,8 +68,8 @@ class NativeApi:
         max_sequences: int | None = MAX_SEQUENCES,
         warnings: Sequence[str] = (),
     ) -> Prepared:
-        """Check and tokenize everything; nothing runs yet. Raises RequestError, which names the
-        index in a list of prompts."""
+        """Check and tokenize everything; nothing runs yet. Raises RequestError; for a list of
+        prompts, the message names the index."""
         prompts, is_batch = prompts_of(body, max_sequences)
         count = len(prompts)
         preferred = self._service.config.preferred_sampling
@@ -119,7 +119,7 @@ class NativeApi:
         """The parameters with schemas as grammars enforce them. told: gets the warnings."""
         found: dict[int, SamplingParams] = {}
         for one in samplings:
-            if id(one) not in found:  # all prompts may share one object
+            if id(one) not in found:  # several prompts may share one object
                 found[id(one)], warnings = await self._service.enforcement.applied(one)
                 told += warnings
         return [found[id(one)] for one in samplings]
@@ -152,7 +152,7 @@ class NativeApi:
     def result(
         self, output: SequenceOutput, prepared: Prepared, *, piece: Piece | None = None
     ) -> dict[str, Any]:
-        """One sequence's answer so far; with ``piece``, only the part that the piece adds."""
+        """The answer of one sequence so far; with ``piece``, only the part that the piece adds."""
         meta = self._meta(output, prepared)
         asked = output.request.options.logprobs
         if asked is not None:
@@ -197,7 +197,7 @@ class NativeApi:
     def _behind_reasoning(
         self, options: Sequence[RequestOptions], samplings: Sequence[SamplingParams]
     ) -> list[RequestOptions]:
-        """The options with constraints that begin after the reasoning. Raises RequestError."""
+        """The options, with constraints that begin after the reasoning. Raises RequestError."""
         if self._reasoning is None:
             raise RequestError("require_reasoning needs a server with --reasoning-parser.")
         end = self._reasoning.end_ids
@@ -209,8 +209,8 @@ class NativeApi:
         ]
 
     async def _turn(self, prompt: str | list[int], params: SessionParams, rid: str) -> Turn:
-        """The turn of a session. What continues an earlier request has no token that begins a
-        text."""
+        """The turn of a session. A prompt that continues an earlier request gets no token for the
+        beginning of a text."""
         service = self._service
         await service.sessions.interrupt(params)
         goes_on = service.sessions.goes_on(params)

@@ -20,16 +20,17 @@ from setpoint.frontend.jobs import ClientGoneError
 from setpoint.frontend.service import Service
 
 MAX_CHARS = 1 << 20
-"""Longest text: that of an answer of some 200,000 tokens."""
+"""Maximum length of a text: an answer of some 200,000 tokens."""
 SLICE_CHARS = 1 << 14
-"""How much is parsed before the route looks whether its client is still there; some 10 ms."""
+"""Characters that are parsed before the route checks whether its client is still connected; this
+takes some 10 ms."""
 
 
 class ParseFunctionCallBody(msgspec.Struct):
     text: str
     tools: list[FunctionTool] = []
     tool_call_parser: str | None = None
-    """None: the server's."""
+    """If None, the server's."""
 
 
 class SeparateReasoningBody(msgspec.Struct):
@@ -76,19 +77,20 @@ class ParsingRoutes:
 
 
 def _chosen(key: str, wanted: str | None, own: str) -> str:
-    """The name of the format to use. Raises RequestError (400) if there is none."""
+    """The name of the format to use. Raises RequestError (400) if neither the body nor the server
+    names one."""
     name = own if wanted in (None, "auto") else wanted
     if name is None or name == "none":
         raise RequestError(
-            f"{key} is missing: this server has no format of its own, as the chat template shows"
-            " none."
+            f"{key} is missing, and this server has no default format, because the chat template"
+            " does not show one."
         )
     return name
 
 
 async def _answer(request: Request, parser: DeltaParser, text: str) -> Answer:
-    """Parse a text in slices, so that the work ends when its client leaves. Raises RequestError
-    (400) for one that is longer than any answer."""
+    """Parse a text in slices, so that the work stops when the client disconnects. Raises
+    RequestError (400) for a text that is longer than any answer."""
     if len(text) > MAX_CHARS:
         raise RequestError(f"text must have at most {MAX_CHARS} characters, got {len(text)}.")
     deltas: list[Delta] = []

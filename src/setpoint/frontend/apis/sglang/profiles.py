@@ -27,7 +27,7 @@ NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,99}", re.ASCII)
 
 class ProfileBody(msgspec.Struct):
     output_dir: str | None = None
-    """Relative to the server's folder for profiles, or a path in it."""
+    """A path relative to the server's folder for profiles, or an absolute path in it."""
     num_steps: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
     start_step: Count | None = None
     activities: list[Literal["CPU", "GPU", "MEM"]] | None = None
@@ -71,7 +71,7 @@ class ProfileRoutes:
         return PlainTextResponse(f"Start profiling. The file will be {done.path}\n")
 
     def _path_of(self, rank: int, path: str) -> str:
-        """The path for one of several engines."""
+        """The path for the profile of one engine, if there are several."""
         several = len(self._engine.lines) > 1
         return path.replace(".trace", f"-DP{rank}.trace") if several else path
 
@@ -86,8 +86,8 @@ class ProfileRoutes:
         return PlainTextResponse("Garbage collection frozen.\n")
 
     def _path(self, body: ProfileBody) -> Path:
-        """The file that the body asks for. Raises RequestError if its name is not plain or it would
-        not lie in the server's folder."""
+        """The file for which the body asks. Raises RequestError if its name has special characters,
+        or if the file would not be in the server's folder."""
         base, wanted = self._folder.resolve(), body.output_dir or ""
         check_path(wanted, "output_dir")
         try:

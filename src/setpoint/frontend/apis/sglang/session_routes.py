@@ -17,7 +17,7 @@ from setpoint.frontend.service import Service
 
 class OpenSessionBody(msgspec.Struct):
     capacity_of_str_len: Annotated[int, msgspec.Meta(ge=1, le=INT32_MAX)]
-    """Most tokens that the session keeps."""
+    """Maximum number of tokens that the session keeps."""
     session_id: str | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
     """Seconds without a request after which the session is closed."""
@@ -39,7 +39,7 @@ class SessionRoutes:
         parent.include_router(router)
 
     async def open(self, request: Request) -> Response:
-        """The answer is the id, a JSON string."""
+        """Open a session. The answer is its id, as a JSON string."""
         body, _ = await self._bodies.read(request, OpenSessionBody, unsupported=("streaming",))
         if body.session_id is not None:
             check_rid(body.session_id, "session_id")

@@ -68,12 +68,12 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     data_parallel_rank: int | None = None
     """The older name of ``routed_dp_rank``."""
     bootstrap_room: int | list[int] | None = None
-    """Chooses the engine with --load-balance-method follow_bootstrap_room; otherwise it has no
+    """Determines the engine with --load-balance-method follow_bootstrap_room; otherwise it has no
     effect."""
     return_prompt_token_ids: bool = False
     require_reasoning: bool = False
-    """Whether the output begins in the reasoning: a constraint holds after it, and its tokens are
-    counted."""
+    """Whether the output begins with reasoning. If so, constraints apply after it, and its tokens
+    are counted."""
 
 
 class EncodeBody(msgspec.Struct, kw_only=True):
@@ -90,13 +90,13 @@ class EncodeBody(msgspec.Struct, kw_only=True):
     data_parallel_rank: int | None = None
     bootstrap_room: int | list[int] | None = None
     sampling_params: Any = None
-    """Accepted because SGLang's clients send it; ignored, as nothing is sampled."""
+    """Accepted because SGLang's clients send it, but ignored, because nothing is sampled."""
 
 
 def prompts_of(
     body: GenerateBody | EncodeBody, max_sequences: int | None
 ) -> tuple[Sequence[str | list[int]], bool]:
-    """The prompts, as texts or lists of ids, and whether the body holds a list of them."""
+    """The prompts, as texts or lists of ids, and whether the body holds a list of prompts."""
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.")
     if body.input_ids is not None:
@@ -112,7 +112,7 @@ def prompts_of(
 def options_of(
     body: GenerateBody, samplings: Sequence[SamplingParams], is_batch: bool
 ) -> list[RequestOptions]:
-    """One for each prompt, of which ``samplings`` has the parameters."""
+    """The options of each prompt. samplings: the sampling parameters of each prompt."""
     count = len(samplings)
     return_logprob = _spread(body.return_logprob, count, "return_logprob")
     starts = _spread(body.logprob_start_len, count, "logprob_start_len")
@@ -146,7 +146,7 @@ def options_of(
 
 
 def _check_sampling_mask(sampling: SamplingParams) -> None:
-    """Raise RequestError (400) if the tokens that one is drawn from may be too many to return."""
+    """Raise RequestError (400) if a sampling mask may have too many tokens to return."""
     if not (sampling.is_greedy or 1 <= sampling.top_k <= MAX_SAMPLING_MASK):
         raise RequestError(
             "return_sampling_mask requires greedy sampling, or a top_k of at most"
@@ -156,7 +156,7 @@ def _check_sampling_mask(sampling: SamplingParams) -> None:
 
 @contextmanager
 def naming_prompt(index: int, count: int, *, is_list: bool = True) -> Iterator[None]:
-    """Make a RequestError from the block name the prompt of a list that it is about, counted from
+    """A context in which a RequestError names the prompt of a list that it is about, counted from
     1."""
     try:
         yield
@@ -184,7 +184,7 @@ def rids_of(rid: str | list[str] | None, count: int, is_batch: bool) -> list[str
 
 
 def samplings_of(raw: Any, count: int, *, preferred: Mapping[str, Any]) -> list[SamplingParams]:
-    """The parameters of each prompt. preferred: values of those that a client's object leaves
+    """The parameters of each prompt. preferred: values for parameters that a client's object leaves
     out."""
     if not isinstance(raw, list):
         return [_sampling(raw, preferred)] * count
@@ -203,8 +203,8 @@ def _sampling(
     for key in raw or {}:
         if key not in SamplingParams.__struct_fields__ and key not in NOT_YET:
             raise RequestError(unknown_parameter(key))
-    # SGLang's clients send null and empty values of keys that are not supported here; these ask for
-    # nothing.
+    # SGLang's clients send null and empty values for keys that Setpoint does not support; such
+    # values ask for nothing.
     return SamplingParams.parse(
         {
             key: value
@@ -215,8 +215,8 @@ def _sampling(
 
 
 def _spread(value: Any, count: int, name: str) -> list[Any]:
-    """The values of a per-prompt option: a list has one entry per prompt, any other value applies
-    to all."""
+    """The values of an option for each prompt: a list has one entry per prompt, and any other value
+    applies to all prompts."""
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:

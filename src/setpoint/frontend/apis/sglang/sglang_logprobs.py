@@ -11,11 +11,11 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 
 
 class NativeLogprobs:
-    """Makes ``[logprob, token_id, text | null]`` per position, and lists of those for top and
-    picked tokens (docs/sglang/api.md#generate-answer)."""
+    """Makes ``[logprob, token_id, text | null]`` for each position, and lists of such entries for
+    top and picked tokens (docs/sglang/api.md#generate-answer)."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        """tokenizer: what gives the texts; None: they are null."""
+        """tokenizer: makes the texts; if None, they are null."""
         self._tokenizer = tokenizer
 
     def of_outputs(self, asked: LogprobOptions, blocks: Sequence[LogprobBlock]) -> dict[str, Any]:
@@ -41,8 +41,8 @@ class NativeLogprobs:
     def of_prompt(
         self, asked: LogprobOptions, prompt: Ids, block: LogprobBlock | None
     ) -> dict[str, Any]:
-        """The prompt's positions from ``asked.start`` to the end; none if that is -1. The first
-        entry has no logprob, because nothing reported precedes it."""
+        """The entries of the prompt's positions from ``asked.start`` to the end; none if it is -1.
+        The first entry has no logprob, because no reported token precedes it."""
         start = asked.start
         ids = prompt[start:].tolist() if start >= 0 else []
         num_known = min(len(block.values) if block is not None else 0, max(len(ids) - 1, 0))

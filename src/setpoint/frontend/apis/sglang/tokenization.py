@@ -1,5 +1,5 @@
-"""``/tokenize`` and ``/detokenize``: text and conversations to token ids, and back; and
-``/tokenizer_info``."""
+"""Implements ``/tokenize`` and ``/detokenize``, which convert text and conversations to token ids
+and back, and ``/tokenizer_info``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNSUPPORTED = ("chat_template", "mm_processor_kwargs", "media_io_kwargs")
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """Either a prompt, or messages and what else makes the prompt of a chat."""
+    """Either a prompt, or messages and the other fields from which the prompt of a chat is made."""
 
     prompt: str | list[str] | None = None
     messages: list[dict[str, Any]] | None = None
@@ -35,9 +35,9 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = False
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
-    """None: for a prompt only, because a chat template writes them itself."""
+    """None: only for a prompt, because a chat template writes special tokens itself."""
     return_token_strs: bool | None = False
-    """Whether the answer also has each token as text."""
+    """Whether the answer also has the text of each token."""
     model: str | None = None
 
     def chat(self) -> ChatBody:
@@ -78,9 +78,9 @@ class TokenizationRoutes:
         return await self._bodies.read(request, self._detokenize)
 
     async def info(self) -> Response:
-        """The tokenizer's configuration and the chat template in use, as vLLM shows them."""
+        """The tokenizer's configuration and the chat template in use, in vLLM's format."""
         text = self._service.text
-        config = {key: _plain(value) for key, value in text.tokenizer.config.items()}
+        config = {key: _with_token_texts(value) for key, value in text.tokenizer.config.items()}
         config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
         if text.chat_template is not None:
             config["chat_template"] = text.chat_template
@@ -101,7 +101,9 @@ class TokenizationRoutes:
         if not isinstance(body.prompt, list):
             answer = {key: value[0] for key, value in answer.items()}
         max_model_len = self._service.config.context_len
-        return json_response({**answer, "max_model_len": max_model_len, **_told(warnings)})
+        return json_response(
+            {**answer, "max_model_len": max_model_len, **_warnings_field(warnings)}
+        )
 
     async def _prompts(self, body: TokenizeBody) -> list[Ids]:
         texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
@@ -131,20 +133,21 @@ class TokenizationRoutes:
             texts.append(
                 await self._service.text.decode(ids, skip_special_tokens=body.skip_special_tokens)
             )
-        return json_response({"text": texts if is_batch else texts[0], **_told(warnings)})
+        return json_response({"text": texts if is_batch else texts[0], **_warnings_field(warnings)})
 
 
-def _plain(value: Any) -> Any:
-    """A value of tokenizer_config.json with each token as its text."""
+def _with_token_texts(value: Any) -> Any:
+    """A value of tokenizer_config.json in which the text of each token replaces the token's
+    object."""
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_with_token_texts(item) for item in value]
     if isinstance(value, dict):
         if isinstance(value.get("content"), str):
             return value["content"]
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _with_token_texts(item) for key, item in value.items()}
     return value
 
 
-def _told(warnings: list[str]) -> dict[str, Any]:
-    """The warnings about a body, for an answer without ``meta_info``."""
+def _warnings_field(warnings: list[str]) -> dict[str, Any]:
+    """The field with the warnings about a body, for an answer without ``meta_info``."""
     return {"warnings": warnings} if warnings else {}

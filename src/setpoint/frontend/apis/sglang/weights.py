@@ -1,4 +1,4 @@
-"""Routes that give the engine's memory back and change its weights (docs/controls.md)."""
+"""Routes that release the engine's memory and change its weights (docs/controls.md)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UPDATED = "Succeeded to update model weights."
 
 class MemoryBody(msgspec.Struct):
     tags: list[MemoryPart] | None = None
-    """None: all that can be released, or is."""
+    """The parts of memory; None: all parts that can be released, or that are released."""
 
 
 class UpdateWeightsBody(msgspec.Struct):
@@ -33,11 +33,11 @@ class UpdateWeightsBody(msgspec.Struct):
     weight_version: str | None = None
     flush_cache: bool = True
     keep_pause: bool = False
-    """Leave the engine paused if this request has paused it."""
+    """Whether the engine stays paused if this request has paused it."""
     torch_empty_cache: bool = False
-    """Memory that became free is always given back; this and the next key change nothing."""
+    """Has no effect, like the next key: memory that becomes free is always released."""
     recapture_cuda_graph: bool = False
-    """Captured steps are always made anew."""
+    """Has no effect: captured steps are always made again."""
 
 
 class WeightVersionBody(msgspec.Struct):
@@ -78,14 +78,15 @@ class WeightRoutes:
         return json_response({"resumed": parts, **told})
 
     async def update(self, request: Request) -> Response:
-        """Load other weights. A refusal has the shape of the answer, as its clients expect."""
+        """Load other weights. A refusal has the same format as the answer, because SGLang's clients
+        expect that."""
         body, told = await self._bodies.read(request, UpdateWeightsBody)
         check_key(body.weight_version, "weight_version")
         async with self._changing:
             states = await self._engine.on_all(lambda line: line.get_state())
             num_paused = sum(state.num_paused_reqs for state in states)
             try:
-                # In a thread: it reads files.
+                # In a thread, because it reads files.
                 found = await asyncio.to_thread(
                     self._service.checkpoints.find, body.model_path, body.load_format
                 )
@@ -122,8 +123,8 @@ class WeightRoutes:
 
     @asynccontextmanager
     async def _aborted(self, body: UpdateWeightsBody) -> AsyncIterator[None]:
-        """With ``abort_all_requests``, pause the engines within the block, so that no request comes
-        in between. Those that were paused before stay so."""
+        """With ``abort_all_requests``, pause the engines within the block, so that no request
+        starts meanwhile. Engines that were paused before stay paused."""
         states = await self._service.states()
         running = [line.rank for line, state in states if state.paused is None]
         if body.abort_all_requests:
@@ -135,7 +136,7 @@ class WeightRoutes:
                 await self._engine.orders.resume(running)
 
     async def _parts(self, body: MemoryBody, *, released: bool) -> list[MemoryPart]:
-        """The parts that the body means, each once."""
+        """The parts of memory that the body names, each once."""
         if body.tags is not None:
             if not body.tags:
                 raise RequestError(f"tags must not be empty; it may name {', '.join(MemoryPart)}.")

@@ -1,1 +1,1 @@
-"""What the bodies of OpenAI's API may hold, for all who read such bodies."""
+"""The fields of the bodies of OpenAI's API, for all modules that read such bodies."""

@@ -44,7 +44,7 @@ class AnyBody(msgspec.Struct, kw_only=True):
     data_parallel_rank: int | None = None
     """The older name of ``routed_dp_rank``."""
     bootstrap_room: int | list[int] | None = None
-    """Chooses the engine with --load-balance-method follow_bootstrap_room; otherwise it has no
+    """Determines the engine with --load-balance-method follow_bootstrap_room; otherwise it has no
     effect."""
 
     model: str | None = DEFAULT_MODEL
@@ -54,23 +54,23 @@ class AnyBody(msgspec.Struct, kw_only=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     user: str | None = None
-    """An end user's name, for a provider's abuse detection; has no effect here, as in SGLang."""
+    """An end user's name, for a provider's abuse detection. It has no effect, as in SGLang."""
 
     def other_model(self, served: str) -> list[str]:
-        """A warning for a client that has named another model than the served one; any name is
-        served."""
+        """A warning if the client has named a model other than the served one, which answers under
+        any name."""
         if self.model is None or self.model in (served, DEFAULT_MODEL, ""):
             return []
         return [other_model_warning(self.model, served)]
 
     def check(self) -> None:
-        """Raise RequestError (400) for values that no engine could honour, or that this one cannot
-        honour yet."""
+        """Raise RequestError (400) for values that no engine could honour, or that this version
+        cannot honour yet."""
         check_key(self.model, "model")
         if ":" in (self.model or ""):
             raise RequestError(
-                f"model {self.model!r} names a LoRA adapter, which is not supported by this server"
-                " yet."
+                f"model {self.model!r} names a LoRA adapter, and this server does not support"
+                " adapters yet."
             )
         check_key(self.routing_key, "routing_key")
         if self.rid is not None:
@@ -109,7 +109,7 @@ class SamplingBody(AnyBody, kw_only=True):
 
     @property
     def sent_as(self) -> dict[str, str]:
-        """Sampling parameters that have another name in this body."""
+        """Sampling parameter -> its name in this body, where it differs."""
         return {"min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 
     def sampling_with(
@@ -122,8 +122,8 @@ class SamplingBody(AnyBody, kw_only=True):
         asked_by: str,
     ) -> SamplingParams:
         """The sampling parameters: the request's values, then the model's defaults, then the
-        engine's. asked: the constraint of the body's field ``asked_by``, which excludes all
-        others. Raises RequestError (400)."""
+        engine's. asked: the constraint in the body's field ``asked_by``, beside which no other is
+        allowed. Raises RequestError (400)."""
         raw: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -135,7 +135,9 @@ class SamplingBody(AnyBody, kw_only=True):
         own = {name: getattr(self, name) for name in KINDS if getattr(self, name)}
         vllms = list(asked_for(self))
         keys = [*([asked_by] if asked else []), *own, *(each.key for each in vllms)]
-        if len(keys) > max(1, len(own)):  # SamplingParams refuses two of its own
+        if len(keys) > max(
+            1, len(own)
+        ):  # two constraints among the sampling parameters are refused by SamplingParams
             raise RequestError(f"{keys[0]} and {keys[1]} cannot be combined.")
         raw.update(
             frequency_penalty=self.frequency_penalty,
@@ -161,7 +163,7 @@ class SamplingBody(AnyBody, kw_only=True):
     def options(
         self, *, top_logprobs_num: int | None, logprob_start_len: int = -1
     ) -> RequestOptions:
-        """The options of a request. top_logprobs_num: None for no logprobs at all."""
+        """The options of a request. top_logprobs_num: None if the answer has no logprobs."""
         return RequestOptions(
             stream=bool(self.stream),
             logprobs=(
@@ -179,17 +181,18 @@ Side = Literal["left", "right"]
 
 
 class Shortening(Protocol):
-    """A body whose prompts may be shortened."""
+    """A body that may ask for shortened prompts."""
 
     truncate_prompt_tokens: int | None
-    """Most tokens of a prompt that are kept, as in vLLM; -1: as many as fit."""
+    """Maximum tokens that are kept of a prompt, as in vLLM; -1: as many as fit."""
     truncation_side: Side | None
-    """The side that is cut off; None: the beginning of a prompt to generate from, the end of one to
-    embed."""
+    """The side that is cut off. None means the beginning of a prompt for generation, and the end of
+    a prompt for an embedding."""
 
 
 def cut_of(body: Shortening, *, keeps_end: bool) -> Cut | None:
-    """keeps_end: whether the end stays if the client does not say."""
+    """How to shorten prompts; None if the body does not ask for it. keeps_end: whether the end of a
+    prompt is kept by default."""
     if body.truncate_prompt_tokens is None:
         return None
     side = body.truncation_side
@@ -197,18 +200,19 @@ def cut_of(body: Shortening, *, keeps_end: bool) -> Cut | None:
 
 
 class CommonBody(SamplingBody, kw_only=True):
-    """The fields that the bodies of both kinds of completions may have."""
+    """The fields that the bodies of chat and text completions may have."""
 
     timings_per_token: bool | None = False
-    """Whether every chunk of a stream has ``timings``, and not only the last, as in llama.cpp."""
+    """Whether every chunk of a stream has ``timings``, not only the last one, as in llama.cpp."""
     return_token_ids: bool | None = False
-    """Whether the choices have the ids of the output and of the prompt, as in SGLang and vLLM."""
+    """Whether the answer has the token ids of the output and of the prompt, as in SGLang and
+    vLLM."""
     return_prompt_token_ids: bool | None = False
-    """Whether they have those of the prompt."""
+    """Whether the answer has the token ids of the prompt."""
     return_tokens_as_token_ids: bool | None = False
     """Whether logprobs name a token "token_id:5" instead of by its text, as in vLLM."""
     logprob_token_ids: list[int] | None = None
-    """Tokens whose logprobs stand where the likeliest tokens would, as in vLLM."""
+    """Tokens whose logprobs are returned in place of those of the likeliest tokens, as in vLLM."""
     truncate_prompt_tokens: int | None = None
     truncation_side: Side | None = None
     stream_options: StreamOptions | None = None
@@ -223,7 +227,7 @@ class CommonBody(SamplingBody, kw_only=True):
 
     @property
     def num_samples(self) -> int | None:
-        """The number of sequences that each prompt generates."""
+        """The number of sequences to generate for each prompt."""
         return self.n
 
     @property

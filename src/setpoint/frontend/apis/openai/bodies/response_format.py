@@ -1,4 +1,4 @@
-"""The constraint that OpenAI's ``response_format`` asks for, as sampling parameters."""
+"""Converts OpenAI's ``response_format`` to sampling parameters with a constraint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from setpoint.core.wording import kind_of
 
 
 def is_strict(response_format: Mapping[str, Any] | None) -> bool:
-    """Whether a schema is refused of which a part cannot be enforced."""
+    """Whether a schema is to be refused if a part of it cannot be enforced."""
     match response_format:
         case {"json_schema": {"strict": bool(strict)}}:
             return strict
@@ -22,8 +22,8 @@ _TYPES = ("text", "json_object", "json_schema", "structural_tag")
 
 
 def constraint_of(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Sampling parameters: one constraint, or none for text. Raises RequestError (400) for a format
-    that is not OpenAI's or SGLang's."""
+    """Sampling parameters with one constraint, or with none for text. Raises RequestError (400) for
+    a format that neither OpenAI nor SGLang has."""
     if response_format is None:
         return {}
     match response_format:

@@ -1,4 +1,4 @@
-"""Tools and the choice among them, from OpenAI's bodies to the neutral chat's."""
+"""Converts tools, and the choice among them, from OpenAI's bodies to the neutral chat's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FunctionTool(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """Which tools an answer calls."""
+    """Which tools an answer may or must call."""
 
     mode: ToolChoice = "auto"
     named: str = ""

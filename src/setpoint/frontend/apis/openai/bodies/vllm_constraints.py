@@ -1,4 +1,4 @@
-"""The constraints that vLLM's clients ask for, as sampling parameters: ``structured_outputs``, and
+"""Converts the constraints of vLLM's clients to sampling parameters: ``structured_outputs``, and
 the older keys that begin with ``guided_``."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from setpoint.core.constraint import ConstraintKind
 from setpoint.core.errors import RequestError
 
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
-"""Characters that mean something in a regular expression."""
+"""Characters with a special meaning in a regular expression."""
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
@@ -22,7 +22,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
-    """The output is one of these texts."""
+    """The texts of which the output must be one."""
     grammar: str | None = None
     structural_tag: str | dict[str, Any] | None = None
 
@@ -41,7 +41,7 @@ class Asked(NamedTuple):
     """A constraint that a body asks for."""
 
     key: str
-    """The key by which it does, as the client sent it."""
+    """The key that asks for it, as the client sent it."""
     kind: ConstraintKind
     value: Any
 
@@ -78,5 +78,5 @@ def _asked(wanted: StructuredOutputs, prefix: str) -> Iterator[Asked]:
 
 
 def _literal(text: str) -> str:
-    """A regular expression that matches the text alone."""
+    """A regular expression that matches only this text."""
     return _SPECIAL.sub(r"\\\g<0>", text)

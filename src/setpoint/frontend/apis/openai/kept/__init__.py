@@ -1,1 +1,1 @@
-"""What OpenAI's API keeps between requests: files and batches (docs/batches.md)."""
+"""The routes of OpenAI's API for stored objects: files and batches (docs/batches.md)."""

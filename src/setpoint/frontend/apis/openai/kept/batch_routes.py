@@ -1,5 +1,5 @@
-"""``/v1/batches``: creates, lists, returns and cancels batches. They are run elsewhere
-(``setpoint.batch.worker``)."""
+"""Implements ``/v1/batches``: creates, lists, returns and cancels batches.
+``setpoint.batch.worker`` runs them."""
 
 from __future__ import annotations
 
@@ -70,23 +70,25 @@ class BatchRoutes:
                 body.output_expires_after, "output_expires_after"
             ),
         )
-        return json_response(_shown(batch) | ({"warnings": warnings} if warnings else {}))
+        return json_response(_batch_object(batch) | ({"warnings": warnings} if warnings else {}))
 
     async def batches(self, after: str | None = None, limit: int = 20) -> Response:
         batches = require_storage(self._storage).batches.listing()
-        return json_response(page(batches, _shown, after=after, limit=limit, most=_MOST))
+        return json_response(page(batches, _batch_object, after=after, limit=limit, most=_MOST))
 
     async def batch(self, batch_id: str) -> Response:
-        return json_response(_shown(require_storage(self._storage).batches.get(batch_id)))
+        return json_response(_batch_object(require_storage(self._storage).batches.get(batch_id)))
 
     async def cancel(self, batch_id: str) -> Response:
-        return json_response(_shown(await require_storage(self._storage).batches.cancel(batch_id)))
+        return json_response(
+            _batch_object(await require_storage(self._storage).batches.cancel(batch_id))
+        )
 
     async def _read(self, raw: dict[str, Any]) -> tuple[BatchBody, list[str]]:
         return self._service.read(raw, BatchBody, route=ROUTE)
 
 
-def _shown(batch: Batch) -> dict[str, Any]:
+def _batch_object(batch: Batch) -> dict[str, Any]:
     has_ended = batch.status in ENDED
     faults = [
         {"code": each.code, "message": each.message, "line": each.line, "param": each.param}

@@ -1,4 +1,4 @@
-"""Fields that files, batches and responses have in common."""
+"""Reads and makes fields that files, batches and responses have in common."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_DAYS = 30
 
 
 def expiry_seconds(value: Mapping[str, Any] | None, name: str) -> int | None:
-    """The seconds of an ``expires_after``; None without one. Raises RequestError (400)."""
+    """The seconds in an ``expires_after``; None if there is none. Raises RequestError (400)."""
     if not value:
         return None
     if value.get("anchor") != "created_at":
@@ -29,7 +29,8 @@ def expiry_seconds(value: Mapping[str, Any] | None, name: str) -> int | None:
 
 
 def window_seconds(text: str) -> int:
-    """The seconds of a ``completion_window``, e.g. "24h" or "7d". Raises RequestError (400)."""
+    """The length in seconds of a ``completion_window`` such as "24h" or "7d". Raises RequestError
+    (400)."""
     found = re.fullmatch(r"([1-9][0-9]{0,2})([hd])", text)
     seconds = 0 if found is None else int(found[1]) * (_HOUR_S if found[2] == "h" else _DAY_S)
     if not 0 < seconds <= _MOST_DAYS * _DAY_S:
@@ -41,7 +42,7 @@ def window_seconds(text: str) -> int:
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> None:
-    """Raise RequestError (400) for more than OpenAI's limits allow."""
+    """Raise RequestError (400) for metadata that exceeds OpenAI's limits."""
     if metadata is None:
         return
     if len(metadata) > 16:
@@ -49,9 +50,8 @@ def check_metadata(metadata: Mapping[str, str] | None) -> None:
     for key, value in metadata.items():
         if len(key) > 64 or len(value) > 512:
             raise RequestError(
-                "metadata may have keys of at most 64 characters and values of at most 512; too"
-                " long is"
-                f" {excerpt(key, 64)!r}."
+                "metadata may have keys of at most 64 characters and values of at most 512; the"
+                f" entry {excerpt(key, 64)!r} is too long."
             )
 
 
@@ -64,7 +64,7 @@ def page(
     most: int,
     order: str = "desc",
 ) -> dict[str, Any]:
-    """A page of a list as OpenAI shows it. items: oldest first; each has an ``id``. Raises
+    """A page of a list in OpenAI's format. items: the oldest first; each has an ``id``. Raises
     RequestError (400)."""
     if not 1 <= limit <= most:
         raise RequestError(f"limit must be from 1 to {most}, got {limit}.")

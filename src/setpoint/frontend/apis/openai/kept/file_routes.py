@@ -1,4 +1,4 @@
-"""``/v1/files``: uploads, lists, returns and deletes files."""
+"""Implements ``/v1/files``: uploads, lists, returns and deletes files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FileRoutes:
 
     async def upload(self, request: Request) -> Response:
         return json_response(
-            _shown(await receive_file(request, require_storage(self._storage).files))
+            _file_object(await receive_file(request, require_storage(self._storage).files))
         )
 
     async def files(
@@ -47,14 +47,16 @@ class FileRoutes:
             for file in require_storage(self._storage).files.listing()
             if purpose in (None, file.purpose)
         ]
-        return json_response(page(files, _shown, after=after, limit=limit, most=_MOST, order=order))
+        return json_response(
+            page(files, _file_object, after=after, limit=limit, most=_MOST, order=order)
+        )
 
     async def file(self, file_id: str) -> Response:
-        return json_response(_shown(require_storage(self._storage).files.get(file_id)))
+        return json_response(_file_object(require_storage(self._storage).files.get(file_id)))
 
     async def content(self, file_id: str) -> Response:
         store = require_storage(self._storage).files
-        # Never a type that a browser would show as a page of this server.
+        # The type must never be one that a browser would show as a page of this server.
         return FileResponse(
             store.path(store.get(file_id).id),
             media_type="application/octet-stream",
@@ -66,7 +68,7 @@ class FileRoutes:
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
-def _shown(file: StoredFile) -> dict[str, Any]:
+def _file_object(file: StoredFile) -> dict[str, Any]:
     return {
         "id": file.id,
         "object": "file",

@@ -1,5 +1,5 @@
-"""Reads an upload (``multipart/form-data``) into the store, piece by piece as it arrives. The
-parser is python-multipart's; here are the fields that ``/v1/files`` has, and the limits."""
+"""Reads an upload (``multipart/form-data``) into the store, piece by piece as it arrives.
+python-multipart parses the form; this module knows the fields of ``/v1/files`` and the limits."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _WRITE_BYTES = 1 << 18
 
 
 async def receive_file(request: Request, store: FileStore) -> StoredFile:
-    """Raises RequestError: 400 for a form that is not one, 413 for a file that is too large, and
-    what the store raises."""
+    """Store an upload and return the file. Raises RequestError: 400 for an invalid form, 413 for a
+    file that is too large, and the errors of the store."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise RequestError(
@@ -38,7 +38,7 @@ async def receive_file(request: Request, store: FileStore) -> StoredFile:
         try:
             parser = MultipartParser(options[b"boundary"], form.callbacks())
             async for chunk in request.stream():
-                # In a thread: content that looks like boundaries takes long to look through.
+                # In a thread, because content that resembles boundaries takes long to parse.
                 await asyncio.to_thread(parser.write, chunk)
                 await form.store(upload, at_least=_WRITE_BYTES)
             parser.finalize()
@@ -52,7 +52,7 @@ async def receive_file(request: Request, store: FileStore) -> StoredFile:
 
 
 class _Form:
-    """The parts of a form as the parser tells them."""
+    """Collects the parts of a form that the parser reports."""
 
     def __init__(self) -> None:
         self.filename: str | None = None
@@ -63,7 +63,7 @@ class _Form:
         self._value = bytearray()
         self._disposition = b""
         self._content = bytearray()
-        """The part of the file that has arrived and is not written yet."""
+        """Bytes of the file that have arrived but are not written yet."""
         self._is_complete = False
 
     def callbacks(self) -> Any:
@@ -101,7 +101,7 @@ class _Form:
             await upload.write(data)
 
     def check(self, upload: Upload) -> None:
-        """Raise RequestError (400) for a form with which nothing can be done."""
+        """Raise RequestError (400) for a form that is incomplete or lacks a field."""
         if not self._is_complete:
             raise RequestError("The form is incomplete; its last part has no end.")
         if self.filename is None:

@@ -1,4 +1,4 @@
-"""``/v1/responses`` (docs/responses.md) from body to response, without HTTP."""
+"""Implements ``/v1/responses`` (docs/responses.md) from body to response, without HTTP."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class ResponsesApi:
     body: type[msgspec.Struct] = ResponsesBody
 
     def __init__(self, service: Service, *, keeps: bool = True) -> None:
-        """keeps: whether responses are kept for later requests, if the client wants that."""
+        """keeps: whether responses are stored for later requests if the client wants that."""
         self._service = service
         self._keeps = keeps
         self._store = service.responses
         self._chat = Chat(service)
 
     async def open(self, raw: dict[str, Any]) -> ResponseExchange:
-        """Check and tokenize a body. Raises RequestError: 400 for one that cannot be honoured, 404
-        for a ``previous_response_id`` that is not kept."""
+        """Check and tokenize a body. Raises RequestError: 400 for a body that cannot be honoured,
+        404 for a ``previous_response_id`` that is not stored."""
         config = self._service.config
         body, warnings = self._service.read(
             raw, ResponsesBody, route=ROUTE, unsupported=UNSUPPORTED
@@ -87,8 +87,8 @@ class ResponsesApi:
         )
 
     async def again(self, asked: Asked, response: dict[str, Any]) -> Making:
-        """What makes tokens into a response that was begun earlier. Raises RequestError for one
-        that this server could not answer."""
+        """The Making for a response that an earlier server began. Raises RequestError for a
+        response that this server could not answer."""
         body = parse(asked.body, ResponsesBody, unsupported=UNSUPPORTED)
         toolbox = Toolbox.of(body.tools)
         prepared = await self._prepare(
@@ -102,7 +102,7 @@ class ResponsesApi:
         return Making(head, prepared.make_parser, toolbox, prepared.constrains_calls)
 
     def job_again(self, asked: Asked, making: Making, prior_ids: bytes) -> Job:
-        """A job that goes on behind these outputs. Raises RequestError like ``Service.job``."""
+        """A job that continues after these outputs. Raises RequestError like ``Service.job``."""
         request = msgspec.structs.replace(asked.request, prior_output_ids=prior_ids)
         # This server may have fewer engines.
         received = {key: value for key, value in asked.body.items() if key not in RANK_FIELDS}
@@ -142,8 +142,8 @@ class ResponsesApi:
         warnings += toolbox.warnings
         request = chat_request(body, toolbox, messages, SamplingParams(), RequestOptions())
         ids = await self._chat.prompt_ids(request)
-        told = {"warnings": warnings} if warnings else {}
-        return {"object": "response.input_tokens", "input_tokens": len(ids)} | told
+        warnings_field = {"warnings": warnings} if warnings else {}
+        return {"object": "response.input_tokens", "input_tokens": len(ids)} | warnings_field
 
     def _earlier(self, body: InputBody) -> list[Item]:
         """The conversation that the request continues."""
@@ -168,8 +168,8 @@ class ResponseExchange:
         inputs: Sequence[Item],
         earlier: Sequence[Item],
     ) -> None:
-        """raw: the body as the client sent it. is_kept: whether ``store`` gets the response when it
-        is whole."""
+        """raw: the body as the client sent it. is_kept: whether ``store`` gets the complete
+        response."""
         self.job = job
         self.is_stream = bool(body.stream)
         self.is_background = bool(body.background)
@@ -188,7 +188,8 @@ class ResponseExchange:
         return self._keep(self._head.ended(outputs[0], self._output.items))
 
     async def chunks(self) -> AsyncGenerator[Event, None]:
-        """The events of the stream; the last one tells how it ended. Raises like ``Job.pieces``."""
+        """Yields the events of the stream; the last one says how it ended. Raises like
+        ``Job.pieces``."""
         begun = False
         async for pieces in self.job.pieces():
             for piece in pieces:
@@ -209,7 +210,7 @@ class ResponseExchange:
                     yield event
 
     def failure(self, refusal: Refusal) -> Event:
-        """The last event of a stream that an error has cut short."""
+        """The last event of a stream that an error has ended."""
         response = self._keep(self._head.failed(refusal, self._output.items))
         (event,) = self._numbered([{"type": "response.failed", "response": response}])
         return event

@@ -1,5 +1,5 @@
-"""The responses in the background, from their beginning, or from where an earlier server has left
-them, to their end; and their events for those who follow them (decision 0057)."""
+"""Runs responses in the background to their end, from the beginning or from where an earlier server
+stopped, and makes their events for clients that follow them (decision 0057)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from setpoint.frontend.storage.documents import cannot_store
 logger = logging.getLogger(__name__)
 
 MAX_RUNNING = 1000
-"""Most responses that run in the background at once."""
+"""Maximum number of responses that run in the background at once."""
 MOST_TRIES = 3
-"""So many servers in turn may end, without having been asked to, with a response that has got no
-new token from any of them; then it has failed."""
+"""A response has failed when this many servers in turn have ended unexpectedly without computing a
+new token of it."""
 SUSPECT_TRIES = 2
-"""After so many, the next server tries it before the others that an earlier server has left."""
+"""After this many such ends, the next server tries the response before the other unfinished
+ones."""
 
 
 class Background:
@@ -39,24 +40,24 @@ class Background:
         self._api = api
         self._book = service.background
         self._running: set[str] = set()
-        """Ids of those that have begun and not ended."""
+        """Ids of the responses that have begun and not ended."""
         self._tasks: set[Task[None]] = set()
         self._is_ending = False
         self._have_tasks = Event()
-        """Set when everything that an earlier server has left is under way or waits for its turn
-        to be."""
+        """Set when every unfinished response of an earlier server is running or waits for its
+        turn."""
         service.responses.on_drop = self._book.forget
         for response in list(self._book.responses.values()):
             keep(service, response)
         self._left = self._book.unfinished()
-        """What an earlier server has left."""
+        """The unfinished responses of earlier servers."""
         if not self._left:
             self._have_tasks.set()
         service.workers.append(self.run)
 
     async def begin(self, exchange: ResponseExchange) -> BackgroundResponse:
-        """Store a new response and begin to compute it. Raises RequestError: 429 if too many run,
-        503 if the server ends, 507."""
+        """Store a new response and begin to compute it. Raises RequestError: 429 if too many are
+        running, 503 if the server is ending, 507 if it cannot be stored."""
         if self._is_ending:
             raise RequestError(REFUSED, status_code=503, retry_after_s=RETRY_AFTER_S)
         if len(self._running) >= MAX_RUNNING:
@@ -92,7 +93,9 @@ class Background:
         stored."""
         await self._stop(response)
         if not response.is_saved and not response.interruption:
-            raise cannot_store("the cancelled response is kept in memory only, and tried again")
+            raise cannot_store(
+                "the cancelled response is only in memory, and the server tries again to store it"
+            )
 
     async def delete(self, response: BackgroundResponse) -> None:
         """Remove a response for good. Raises RequestError (507)."""
@@ -112,9 +115,9 @@ class Background:
     async def follow(
         self, response: BackgroundResponse, *, after: int, making: Making | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """The events with a higher number than ``after``: those so far, and then each as it comes.
-        making: of the response, if it is at hand. Raises RequestError (400) if this server cannot
-        make them."""
+        """Yields the events with a number above ``after``: first the past ones, then each new one
+        as it comes. making: the response's Making, if the caller has it. Raises RequestError (400)
+        if this server cannot make the events."""
         asked = response.stored.asked
         self._check_tokenizer(asked)
         if making is None:
@@ -145,14 +148,14 @@ class Background:
                 yield _encoded([*events, *script.last(stored.response)], after)
                 return
             if response.interruption:
-                yield _broken_off(response.interruption, last)
+                yield _interruption_event(response.interruption, last)
                 return
             if (response.has_ended, response.num_shown) == (has_ended, num_shown):
                 await response.wait_until_shown()
 
     async def run(self) -> None:
-        """Go on with what an earlier server has left; when this is cancelled, leave what runs to a
-        later one."""
+        """Continue the unfinished responses of an earlier server. When cancelled, leave running
+        responses to a later server."""
         try:
             await self._resume()
             await Event().wait()
@@ -176,8 +179,8 @@ class Background:
                 if len(turns) == 1
                 else f"{len(turns)} responses in the background go on",
             )
-        # One after the other, and the likeliest culprit first: who has not ended this server, has
-        # not ended those before, either.
+        # One after the other, and the most suspicious first: a response that does not end this
+        # server did not end the earlier ones either.
         suspects = [each for each in turns if each.stored.num_tries >= SUSPECT_TRIES]
         for response in sorted(suspects, key=lambda each: -each.stored.num_tries):
             num_shown = response.num_shown
@@ -193,11 +196,11 @@ class Background:
     async def _count_try(self, responses: Sequence[BackgroundResponse]) -> None:
         for response in responses:
             response.change(num_tries=response.stored.num_tries + 1)
-        with suppress(RequestError):  # the book has said so, and tries again
+        with suppress(RequestError):  # the book has logged the error and tries again
             await self._book.save(*responses)
 
     async def _leave(self) -> None:
-        """Leave what runs to a later server."""
+        """Stop running responses so that a later server can continue them."""
         left = [each for each in self._book.unfinished() if each.task in self._tasks]
         for response in left:
             assert response.task is not None
@@ -208,8 +211,8 @@ class Background:
             await self._book.save(*left)
         if left:
             logger.info(
-                "%d responses in the background go on when a server with this"
-                " --file-storage-path starts again.",
+                "%d responses in the background will continue when a server starts with this"
+                " --file-storage-path.",
                 len(left),
             )
 
@@ -226,24 +229,24 @@ class Background:
         task.add_done_callback(done)
 
     async def _again(self, response: BackgroundResponse) -> Computation | None:
-        """What goes on with a response of an earlier server; None if nothing can, and it has
-        failed."""
+        """The Computation that continues a response of an earlier server; None if that is
+        impossible and the response has failed."""
         asked = response.stored.asked
         try:
             self._check_tokenizer(asked)
             making = await self._api.again(asked, response.stored.response)
             job = self._api.job_again(asked, making, response.ids.tobytes())
-        except Exception as error:  # one that is damaged must not keep the others from going on
-            is_told = isinstance(error, RequestError)
+        except Exception as error:  # a damaged response must not keep the others from continuing
+            is_known = isinstance(error, RequestError)
             logger.error(
-                "%s has failed, because it cannot go on: %s",
+                "%s has failed, because it cannot be continued: %s",
                 response.id,
                 error,
-                exc_info=None if is_told else error,
+                exc_info=None if is_known else error,
             )
             head = ResponseHead.again(response.stored.response, reasoning_tokens=lambda output: 0)
-            why = error if is_told else "an internal error; the server's log has the details."
-            refusal = Refusal(message=f"The response cannot go on: {why}", status_code=500)
+            why = error if is_known else "an internal error; the server's log has the details."
+            refusal = Refusal(message=f"The response cannot be continued: {why}", status_code=500)
             ids = response.ids.tobytes()
             response.change(response=head.failed(refusal, []), output_ids=ids)
             keep(self._service, response)
@@ -252,7 +255,7 @@ class Background:
         return Computation(self._service, response, making, job)
 
     async def _compute(self, computation: Computation, turn: Event | None = None) -> None:
-        """Compute a response to its end. turn: of one that an earlier server has left: when it may
+        """Compute a response to its end. turn: for a response of an earlier server, set when it may
         begin."""
         response = computation.response
         try:
@@ -282,11 +285,11 @@ class Background:
             computation.failed(Refusal(message=message, status_code=500))
 
     def _check_again(self, response: BackgroundResponse) -> None:
-        """Raise RequestError for a response of an earlier server that is to go no further."""
+        """Raise RequestError for a response of an earlier server that must not be continued."""
         asked, num_tries = response.stored.asked, response.stored.num_tries - 1
         if asked.model != self._model:
             raise RequestError(
-                f"The response was begun with the weights {asked.model}, and this server has"
+                f"The response was begun with the weights {asked.model}, but this server has"
                 f" {self._model}.",
                 status_code=500,
             )
@@ -297,28 +300,28 @@ class Background:
                 num_tries,
             )
             raise RequestError(
-                f"The response is not tried again, because {num_tries} servers in turn ended while"
-                " they computed it, without a new token of it.",
+                f"The response is not tried again, because {num_tries} servers in turn ended"
+                " while they computed it, without a new token.",
                 status_code=500,
             )
 
     def _check_tokenizer(self, asked: Asked) -> None:
         if asked.tokenizer != self._service.config.tokenizer_path:
             raise RequestError(
-                f"The tokens of the response are those of {asked.tokenizer}, and this server has"
-                f" {self._service.config.tokenizer_path}."
+                f"The response was begun with the tokenizer {asked.tokenizer}, but this server"
+                f" has {self._service.config.tokenizer_path}."
             )
 
     def _interrupt(self, response: BackgroundResponse, why: str) -> None:
         response.interruption = (
-            f"{why.rstrip('.')}. The response goes on when the server starts again; get its"
+            f"{why.rstrip('.')}. The response continues when the server starts again; get its"
             " further events with stream=true and starting_after."
         )
         response.wake()
 
     @property
     def _model(self) -> str:
-        """What this server says of its weights."""
+        """This server's description of its weights."""
         config = self._service.config
         return f"{config.model_path} ({config.weight_version})"
 
@@ -329,9 +332,9 @@ def _encoded(events: Iterable[dict[str, Any]], after: int) -> bytes:
     )
 
 
-def _broken_off(why: str, last: int) -> bytes:
-    """The event that says why there are no more now. It has the number of the one before, because
-    it is none of the response's."""
+def _interruption_event(why: str, last: int) -> bytes:
+    """The event that says why the stream ends here. It has the number of the event before it,
+    because it is not an event of the response."""
     return named_event(
         "error",
         {

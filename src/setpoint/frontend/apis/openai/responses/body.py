@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/responses``, and what of it the neutral chat needs."""
+"""The body of ``POST /v1/responses``, and its conversion to the request of the neutral chat."""
 
 from __future__ import annotations
 
@@ -33,21 +33,20 @@ _INCLUDABLE = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
-"""What a client may ask to be included. Nothing here has such parts, and reasoning is included as
-text, not encrypted."""
+"""The accepted values of ``include``. Responses of this server have no such parts, and include
+reasoning as text, not encrypted."""
 
 
 class Reasoning(msgspec.Struct):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """A response has the reasoning itself and no summary of it."""
+    """Has no effect: a response contains the reasoning itself, not a summary."""
 
 
 class Text(msgspec.Struct):
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    """How OpenAI's models are asked for shorter or longer answers; other models know nothing of
-    it."""
+    """Asks OpenAI's models for shorter or longer answers. Other models do not support it."""
 
 
 class InputBody(SamplingBody, kw_only=True):
@@ -71,7 +70,8 @@ class ResponsesBody(InputBody, kw_only=True):
     store: bool | None = True
     background: bool | None = False
     include: list[str] | None = None
-    # These ask a provider for something that does not change the answer, and have no effect here.
+    # These keys ask a provider for something that does not change the answer. They have no effect
+    # in Setpoint.
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
@@ -99,7 +99,7 @@ class ResponsesBody(InputBody, kw_only=True):
             )
 
     def without_effect(self) -> list[str]:
-        """Warnings about keys that are accepted and ask for something that does not happen."""
+        """Warnings about keys that are accepted but have no effect."""
         warnings = []
         if self.reasoning is not None and self.reasoning.summary in ("concise", "detailed"):
             warnings.append(
@@ -131,7 +131,7 @@ def chat_request(
     sampling: SamplingParams,
     options: RequestOptions,
 ) -> ChatRequest:
-    """The chat that a body asks for. Raises RequestError (400) for a choice that cannot be
+    """The chat request of a body. Raises RequestError (400) for a tool choice that cannot be
     honoured."""
     choice = toolbox.choice(body.tool_choice)
     variables = dict(body.chat_template_kwargs or {})
@@ -161,7 +161,7 @@ def _is_strict(text_format: Mapping[str, Any] | None) -> bool:
 
 
 def _constraint_of(text_format: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Sampling parameters: one constraint, or none for text. Raises RequestError (400)."""
+    """Sampling parameters with one constraint, or with none for text. Raises RequestError (400)."""
     match text_format:
         case None | {"type": "text"}:
             return {}

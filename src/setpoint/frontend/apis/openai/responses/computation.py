@@ -1,5 +1,5 @@
-"""One response in the background while this server computes it: from its job to what the book
-stores and the store keeps."""
+"""Computes one response in the background, and passes its tokens and its end to the book and the
+store."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from setpoint.frontend.storage.background import BackgroundResponse
 from setpoint.frontend.storage.responses import KeptResponse
 
 AT_ONCE = 64
-"""Tokens that are made into events before the event loop gets its turn: about a millisecond."""
+"""Number of tokens that are converted to events before the event loop gets its turn; this takes
+about a millisecond."""
 
 
 class Computation:
     def __init__(
         self, service: Service, response: BackgroundResponse, making: Making, job: Job
     ) -> None:
-        """job: goes on behind the tokens that the response has."""
+        """job: a job that continues after the tokens that the response has."""
         self.response = response
         self._service = service
         self._book = service.background
@@ -31,9 +32,9 @@ class Computation:
         self._script = Script(making, response.stored.asked.request, service.text.known_tokenizer)
         self._job = job
         self._unread = response.ids.tolist()
-        """The tokens of earlier servers that the script has not got yet."""
+        """Tokens from earlier servers that the script has not got yet."""
         self._is_begun = False
-        """Whether it has got a token from this server."""
+        """Whether the response has got a token from this server."""
         self.was_submitted = False
 
     @property
@@ -41,12 +42,12 @@ class Computation:
         output = self._job.outputs[0]
         num_cached = self.response.stored.num_cached
         if num_cached is not None:
-            output.num_cached = num_cached  # as if no server had ended
+            output.num_cached = num_cached  # the count of the first server, as if none had ended
         return output
 
     async def run(self) -> bool:
-        """Compute the response to its end. Returns False if the engine has aborted it because the
-        server ends, and another one can go on. Raises like ``Job.pieces``."""
+        """Compute the response to its end. Returns False if it was aborted because the server is
+        ending and a later server can continue it. Raises like ``Job.pieces``."""
         while len(self._unread):
             group = self._unread[:AT_ONCE]
             del self._unread[:AT_ONCE]
@@ -66,18 +67,18 @@ class Computation:
         return True
 
     def cancelled(self) -> None:
-        """Keep what there is as a cancelled response."""
+        """Store the tokens so far as a cancelled response."""
         self._script.end(self._unread, None)
         self._end(self._head.cancelled(self._output, self._script.items), None)
 
     def failed(self, refusal: Refusal) -> None:
-        """Keep what there is as a failed response."""
+        """Store the tokens so far as a failed response."""
         self._script.end(self._unread, None)
         self._end(self._head.failed(refusal, self._script.items), None)
 
     @property
     def goes_on_elsewhere(self) -> bool:
-        """Whether the server ends, and a later one goes on with the response."""
+        """Whether the server is ending and a later server will continue the response."""
         return self._service.drain.is_on and self._book.is_stored
 
     def _add(self, piece: Piece) -> None:
@@ -107,7 +108,7 @@ class Computation:
 
 
 def keep(service: Service, response: BackgroundResponse) -> None:
-    """Have the store keep the present state of a response, unless it was deleted."""
+    """Put the current state of a response into the store, unless it was deleted."""
     if response.id in service.background.responses:
         stored = response.stored
         service.responses.put(

@@ -1,4 +1,4 @@
-"""The input of a custom tool, taken out of the JSON arguments of its call while they arrive."""
+"""Extracts the input of a custom tool from the JSON arguments of its call while they arrive."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _HALF_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 
 
 class CustomInput:
-    """Passes on the text of ``{"input": "…"}`` as it grows. Arguments in another shape, which a
-    model that is not constrained may write, are passed on at their end."""
+    """Passes on the text in ``{"input": "…"}`` as it arrives. Arguments in another form, which an
+    unconstrained model may write, are passed on when they are complete."""
 
     def __init__(self) -> None:
         self._raw = ""
         self._at = 0
-        """Index of what has not been passed on; 0 before the text begins."""
+        """Index of the first character that has not been passed on; 0 before the text begins."""
         self._is_other = False
-        """Whether the arguments do not begin like the usual ones."""
+        """Whether the arguments have another form."""
 
     def feed(self, arguments: str) -> str:
         """Add a piece of the arguments; returns the text that it completes."""
@@ -40,7 +40,7 @@ class CustomInput:
         self._at += len(content)
         try:
             return _sendable(json.loads(f'"{content}"', strict=False))
-        except ValueError:  # an escape that JSON does not have
+        except ValueError:  # an invalid JSON escape
             return content
 
     def end(self) -> str:
@@ -66,5 +66,5 @@ def _text_in(value: Any, raw: str) -> str:
 
 
 def _sendable(text: str) -> str:
-    """The text with "?" for each half of a surrogate pair, which UTF-8 cannot hold."""
+    """The text with "?" in place of each lone surrogate, which UTF-8 cannot represent."""
     return text.encode(errors="replace").decode()

@@ -1,5 +1,6 @@
-"""Items of a conversation: those of a request are checked and brought into the form in which they
-are kept and listed, and the items of a whole conversation become the messages of a chat."""
+"""Items of a conversation. This module checks the items of a request and converts them to the form
+in which they are stored and listed, and converts the items of a whole conversation to the messages
+of a chat."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ _PREFIXES = {
     "apply_patch_call_output": "apco_",
     "reasoning": "rs_",
 }
-"""Type of an item -> how its ids begin. Other types are refused."""
+"""Type of an item -> the prefix of its ids. Other types are refused."""
 
 _TEXTS = {
     "input_text": "text",
@@ -43,7 +44,7 @@ _TEXTS = {
     "summary_text": "text",
     "refusal": "refusal",
 }
-"""Type of a part -> its field with the text."""
+"""Type of a part -> the field with its text."""
 
 Parts = str | list[Any]
 
@@ -54,12 +55,13 @@ class _Message(msgspec.Struct):
 
 
 class _Call(msgspec.Struct):
-    """Something that a client has run; ``call`` is the function that the model called for it."""
+    """A call that the client runs; ``call`` returns the function call that the model wrote for
+    it."""
 
     call_id: str
 
     def call(self, item: Item) -> tuple[str, str | dict[str, Any]]:
-        """Name and arguments, as the model knows them."""
+        """Name and arguments of the function, as the model sees them."""
         raise NotImplementedError
 
 
@@ -85,8 +87,8 @@ class _ActionCall(_Call):
     action: dict[str, Any]
 
     def call(self, item: Item) -> tuple[str, str | dict[str, Any]]:
-        told = {key: value for key, value in self.action.items() if value and key != "type"}
-        return str(item["type"]).removesuffix("_call"), told
+        details = {key: value for key, value in self.action.items() if value and key != "type"}
+        return str(item["type"]).removesuffix("_call"), details
 
 
 class _PatchCall(_Call):
@@ -106,7 +108,7 @@ class _Output(msgspec.Struct):
 
 
 class _LocalShellOutput(msgspec.Struct, rename={"call_id": "id"}):
-    """Its ``id`` is that of the call."""
+    """Its ``id`` is the id of the call."""
 
     call_id: str
     output: str
@@ -161,9 +163,9 @@ def new_item_id(kind: str) -> str:
 
 
 def items_of(given: str | Sequence[Any], find: Callable[[str], Item | None]) -> list[Item]:
-    """The ``input`` of a request as items with a type and an id. find: gives the item that an
-    ``item_reference`` names. Raises RequestError that names the item and its field: 400, or 404 for
-    a reference to nothing."""
+    """The ``input`` of a request as items with a type and an id. find: returns the item that an
+    ``item_reference`` names. Raises RequestError (400, or 404 for a reference to an unknown item);
+    the message names the item and its field."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
@@ -181,7 +183,7 @@ def _item(raw: Any, where: str, find: Callable[[str], Item | None]) -> Item:
         got = repr(excerpt(kind, 64)) if isinstance(kind, str) else kind_of(kind)
         raise RequestError(
             f"{where}.type must be one of {', '.join(_KINDS)}, item_reference; got {got}. This"
-            " server runs no tools itself and reads text only."
+            " server runs no tools itself and reads only text."
         )
     checked = convert_field(raw, _KINDS[kind], where)
     own_id = raw.get("id")
@@ -237,7 +239,7 @@ def _text_of(content: Parts, where: str) -> str:
         if not isinstance(text, str):
             got = repr(excerpt(kind, 64)) if isinstance(kind, str) else kind_of(part)
             raise RequestError(
-                f"{where}[{index}]: this model reads text parts only, such as"
+                f"{where}[{index}]: this model reads only text parts, such as"
                 f' {{"type": "input_text", "text": "…"}}; got {got}.'
             )
         texts.append(text)
@@ -247,14 +249,14 @@ def _text_of(content: Parts, where: str) -> str:
 def messages_of(
     instructions: str | None, earlier: Sequence[Item], inputs: Sequence[Item]
 ) -> list[Message]:
-    """A conversation in the form that chat templates are written for. What the model has said
+    """A conversation in the form that chat templates expect. Everything that the model has said
     between two turns of others (reasoning, text, calls) is one message. Raises RequestError (400)
-    for an output that belongs to no call, and if nobody has asked anything."""
+    for an output that belongs to no call, and for a conversation without any question."""
     messages: list[Message] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
     known_calls: dict[str, str] = {}
-    """Id of a call, or of its item -> id of the call."""
+    """Id of a call or of its item -> id of the call."""
     for index, item in enumerate([*earlier, *inputs]):
         where = f"input[{index - len(earlier)}]"
         checked = convert_field(item, _KINDS[item["type"]], where)
@@ -283,8 +285,8 @@ def messages_of(
 
 
 def _add_to_turn(messages: list[Message], item: Item, checked: msgspec.Struct) -> None:
-    """Add something that the model has said to its message, which it begins if it is the first. Its
-    texts are lists here: a body may have 20,000 items, and to copy the text for each takes
+    """Add an item of the model to its current message, or begin a new one. The message collects its
+    texts in lists: a body may have 20,000 items, and to copy the text for each one would take
     seconds."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": []})
@@ -297,7 +299,7 @@ def _add_to_turn(messages: list[Message], item: Item, checked: msgspec.Struct) -
         call = {"id": checked.call_id, "type": "function", "function": function}
         turn.setdefault("tool_calls", []).append(call)
     else:
-        # A reasoning of another provider is encrypted; nobody here can read it.
+        # Reasoning of another provider is encrypted, and this server cannot read it.
         parts = item.get("content") or item.get("summary") or []
         if text := _text_of(parts, "content"):
             turn.setdefault("reasoning_content", []).append(text)

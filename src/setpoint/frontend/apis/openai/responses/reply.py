@@ -1,5 +1,5 @@
-"""The response object: what it repeats of the request, its status, its items and its token
-counts."""
+"""Makes the response object: the fields that it repeats from the request, its status, its items and
+its token counts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.refusal import Refusal
 
 _LATER = ("status", "completed_at", "error", "incomplete_details", "output", "usage")
-"""The fields of a response that change."""
+"""The fields of a response that change while it runs."""
 
 
 class ResponseHead:
-    """The part of a response that is known when its request begins."""
+    """The part of a response that is known when the request begins."""
 
     def __init__(
         self, fields: dict[str, Any], *, reasoning_tokens: Callable[[SequenceOutput], int]
@@ -42,7 +42,7 @@ class ResponseHead:
         reasoning_tokens: Callable[[SequenceOutput], int],
     ) -> ResponseHead:
         """The head of a new response."""
-        told = [*warnings, *body.other_model(config.served_model_name)]
+        all_warnings = [*warnings, *body.other_model(config.served_model_name)]
         text = body.text
         fields = {
             "id": own_id,
@@ -74,23 +74,23 @@ class ResponseHead:
             "top_p": sampling.top_p,
             "truncation": "disabled",
             "user": body.user,
-        } | ({"warnings": told} if told else {})
+        } | ({"warnings": all_warnings} if all_warnings else {})
         return cls(fields, reasoning_tokens=reasoning_tokens)
 
     @classmethod
     def again(
         cls, response: dict[str, Any], *, reasoning_tokens: Callable[[SequenceOutput], int]
     ) -> ResponseHead:
-        """The head that a response was made with."""
+        """The head with which a response was made earlier."""
         fields = {key: value for key, value in response.items() if key not in _LATER}
         return cls(fields, reasoning_tokens=reasoning_tokens)
 
     def begun(self, status: str) -> dict[str, Any]:
-        """A response that has no answer yet."""
+        """The response before it has an answer."""
         return self._with(status, [], None)
 
     def ended(self, output: SequenceOutput, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """A response that the engine has ended: completed, cut off by a limit, or aborted."""
+        """The response after the engine has ended it: completed, cut off by a limit, or aborted."""
         finish = output.finish
         assert finish is not None
         usage = self._usage(output)
@@ -131,7 +131,7 @@ class ResponseHead:
     def _usage(self, output: SequenceOutput) -> dict[str, Any]:
         return {
             "input_tokens": output.num_prompt,
-            # Every prompt is cached, without a request or a charge for writing it.
+            # Every prompt is cached without being asked for, and nothing is charged for it.
             "input_tokens_details": {"cached_tokens": output.num_cached, "cache_write_tokens": 0},
             "output_tokens": output.num_outputs,
             "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens(output)},

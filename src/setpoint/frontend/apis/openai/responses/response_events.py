@@ -1,5 +1,5 @@
-"""The output items of a response and the events of its stream, made from the deltas of the neutral
-chat. A whole response is made of the same events, so it has what a stream of it would have had.
+"""Makes the output items of a response and the events of its stream from the deltas of the neutral
+chat. A whole response is made from the same events, so it has the same content as a stream.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from setpoint.frontend.chat.deltas import Delta, ReasoningDelta, TextDelta, Tool
 Event = dict[str, Any]
 
 _TEXT_TYPES = {"message": "output_text", "reasoning": "reasoning_text"}
-"""Type of an item that holds text -> type of its one part, and the beginning of its events'
-names."""
+"""Type of an item that holds text -> type of its only part, and prefix of the names of its
+events."""
 
 
 class OutputEvents:
-    """The events between ``response.in_progress`` and the last one, without sequence numbers.
+    """Makes the events between ``response.in_progress`` and the last one, without sequence numbers.
 
-    An item of text begins with its first character that is no white space: models write line breaks
-    between reasoning, text and calls.
+    An item of text begins with its first character that is not white space, because models write
+    line breaks between reasoning, text and calls.
     """
 
     def __init__(self, toolbox: Toolbox) -> None:
         self._toolbox = toolbox
         self.items: list[dict[str, Any]] = []
-        """The items so far, the last one perhaps unfinished; changed as events are made."""
+        """The items so far; the last one may be unfinished and changes with each event."""
         self._open: str | int | None = None
         """The item that has not ended: "message", "reasoning", or the index of a tool call."""
         self._text = ""
-        """What the open item's deltas have said so far."""
+        """The joined deltas of the open item so far."""
         self._call: _OpenCall
         """The open call, if a call is open."""
         self._held = ""
@@ -46,8 +46,8 @@ class OutputEvents:
         return [event for delta in deltas for event in self._events(delta)]
 
     def end(self, *, is_complete: bool) -> list[Event]:
-        """The last events. is_complete: whether the model has ended by itself. An answer without
-        anything else has a message, with the white space that the model may have written."""
+        """The last events. is_complete: whether the model has ended by itself. An otherwise empty
+        answer gets a message, with the white space that the model may have written."""
         events = []
         if not self.items and self._open is None:
             events = [*self._begin("message", _message()), *self._more(self._held)]
@@ -127,14 +127,14 @@ class OutputEvents:
         }
 
     def _end_call(self, index: int) -> Iterator[Event]:
-        """What is left to say of the open call before its last events."""
+        """The remaining events of the open call before its last ones."""
         if self._call.is_held:
             yield from self._begin(index, self._call.item())
         yield from self._more(self._call.end())
 
     @property
     def _name(self) -> str:
-        """The beginning of the names of the open item's events."""
+        """The prefix of the names of the open item's events."""
         if isinstance(self._open, str):
             return _TEXT_TYPES[self._open]
         item = self.items[-1]["type"]
@@ -187,33 +187,33 @@ class _OpenCall:
     """A call of the model while its arguments arrive."""
 
     def __init__(self, delta: ToolCallDelta, tool: ClientTool | None) -> None:
-        """tool: the tool that it names, None if there is none."""
+        """tool: the tool that it names; None if no tool has this name."""
         self._call_id = delta.id
         self._tool = tool
         self._name = delta.name if tool is None else tool.name
         self._input = CustomInput() if tool is not None and tool.kind == "custom" else None
         self._arguments = ""
         self.is_held = tool is not None and tool.item is not None
-        """Whether its item can only be made when the arguments are whole."""
+        """Whether its item can be made only when the arguments are complete."""
         self.field = "arguments" if self._input is None else "input"
-        """The field of the item that holds what the deltas say; "" if there are none."""
+        """The field of the item that holds the joined deltas; "" if there are no deltas."""
 
     def feed(self, arguments: str) -> str:
-        """Add a piece of the arguments; returns what the item's delta says."""
+        """Add a piece of the arguments; returns the text of the item's delta."""
         if self._input is not None:
             return self._input.feed(arguments)
         self._arguments += arguments
         return "" if self.is_held else arguments
 
     def end(self) -> str:
-        """What the last delta says."""
+        """The text of the last delta."""
         if self._input is not None:
             return self._input.end()
         return self._arguments if self.is_held and self.field else ""
 
     def item(self) -> dict[str, Any]:
-        """The item as it begins. Whole arguments that are not what the tool takes make the call of
-        a function, so that the client sees what the model wrote."""
+        """The item at its beginning. Complete arguments that do not fit the tool become a function
+        call, so that the client sees what the model wrote."""
         tool = self._tool
         kind, fields = "function_call", self._named("arguments")
         if self._input is not None:

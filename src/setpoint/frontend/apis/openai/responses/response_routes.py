@@ -1,4 +1,4 @@
-"""The routes of the Responses API: HTTP around ``api``, and what is kept of earlier responses."""
+"""The routes of the Responses API: HTTP around ``api``, and access to stored responses."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ResponseRoutes:
     async def response(
         self, response_id: str, stream: bool = False, starting_after: int | None = None
     ) -> Response:
-        """A response as it is now or, with stream, its events with a higher sequence_number than
+        """A response in its current state or, with stream, its events with a sequence_number above
         starting_after."""
         kept = self._store.get(response_id)
         if not stream:
@@ -84,8 +84,8 @@ class ResponseRoutes:
             return json_response(kept.response)
         if kept.background is None:
             raise RequestError(
-                f"Response {response_id} was not created with background, so it cannot be streamed"
-                " again; get it without stream."
+                f"Response {response_id} was not created with background, so its stream cannot be"
+                " repeated; get it without stream."
             )
         if starting_after is not None and starting_after < 0:
             raise RequestError(f"starting_after must be at least 0, got {starting_after}.")
@@ -100,12 +100,12 @@ class ResponseRoutes:
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, response_id: str) -> Response:
-        """Cancel a response in the background; one that has ended is returned as it is."""
+        """Cancel a response in the background. A response that has ended is returned unchanged."""
         kept = self._store.get(response_id)
         if not kept.response["background"]:
             raise RequestError(
-                f"Response {response_id} does not run in the background; its request ends when the"
-                " connection."
+                f"Response {response_id} does not run in the background; close its connection to"
+                " end it."
             )
         if kept.background is not None:
             await self._background.cancel(kept.background)

@@ -1,9 +1,9 @@
-"""The tools of ``/v1/responses``: what the model is shown of each, and the item that a call of it
-becomes.
+"""The tools of ``/v1/responses``: what the model sees of each tool, and the item that represents a
+call of it.
 
-The model only knows functions with JSON arguments. Tools that a client runs (functions, custom
-tools, shells, patches, also within a namespace) are shown as such. Tools that only a provider runs
-are left out, and the client is told.
+A model knows only functions with JSON arguments. Tools that a client runs (functions, custom tools,
+shells, patches, also within a namespace) are shown to it as functions. Tools that only a provider
+can run are left out, with a warning for the client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.tools import check_name
 
 Fields = dict[str, Any]
-"""The fields of an item that say what was called and with what."""
+"""The fields of an item that hold the called tool and its arguments."""
 
 
 class _Function(msgspec.Struct):
@@ -64,8 +64,8 @@ class ClientTool:
     """Its name within its namespace."""
     namespace: str = ""
     item: Callable[[str], Fields] | None = None
-    """Makes the fields of a call's item from the whole arguments. Raises ValidationError if they
-    are not what the tool takes. None: the item has the arguments as they are."""
+    """Makes the fields of a call's item from the complete arguments. Raises ValidationError if they
+    do not fit the tool. None: the item holds the arguments as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,14 @@ class Toolbox:
 
     tools: Sequence[ClientTool] = ()
     warnings: Sequence[str] = ()
-    """About tools that were left out."""
+    """Warnings about tools that were left out."""
     _by_name: Mapping[str, ClientTool] = field(default_factory=dict)
-    """Name that the model sees -> tool."""
+    """Name of a tool for the model -> tool."""
 
     @classmethod
     def of(cls, given: Sequence[Any] | None) -> Toolbox:
-        """The tools of a body. Raises RequestError (400) that names the tool and its field."""
+        """The tools of a body. Raises RequestError (400); the message names the tool and its
+        field."""
         by_name: dict[str, ClientTool] = {}
         warnings: list[str] = []
         for index, raw in enumerate(given or ()):
@@ -93,7 +94,7 @@ class Toolbox:
         return cls(list(by_name.values()), warnings, by_name)
 
     def called(self, name: str) -> ClientTool | None:
-        """The tool that a call of the model names; None for a name that no tool has."""
+        """The tool that a model's call names; None if no tool has this name."""
         return self._by_name.get(name)
 
     def choice(self, value: Any) -> Choice:
@@ -120,7 +121,7 @@ class Toolbox:
         )
 
     def _named(self, value: Any, where: str) -> str:
-        """The name that the model sees of a tool that a choice names; "" for a provider's tool."""
+        """The model's name for the tool in a choice; "" for a provider's tool."""
         match value:
             case {"type": "function" | "custom" as kind, "name": str(name)}:
                 for each in self.tools:
@@ -135,7 +136,7 @@ class Toolbox:
 
 
 def called_name(item: Mapping[str, Any]) -> str:
-    """The name that the model sees of the tool that an item calls."""
+    """The model's name for the tool that an item calls."""
     namespace = item.get("namespace")
     return f"{namespace}.{item['name']}" if namespace else str(item["name"])
 
@@ -159,8 +160,8 @@ def _read(raw: Any, where: str, warnings: list[str], *, namespace: str = "") -> 
     if kind in _BUILT_IN and not _is_in_container(raw):
         return [_BUILT_IN[kind]]
     warnings.append(
-        f"{where}: {excerpt(kind, 64)} was left out, because this server runs no tools itself; the"
-        " client runs them."
+        f"{where}: {excerpt(kind, 64)} was left out, because this server runs no tools; it"
+        " supports only tools that the client runs."
     )
     return []
 
@@ -180,8 +181,8 @@ def _function(tool: _Function, where: str, namespace: str) -> ClientTool:
 
 
 def _custom(tool: _Custom, where: str, namespace: str, warnings: list[str]) -> ClientTool:
-    """A tool that takes one text. Its grammar cannot constrain a text within JSON, except for a
-    regular expression, which a schema can hold."""
+    """A tool that takes one text. A schema can contain a regular expression for the text; no other
+    grammar can constrain text within JSON."""
     text: dict[str, Any] = {"type": "string"}
     description, is_constrained = tool.description or "", False
     if isinstance(tool.format, _GrammarFormat):
@@ -216,7 +217,7 @@ def _full_name(name: str, where: str, namespace: str) -> str:
 
 
 def _is_in_container(raw: Mapping[str, Any]) -> bool:
-    """Whether a shell is the provider's."""
+    """Whether a shell runs in a provider's container."""
     environment = raw.get("environment")
     kind = environment.get("type") if isinstance(environment, Mapping) else None
     return kind not in (None, "local")
@@ -315,4 +316,5 @@ _BUILT_IN = {
         ),
     )
 }
-"""Tools that OpenAI's clients run and whose arguments are not in the request: type -> tool."""
+"""Type -> tool, for the tools that OpenAI's clients run and whose arguments the request does not
+describe."""

@@ -1,5 +1,6 @@
-"""The events of a response that can be made again: the same tokens give the same events with the
-same numbers and ids, however the tokens arrive and whoever makes the events. Knows no engine."""
+"""Makes the events of a response in a repeatable way: the same tokens give the same events, with
+the same numbers and ids, however the tokens are grouped and on whichever server. Knows no
+engine."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 
 @dataclass(slots=True, frozen=True)
 class Making:
-    """What makes tokens into a response."""
+    """Everything that is needed to convert tokens to a response."""
 
     head: ResponseHead
     make_parser: MakeParser
@@ -30,11 +31,11 @@ class Making:
 
 
 class Script:
-    """The events of a response in the background, in order. First ``begin``, then ``feed`` with
-    each group of tokens, and ``end`` with the last ones."""
+    """Makes the events of a response in the background, in order. Call ``begin`` first, then
+    ``feed`` with each group of tokens, and ``end`` with the last tokens."""
 
     def __init__(self, making: Making, request: Request, tokenizer: Tokenizer | None) -> None:
-        """request: without outputs."""
+        """request: the request without outputs."""
         self._head = making.head
         self._ids = RepeatableIds(making.head.id)
         self._sequence = SequenceOutput(request, 0, tokenizer)
@@ -50,49 +51,51 @@ class Script:
 
     def begin(self) -> list[Event]:
         response = self._head.begun("queued")
-        return self._numbered(
+        return self._with_numbers(
             {"type": f"response.{name}", "response": response} for name in ("created", "queued")
         )
 
     def feed(self, ids: Sequence[int]) -> list[Event]:
-        """The events of these tokens, none of which is the one that has ended the response."""
+        """The events of these tokens, which must not include the token that ends the response."""
         events: list[Event] = []
         if ids and not self._has_tokens:
             self._has_tokens = True
             response = self._head.begun("in_progress")
             events.append({"type": "response.in_progress", "response": response})
-        # One after the other, so that they make the same events in any grouping.
+        # One token after the other, so that any grouping makes the same events.
         for token_id in ids:
-            events += self._made(TokenEvent(0, [token_id]))
-        return self._numbered(events)
+            events += self._events_of(TokenEvent(0, [token_id]))
+        return self._with_numbers(events)
 
     def end(self, ids: Sequence[int], finish: Finish | None) -> list[Event]:
-        """The events up to the last one, which ``last`` makes. finish: how the engine has ended
-        it; None: it was cancelled or failed."""
+        """The events up to the last one, which ``last`` makes. finish: how the engine ended the
+        response; None if it was cancelled or has failed."""
         events: list[Event] = []
         if finish is None:
             events += self.feed(ids)
         elif isinstance(finish.matched, int) and ids:
             events += self.feed(ids[:-1])
-            events += self._numbered(self._made(TokenEvent(0, [ids[-1]], finish)))
+            events += self._with_numbers(self._events_of(TokenEvent(0, [ids[-1]], finish)))
         else:
             events += self.feed(ids)
-            events += self._numbered(self._made(TokenEvent(0, [], finish)))
+            events += self._with_numbers(self._events_of(TokenEvent(0, [], finish)))
         with self._ids.used():
             rest = self._output.feed(self._parser.end())
             is_complete = finish is not None and finish.type == "stop"
             rest += self._output.end(is_complete=is_complete)
-        return [*events, *self._numbered(rest)]
+        return [*events, *self._with_numbers(rest)]
 
     def last(self, response: dict[str, Any]) -> list[Event]:
-        return self._numbered([{"type": f"response.{response['status']}", "response": response}])
+        return self._with_numbers(
+            [{"type": f"response.{response['status']}", "response": response}]
+        )
 
-    def _made(self, event: TokenEvent) -> list[Event]:
+    def _events_of(self, event: TokenEvent) -> list[Event]:
         piece = self._sequence.feed(event)
         with self._ids.used():
             return self._output.feed(self._parser.feed(piece.text))
 
-    def _numbered(self, events: Any) -> list[Event]:
+    def _with_numbers(self, events: Any) -> list[Event]:
         numbered = list(events)
         for number, event in enumerate(numbered, self._num_events):
             event["sequence_number"] = number
