@@ -228,7 +228,9 @@ def test_the_end_of_the_last_engine_leaves_responses_to_the_next_server(tmp_path
                 "response.queued",
                 "error",
             ]
-            assert events[-1]["message"].startswith("The engine has crashed. The response goes on")
+            assert events[-1]["message"].startswith(
+                "The engine has crashed. The response continues"
+            )
         async with server_on(tmp_path, says("Hello", context_len=ROOM)) as server:
             assert (await ended(server, own_id))["status"] == "completed"
         async with serving(silent) as server:

@@ -159,7 +159,7 @@ def test_the_command_prints_old_and_new_values(
     assert capsys.readouterr().out == "stream_interval: 1 -> 5\nlog_requests: false -> true\n"
     assert engine.changes[0].why == "a=b"
     assert main(call) == 0
-    assert capsys.readouterr().out == "Nothing changes: these are the present values.\n"
+    assert capsys.readouterr().out == "Nothing changes, because these are already the values.\n"
     assert main(["set", url, "--api-key", "secret", "nothing=1"]) == 1
     assert capsys.readouterr().err == "setpoint: error: unknown option nothing.\n"
     assert main(["set", url, "--api-key", "secret", "stream_interval=99"]) == 0
@@ -169,9 +169,9 @@ def test_the_command_prints_old_and_new_values(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["set"], "say which server, and what to change"),
-        (["set", "--why", "x"], "say which server, and what to change"),
-        (["set"], "setpoint set URL alone lists what can be changed"),
+        (["set"], "name a server and what to change"),
+        (["set", "--why", "x"], "name a server and what to change"),
+        (["set"], "setpoint set URL lists the options that can change"),
         (["set", "127.0.0.1:1"], "did you mean http://127.0.0.1:1?"),
         (["top", "localhost:1"], "did you mean http://localhost:1?"),
         (["doctor", "127.0.0.1:1"], "did you mean http://127.0.0.1:1?"),

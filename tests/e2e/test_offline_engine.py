@@ -237,7 +237,7 @@ def test_errors_of_a_call_name_keywords_and_methods(engine: Engine) -> None:
     with pytest.raises(
         RequestError,
         match=(
-            r"^This Engine generates text. To get embeddings, build one with is_embedding=True\.$"
+            r"^This Engine generates text. To get embeddings, create an Engine with is_embedding=True\.$"
         ),
     ):
         engine.encode("x")
@@ -358,7 +358,8 @@ def test_an_interpreter_may_exit_without_shutdown(tiny_model: Path) -> None:
     assert (done.returncode, complaints) == (0, [])
     child, parent = done.stdout.splitlines()
     assert (
-        child == "EngineDeadError This Engine belongs to another process; build one after the fork."
+        child
+        == "EngineDeadError This Engine belongs to another process; create one after the fork."
     )
     pid, heavy = parent.split(" ", 1)
     assert heavy == "[]"

@@ -1,1 +1,1 @@
-"""The subcommands of ``setpoint`` that put several rooms together: one file for each."""
+"""The subcommands of ``setpoint`` that combine several rooms, with one file for each."""

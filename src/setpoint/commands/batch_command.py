@@ -2,8 +2,8 @@
 an exit code.
 
 Exit codes: 0: every request was answered; 3: the batch is complete, but some requests failed; 1:
-the batch ended early with an error; 130: it ended early by a signal. After 1 or 130, the same
-command run again continues the batch.
+the batch ended early with an error; 130: a signal ended it early. After 1 or 130, the same command
+continues the batch.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ from setpoint.observe.waiting import stderr_lines
 
 DONE, FAILED, INTERRUPTED = 0, 3, 130
 DRAIN_S = 10.0
-"""Seconds that open requests get to finish after the first signal."""
+"""Seconds in which open requests may finish after the first signal."""
 ENGINE_EXIT_S = 5.0
 """How long the engine may take to end after that."""
 END_S = 30.0
-"""How long the run may take to end after that. A forced end loses nothing that the journal has."""
+"""How long the run may take to end after that. A forced end loses nothing that is in the
+journal."""
 GO_ON = "Run the same command again to continue."
 
 
 def run_batch(
     own: BatchOptions, options: Options, env: EnvSettings, *, given: Set[str] = frozenset()
 ) -> int:
-    """Run until everything is answered or a signal ends the run; returns the exit code. Raises
+    """Run until every request is answered or a signal ends the run; returns the exit code. Raises
     SetpointError for a batch that cannot continue."""
     if own.input is None or own.output is None:
         raise ConfigError("Name an input and an output: setpoint batch INPUT -o OUTPUT.")
@@ -93,7 +94,7 @@ def _source(path: Path) -> Source:
 
 
 class _Batch:
-    """One batch: what is to be done, what has been done, and how this run ended."""
+    """One batch: its remaining requests, its answered requests, and how this run ended."""
 
     def __init__(
         self, source: Source, survey: Survey, journal: Journal, *, keep_order: bool

@@ -1,5 +1,5 @@
-"""Runs ``setpoint chat``, from its command line to its exit code: opens the source of answers, runs
-the session, closes the source."""
+"""Runs ``setpoint chat`` from its command line to its exit code: opens the source of answers, runs
+the session and closes the source."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _INVITATION = "Type a message, or /help for the commands."
 
 
 def chat(line: CommandLine, env: EnvSettings, *, api_key: str | None) -> int:
-    """Run a chat; returns the exit code. ``api_key``: the server's key if the command line gives
-    none. Raises SetpointError."""
+    """Run a chat; returns the exit code. api_key: the server's key if the command line gives none.
+    Raises SetpointError."""
     own: ChatOptions = line.own
     params = {name: getattr(own, name) for name in PARAMS if getattr(own, name, None) is not None}
     try:
@@ -39,7 +39,7 @@ def chat(line: CommandLine, env: EnvSettings, *, api_key: str | None) -> int:
         )
         try:
             return session.run()
-        # stdout's reader has gone; the interpreter must not notice at its final flush
+        # the reader of stdout is gone, and the interpreter must not fail at its final flush
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
@@ -48,15 +48,17 @@ def chat(line: CommandLine, env: EnvSettings, *, api_key: str | None) -> int:
 def _check(line: CommandLine) -> None:
     own: ChatOptions = line.own
     if own.base_url is None and own.api_key is not None:
-        raise ConfigError("--api-key is the key of a server; name the server with --base-url, too.")
+        raise ConfigError(
+            "--api-key is the key of a server; give the address of the server with --base-url."
+        )
     if line.options.model.is_embedding:
         raise ConfigError("A chat needs a model that generates text; leave --is-embedding out.")
     engine_options = line.given - set(ChatOptions.__struct_fields__) - {"model_path", "config"}
     if own.base_url is not None and engine_options:
         flag = "--" + min(engine_options).replace("_", "-")
         raise ConfigError(
-            f"{flag} is an option of an engine, and with --base-url the chat starts none; leave one"
-            " of the two out."
+            f"{flag} is an option of an engine, but with --base-url the chat starts no engine;"
+            " leave one of the two out."
         )
 
 

@@ -1,4 +1,5 @@
-"""``setpoint console FILE``: serves the console's page with a recording, to this machine only."""
+"""Runs ``setpoint console FILE``: serves the console's page with a recording, only to this
+machine."""
 
 from __future__ import annotations
 

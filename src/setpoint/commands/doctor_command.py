@@ -1,4 +1,4 @@
-"""``setpoint doctor``: reads the sources, diagnoses, and shows the report."""
+"""Runs ``setpoint doctor``: reads the sources, diagnoses them and shows the report."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from setpoint.doctor.report.live import watch
 from setpoint.doctor.report.terminal import MAX_WIDTH, print_report
 
 HEALTHY, FOUND, UNREADABLE = 0, 1, 2
-"""Exit codes. "Not enough evidence" is FOUND, too: whoever asks whether a server is healthy has not
-been told that it is."""
+"""Exit codes. "Not enough evidence" is FOUND as well, because the report then does not say that the
+server is healthy."""
 
 
 def doctor(options: DoctorOptions) -> int:
-    """Returns the exit code; raises ConfigError or SourceError, which are UNREADABLE."""
+    """Run the command; returns the exit code. Raises ConfigError or SourceError, for which the exit
+    code is UNREADABLE."""
     console = make_console(no_color=options.no_color)
     try:
         code = _run(options, console)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader of a pipe has stopped reading
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = FOUND
     return code
@@ -54,10 +55,11 @@ def _run(options: DoctorOptions, console: Console) -> int:
         return _explain(console, options.explain)
     if not options.source:
         raise ConfigError(
-            "say what to read: setpoint doctor SOURCE, which is a log, - or a server's URL."
+            "name a source: setpoint doctor SOURCE. A source is a log, - for standard input, or"
+            " a server's URL."
         )
     if not all(options.source):
-        raise ConfigError("a SOURCE is empty: the name of a log or a URL was expected.")
+        raise ConfigError("a SOURCE is empty; give the name of a log or a URL.")
     if options.watch:
         _check_watch(options)
         return code_of(watch(console, Watched(options.source, api_key=options.api_key), BY_CAUSE))
@@ -66,7 +68,7 @@ def _run(options: DoctorOptions, console: Console) -> int:
             lives = observe_sources(
                 options.source, seconds=options.seconds, api_key=options.api_key
             )
-        except OSError as error:  # whatever else a path may be
+        except OSError as error:  # any other error that a path may cause
             names = ", ".join(options.source)
             raise SourceError(f"{names} cannot be read: {error.strerror or error}.") from None
     reports = [(diagnose(seen), seen) for seen in lives]
@@ -84,10 +86,14 @@ def _run(options: DoctorOptions, console: Console) -> int:
 def _check_watch(options: DoctorOptions) -> None:
     for name in ("json", "html", "all"):
         if getattr(options, name):
-            raise ConfigError(f"--watch renews one screen; --{name} needs a run without it.")
+            raise ConfigError(
+                f"--watch refreshes one screen and cannot be combined with --{name}; leave one of"
+                " the two out."
+            )
     if "-" in options.source:
         raise ConfigError(
-            "--watch reads a log again and again, which standard input does not allow."
+            "--watch reads a log repeatedly, which is not possible with standard input; name a"
+            " file."
         )
 
 
@@ -101,7 +107,8 @@ def _explain(console: Console, cause: str) -> int:
         return 0
     if cause not in BY_CAUSE:
         raise ConfigError(
-            f"the doctor knows no cause {cause!r}; 'setpoint doctor --explain list' names them all."
+            f"the doctor knows no cause {cause!r}; 'setpoint doctor --explain list' lists all"
+            " causes."
         )
     print_check(console, BY_CAUSE[cause])
     return 0
@@ -109,7 +116,7 @@ def _explain(console: Console, cause: str) -> int:
 
 @contextmanager
 def _waiting(options: DoctorOptions) -> Iterator[None]:
-    """Says on a terminal what is being waited for."""
+    """A context in which a terminal shows what the command is waiting for."""
     if not sys.stderr.isatty():
         yield
         return

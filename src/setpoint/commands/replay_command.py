@@ -1,4 +1,5 @@
-"""``setpoint replay``: replays a recording and compares the plans, or prints it as a log."""
+"""Runs ``setpoint replay``: replays a recording and compares the plans, or prints the recording as
+a log."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def replay(options: ReplayOptions) -> int:
     recording = open_recording(Path(options.file))
     if options.print:
         return _print(recording)
-    logging.disable()  # the recorded engine has already logged the lines of the replayed one
+    logging.disable()  # the recorded engine has already logged the same lines
     try:
         outcome = Replay(recording).run()
     finally:
@@ -52,13 +53,13 @@ def _lines(outcome: Outcome, recording: Recording) -> list[str]:
 
 
 class _RecordedTime(logging.Filter):
-    """Gives log records the time at which they were first written."""
+    """Gives log records the time at which the recorded engine wrote them."""
 
     def __init__(self, header: Header) -> None:
         super().__init__()
         self._offset = header.began_at - header.clock_at
         self.at = header.clock_at
-        """Time of the record that is being printed, in seconds of the engine's clock."""
+        """Time, on the engine's clock, of the record that is being printed."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.created = self._offset + self.at

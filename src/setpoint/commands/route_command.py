@@ -1,5 +1,5 @@
-"""``setpoint route``: one address for several servers. The router is smg, a package of its own;
-here it only gets the arguments that suit Setpoint's servers."""
+"""Runs ``setpoint route``, which puts several servers behind one address. The router is the package
+smg; this module starts it with the arguments that suit Setpoint's servers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from setpoint.core.errors import ConfigError
 from setpoint.launch.preflight import check_extra
 
 ALWAYS = (
-    # /ready is 503 as soon as a server drains or has no engine; smg asks every minute by default.
+    # /ready answers 503 as soon as a server drains or has no engine, but by default smg asks only
+    # once a minute.
     *("--health-check-endpoint", "/ready", "--health-check-interval-secs", "2"),
     *("--health-failure-threshold", "1", "--health-success-threshold", "1"),
-    # Servers tokenize by themselves.
+    # The servers tokenize.
     "--disable-tokenizer-autoload",
     *("--log-level", "warn"),
 )
 
 
 def route(wanted: RouteOptions, *, api_key: str | None) -> int:
-    """Run the router until a signal ends it; returns the exit code. ``api_key``: the servers' key
-    if the command line gives none. Raises ConfigError."""
+    """Run the router until a signal ends it; returns the exit code. api_key: the servers' key if
+    the command line gives none. Raises ConfigError."""
     if not wanted.url:
-        raise ConfigError("say which servers to route to: setpoint route URL [URL ...].")
+        raise ConfigError("name the servers: setpoint route URL [URL ...].")
     for url in wanted.url:
         check_url(url)
     check_extra("setpoint route", "route", "smg")
@@ -35,6 +36,6 @@ def route(wanted: RouteOptions, *, api_key: str | None) -> int:
     arguments += ["--prometheus-host", wanted.host, *ALWAYS]
     print(f"Starting: smg {shlex.join(arguments)}", file=sys.stderr, flush=True)
     key = wanted.api_key or api_key
-    # In this process, so that the key is in no list of processes.
+    # smg runs in this process, so that the key does not appear in the list of processes.
     import_module("smg.cli").main(arguments + (["--api-key", key] if key else []))
     return 0

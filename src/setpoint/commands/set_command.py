@@ -1,5 +1,5 @@
-"""``setpoint set``: changes options of a running server, and prints what they were and are; without
-a change, lists what can be set."""
+"""Runs ``setpoint set``: changes options of a running server and prints their old and new values;
+without a change, lists the options that can be set."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TIMEOUT_S = 30.0
 
 
 def set_options(wanted: SetOptions, *, api_key: str | None) -> int:
-    """``api_key``: for a command line without one. Returns the exit code; raises ConfigError or
-    RequestError."""
+    """Run the command; returns the exit code. api_key: the key if the command line gives none.
+    Raises ConfigError or RequestError."""
     if wanted.url is None:
         raise ConfigError(
-            "say which server, and what to change: setpoint set URL NAME=VALUE."
-            " setpoint set URL alone lists what can be changed."
+            "name a server and what to change: setpoint set URL NAME=VALUE. Without NAME=VALUE,"
+            " setpoint set URL lists the options that can change."
         )
     check_url(wanted.url)
     key, base = wanted.api_key or api_key, wanted.url.rstrip("/")
@@ -40,7 +40,7 @@ def set_options(wanted: SetOptions, *, api_key: str | None) -> int:
     for change in answer["changes"]:
         print(f"{change['option']}: {_value_text(change['old'])} -> {_value_text(change['new'])}")
     if not answer["changes"]:
-        print("Nothing changes: these are the present values.")
+        print("Nothing changes, because these are already the values.")
     for warning in answer.get("warnings", ()):
         print(f"warning: {warning}")
     return 0
@@ -59,10 +59,10 @@ def _values(changes: tuple[str, ...]) -> dict[str, str]:
 
 
 def _listed(info: Any, url: str) -> str:
-    """Every live option: its present value, its default and the reason where they differ, its
-    meaning, and the values that it takes. Raises
-    RequestError for the information of another server."""
-    if not isinstance(info, dict) or "decisions" not in info:  # SGLang's has no reasons
+    """A text about every live option: its current value, its default and the reason where the two
+    differ, its meaning, and the values that it accepts. Raises RequestError if ``info`` is not from
+    a Setpoint server."""
+    if not isinstance(info, dict) or "decisions" not in info:  # SGLang's server_info has no reasons
         raise RequestError(_no_answer(url), status_code=502)
     why = {each["field"]: each["why"] for each in info["decisions"]}
     known = [field for field in LIVE if field.name in info]
@@ -83,8 +83,8 @@ def _listed(info: Any, url: str) -> str:
 
 
 def _mark(value: Any, default: Any, why: str | None) -> str:
-    """What is said behind a value that is not the option's default, with the server's reason if it
-    gave one."""
+    """The note after a value that is not the option's default, with the server's reason if there is
+    one."""
     if value == default:
         return ""
     reason = f"; {why}" if why else ""
@@ -92,14 +92,15 @@ def _mark(value: Any, default: Any, why: str | None) -> str:
 
 
 def _ask(method: str, url: str, headers: dict[str, str], body: Any = None) -> Any:
-    """The answer. Raises RequestError with the server's reason, or for one that does not answer."""
+    """The server's answer. Raises RequestError with the server's reason, or if the server does not
+    answer."""
     try:
         response = httpx2.request(method, url, json=body, headers=headers, timeout=_TIMEOUT_S)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         reason = reason_of(error)
         raise RequestError(f"{url} cannot be reached: {reason}.", status_code=503) from None
     if response.status_code == 401:
-        raise RequestError(f"{url} refused the API key; pass the right one with --api-key.")
+        raise RequestError(f"{url} refused the API key; give the right one with --api-key.")
     try:
         content = msgspec.json.decode(response.content)
         if response.is_success:
@@ -115,7 +116,7 @@ def _no_answer(url: str) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """The value as it is typed."""
+    """The value as a user would type it."""
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""``setpoint top``: shows a server live, until Ctrl-C."""
+"""Runs ``setpoint top``: shows a server live until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from setpoint.top.screen import Server, screen
 
 AGAIN_S = 2.0
 LOST = "lost"
-"""Stands for the end of a stream, in place of the name of an event."""
+"""Marks the end of a stream, in place of the name of an event."""
 LINE_EVERY_S = 5.0
 """Seconds between two lines if the output is not a terminal."""
 
 
 def top(wanted: TopOptions, *, api_key: str | None) -> int:
-    """Show a server until Ctrl-C; returns the exit code. ``api_key``: the server's key if the
-    command line gives none. Raises ConfigError, and RequestError if the server cannot be shown from
-    the start; a server that goes away later may come back."""
+    """Show a server until Ctrl-C; returns the exit code. api_key: the server's key if the command
+    line gives none. Raises ConfigError, and RequestError if the server does not answer at the
+    start. A server that disappears later may come back."""
     if wanted.url is None:
-        raise ConfigError("say which server to show: setpoint top URL.")
+        raise ConfigError("name the server to show: setpoint top URL.")
     check_url(wanted.url)
     with suppress(KeyboardInterrupt):
         _show(wanted.url, wanted.api_key or api_key, Console(highlight=False))
@@ -64,8 +64,8 @@ def _follow(
     api_key: str | None,
     renew: Callable[[str], None],
 ) -> None:
-    """Take the events of this stream, and of the streams that replace it after it is lost. renew:
-    called with the name of each event after it is taken."""
+    """Take the events of this stream, and of the streams that replace it when it is lost. renew: is
+    called with the name of each event after the event is taken."""
     while True:
         try:
             for name, content in stream:

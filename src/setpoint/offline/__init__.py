@@ -1,1 +1,1 @@
-"""The Engine of scripts and notebooks: a service on an event loop in a thread of its own."""
+"""The Engine for scripts and notebooks: a service on an event loop in a separate thread."""

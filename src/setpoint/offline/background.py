@@ -1,6 +1,6 @@
-"""Runs an engine and its service on an event loop in a separate thread, and gives all other threads
-access to it. Callers on any thread or event loop hand over a coroutine and wait for it. What the
-coroutines do is not known here.
+"""Runs an engine and its service on an event loop in a separate thread. Callers on any other thread
+or event loop hand over a coroutine and wait for it. This module does not know what the coroutines
+do.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _CLOSED = "This Engine has been shut down."
 
 
 class BackgroundService:
-    """A service that is ready after construction, and ended by ``close``. Safe to use from any
+    """A service that is ready after construction and ends with ``close``. Safe to use from any
     thread."""
 
     def __init__(self, options: Options, env: EnvSettings, *, given: Set[str]) -> None:
-        """Start the engine. Raises SetpointError if it cannot start. If interrupted, it leaves
-        nothing running."""
+        """Start the engine. Raises SetpointError if it cannot start. An interrupt leaves nothing
+        running."""
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        """Held while a coroutine is handed over or the service ends, so the loop knows of every
-        coroutine handed over before it learns of the end."""
+        """Held while a coroutine is handed over and while the service ends, so that the loop gets
+        every coroutine before it learns of the end."""
         self._stop: Future[None] = Future()
         """Done when the service is to end."""
         ready: Future[Service] = Future()
@@ -61,9 +61,9 @@ class BackgroundService:
 
     @property
     def pid(self) -> int:
-        """Process id of the present engine; of the first one, if there are several."""
+        """Process id of the current engine; of the first engine if there are several."""
         pid = self._processes[0].pid
-        assert pid is not None, "it has been ready"
+        assert pid is not None, "the engine has been ready"
         return pid
 
     @property
@@ -71,7 +71,7 @@ class BackgroundService:
         return self._stop.done()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine on the service's loop and wait for it. An exception in the caller
+        """Run the coroutine on the service's loop and return its result. An exception in the caller
         (Ctrl-C) cancels it. Raises what the coroutine raises, or EngineDeadError."""
         future = self._submit(coroutine)
         try:
@@ -85,8 +85,8 @@ class BackgroundService:
         return await asyncio.wrap_future(self._submit(coroutine))
 
     def close(self) -> None:
-        """End the engine in order, once. Does nothing in a forked child, because the engine is its
-        parent's."""
+        """End the engine in order. Does nothing the second time, and nothing in a forked child,
+        because the engine belongs to the parent."""
         if os.getpid() == self._owner:
             self._stack.close()
 
@@ -102,7 +102,7 @@ class BackgroundService:
         raise EngineDeadError(
             _CLOSED
             if is_ours
-            else "This Engine belongs to another process; build one after the fork."
+            else "This Engine belongs to another process; create one after the fork."
         )
 
     async def _told_of_the_end(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -117,7 +117,9 @@ class BackgroundService:
         with self._lock:
             if not self.is_closed:
                 self._stop.set_result(None)
-        if threading.current_thread() is not self._thread:  # the last reference may go away there
+        if (
+            threading.current_thread() is not self._thread
+        ):  # the last reference may disappear in that thread
             self._thread.join()
 
     def _run(self, engine: Launched, phases: Phases, ready: Future[Service]) -> None:

@@ -1,5 +1,5 @@
-"""Turns the arguments of a program's call into the fields of a body, or refuses them in the words
-of a call."""
+"""Converts the arguments of a program's call to the fields of a body. Error messages name the
+arguments of the call."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from setpoint.frontend.bodies import asks_for_something, parse
 T = TypeVar("T", bound=msgspec.Struct)
 
 _NO_KEYWORDS = {"text", "stream", "sampling_params", "no_logs", "session_params"}
-"""Fields of a body that a call expresses in another way, or not at all."""
+"""Fields of a body that a call expresses differently, or not at all."""
 
 
 def prompt_fields(prompt: Any, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The field of a body that holds the prompt. Raises RequestError in the words of a call."""
+    """The field of a body that holds the prompt. Raises RequestError, whose message names the
+    arguments of the call."""
     has_ids = request.get("input_ids") is not None
     if prompt is None and not has_ids:
         raise RequestError(
@@ -54,8 +55,8 @@ def _text(prompt: Any) -> Any:
 
 
 def body_of(kind: type[T], fixed: dict[str, Any], request: Mapping[str, Any]) -> T:
-    """The body of a call. Raises TypeError for a keyword that the call does not have, RequestError
-    for values of a wrong type."""
+    """The body of a call. Raises TypeError for a keyword that the call does not have, and
+    RequestError for values of a wrong type."""
     supported = {*kind.__struct_fields__} - fixed.keys() - _NO_KEYWORDS
     for key, value in request.items():
         if key in UNSUPPORTED and asks_for_something(value):
@@ -66,7 +67,8 @@ def body_of(kind: type[T], fixed: dict[str, Any], request: Mapping[str, Any]) ->
 
 
 def _advice(key: str, supported: Set[str]) -> str:
-    """Advice on which keyword was probably meant by an unknown one."""
+    """A sentence with the keyword that the caller of an unknown one probably meant; "" if there is
+    none."""
     if key == "stream":
         return " Call stream() instead."
     if key in SamplingParams.__struct_fields__:
@@ -78,8 +80,8 @@ def _advice(key: str, supported: Set[str]) -> str:
 
 
 def checked_sampling(value: Any) -> Any:
-    """Sampling parameters in the form of a body. Raises RequestError for a name that is no sampling
-    parameter."""
+    """Sampling parameters in the form of a body. Raises RequestError for a name that is not a
+    sampling parameter."""
     if value is None or isinstance(value, SamplingParams):
         return value
     if isinstance(value, Mapping):

@@ -1,9 +1,9 @@
-"""The Engine for scripts, notebooks and asyncio programs: a model in a process of its own, called
-as Python.
+"""The Engine for scripts, notebooks and asyncio programs: a model in a separate process that Python
+code calls.
 
-Works on prompts, conversations and token ids; answers are the dicts of ``/generate``
+It takes prompts, conversations and token ids, and returns the dicts of ``/generate``
 (docs/decisions/0013 gives the reasons). Scheduling, text processing and checks are the server's;
-this module only carries calls to the service's event loop and results back.
+this module only carries calls to the service's event loop, and results back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 Sampling = SamplingParams | Mapping[str, Any]
 Samplings = Sampling | Sequence[Sampling]
-"""Sampling parameters for all prompts, or one set for each prompt."""
+"""Sampling parameters for all prompts, or a list with one set for each prompt."""
 Prompts = str | Sequence[str]
 Message = Mapping[str, Any]
 """``role`` and ``content``, as in OpenAI's API."""
@@ -51,7 +51,7 @@ class GenerationChunk(Generation, total=False):
     ``finish_reason`` is None until the end."""
 
     index: int
-    """Index of the answer, where there are several."""
+    """Index of the answer, if there are several."""
 
 
 class Embedding(TypedDict):
@@ -60,7 +60,8 @@ class Embedding(TypedDict):
 
 
 class AnyRequest(TypedDict, total=False):
-    """Further arguments of a call, as in a ``/generate`` body; lists have one entry per prompt."""
+    """Further arguments of a call, as in the body of ``/generate``; lists have one entry per
+    prompt."""
 
     rid: str | list[str]
     priority: int
@@ -79,7 +80,7 @@ class ChatRequest(AnyRequest, total=False):
 
 class PromptRequest(ChatRequest, total=False):
     input_ids: list[int] | list[list[int]]
-    """Token ids in place of a prompt, or a list of such lists."""
+    """Token ids in place of a prompt, or several lists of token ids."""
     return_hidden_states: bool | list[bool]
     """Needs an Engine with ``enable_return_hidden_states``."""
 
@@ -93,10 +94,10 @@ class Engine:
     """A model that is ready to answer. Use it as a context manager, or end it with
     :meth:`shutdown`.
 
-    All methods may be called from any thread, the ``async_`` ones from any event loop. A
-    KeyboardInterrupt or a cancelled task aborts its requests, and the engine stays usable. An
-    Engine does not work in a forked child. Creating one takes seconds; in an asyncio program use
-    ``await asyncio.to_thread(Engine, …)``.
+    All methods may be called from any thread, and the ``async_`` methods from any event loop. A
+    KeyboardInterrupt or a cancelled task aborts its requests; the engine stays usable. An Engine
+    does not work in a forked child. Creating one takes seconds; in an asyncio program, use ``await
+    asyncio.to_thread(Engine, …)``.
 
     Raises ConfigError, CheckpointError, OutOfMemoryError or StartupError when created; RequestError
     for a request that cannot be honoured (for a list of prompts it names the prompt's index, and
@@ -104,15 +105,15 @@ class Engine:
     """
 
     _words: Callable[[], AbstractContextManager[None]]
-    """How errors name options: as keywords or, for the user of a command line, as flags."""
+    """A context in which errors name options as keywords or, for commands, as flags."""
 
     def __init__(self, model_path: str | None = None, **options: Any) -> None:
         """``options``: the options of ``setpoint serve`` that do not concern HTTP (docs/flags.md),
         e.g. ``max_total_tokens="32k"``.
 
-        Without a model path the default model is used. The engine process logs to stderr, from
-        ``log_level`` (warning) up; this process logs to the loggers under ``setpoint``, which this
-        class does not configure.
+        Without a model path, the default model is used. The engine process logs to stderr, from
+        ``log_level`` (warning) upwards. This process logs to the loggers under ``setpoint``, which
+        this class does not configure.
         """
         line = parse_keywords(
             ENGINE, options if model_path is None else {"model_path": model_path, **options}
@@ -122,8 +123,8 @@ class Engine:
 
     @classmethod
     def from_options(cls, options: Options, env: EnvSettings, *, given: frozenset[str]) -> Engine:
-        """Make an Engine for a command that has parsed its command line; ``given`` names the
-        options that the user wrote. Raises ConfigError also for --skip-tokenizer-init: such
+        """Create an Engine for a command that has parsed its command line; ``given`` names the
+        options that the user wrote. Also raises ConfigError for --skip-tokenizer-init, because such
         commands read and write text."""
         check_has_text(options, "this command")
         engine = cls.__new__(cls)
@@ -135,7 +136,7 @@ class Engine:
         with self._words():
             self._background = BackgroundService(options, env, given=given)
         self._calls = Calls(self._background.service)
-        # Runs when this object is collected and when the interpreter exits.
+        # This runs when the object is garbage-collected and when the interpreter exits.
         weakref.finalize(self, self._background.close)
 
     @property
@@ -146,7 +147,7 @@ class Engine:
     @property
     def chat_defaults(self) -> dict[str, Any]:
         """Sampling parameters of a chat that sets none: those that the model's authors recommend,
-        with output up to the end of the context."""
+        with no limit of the output except the context."""
         return self._calls.chat_defaults
 
     def generate(
@@ -155,11 +156,11 @@ class Engine:
         sampling_params: Samplings | None = None,
         **request: Unpack[PromptRequest],
     ) -> Any:
-        """A :class:`Generation` for one prompt; for a list of prompts of any length, a list of them
-        in order.
+        """A :class:`Generation` for one prompt; for a list of prompts, of any length, a list of
+        Generations in the same order.
 
-        With n > 1 the result is always a list: n answers for each prompt, one prompt after the
-        other.
+        With n > 1 the result is always a list: the n answers for the first prompt, then those for
+        the second, and so on.
         """
         return self._call(self._calls.generate(prompt, sampling_params, request))
 
@@ -178,7 +179,7 @@ class Engine:
         sampling_params: Samplings | None = None,
         **request: Unpack[PromptRequest],
     ) -> Generator[GenerationChunk, None, None]:
-        """Yield the answers in chunks as they arrive. Closing the generator aborts the rest."""
+        """Yields the answers in chunks as they arrive. Closing the generator aborts the rest."""
         return self._each(self._calls.stream(prompt, sampling_params, request))
 
     def async_stream(
@@ -198,8 +199,8 @@ class Engine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **request: Unpack[ChatRequest],
     ) -> Any:
-        """Like :meth:`generate`, for a conversation or a list of them, through the model's chat
-        template.
+        """Like :meth:`generate`, for a conversation or a list of conversations, with the model's
+        chat template.
 
         Without ``sampling_params``: :attr:`chat_defaults`.
         """
@@ -228,7 +229,7 @@ class Engine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **request: Unpack[ChatRequest],
     ) -> Generator[GenerationChunk, None, None]:
-        """The answers of :meth:`chat`, in chunks as from :meth:`stream`."""
+        """Yields the answers of :meth:`chat`, in chunks like those of :meth:`stream`."""
         return self._each(
             self._calls.stream_chat(messages, sampling_params, chat_template_kwargs, request)
         )
@@ -247,7 +248,7 @@ class Engine:
         )
 
     def encode(self, prompt: Prompts | None = None, **request: Unpack[EncodeRequest]) -> Any:
-        """An :class:`Embedding` for one prompt; a list of them for a list of prompts. Needs
+        """An :class:`Embedding` for one prompt; a list of Embeddings for a list of prompts. Needs
         ``is_embedding=True``."""
         return self._call(self._calls.encode(prompt, request))
 
@@ -263,17 +264,17 @@ class Engine:
         self._call(self._calls.abort(rid, abort_all=abort_all))
 
     def flush_cache(self) -> bool:
-        """Empty the prefix cache. Returns False if requests are running; nothing happens then."""
+        """Empty the prefix cache. If requests are running, does nothing and returns False."""
         return self._call(self._calls.flush_cache())
 
     def get_server_info(self) -> dict[str, Any]:
-        """Resolved options with the reasons for start-up decisions, sizes of pools, and the current
-        load: the fields of ``/server_info``."""
+        """The fields of ``/server_info``: resolved options, the reasons for start-up decisions, the
+        size of the pool, and the current load."""
         return self._call(self._calls.service.server_info())
 
     def shutdown(self) -> None:
-        """End the engine. Calls that are waiting elsewhere raise EngineDeadError. A second call
-        does nothing, and neither does a call in a forked child."""
+        """End the engine. Waiting calls in other threads raise EngineDeadError. Does nothing the
+        second time, and nothing in a forked child."""
         self._background.close()
 
     def __enter__(self) -> Engine:
@@ -287,7 +288,7 @@ class Engine:
     ) -> None:
         self.shutdown()
 
-    # -- calls from the caller's thread or loop to the service's loop, and results back
+    # -- carry calls from the caller's thread or loop to the service's loop, and results back
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         with self._words():
@@ -324,7 +325,7 @@ class _Steps(Generic[T]):
     def __init__(self, items: AsyncGenerator[T, None]) -> None:
         self._items = items
         self._lock = asyncio.Lock()
-        """Lets an interrupted step end before the generator is closed."""
+        """Held during a step, so that an interrupted step ends before the generator is closed."""
 
     async def next(self) -> T | None:
         async with self._lock:

@@ -1,6 +1,6 @@
 """The calls that a program can make to a service, as coroutines on its event loop: lists of any
-length, conversations, streams. They take Python values that have not been checked. Which thread or
-loop the caller runs on is not known here.
+length, conversations, streams. They take unchecked Python values. This module does not know on
+which thread or loop the caller runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from setpoint.frontend.service import Service
 from setpoint.offline.call_arguments import body_of, checked_sampling, prompt_fields
 
 Pieces = AsyncGenerator[list[dict[str, Any]], None]
-"""The pieces that each wake-up of a stream brought."""
+"""Yields, for each wake-up of a stream, the pieces that it brought."""
 
 
 class Calls:
@@ -74,7 +74,8 @@ class Calls:
     async def encode(self, prompt: Any, request: Mapping[str, Any]) -> Any:
         if self.service.config.pooling is None:
             raise RequestError(
-                "This Engine generates text. To get embeddings, build one with is_embedding=True."
+                "This Engine generates text. To get embeddings, create an Engine with"
+                " is_embedding=True."
             )
         body = body_of(EncodeBody, prompt_fields(prompt, request), request)
         if body.text == []:
@@ -113,8 +114,8 @@ class Calls:
     async def _run(
         self, prepared: Prepared, make: Callable[[SequenceOutput], dict[str, Any]]
     ) -> Any:
-        """The results of ``make`` for every sequence, in order, while the engine's queue stays
-        short. The first failure ends the others."""
+        """The results of ``make`` for every sequence, in order. Requests are submitted gradually,
+        so that the engine's queue stays short. The first failure aborts the others."""
         results: list[list[dict[str, Any]]] = [[] for _ in prepared.requests]
         view = EngineView(self.service.engine)
         gate = Gate(view)
@@ -181,7 +182,7 @@ class Calls:
     async def _chat_ids(
         self, messages: Any, variables: Mapping[str, Any]
     ) -> list[int] | list[list[int]]:
-        """The token ids of a conversation, or of each in a list of conversations."""
+        """The token ids of a conversation, or of each conversation in a list."""
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise RequestError(
                 'messages must be a list like [{"role": "user", "content": "Hello"}], or a list of'
@@ -202,7 +203,7 @@ class Calls:
         _ = self.service.text.tokenizer
         if not self.service.text.has_chat_template:
             raise RequestError(
-                'This model has no chat template. Build the Engine with chat_template="FILE", or'
+                'This model has no chat template. Create the Engine with chat_template="FILE", or'
                 " call generate()."
             )
         request = ChatRequest(

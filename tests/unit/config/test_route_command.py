@@ -51,7 +51,7 @@ def test_what_is_wrong_is_said_in_one_line(
     called: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments, message in (
-        ([], "say which servers to route to"),
+        ([], "name the servers"),
         (["127.0.0.1:30000"], "http://127.0.0.1:30000"),
         (["http://127.0.0.1:30000", "--policy", "best"], "--policy"),
     ):

@@ -110,14 +110,14 @@ def test_every_cause_is_explained(check: object, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "say what to read: setpoint doctor SOURCE"),
+        ((), "name a source: setpoint doctor SOURCE"),
         (("",), "a SOURCE is empty"),
         (("/proc/self/mem",), "cannot be read: Input/output error"),
         (("--explain", "nonsense"), "no cause 'nonsense'"),
         (("x.log", "--seconds", "0"), "--seconds must be at least 1"),
         (("x.log", "--jsn"), "unknown option --jsn"),
-        (("x.log", "--watch", "--json"), "--json needs a run without it"),
-        (("-", "--watch"), "standard input does not allow"),
+        (("x.log", "--watch", "--json"), "cannot be combined with --json"),
+        (("-", "--watch"), "not possible with standard input"),
     ],
 )
 def test_a_wrong_line(
