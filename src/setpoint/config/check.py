@@ -18,6 +18,7 @@ from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.groups.metrics import check_metrics
 from setpoint.config.groups.model import chat_template_kwargs, model_overrides
 from setpoint.config.groups.scheduling import SchedulingOptions
+from setpoint.config.groups.server import ServerOptions
 from setpoint.config.groups.traces import otlp_url
 from setpoint.config.options import GROUPS, Options
 from setpoint.config.sglang import instead, is_known_value
@@ -49,6 +50,7 @@ def check_options(options: Options) -> None:
             " each request joins the queue before it runs. Give 1 or more."
         )
     _check_ranks(options)
+    _check_keys(options.server)
     for group, fields in GROUPS.items():
         check_values(getattr(options, group), fields)
     fraction = memory.mem_fraction_static
@@ -105,6 +107,29 @@ def check_values(values: msgspec.Struct, fields: Iterable[Field[Option]]) -> Non
         if value is not None:
             for each in value if field.is_list else (value,):
                 _check_value(field, each)
+
+
+def _check_keys(options: ServerOptions) -> None:
+    """Raise ConfigError for a key that protects nothing or that no client can send. The message
+    does not tell the key."""
+    given = [("--api-key", options.api_key), ("--admin-api-key", options.admin_api_key)]
+    given += [("--extra-api-keys", key) for key in options.extra_api_keys]
+    for flag, key in given:
+        if key == "":
+            raise ConfigError(
+                f"{flag} has an empty key, which anybody could send. Give a key, or leave the"
+                " option out."
+            )
+        if key is not None and (key != key.strip() or not key.isprintable()):
+            raise ConfigError(
+                f"{flag} has a key that no HTTP header can carry: it begins or ends with a blank,"
+                " or has a line break or another control character. Give one without them."
+            )
+    if options.admin_api_key in options.extra_api_keys:
+        raise ConfigError(
+            "--extra-api-keys has the key of --admin-api-key, so a client could use the routes for"
+            " operators. Give the client another key."
+        )
 
 
 def _check_events(options: Options) -> None:
@@ -169,6 +194,10 @@ def _check_value(field: Field[Option], value: Any) -> None:
                 f" {allowed}.{nearest}{instead(field.flag)}"
             )
         raise ConfigError(f"{field.flag} must be one of {allowed}; got {value!r}.{nearest}")
+    if value == "" and about.metavar in ("FILE", "FOLDER"):
+        raise ConfigError(
+            f"{field.flag} is empty: name a {about.metavar.lower()}, or leave it out."
+        )
     if field.kind is float and not (math.isfinite(value) or (about.infinite and value == math.inf)):
         raise ConfigError(f"{field.flag} must be a finite number, got {value}.")
     if about.low is not None and value < about.low:

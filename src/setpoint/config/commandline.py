@@ -174,6 +174,7 @@ class _Reader:
         if content is not None and not isinstance(content, dict):
             raise ConfigError(f"--config {path} must consist of 'option: value' lines.")
         try:
+            self._check_secrets(content or {})
             tokens, dropped = self._canonical_tokens(
                 [
                     token
@@ -187,6 +188,14 @@ class _Reader:
         if "config" in values:
             raise ConfigError(f"--config {path}: a config file cannot name another config file.")
         return values, dropped
+
+    def _check_secrets(self, content: Mapping[object, Any]) -> None:
+        """Raise ConfigError for a secret without a value: a server whose key got lost on the way
+        into the file must not serve everybody."""
+        for key, value in content.items():
+            field = self._fields.get("--" + str(key).lstrip("-").replace("_", "-"))
+            if field is not None and field.about.secret and value is None:
+                raise ConfigError(f"{key} has no value. Give one, or leave the line out.")
 
     def tokens(self, key: object, value: Any) -> list[str]:
         """The command-line tokens for an option whose value is not text yet."""

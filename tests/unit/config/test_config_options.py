@@ -270,3 +270,12 @@ def test_unread_variables_are_named() -> None:
 def test_every_declared_variable_has_help_and_a_unique_name() -> None:
     assert all(field.about.help.endswith(".") for field in ENV_FIELDS)
     assert len({field.about.name for field in ENV_FIELDS}) == len(ENV_FIELDS)
+
+
+@pytest.mark.parametrize("name", ["file_storage_path", "update_weights_folder", "record"])
+def test_an_empty_path_is_no_path(name: str) -> None:
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(
+        ConfigError, match=f"{flag} is empty: name a (file|folder), or leave it out"
+    ):
+        check_options(Options.of(**{name: ""}))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from setpoint.config.check import check_options
 from setpoint.config.commandline import parse
 from setpoint.config.commands import SERVE
 from setpoint.config.environment import EnvSettings
@@ -76,3 +77,34 @@ def test_the_launch_command_masks_secrets() -> None:
     assert "--log-requests" not in words, "false"
     at = words.index("--bucket-time-to-first-token")
     assert words[at + 1 : at + 3] == ["0.1", "2.0"]
+
+
+@pytest.mark.parametrize("option", ["api_key", "admin_api_key", "extra_api_keys"])
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [("", "empty"), (" sesame", "blank"), ("ses\name", "break"), ("a\0b", "blank")],
+)
+def test_a_key_that_protects_nothing_or_fits_no_header_is_refused(
+    option: str, key: str, words: str
+) -> None:
+    value = (key,) if option == "extra_api_keys" else key
+    with pytest.raises(ConfigError, match=words) as refusal:
+        check_options(Options.of(**{option: value}))
+    assert str(refusal.value).startswith("--" + option.replace("_", "-"))
+    assert "sesame" not in str(refusal.value)
+
+
+def test_keys_may_have_any_letters() -> None:
+    check_options(Options.of(api_key="ключ 1", admin_api_key="k", extra_api_keys=("a",)))
+
+
+def test_no_client_gets_the_admin_key_as_its_own() -> None:
+    with pytest.raises(ConfigError, match="a client could use the routes for operators"):
+        check_options(Options.of(admin_api_key="sesame", extra_api_keys=("a", "sesame")))
+
+
+@pytest.mark.parametrize("name", ["api-key", "api_key", "admin-api-key", "extra-api-keys"])
+def test_a_file_whose_key_got_lost_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "server.yaml").write_text(f"{name}:\n")
+    with pytest.raises(ConfigError, match=f"server.yaml: {name} has no value"):
+        parse(SERVE, ["--config", str(tmp_path / "server.yaml")])

@@ -18,6 +18,8 @@ from setpoint.core.kv_events import PublisherConfig
 GROUP = "Events"
 FLAG = "--kv-events-config"
 PUBLISHERS = ("zmq", "null")
+MAX_COUNT = (1 << 31) - 1
+"""ZeroMQ counts in 32 bits."""
 
 
 class EventOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +53,10 @@ def publisher_config(options: EventOptions, *, num_ranks: int = 1) -> PublisherC
     if config.publisher not in PUBLISHERS:
         raise ConfigError(f"{FLAG}: publisher must be zmq or null, got {config.publisher!r}.")
     for key in ("buffer_steps", "hwm"):
-        if not 1 <= getattr(config, key) < 1 << 31:
-            raise ConfigError(f"{FLAG}: {key} must be at least 1, got {getattr(config, key)}.")
+        if not 1 <= getattr(config, key) <= MAX_COUNT:
+            raise ConfigError(
+                f"{FLAG}: {key} must be from 1 to {MAX_COUNT}, got {getattr(config, key)}."
+            )
     if config.publisher == "null":
         return None
     ranges = list(_ports(config, num_ranks))
