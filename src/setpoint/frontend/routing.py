@@ -16,6 +16,8 @@ RANK_HEADER = "X-Data-Parallel-Rank"
 """The header; it overrides the fields of the body."""
 RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
 ROOM_FIELD = "bootstrap_room"
+MAX_DIGITS = 20
+"""Of a rank, leading zeros included."""
 
 
 def routed(
@@ -40,10 +42,12 @@ def _asked_rank(received: Mapping[str, Any], num_ranks: int) -> int | None:
             name, wanted = field, received.get(field)
     if wanted is None:
         return None
-    rank = int(wanted) if str(wanted).isdecimal() else -1
+    text = str(wanted)
+    # Long numbers are not converted: int() raises ValueError for more than 4,300 digits.
+    rank = int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else -1
     if not 0 <= rank < num_ranks:
         raise RequestError(
-            f"{name} is {excerpt(str(wanted))}; this server has the ranks 0 to {num_ranks - 1}."
+            f"{name} is {excerpt(text)}; this server has the ranks 0 to {num_ranks - 1}."
         )
     return rank
 

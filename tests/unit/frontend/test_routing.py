@@ -51,3 +51,11 @@ def test_without_that_method_a_room_has_no_effect() -> None:
 def test_a_wrong_room_is_refused(room: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         ranks(2, {"bootstrap_room": room})
+
+
+@pytest.mark.parametrize("rank", [-1, 3, 10**20, "1" * 5000, "\u00b2", "0_1", "", "1.0"])
+def test_a_wrong_rank_is_refused(rank: Any) -> None:
+    with pytest.raises(
+        RequestError, match=r"routed_dp_rank is .*; this server has the ranks 0 to 2"
+    ):
+        ranks(1, {"routed_dp_rank": rank})
