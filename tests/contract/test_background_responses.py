@@ -412,6 +412,31 @@ def test_a_full_disk_is_told_and_loses_nothing(
     assert "Responses in the background are stored again." in caplog.text
 
 
+def test_a_disk_that_stays_full_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with server_on(tmp_path, engine_of("cut", step_s=0.002)) as server:
+            body = body_of("cut", max_output_tokens=1000)
+            response = server.service.background.responses[await begun(server, body)]
+            await until(lambda: response.num_written > 3)
+            database = server.service.storage._documents._database
+            (pages,) = database.execute("PRAGMA page_count").fetchone()
+            database.execute(f"PRAGMA max_page_count = {pages}")
+            for _ in range(3):
+                refused = await server.http.post(ROUTE, json=body | {"input": "x" * 3000})
+                assert refused.status_code == 507
+                num_written = response.num_written  # its tokens still find room
+                await until(lambda: response.num_written > num_written + 3)  # noqa: B023
+            database.execute("PRAGMA max_page_count = 100000")
+            await ended(server, response.id)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    told = [each for each in caplog.messages if "Responses in the background are" in each]
+    assert len(told) == 1, told
+
+
 def damage(path: Path, change: Callable[[bytes], bytes]) -> None:
     path.write_bytes(change(path.read_bytes()))
 
@@ -445,6 +470,32 @@ def test_damaged_outputs_are_computed_again(
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
     assert ("of the stored output of resp_" in caplog.text) == bool(change(b"0123"))
+
+
+def test_a_file_that_cannot_be_read_ends_no_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with server_on(tmp_path / "a", engine_of("calls", step_s=0.005)) as server:
+            own_id = await begun(server, body_of("calls"))
+            response = server.service.background.responses[own_id]
+            await until(lambda: response.num_shown > 30)
+            await copied(server, tmp_path / "a", tmp_path / "b")
+            await ended(server, own_id)
+            expected = await events_after(server, own_id)
+        responses = tmp_path / "b" / "responses"
+        (responses / own_id).unlink()
+        (responses / own_id).mkdir()
+        (responses / "resp_of_nobody").mkdir()
+        async with server_on(tmp_path / "b", engine_of("calls")) as server:
+            await ended(server, own_id)
+            assert (await events_after(server, own_id))[:-1] == expected[:-1]
+        assert (responses / "resp_of_nobody").is_dir()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert "cannot be read (Is a directory): it is computed again." in caplog.text
+    assert "resp_of_nobody belongs to no response and stays: Is a directory." in caplog.text
 
 
 def test_a_damaged_document_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -222,7 +222,15 @@ class BackgroundBook:
         for stored in documents.all(KIND, StoredResponse):
             ids, end = stored.output_ids, 0
             if not _has_ended(stored):
-                ids, end, num_damaged = read_groups(self._file(stored.id))
+                try:
+                    ids, end, num_damaged = read_groups(self._file(stored.id))
+                except OSError as error:
+                    num_damaged = 0
+                    logger.warning(
+                        "The stored output of %s cannot be read (%s): it is computed again.",
+                        stored.id,
+                        error.strerror,
+                    )
                 if num_damaged:
                     logger.warning(
                         "The last %d bytes of the stored output of %s are damaged: the response"
@@ -237,7 +245,10 @@ class BackgroundBook:
         kept = running | (documents.ids(KIND) - set(self.responses))
         for path in folder.glob(f"{ID_PREFIX}*"):
             if path.name not in kept:
-                path.unlink()
+                try:
+                    path.unlink()
+                except OSError as error:
+                    logger.warning("%s belongs to no response and stays: %s.", path, error.strerror)
 
     def _file(self, own_id: str) -> Path:
         assert self._folder is not None
@@ -331,9 +342,10 @@ class BackgroundBook:
     def _log_storage(self, error: RequestError | None) -> None:
         if error is not None and not self._has_failed:
             logger.error("Responses in the background cannot be stored at the moment: %s", error)
-        elif error is None and self._has_failed:
+            self._has_failed = True
+        elif self._has_failed and not (error or self._failed or self._failed_removals):
             logger.info("Responses in the background are stored again.")
-        self._has_failed = error is not None
+            self._has_failed = False
 
 
 def _has_ended(stored: StoredResponse) -> bool:
