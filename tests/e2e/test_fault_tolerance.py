@@ -164,6 +164,16 @@ def test_new_weights_leave_a_paused_rank_paused(server: ServerProcess, tiny_mode
     assert statuses(server) == ["healthy"] * 2
 
 
+def test_a_paused_rank_cannot_take_over_the_requests_of_the_last_one(server: ServerProcess) -> None:
+    all_healthy(server)
+    apply(server, "pause", dp_ranks=[1])
+    refused = send(server, "scale_down", removed_dp_ranks=[0])
+    assert refused.status_code == 400
+    assert "The engines that would be left are paused" in refused.text
+    assert statuses(server) == ["healthy", "paused"]
+    apply(server, "retry")
+
+
 @pytest.mark.full
 def test_a_rank_is_taken_out_of_service_under_streams_and_comes_back(
     server: ServerProcess,

@@ -236,11 +236,19 @@ class EngineSession:
     def scale_down(self, ranks: Collection[int]) -> None:
         """Take ranks out of service: their requests continue on the other engines, and their
         engines end. Raises RequestError if no engine that takes requests would be left."""
-        left = [line for line in self.client.lines if line.rank not in {*ranks, *self._out}]
-        if not any(line.is_ready for line in left):
+        paused = self.client.orders.paused
+        ready = {line.rank for line in self.client.lines if line.is_ready} - self._out
+        left = ready - set(ranks)
+        if not left:
             raise RequestError(
                 "No engine that takes requests would be left. End the server instead, or wait"
                 " until another engine is ready."
+            )
+        # If all engines are paused now, all requests wait already.
+        if left <= paused.keys() and not ready <= paused.keys():
+            raise RequestError(
+                "The engines that would be left are paused, so all requests would wait. End their"
+                " pause first (retry)."
             )
         for rank in set(ranks) - self._out:
             self._out.add(rank)
