@@ -428,8 +428,12 @@ def test_a_disk_that_stays_full_is_told_once(
                 assert refused.status_code == 507
                 num_written = response.num_written  # its tokens still find room
                 await until(lambda: response.num_written > num_written + 3)  # noqa: B023
-            database.execute("PRAGMA max_page_count = 100000")
             await ended(server, response.id)
+            # It has ended by itself, which a cancellation does not change, and may say.
+            cancelled = await server.http.post(f"{ROUTE}/{response.id}/cancel")
+            assert (cancelled.status_code, response.is_saved) == (200, False)
+            assert cancelled.json()["status"] == "incomplete"
+            database.execute("PRAGMA max_page_count = 100000")
 
     with caplog.at_level(logging.INFO):
         asyncio.run(main())

@@ -92,7 +92,7 @@ class Background:
         """End a response, if it has not ended. Raises RequestError (507) if its end cannot be
         stored."""
         await self._stop(response)
-        if not response.is_saved and not response.interruption:
+        if response.is_cancelled and not response.is_saved and not response.interruption:
             raise cannot_store(
                 "the cancelled response is only in memory, and the server tries again to store it"
             )
