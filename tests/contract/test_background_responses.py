@@ -437,7 +437,7 @@ def test_a_disk_that_stays_full_is_told_once(
 
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
-    told = [each for each in caplog.messages if "Responses in the background are" in each]
+    told = [each for each in caplog.messages if "Responses in the background" in each]
     assert len(told) == 1, told
 
 
