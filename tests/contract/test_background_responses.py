@@ -17,6 +17,7 @@ import pytest
 from answers import says
 
 from conftest import serving
+from setpoint.core.errors import ConfigError
 from setpoint.frontend.storage.storage import Storage
 from setpoint.testing.byte_tokenizer import EOS_ID
 from setpoint.testing.fake_engine import FakeEngine
@@ -500,6 +501,20 @@ def test_a_file_that_cannot_be_read_ends_no_start(
         asyncio.run(main())
     assert "cannot be read (Is a directory): it is computed again." in caplog.text
     assert "resp_of_nobody belongs to no response and stays: Is a directory." in caplog.text
+
+
+def test_a_broken_database_ends_the_start_with_the_name_of_the_folder(tmp_path: Path) -> None:
+    with closing(Storage(tmp_path)) as storage:
+        storage._documents._database.executemany(
+            "INSERT INTO documents VALUES ('response', ?, ?)",
+            [(str(number), bytes(3000)) for number in range(20)],
+        )
+    path = tmp_path / "documents.sqlite3"
+    content = path.read_bytes()
+    path.write_bytes(content[:12288] + b"\xff" * (len(content) - 12288))
+    with pytest.raises(ConfigError) as refusal:
+        Storage(tmp_path)
+    assert f"--file-storage-path {tmp_path} cannot be used: documents.sqlite3" in str(refusal.value)
 
 
 def test_a_damaged_document_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -39,6 +39,7 @@ class Documents:
         """Open or create the database of a folder; only its owner can read it. Raises ConfigError
         if that is impossible, or if another server uses it."""
         self._lock = threading.Lock()
+        self._folder = folder
         try:
             os.close(os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o600))
             self._database = sqlite3.connect(
@@ -67,7 +68,7 @@ class Documents:
     def all(self, kind: str, content: type[T]) -> list[T]:
         """The documents of a kind, the oldest first. A document that cannot be read is left out,
         with a warning."""
-        rows = self._run("SELECT id, content FROM documents WHERE kind = ? ORDER BY rowid", kind)
+        rows = self._read("SELECT id, content FROM documents WHERE kind = ? ORDER BY rowid", kind)
         found: list[T] = []
         for own_id, text in rows:
             try:
@@ -79,7 +80,7 @@ class Documents:
     def ids(self, kind: str) -> set[str]:
         """The ids of all documents of a kind, including damaged ones."""
         return {
-            own_id for own_id, _ in self._run("SELECT id, '' FROM documents WHERE kind = ?", kind)
+            own_id for own_id, _ in self._read("SELECT id, '' FROM documents WHERE kind = ?", kind)
         }
 
     def put(self, kind: str, document: Document) -> None:
@@ -110,10 +111,18 @@ class Documents:
         except sqlite3.Error as error:
             raise cannot_store(str(error)) from None
 
-    def _run(self, statement: str, *values: str | bytes) -> list[tuple[str, bytes]]:
+    def _read(self, statement: str, kind: str) -> list[tuple[str, bytes]]:
+        """Raises ConfigError: documents are read only when a server starts."""
         try:
             with self._lock:
-                return self._database.execute(statement, values).fetchall()
+                return self._database.execute(statement, [kind]).fetchall()
+        except sqlite3.Error as error:
+            raise _unusable(self._folder, error) from None
+
+    def _run(self, statement: str, *values: str | bytes) -> None:
+        try:
+            with self._lock:
+                self._database.execute(statement, values)
         except sqlite3.Error as error:
             raise cannot_store(str(error)) from None
 
