@@ -224,7 +224,7 @@ def test_an_engine_that_dies_takes_its_requests_with_it_and_nothing_else(
 
     with caplog.at_level(logging.ERROR):
         run(scenario)
-    (blame,) = (record.getMessage() for record in caplog.records if "engine died" in record.message)
+    (blame,) = (record.getMessage() for record in caplog.records if " died: " in record.message)
     suspects = blame.partition("Requests of the steps in flight: ")[2].split(", ")
     # A step that reads a prompt computes nobody else; a decode step computes all that run.
     others = {"s0", "s1", "s2"} if deadly is Deadly.LATER else set()

@@ -192,7 +192,7 @@ def test_a_rank_is_taken_out_of_service_under_streams_and_comes_back(
 
     assert answers(server, disturb) == undisturbed
     wait_until(lambda: not ended.is_running() or ended.status() == psutil.STATUS_ZOMBIE)
-    assert "The engine died" not in server.errors
+    assert " died: " not in server.errors
     assert httpx.get(f"{server.url}/ready", timeout=PATIENCE_S).status_code == 200
     assert answers(server) == undisturbed
     refused = send(server, "scale_down", removed_dp_ranks=[0])
@@ -208,6 +208,20 @@ def test_a_rank_is_taken_out_of_service_under_streams_and_comes_back(
     assert answers(server, back) == undisturbed
     assert status(server)["restarts_left"] == 1
     assert status(server)["engines"][1]["num_restarts"] > 0
+
+
+def test_a_rank_may_come_back_while_it_is_still_ending(server: ServerProcess) -> None:
+    """It costs none of the restarts, and the status keeps why the engine before it ended."""
+    all_healthy(server)
+    before = status(server)["engines"][1]["num_restarts"]
+    apply(server, "scale_down", removed_dp_ranks=[1])
+    apply(server, "retry", dp_ranks=[1])
+    wait_until(lambda: statuses(server) == ["healthy"] * 2, timeout_s=2 * PATIENCE_S)
+    now = status(server)
+    assert now["restarts_left"] == 1
+    assert now["engines"][1]["num_restarts"] == before + 1
+    assert now["engines"][1]["last_death"] == "It was taken out of service (scale_down)."
+    assert "Engine 1 is started again, because an operator asked for it." in server.errors
 
 
 @pytest.mark.full

@@ -106,7 +106,7 @@ def test_an_engine_that_is_killed_and_started_again(server: ServerProcess) -> No
     late = stop_next_engine(server.process.pid, before)
     try:
         wait_until(lambda: say(server, "restarting", count=len(before)))
-        assert "The engine died: " in server.errors
+        assert "Engine 0 died: " in server.errors
         assert "is started again" in server.errors
     finally:
         os.kill(late, signal.SIGCONT)

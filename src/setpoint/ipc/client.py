@@ -342,7 +342,7 @@ class EngineClient:
         """Take a rank out of service: its engine is asked to end, and its requests continue on the
         other engines."""
         self._given_up[rank] = reason
-        self._lines[rank].shutdown()
+        self._lines[rank].shutdown(reason)
         self._dispatch()
 
     def lost(self, rank: int, reason: str) -> None:

@@ -351,11 +351,11 @@ class EngineLine:
             logger.warning("The engine process goes on.")
             self._on_ready()
 
-    def shutdown(self) -> None:
+    def shutdown(self, reason: str = "The engine is shutting down.") -> None:
         """Ask the engine to end. For the owner and its requests the line ends at once."""
         if not self.has_ended:
             self.send(Shutdown())
-            self._end(EngineState.STOPPING, "The engine is shutting down.")
+            self._end(EngineState.STOPPING, reason)
 
     def died(self, reason: str, *, was_killed: bool = False) -> None:
         """Called by the watcher when the process has ended. Does nothing if the line has ended
@@ -363,7 +363,8 @@ class EngineLine:
         if not self.has_ended:
             self.was_killed = was_killed
             logger.error(
-                "The engine died: %s Requests of the steps in flight: %s",
+                "Engine %d died: %s Requests of the steps in flight: %s",
+                self.rank,
                 reason,
                 ", ".join(map(excerpt, self.suspects)) or "none",
             )

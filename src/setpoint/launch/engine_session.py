@@ -229,8 +229,8 @@ class EngineSession:
         if self._standby is not None:
             self._standby.try_again()
         for rank in ranks:
-            self._out.discard(rank)
-            if rank in self._given_up:
+            # One that is being taken out of service gets its next engine when this one has ended.
+            if rank in self._given_up or rank in self._out:
                 self._wanted_again[rank].set()
 
     def scale_down(self, ranks: Collection[int]) -> None:
@@ -250,6 +250,8 @@ class EngineSession:
                 "The engines that would be left are paused, so all requests would wait. End their"
                 " pause first (retry)."
             )
+        for rank in ranks:
+            self._wanted_again[rank].clear()
         for rank in set(ranks) - self._out:
             self._out.add(rank)
             engine = self._engines[rank]
@@ -279,6 +281,7 @@ class EngineSession:
             await self._wanted_again[rank].wait()
             self._wanted_again[rank].clear()
             self._given_up.discard(rank)
+            self._out.discard(rank)
             logger.info("Engine %d is started again, because an operator asked for it.", rank)
             engine = self._start_again(self._engines[rank].line)
 
@@ -390,10 +393,9 @@ class EngineSession:
         if standby is None and not self._restarts.left:
             return f"{line.death} It is not started again: --max-engine-restarts is {most} an hour."
         self._restarts.spend()
-        count = (
-            f"({self._restarts.num_spent} of at most {most} in an hour);"
-            f" {self.client.num_open} requests go on."
-        )
+        num_open = self.client.num_open
+        go_on = "1 request goes on" if num_open == 1 else f"{num_open} requests go on"
+        count = f"({self._restarts.num_spent} of at most {most} in an hour); {go_on}."
         if standby is not None:
             logger.warning("The standby takes the place of engine %d %s", rank, count)
             self.engine.replace(rank, standby.process)
