@@ -193,7 +193,11 @@ def test_a_seed_is_drawn_once(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_server_that_is_asked_to_end_leaves_its_responses_to_the_next(tmp_path: Path) -> None:
+def test_a_server_that_is_asked_to_end_leaves_its_responses_to_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
     async def main() -> None:
         first: list[Any] = []
         async with server_on(tmp_path, engine_of("cut", step_s=0.002)) as server:
@@ -211,6 +215,16 @@ def test_a_server_that_is_asked_to_end_leaves_its_responses_to_the_next(tmp_path
             rest = await events_after(server, own_id, last)
             assert first[:-1] + rest == await events_after(server, own_id)
             assert rest[-1]["response"]["status"] == "incomplete"
+        lines = [each.getMessage() for each in caplog.records if each.name != "httpx"]
+        post, *told = [line for line in lines if "in the background" in line]
+        assert '"POST /v1/responses ' in post, post
+        assert post.endswith("output 0, in the background"), post
+        goes_on = "1 response in the background goes on"
+        assert told == [
+            f"{goes_on} when a server with this --file-storage-path starts again.",
+            f"{goes_on} where an earlier server has stopped.",
+            f"Response {own_id} in the background has ended: incomplete, output 40",
+        ]
 
     asyncio.run(main())
 

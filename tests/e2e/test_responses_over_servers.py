@@ -165,7 +165,7 @@ def test_responses_survive_the_end_of_their_server(
             assert server.wait_end() == (0 if number == signal.SIGTERM else -number)
             assert "Traceback" not in server.errors
     with serving(tiny_model, storage, tmp_path / "last") as server:
-        wait_until(lambda: "in the background go on that an earlier server" in server.errors)
+        wait_until(lambda: "in the background go on where an earlier server" in server.errors)
         assert without_cache(results(server, followers)) == without_cache(undisturbed)
         last = ends(server, unseeded.own_id)
         unseeded.follow(server)

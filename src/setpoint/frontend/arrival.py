@@ -21,6 +21,8 @@ class Arrival:
     outputs: list[Any] = field(default_factory=list)
     """The SequenceOutputs of the sequences that it has become; written by the Job, which knows of
     arrivals and not the other way round."""
+    is_in_background: bool = False
+    """Whether they go on without the client."""
     refusal: str = ""
     """Why it was refused or its answer cut short; written where errors get their shape."""
 

@@ -62,15 +62,17 @@ def describe(came: Arrival) -> str:
     """A request in words: its duration, its figures if it generated, and why it was refused."""
     parts = [f"{time.perf_counter() - came.at:.3f} s"]
     if came.outputs:
-        parts.append(figures(came.outputs, came.at))
+        parts.append(
+            figures(came.outputs, came.at, "in the background" if came.is_in_background else "left")
+        )
     if came.refusal:
         parts.append(f"refused: {excerpt(came.refusal)}")
     return ", ".join(parts)
 
 
-def figures(outputs: Sequence[SequenceOutput], arrived_at: float) -> str:
+def figures(outputs: Sequence[SequenceOutput], arrived_at: float, unfinished: str) -> str:
     """The figures of a request. If it has several sequences: the longest wait, the first token of
-    all, and the sums of their tokens."""
+    all, and the sums of their tokens. unfinished: what to say of one that has not ended."""
     others = f" and {len(outputs) - 1} more" if len(outputs) > 1 else ""
     parts = [f"rid={excerpt(outputs[0].rid)}{others}"]
     waits = [output.timing.waiting_s for output in outputs if output.timing is not None]
@@ -85,6 +87,6 @@ def figures(outputs: Sequence[SequenceOutput], arrived_at: float) -> str:
         ("output", sum(output.num_outputs for output in outputs)),
     ):
         parts.append(f"{name} {count}")
-    ends = ["left" if output.finish is None else output.finish.type for output in outputs]
+    ends = [unfinished if output.finish is None else output.finish.type for output in outputs]
     parts.append("/".join(dict.fromkeys(ends)))
     return ", ".join(parts)

@@ -173,12 +173,7 @@ class Background:
                 self._start(response, self._compute(computation, turn))
         self._have_tasks.set()
         if turns:
-            logger.info(
-                "%s that an earlier server has left.",
-                "1 response in the background goes on"
-                if len(turns) == 1
-                else f"{len(turns)} responses in the background go on",
-            )
+            logger.info("%s where an earlier server has stopped.", _go_on(len(turns)))
         # One after the other, and the most suspicious first: a response that does not end this
         # server did not end the earlier ones either.
         suspects = [each for each in turns if each.stored.num_tries >= SUSPECT_TRIES]
@@ -211,9 +206,7 @@ class Background:
             await self._book.save(*left)
         if left:
             logger.info(
-                "%d responses in the background will continue when a server starts with this"
-                " --file-storage-path.",
-                len(left),
+                "%s when a server with this --file-storage-path starts again.", _go_on(len(left))
             )
 
     def _start(self, response: BackgroundResponse, work: Coroutine[Any, Any, None]) -> None:
@@ -225,6 +218,13 @@ class Background:
             self._tasks.discard(task)
             self._running.discard(response.id)
             response.wake()
+            if not response.interruption:
+                logger.info(
+                    "Response %s in the background has ended: %s, output %d",
+                    response.id,
+                    response.stored.response["status"],
+                    len(response.ids),
+                )
 
         task.add_done_callback(done)
 
@@ -324,6 +324,12 @@ class Background:
         """This server's description of its weights."""
         config = self._service.config
         return f"{config.model_path} ({config.weight_version})"
+
+
+def _go_on(count: int) -> str:
+    if count == 1:
+        return "1 response in the background goes on"
+    return f"{count} responses in the background go on"
 
 
 def _encoded(events: Iterable[dict[str, Any]], after: int) -> bytes:

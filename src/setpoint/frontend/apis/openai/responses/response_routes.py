@@ -17,6 +17,7 @@ from setpoint.frontend.apis.openai.responses.api import (
 )
 from setpoint.frontend.apis.openai.responses.background import Background
 from setpoint.frontend.apis.openai.responses.body import InputBody, ResponsesBody
+from setpoint.frontend.arrival import IN_SCOPE
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
@@ -52,6 +53,7 @@ class ResponseRoutes:
         exchange = await self._bodies.read(request, self._api.open)
         if exchange.is_background:
             begun = await self._background.begin(exchange)
+            request.scope[IN_SCOPE].is_in_background = True
             if exchange.is_stream:
                 events = await self._background.follow(begun, after=-1, making=exchange.making)
                 return FollowingStream(events)
