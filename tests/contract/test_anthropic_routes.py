@@ -201,7 +201,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "tool"}}, "tool_choice.name is missing."),
     (
         {"tool_choice": {"type": "some"}},
-        "tool_choice.type must be one of its allowed values, not 'some'",
+        "tool_choice.type must be 'any', 'auto', 'none' or 'tool', not 'some'",
     ),
     ({"tool_choice": "auto"}, "tool_choice must be an object, got a string."),
     (
@@ -220,7 +220,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
         "thinking.budget_tokens must be at least 1024 and less than max_tokens, got 1024.",
     ),
-    ({"service_tier": "gold"}, "service_tier must be one of its allowed values, not 'gold'"),
+    ({"service_tier": "gold"}, "service_tier must be 'auto' or 'standard_only', not 'gold'"),
     ({"output_config": {"format": {"type": "xml", "schema": {}}}}, "output_config.format.type"),
     (
         {"output_config": {"format": {"type": "json_schema", "schema": {"a": "b" * (1 << 18)}}}},

@@ -227,7 +227,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"format": "xml"}, 'format must be "json" or a JSON schema.'),
     (CHAT, {"format": {"a": "b" * (1 << 18)}}, "format must have at most"),
     (CHAT, {"format": 5}, "format must be a string or an object, got a whole number."),
-    (CHAT, {"think": "much"}, "think must be one of its allowed values, not 'much'"),
+    (CHAT, {"think": "much"}, "think must be 'high', 'low' or 'medium', not 'much'"),
     (CHAT, {"think": True}, "think: this model does not think"),
     (CHAT, {"stream": "no"}, "stream must be true or false, got a string."),
     (CHAT, {"options": 5}, "options must be an object, got a whole number."),

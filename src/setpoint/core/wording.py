@@ -9,8 +9,10 @@ effect.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
+from msgspec import inspect
 
 _WORDS = {
     "int": "a whole number",
@@ -47,10 +49,11 @@ def kind_of(value: object) -> str:
 
 
 def validation_message(
-    error: msgspec.ValidationError, *, name: str = "", whole: str = "The body"
+    error: msgspec.ValidationError, *, name: str = "", whole: str = "The body", kind: Any = None
 ) -> str:
     """The error as one sentence. name: the name of the value that was checked, if it is part of
-    something larger. whole: what to call the value otherwise."""
+    something larger. whole: what to call the value otherwise. kind: the type that it should have,
+    with which the sentence can say what is allowed."""
     message = str(error)
     place = _PLACE.search(message)
     subject = _subject(place["path"] if place else "$", name) or whole
@@ -70,8 +73,39 @@ def validation_message(
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL):
         return f"{inside}{unknown[1]} is not known."
     if enumerated := re.fullmatch(r"Invalid enum value (.*)", message, re.DOTALL):
-        return f"{subject} must be one of its allowed values, not {enumerated[1]}."
+        allowed = _allowed(kind, place["path"] if place else "$") or "one of its allowed values"
+        return f"{subject} must be {allowed}, not {enumerated[1]}."
     return f"{subject}: {message[:1].lower()}{message[1:]}."
+
+
+def _allowed(kind: Any, path: str) -> str:
+    """The values that ``kind`` allows at msgspec's path, as "'a', 'b' or 'c'"; "" if it does not
+    say."""
+    nodes = _alternatives(inspect.type_info(kind))
+    for step in re.findall(r"\.\.\.|[^.\[\]$]+", path):
+        inside: list[inspect.Type] = []
+        for node in nodes:
+            if isinstance(node, inspect.StructType):
+                inside += [each.type for each in node.fields if each.encode_name == step]
+            elif isinstance(node, inspect.ListType):
+                inside.append(node.item_type)
+            elif isinstance(node, inspect.DictType):
+                inside.append(node.value_type)
+        nodes = [each for node in inside for each in _alternatives(node)]
+    values: list[Any] = []
+    for node in nodes:
+        if isinstance(node, inspect.LiteralType):
+            values += node.values
+        elif isinstance(node, inspect.EnumType):
+            values += [each.value for each in node.cls]
+    *others, last = map(repr, values or [""])
+    return f"{', '.join(others)} or {last}" if others else last if values else ""
+
+
+def _alternatives(node: inspect.Type) -> list[inspect.Type]:
+    if isinstance(node, inspect.UnionType):
+        return [each for option in node.types for each in _alternatives(option)]
+    return _alternatives(node.type) if isinstance(node, inspect.Metadata) else [node]
 
 
 def _subject(path: str, name: str) -> str:

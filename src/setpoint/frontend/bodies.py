@@ -48,7 +48,7 @@ def parse(body: dict[str, Any], kind: type[T], *, unsupported: Iterable[str] = (
     try:
         parsed = convert(body, kind)
     except msgspec.ValidationError as error:
-        raise InvalidBodyError(validation_message(error)) from None
+        raise InvalidBodyError(validation_message(error, kind=kind)) from None
     for key in unsupported:
         if asks_for_something(body.get(key)):
             raise RequestError(f"{key} is not supported by this server yet.")

@@ -4,6 +4,7 @@ validator's own."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
@@ -41,6 +42,17 @@ class Needs(msgspec.Struct):
     inner: Inner | None = None
 
 
+class Side(StrEnum):
+    X = "x"
+    Y = "y"
+    W = "w"
+
+
+class Deep(msgspec.Struct):
+    sides: list[dict[str, Side]] | None = None
+    only: Literal["x"] = "x"
+
+
 class Nested(msgspec.Struct):
     needs: Needs
 
@@ -48,7 +60,7 @@ class Nested(msgspec.Struct):
 def said(value: Any, kind: Any, name: str = "") -> str:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(value, kind)
-    return validation_message(caught.value, name=name)
+    return validation_message(caught.value, name=name, kind=kind)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +87,17 @@ def said(value: Any, kind: Any, name: str = "") -> str:
         ({"lists": [1]}, Outer, "lists[0] must be a list, got a whole number."),
         ({"lists": [[1], ["x"]]}, Outer, "lists[1][0] must be a whole number, got a string."),
         ({"pairs": [[1]]}, Outer, "pairs[0] must be a list of length 2, got 1."),
-        ({"choice": "z"}, Outer, "choice must be one of its allowed values, not 'z'."),
+        ({"choice": "z"}, Outer, "choice must be 'x' or 'y', not 'z'."),
         ({"choice": 1}, Outer, "choice must be a string, got a whole number."),
         ({"inner": 3}, Outer, "inner must be an object, got a whole number."),
         ({"inner": {"depth": "x"}}, Outer, "inner.depth must be a whole number, got a string."),
         ({"objects": [{}, 1]}, Outer, "objects[1] must be an object, got a whole number."),
+        (
+            {"sides": [{"a": "z"}]},
+            Deep,
+            "every value of sides[0] must be 'x', 'y' or 'w', not 'z'.",
+        ),
+        ({"only": "z"}, Deep, "only must be 'x', not 'z'."),
         ({"number": 10**400}, Outer, "number: number out of range."),
         ({}, Needs, "messages is missing."),
         ({"needs": {}}, Nested, "needs.messages is missing."),

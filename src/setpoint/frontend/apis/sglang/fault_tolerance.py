@@ -29,11 +29,15 @@ PATHS = tuple(f"{prefix}/{name}" for prefix in PREFIXES for name in ("status", "
 SCHEMA_VERSION = 1
 
 
-class ApplyParams(msgspec.Struct):
+class ApplyParams(msgspec.Struct, forbid_unknown_fields=True):
+    """A misspelt key would make the instruction one about all ranks, so it is refused."""
+
     dp_ranks: list[int] | None = None
     """The ranks to pause or to retry; None: all ranks."""
     removed_dp_ranks: list[int] | None = None
     """The ranks to take out of service."""
+    timeout: float | None = None
+    """Of the proposals, for the engines that wait there; without effect."""
 
 
 class ApplyBody(msgspec.Struct):
@@ -111,6 +115,8 @@ class FaultToleranceRoutes:
                 self._supervisor.scale_down(ranks)
         self._last_id = request_id
         self._applied |= dict.fromkeys(ranks, (request_id, body.instruction))
+        if body.params.timeout is not None:
+            told = {"warnings": [*told.get("warnings", ()), "params.timeout has no effect here."]}
         message = (
             f"{body.instruction} is applied; {PREFIXES[0]}/status shows the state of the engines."
         )
