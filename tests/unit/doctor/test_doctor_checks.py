@@ -71,7 +71,10 @@ class TestClientBound:
 
     def test_one_request_after_the_other_too(self) -> None:
         lines = [prefill(1, 40, 0, 0, 0.0), *(decode(1, 0, 0.01) for _ in range(20))]
-        assert judge(lines).verdict == "client-bound"
+        report = judge(lines, max_running_requests=64)
+        assert report.verdict == "client-bound"
+        why = {each.cause: each.why for each in report.findings[0].ruled_out}
+        assert why["seq-cap"] == "At most 1 request ran at once; the limit is 64."
 
     def test_the_end_of_a_benchmark_is_not(self) -> None:
         full = [decode(200 + i % 3, 300 - 10 * i, 0.95) for i in range(30)]

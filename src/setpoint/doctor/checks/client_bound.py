@@ -76,10 +76,9 @@ def _alternatives(
         RuledOut("seq-cap", f"No request waits {during(share)}, so no limit keeps requests out.")
     ]
     if case.limits.slots and not capped:
+        most = counted(round(case.load.most(running_of) or 0.0), "request")
         why[0] = RuledOut(
-            "seq-cap",
-            f"At most {case.load.most(running_of):,.0f} requests run; the limit is "
-            f"{case.limits.slots:,.0f}.",
+            "seq-cap", f"At most {most} ran at once; the limit is {case.limits.slots:,.0f}."
         )
     if usage is not None:
         why.append(RuledOut("kv-full", f"Only {percent(usage)} of the KV pool is in use (median)."))

@@ -11,6 +11,7 @@ from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
     change,
     confidence,
+    counted,
     fixed_share_of,
     lines_on,
     per_minute,
@@ -236,7 +237,8 @@ def _alternatives(case: Case, usage: float) -> tuple[RuledOut, ...]:
         why.append(
             RuledOut(
                 "seq-cap",
-                f"At most {most:,.0f} requests run; the limit is {case.limits.slots:,.0f}.",
+                f"At most {counted(round(most), 'request')} ran at once; the limit is "
+                f"{case.limits.slots:,.0f}.",
             )
         )
     if case.facts.available_gb is not None:
