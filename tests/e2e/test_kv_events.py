@@ -4,6 +4,7 @@ one of them dies."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -192,3 +193,33 @@ def test_a_port_in_use_ends_the_start_at_once(tiny_model: Path) -> None:
         f"--kv-events-config: endpoint cannot bind to tcp://127.0.0.1:{port}: address already in"
         " use. Name another port."
     )
+
+
+def test_the_program_of_the_page_reads_them(
+    server: ServerProcess, ports: tuple[int, int], tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/serving.md").read_text()
+    (program,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "zmq" in each)
+    for mine, given in zip(ports, (5557, 5657), strict=True):
+        program = program.replace(f":{given}", f":{mine}")
+
+    def generate(first: int) -> None:
+        ids = [first, *range(40, 40 + 2 * PAGE)]
+        server.generate(input_ids=ids, sampling_params={"max_new_tokens": 1}, routed_dp_rank=0)
+
+    def num_stored() -> int:
+        return printed.read_text().count(" 0 BlockStored ")
+
+    generate(30)
+    printed = tmp_path / "printed"
+    with printed.open("w") as output:
+        reader = subprocess.Popen([sys.executable, "-c", program], stdout=output)
+    try:
+        wait_until(num_stored)
+        before = num_stored()
+        generate(31)
+        wait_until(lambda: num_stored() > before)
+        assert reader.poll() is None
+    finally:
+        reader.kill()
+        reader.wait()
