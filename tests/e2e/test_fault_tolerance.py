@@ -220,7 +220,7 @@ def test_a_rank_may_come_back_while_it_is_still_ending(server: ServerProcess) ->
     now = status(server)
     assert now["restarts_left"] == 1
     assert now["engines"][1]["num_restarts"] == before + 1
-    assert now["engines"][1]["last_death"] == "It was taken out of service (scale_down)."
+    assert now["engines"][1]["last_death"] == "The engine was taken out of service (scale_down)."
     assert "Engine 1 is started again, because an operator asked for it." in server.errors
 
 
