@@ -4,109 +4,36 @@ one with the same folder, wherever it was ended."""
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from answers import says
+from background_responses import (
+    OPTIONS,
+    ROOM,
+    ROUTE,
+    TEXTS,
+    begun,
+    body_of,
+    copied,
+    ended,
+    engine_of,
+    events_after,
+    events_of,
+    server_on,
+    timeless,
+    until,
+)
 
 from conftest import serving
-from setpoint.core.errors import ConfigError
 from setpoint.frontend.storage.storage import Storage
 from setpoint.testing.byte_tokenizer import EOS_ID
 from setpoint.testing.fake_engine import FakeEngine
-
-ROUTE = "/v1/responses"
-ROOM = 4096
-TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
-CUSTOM = {"type": "custom", "name": "write"}
-TEXTS = {
-    "plain": ("Grüße, 世界! \U0001f600 Ende", {}),
-    "stopped": ("one two STOP three", {"stop": ["STOP"]}),
-    "calls": (
-        'See.<tool_call>{"name": "look", "arguments": {"at": "é"}}</tool_call>'
-        '<tool_call>{"name": "write", "arguments": {"input": "a\\nb"}}</tool_call>',
-        {"tools": [TOOL, CUSTOM]},
-    ),
-    "reasoning": ("<think>Well, é.</think>\n\nYes.", {}),
-    "cut": ("No end in sight ", {"max_output_tokens": 40, "ignore_eos": True}),
-}
-OPTIONS: dict[str, Any] = {"reasoning_parser": "qwen3"}
-
-
-def body_of(name: str, **more: Any) -> dict[str, Any]:
-    return {"model": "default", "input": "hi", "background": True, **TEXTS[name][1], **more}
-
-
-def engine_of(name: str, **options: Any) -> FakeEngine:
-    return says(TEXTS[name][0], context_len=ROOM, **options)
-
-
-async def events_of(server: Any, path: str, body: Any = None, **query: Any) -> list[Any]:
-    """All events of a stream until it ends."""
-    method = "GET" if body is None else "POST"
-    answer = await server.http.request(method, path, json=body, params=query or None)
-    assert answer.status_code == 200, answer.text
-    found = []
-    for block in answer.text.strip().split("\n\n"):
-        if block:
-            name, data = block.split("\n")
-            found.append(json.loads(data.removeprefix("data: ")))
-            assert name == f"event: {found[-1]['type']}"
-    return found
-
-
-async def events_after(server: Any, own_id: str, after: int | None = None) -> list[Any]:
-    query = {} if after is None else {"starting_after": after}
-    return await events_of(server, f"{ROUTE}/{own_id}", stream="true", **query)
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.001)
-
-
-async def ended(server: Any, own_id: str) -> dict[str, Any]:
-    async with asyncio.timeout(60):
-        while True:
-            found = (await server.http.get(f"{ROUTE}/{own_id}")).json()
-            if found["status"] not in ("queued", "in_progress"):
-                return dict(found)
-            await asyncio.sleep(0.001)
-
-
-async def begun(server: Any, body: dict[str, Any]) -> str:
-    answer = (await server.http.post(ROUTE, json=body)).json()
-    assert answer["status"] == "queued", answer
-    return str(answer["id"])
-
-
-@asynccontextmanager
-async def server_on(folder: Path, engine: FakeEngine, **options: Any) -> AsyncIterator[Any]:
-    with closing(Storage(folder)) as storage:
-        async with serving(engine, storage=storage, **{**OPTIONS, **options}) as server:
-            yield server
-
-
-async def copied(server: Any, folder: Path, copy: Path) -> None:
-    """Copy the folder of a server as it is between two writes."""
-    await until(lambda: server.service.background._writer.done())
-    shutil.copytree(folder, copy)
-
-
-def timeless(value: Any) -> Any:
-    """Without what differs between two runs of the same request: times, and ids."""
-    if isinstance(value, dict):
-        left_out = ("created_at", "completed_at", "id", "item_id", "call_id")
-        return {key: timeless(each) for key, each in value.items() if key not in left_out}
-    return [timeless(each) for each in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -387,164 +314,6 @@ def test_what_is_dropped_for_newer_ones_leaves_the_disk(tmp_path: Path) -> None:
             assert list(storage.background.responses) == ids[2:]
 
     asyncio.run(main())
-
-
-def test_a_full_disk_is_told_and_loses_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("setpoint.frontend.storage.background.RETRY_S", 0.01)
-
-    async def main() -> None:
-        async with server_on(tmp_path, engine_of("cut", step_s=0.002)) as server:
-            body = body_of("cut", max_output_tokens=1000)
-            own_id = await begun(server, body)
-            response = server.service.background.responses[own_id]
-            await until(lambda: response.num_written > 3)
-            database = server.service.storage._documents._database
-            (pages,) = database.execute("PRAGMA page_count").fetchone()
-            database.execute(f"PRAGMA max_page_count = {pages}")
-            (tmp_path / "responses").rename(tmp_path / "away")
-            num_written = response.num_written
-            await until(lambda: response.num_shown > num_written + 10)
-            refused = await server.http.post(ROUTE, json=body | {"input": "x" * 3000})
-            assert refused.status_code == 507
-            assert "full" in refused.json()["message"]
-            assert len(server.service.background.responses) == 1
-            (tmp_path / "away").rename(tmp_path / "responses")
-            database.execute("PRAGMA max_page_count = 100000")
-            await until(lambda: response.num_written > num_written + 10)
-            await copied(server, tmp_path, tmp_path.with_name("copy"))
-        async with server_on(tmp_path.with_name("copy"), engine_of("cut")) as server:
-            assert server.service.background.responses[own_id].num_shown > num_written
-            text = (await ended(server, own_id))["output"][0]["content"][0]["text"]
-            # The engine says the text again and again, with an end that is ignored between.
-            assert text == ((TEXTS["cut"][0] + "\0") * 100)[:1000].replace("\0", "")
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(main())
-    assert "cannot be stored (No such file or directory). The response continues" in caplog.text
-    assert "Responses in the background cannot be stored at the moment" in caplog.text
-    assert "Responses in the background are stored again." in caplog.text
-
-
-def test_a_disk_that_stays_full_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def main() -> None:
-        async with server_on(tmp_path, engine_of("cut", step_s=0.002)) as server:
-            body = body_of("cut", max_output_tokens=1000)
-            response = server.service.background.responses[await begun(server, body)]
-            await until(lambda: response.num_written > 3)
-            database = server.service.storage._documents._database
-            (pages,) = database.execute("PRAGMA page_count").fetchone()
-            database.execute(f"PRAGMA max_page_count = {pages}")
-            for _ in range(3):
-                refused = await server.http.post(ROUTE, json=body | {"input": "x" * 3000})
-                assert refused.status_code == 507
-                num_written = response.num_written  # its tokens still find room
-                await until(lambda: response.num_written > num_written + 3)  # noqa: B023
-            await ended(server, response.id)
-            # It has ended by itself, which a cancellation does not change, and may say.
-            cancelled = await server.http.post(f"{ROUTE}/{response.id}/cancel")
-            assert (cancelled.status_code, response.is_saved) == (200, False)
-            assert cancelled.json()["status"] == "incomplete"
-            database.execute("PRAGMA max_page_count = 100000")
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(main())
-    told = [each for each in caplog.messages if "Responses in the background" in each]
-    assert len(told) == 1, told
-
-
-def damage(path: Path, change: Callable[[bytes], bytes]) -> None:
-    path.write_bytes(change(path.read_bytes()))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda data: data[:-1],
-        lambda data: data + b"\0" * 4096,
-        lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:],
-        lambda data: b"\xff" * len(data),
-        lambda data: b"",
-    ],
-)
-def test_damaged_outputs_are_computed_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[bytes], bytes]
-) -> None:
-    async def main() -> None:
-        async with server_on(tmp_path / "a", engine_of("calls", step_s=0.005)) as server:
-            own_id = await begun(server, body_of("calls"))
-            response = server.service.background.responses[own_id]
-            await until(lambda: response.num_shown > 30)
-            await copied(server, tmp_path / "a", tmp_path / "b")
-            await ended(server, own_id)
-            expected = await events_after(server, own_id)
-        damage(tmp_path / "b" / "responses" / own_id, change)
-        async with server_on(tmp_path / "b", engine_of("calls")) as server:
-            await ended(server, own_id)
-            assert (await events_after(server, own_id))[:-1] == expected[:-1]
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(main())
-    assert ("of the stored output of resp_" in caplog.text) == bool(change(b"0123"))
-
-
-def test_a_file_that_cannot_be_read_ends_no_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def main() -> None:
-        async with server_on(tmp_path / "a", engine_of("calls", step_s=0.005)) as server:
-            own_id = await begun(server, body_of("calls"))
-            response = server.service.background.responses[own_id]
-            await until(lambda: response.num_shown > 30)
-            await copied(server, tmp_path / "a", tmp_path / "b")
-            await ended(server, own_id)
-            expected = await events_after(server, own_id)
-        responses = tmp_path / "b" / "responses"
-        (responses / own_id).unlink()
-        (responses / own_id).mkdir()
-        (responses / "resp_of_nobody").mkdir()
-        async with server_on(tmp_path / "b", engine_of("calls")) as server:
-            await ended(server, own_id)
-            assert (await events_after(server, own_id))[:-1] == expected[:-1]
-        assert (responses / "resp_of_nobody").is_dir()
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(main())
-    assert "cannot be read (Is a directory): it is computed again." in caplog.text
-    assert "resp_of_nobody belongs to no response and stays: Is a directory." in caplog.text
-
-
-def test_a_broken_database_ends_the_start_with_the_name_of_the_folder(tmp_path: Path) -> None:
-    with closing(Storage(tmp_path)) as storage:
-        storage._documents._database.executemany(
-            "INSERT INTO documents VALUES ('response', ?, ?)",
-            [(str(number), bytes(3000)) for number in range(20)],
-        )
-    path = tmp_path / "documents.sqlite3"
-    content = path.read_bytes()
-    path.write_bytes(content[:12288] + b"\xff" * (len(content) - 12288))
-    with pytest.raises(ConfigError) as refusal:
-        Storage(tmp_path)
-    assert f"--file-storage-path {tmp_path} cannot be used: documents.sqlite3" in str(refusal.value)
-
-
-def test_a_damaged_document_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with server_on(tmp_path, says("Hi", context_len=ROOM)) as server:
-            own_id = await begun(server, body_of("plain"))
-            await ended(server, own_id)
-            await server.service.background.save()
-            database = server.service.storage._documents._database
-            database.execute("UPDATE documents SET content = '{' WHERE kind = 'response'")
-        async with server_on(tmp_path, says("Hi", context_len=ROOM)) as server:
-            assert (await server.http.get(f"{ROUTE}/{own_id}")).status_code == 404
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(main())
-    assert "The stored response resp_" in caplog.text
 
 
 def test_what_cannot_be_streamed_is_refused(serve: Callable[..., None]) -> None:
