@@ -61,7 +61,7 @@ KINDS: list[tuple[str, str, dict[str, Any]]] = [
     ("penalties", "completions", {"frequency_penalty": 0.7, "temperature": 1, "ignore_eos": True}),
     ("stop strings", "completions", {"stop": ["the end", " and then"], "temperature": 1}),
 ]
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 METRIC = re.compile(
     r"sglang:(?P<name>max_total_num_tokens|kv_available_tokens|kv_evictable_tokens)"
     r'\{(?:.*dp_rank="(?P<rank>\d+)")?.*\} (?P<value>\S+)'

@@ -129,7 +129,7 @@ def test_the_log_can_be_configured(serve: Serve) -> None:
         body = {"log_requests": True, "log_requests_level": 1, "log_level": "debug"}
         response = await server.http.post("/configure_logging", json=body)
         assert (response.status_code, response.content) == (200, b"")
-        assert live.asked == [body]
+        assert live.asked == [body, {}], "what is asked for, and what it was before"
         (change,) = server.engine.changes
         assert change.why == "/configure_logging"
         response = await server.http.post("/configure_logging", json={"log_request": True})
