@@ -28,6 +28,7 @@ FOUND = {
     51: "An engine that was starting while others loaded weights served with the old ones.",
     194: "Outputs that an engine sent twice were in the answer twice.",
     273: "A change that one engine refused was in force for the others.",
+    690: "A rank that an operator wanted again got an engine while the server was ending.",
 }
 """Seeds that have found a fault, with the fault."""
 

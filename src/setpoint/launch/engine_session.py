@@ -155,7 +155,6 @@ class EngineSession:
         await asyncio.wait([starting, called_off], return_when=asyncio.FIRST_COMPLETED)
         if called_off.done():
             starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
             self.kill()
             return None
         return starting.result()
@@ -278,6 +277,8 @@ class EngineSession:
                 )
             if len(self._given_up) == len(self._lives):
                 self._all_given_up.set()
+            if self._is_ending:  # whatever an operator has asked for before
+                self._wanted_again[rank].clear()
             await self._wanted_again[rank].wait()
             self._wanted_again[rank].clear()
             self._given_up.discard(rank)
