@@ -28,6 +28,7 @@ SPEC = ModelSpec(
     dtype="bfloat16",
     num_parameters=134_515_008,
 )
+"""The default model, SmolLM2-135M-Instruct."""
 CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
 GPU = Hardware(device="cuda", num_cores=16, available_bytes=100 * GIB, gpu_bytes=80 * GIB)
 

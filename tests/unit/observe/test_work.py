@@ -6,34 +6,18 @@ import logging
 from typing import Any
 
 import pytest
+from resolving import SPEC
 
 from setpoint.core.control import MemoryUsage
-from setpoint.core.model import ModelSpec
 from setpoint.core.pool import PoolStats
 from setpoint.core.records import StepDone, Turn
 from setpoint.observe.readers import EngineReaders
 from setpoint.observe.work import WorkModel
 from setpoint.testing.harness import Harness
 
-SMOL = ModelSpec(
-    architecture="LlamaForCausalLM",
-    model_type="llama",
-    num_layers=30,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    vocab_size=49152,
-    context_len=8192,
-    tie_embeddings=True,
-    dtype="bfloat16",
-    num_parameters=134_515_008,
-)
-"""The default model, SmolLM2-135M-Instruct."""
 WEIGHTS = 269_000_000
 MODEL = WorkModel(
-    spec=SMOL, weights_bytes=WEIGHTS, dtype_bytes=2, kv_bytes=SMOL.kv_bytes_per_token(2)
+    spec=SPEC, weights_bytes=WEIGHTS, dtype_bytes=2, kv_bytes=SPEC.kv_bytes_per_token(2)
 )
 
 NO_MEMORY = (MemoryUsage(), None)
