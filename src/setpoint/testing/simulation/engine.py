@@ -148,6 +148,9 @@ class World(Protocol):
 
     def died(self, engine: SimulatedEngine, code: int) -> None: ...
 
+    def closed_link(self, engine: SimulatedEngine) -> None:
+        """The process goes on, but for the frontend it is dead."""
+
 
 @dataclass(slots=True)
 class ProcessClock:
@@ -262,9 +265,6 @@ class EngineEnd:
             fault = engine.next_message_fault
             engine.next_message_fault = None
             engine.world.note(engine, _described(message) + (f" ({fault})" if fault else ""))
-        if isinstance(message, Announce):
-            engine.announced.difference_update(message.left)
-            engine.announced.update(message.joined)
         engine.sent(message, data)
         for each in engine.world.with_fault(engine, fault, data):
             self._messages.send(each)
@@ -310,10 +310,10 @@ class SimulatedEngine:
     step_fault: StepFault | None = None
     """What becomes of the next step."""
     next_message_fault: MessageFault | None = None
-    announced: set[int] = field(default_factory=set)
     code: int | None = None
     """How it has ended."""
     is_hung: bool = False
+    has_closed_link: bool = False
     loop: Loop | None = None
     num_steps: int = 0
     weights: str = ""
@@ -398,8 +398,8 @@ class SimulatedEngine:
     def close_link(self) -> None:
         """It closes its end, and goes on."""
         if self.code is None:
-            self.world.note(self, "closes its link")
-            self.is_hung = True
+            self.world.closed_link(self)
+            self.is_hung = self.has_closed_link = True
             self.link.close(self.world.loop.time())
 
     # ------------------------------------------------------------------ what it does

@@ -36,6 +36,9 @@ BUSY_S = 1.5
 """For so long clients come and faults happen."""
 PATIENCE_S = 5000.0
 """Virtual seconds after which a request counts as lost: more than an engine may take to start."""
+REST_S = 10
+"""Virtual seconds without a change of an engine's state after which the server is at rest: more than
+the watchdog needs to notice an engine that hangs."""
 LATE_S = 3.0
 """An engine may have ended so long before the frontend knows it."""
 
@@ -396,12 +399,13 @@ class Run:
         client = service.engine
         for engine in world.living():  # whose next step or message was to come to harm
             engine.step_fault = engine.next_message_fault = None
+        seconds_at_rest = 0
         async with asyncio.timeout(PATIENCE_S):
-            while not session.over.done() and any(
-                each.state not in ("ready", "ended") for each in client.standings()
-            ):
+            # A death may not have been noticed yet, and its engine will then start again.
+            while not session.over.done() and seconds_at_rest < REST_S:
+                states = {each.state for each in client.standings()}
+                seconds_at_rest = seconds_at_rest + 1 if states <= {"ready", "ended"} else 0
                 await asyncio.sleep(1.0)
-        await asyncio.sleep(5.0)
         wanted = service.live.propose({}).settings
         for line in client.lines:
             if not line.is_ready:
@@ -499,7 +503,7 @@ def _excuse(report: Report, outcome: Outcome, whole: list[Answer], paused_away: 
 
 
 def _may_be_blamed(report: Report, outcome: Outcome) -> bool:
-    since = [code for at, code, _ in report.world.deaths if at >= outcome.last_at - LATE_S]
+    since = [code for at, code in report.world.deaths if at >= outcome.last_at - LATE_S]
     is_guilty = outcome.order.poison is not None
     return is_guilty or len(since) >= (
         MOST_KILLS if since and since[-1] == KILLED else MOST_CRASHES

@@ -32,6 +32,7 @@ from setpoint.scheduler import invariants
 from setpoint.scheduler.scheduler import Scheduler
 from setpoint.testing.byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from setpoint.testing.simulation.engine import (
+    CRASHED,
     END_OF_TEXT,
     MessageFault,
     Poison,
@@ -105,8 +106,8 @@ class World:
         """(when, who, what)."""
         self.starts: Callable[[int], Start] = lambda rank: Start()
         self.step_faults: Callable[[SimulatedEngine], StepFault | None] = lambda engine: None
-        self.deaths: list[tuple[float, int, frozenset[int]]] = []
-        """When an engine ended, how, and the numbers of the sequences in its steps."""
+        self.deaths: list[tuple[float, int]] = []
+        """When an engine ended for the frontend, and how."""
         self.wrong: list[str] = []
         """What must not happen, and has."""
         self._first: dict[str, int] = {}
@@ -192,7 +193,12 @@ class World:
 
     def died(self, engine: SimulatedEngine, code: int) -> None:
         self.note(engine, f"ends with {code}")
-        self.deaths.append((self.loop.time(), code, frozenset(engine.announced)))
+        if not engine.has_closed_link:
+            self.deaths.append((self.loop.time(), code))
+
+    def closed_link(self, engine: SimulatedEngine) -> None:
+        self.note(engine, "closes its link")
+        self.deaths.append((self.loop.time(), CRASHED))
 
     def came_to(self, message: Submit) -> None:
         rid = message.request.rid
