@@ -15,8 +15,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 
@@ -60,6 +60,9 @@ from setpoint.scheduler.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 IMPORTED_AT = time.perf_counter()
+GRAMMARS_AFTER_S = 1.0
+"""Time between Ready and the preparation for grammars, which holds the interpreter's lock: it would
+delay the start by a fifth, and the first request with a grammar makes every stream wait for it."""
 
 
 class WallClock:
@@ -105,8 +108,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     clock = WallClock()
     readers = _readers(job, clock)
     grammars = engine_grammars(job)
-    with _meanwhile(grammars.prepare):
-        runner, pool, left = _load(job, readers)
+    runner, pool, left = _load(job, readers)
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
     cache = cache_config(config.options, runner.pool)
     recording = None
@@ -153,6 +155,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     now = time.perf_counter()
     phases = _phases(runner, waited_s=waited - started, whole_s=now - started)
     socket.send(Ready(_facts(runner, pool, available_bytes=left, phases=phases)))
+    _later(GRAMMARS_AFTER_S, grammars.prepare)
     return loop
 
 
@@ -183,13 +186,11 @@ def _cache_of(job: EngineJob, config: CacheConfig) -> KVCache:
     return cache
 
 
-@contextmanager
-def _meanwhile(work: Callable[[], None]) -> Iterator[None]:
-    """Has a thread do the work; ends when both are done."""
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    yield
-    thread.join()
+def _later(seconds: float, work: Callable[[], None]) -> None:
+    """Have a thread do the work when so much time has passed."""
+    timer = threading.Timer(seconds, work)
+    timer.daemon = True
+    timer.start()
 
 
 def _operator(job: EngineJob, executor: InprocExecutor, beat: Callable[[], None]) -> EngineOperator:
