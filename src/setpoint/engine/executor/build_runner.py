@@ -35,6 +35,8 @@ from setpoint.engine.layers.context import Backends, multiply
 from setpoint.engine.models.loader import load_weights
 from setpoint.engine.models.model_registry import build_model, is_native
 from setpoint.engine.models.transformers_model import load_transformers_model
+from setpoint.engine.parallel.group import ALONE, Group
+from setpoint.engine.parallel.split import rank_spec, split_model
 from setpoint.engine.quant.linear_method import LinearMethod, choose_blocks, choose_linear
 from setpoint.engine.runner.model_runner import LoadReport, ModelRunner
 
@@ -88,21 +90,21 @@ class _Chosen:
         return {"kernels": self.ops, "linear layers": self.linear, "attention": self.attention}
 
 
-def build_runner(config: EngineConfig) -> ModelRunner:
-    """A runner with its weights loaded; call ``allocate`` on it next. Raises CheckpointError,
-    ConfigError or OutOfMemoryError."""
+def build_runner(config: EngineConfig, group: Group = ALONE) -> ModelRunner:
+    """A runner with its weights loaded; call ``allocate`` on it next. group: the ranks that compute
+    the model. Raises CheckpointError, ConfigError or OutOfMemoryError."""
     begin = time.perf_counter()
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    spec, device = config.spec, torch.device(config.device)
+    spec, device = rank_spec(config.spec, group.rank, group.size), torch.device(config.device)
     check_device(device)
-    chosen = _choose(config, device)
+    chosen = _choose(config, spec, device)
     native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
-    model, weight_bytes = _load(config, native, device, chosen.linear.impl)
+    model, weight_bytes = _load(config, native, device, chosen.linear.impl, group)
     runner = ModelRunner(
         model=model,
         spec=spec,
-        backends=Backends(chosen.ops.impl, chosen.attention.impl, multiply),
+        backends=Backends(chosen.ops.impl, chosen.attention.impl, multiply, group),
         page_size=config.page_size,
         dtype=_dtype(config.dtype),
         kv_dtype=_dtype(config.kv_dtype, KV_DTYPES),
@@ -130,13 +132,14 @@ def build_runner(config: EngineConfig) -> ModelRunner:
 def load_model(config: EngineConfig, runner: ModelRunner) -> nn.Module:
     """The model of ``config`` with weights loaded, for a runner whose configuration differs at most
     in the place of the weights. Raises CheckpointError, ConfigError or OutOfMemoryError."""
-    linear = _choose(config, runner.device).linear.impl
-    model, _ = _load(config, runner.report.model_impl == "setpoint", runner.device, linear)
+    linear = _choose(config, runner.spec, runner.device).linear.impl
+    native, group = runner.report.model_impl == "setpoint", runner.backends.group
+    model, _ = _load(config, native, runner.device, linear, group)
     return model
 
 
-def _choose(config: EngineConfig, device: torch.device) -> _Chosen:
-    spec, dtype = config.spec, _dtype(config.dtype)
+def _choose(config: EngineConfig, spec: ModelSpec, device: torch.device) -> _Chosen:
+    dtype = _dtype(config.dtype)
     shape = AttentionShape(
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
@@ -154,7 +157,7 @@ def _choose(config: EngineConfig, device: torch.device) -> _Chosen:
 
 
 def _load(
-    config: EngineConfig, native: bool, device: torch.device, method: LinearMethod
+    config: EngineConfig, native: bool, device: torch.device, method: LinearMethod, group: Group
 ) -> tuple[nn.Module, int]:
     """Returns (model, size of its weights in bytes)."""
     if not native and config.quantization == "w8a8_int8":
@@ -163,8 +166,13 @@ def _load(
             f" {config.spec.architecture} runs on transformers' model, where wrong answers cannot"
             " be distinguished from rounding errors."
         )
+    if not native and group.size > 1:
+        raise ConfigError(
+            f"--tp-size {group.size} needs a model of Setpoint's own; {config.spec.architecture}"
+            " runs on transformers' model, which cannot be divided here."
+        )
     load = (
-        partial(_load_native, quantization=config.quantization)
+        partial(_load_native, quantization=config.quantization, group=group)
         if native
         else load_transformers_model
     )
@@ -186,9 +194,12 @@ def _load_native(
     dtype: torch.dtype,
     device: torch.device,
     quantization: str | None,
+    group: Group,
     **how: Any,
 ) -> tuple[nn.Module, int]:
     model = build_model(spec)
+    if group.size > 1:
+        split_model(model, group.rank, group.size)
     blocks = choose_blocks(device, dtype) if quantization is None else None
     return model, load_weights(
         model, folder, wrapped=bool(spec.wrapper), dtype=dtype, device=device, blocks=blocks, **how

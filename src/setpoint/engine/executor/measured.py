@@ -122,7 +122,10 @@ def _timed(runner: ModelRunner, works: Works, kind: str) -> Backends:
         return out
 
     return Backends(
-        _TimedOps(backends.ops, works), _TimedAttention(backends.attention, works), multiply
+        _TimedOps(backends.ops, works),
+        _TimedAttention(backends.attention, works),
+        multiply,
+        backends.group,
     )
 
 

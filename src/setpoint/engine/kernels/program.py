@@ -10,8 +10,19 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-KINDS = ("linear", "attention", "norm", "rope", "activation", "embedding", "head", "sampling")
-"""The kinds of kernels among which a program's time is divided."""
+KINDS = (
+    "linear",
+    "attention",
+    "norm",
+    "rope",
+    "activation",
+    "embedding",
+    "head",
+    "sampling",
+    "exchange",
+)
+"""The kinds of kernels among which a program's time is divided. exchange: with the other ranks of a
+model."""
 
 
 class NotCapturable(Exception):

@@ -11,6 +11,7 @@ import torch
 
 from setpoint.engine.attention.attention_backend import AttentionBackend, AttentionBatch
 from setpoint.engine.kernels.ops import Ops
+from setpoint.engine.parallel.group import Group
 from setpoint.engine.quant.linear_method import PackedWeight
 
 
@@ -23,6 +24,8 @@ class Backends:
     attention: AttentionBackend
     multiply: Callable[[PackedWeight, torch.Tensor], torch.Tensor]
     """(weight, x [T, K], contiguous) -> [T, N], the same as calling the weight."""
+    group: Group
+    """The ranks that compute the model together."""
 
 
 def multiply(weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:

@@ -3,12 +3,15 @@ LinearMethod decides how it is held."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
 from setpoint.engine.layers.context import Backends
 from setpoint.engine.layers.module import Layer
 from setpoint.engine.layers.token_embedding import Embedding
+from setpoint.engine.parallel.group import UNIT, Span, spans
 from setpoint.engine.quant.linear_method import (
     BlockMethod,
     Blocks,
@@ -17,13 +20,13 @@ from setpoint.engine.quant.linear_method import (
     PackedWeight,
 )
 
-
 class Linear(Layer):
     """x [T, K] -> [T, N].
 
     ``out_features`` is N, or a dict of checkpoint name -> output rows when the weight is stacked
     from sibling tensors in that order, e.g. {"gate_proj": F, "up_proj": F}: "mlp.gate_proj.weight"
-    is then the first F rows of "mlp.gate_up_proj.weight".
+    is then the first F rows of "mlp.gate_up_proj.weight". units: by the same names, the outputs
+    that stay together when they are divided among ranks; UNIT if not given.
     """
 
     packed: PackedWeight
@@ -31,12 +34,22 @@ class Linear(Layer):
     parameters and cannot run."""
 
     def __init__(
-        self, in_features: int, out_features: int | dict[str, int], *, bias: bool = False
+        self,
+        in_features: int,
+        out_features: int | dict[str, int],
+        *,
+        bias: bool = False,
+        units: Mapping[str, int] = {},
     ) -> None:
         super().__init__()
-        self.parts = out_features if isinstance(out_features, dict) else {}
-        size = sum(out_features.values()) if isinstance(out_features, dict) else out_features
-        self.out_features = size
+        self.parts = out_features if isinstance(out_features, dict) else {"": out_features}
+        """Checkpoint name -> rows of the whole matrix; "" if it is not stacked."""
+        self._units = units
+        size = self.out_features = sum(self.parts.values())
+        self.held: list[Span] = [(0, rows) for rows in self.parts.values()]
+        """For each of ``parts``, its rows that this rank holds; written by ``split``."""
+        self.widths: tuple[int, ...] = ()
+        """The number of outputs of each rank; written by ``split``."""
         self.weight: nn.Parameter | None = nn.Parameter(
             torch.empty(size, in_features), requires_grad=False
         )
@@ -45,6 +58,25 @@ class Linear(Layer):
         )
         self.blocks = ""
         """The kind of the blocks that are kept, "" if none are; written by ``keep_blocks``."""
+
+    def split(self, rank: int, size: int) -> None:
+        """Keep only the outputs of one of ``size`` ranks. Must be called before weights are
+        loaded."""
+        assert self.weight is not None
+        of_parts = [
+            spans(rows, size, unit=self._units.get(name, UNIT))
+            for name, rows in self.parts.items()
+        ]
+        self.held = [each[rank] for each in of_parts]
+        self.widths = tuple(
+            sum(each[other][1] - each[other][0] for each in of_parts) for other in range(size)
+        )
+        rows = self.widths[rank]
+        self.weight = nn.Parameter(
+            self.weight.new_empty(rows, self.weight.shape[1]), requires_grad=False
+        )
+        if self.bias is not None:
+            self.bias = nn.Parameter(self.bias.new_empty(rows), requires_grad=False)
 
     def finish_loading(self, method: LinearMethod) -> int:
         """Pass the loaded weight to the method. Returns the bytes held afterwards."""
@@ -69,7 +101,12 @@ class Linear(Layer):
         return method.pack(weight, bias)
 
     def forward(self, x: torch.Tensor, backends: Backends) -> torch.Tensor:
+        """The outputs that this rank holds."""
         return backends.multiply(self.packed, x)
+
+    def whole(self, x: torch.Tensor, backends: Backends) -> torch.Tensor:
+        """The outputs of all ranks."""
+        return backends.group.gather(backends.multiply(self.packed, x), self.widths)
 
 
 class GatedLinear(Linear):
@@ -117,6 +154,11 @@ class TiedHead(Layer):
         super().__init__()
         self.source = (embedding,)  # in a tuple, so that it is not registered as a child again
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The number of logits of each rank."""
+        return self.source[0].widths
+
     def finish_loading(self, method: LinearMethod) -> int:
         embedding = self.source[0]
         if embedding.packed is not None:
@@ -133,6 +175,8 @@ class TiedHead(Layer):
 class NoHead(Layer):
     """Takes the place of the head in a model that serves hidden states only. It takes no memory,
     and the checkpoint may or may not have a head."""
+
+    widths = ()
 
     def forward(self, x: torch.Tensor, backends: Backends) -> torch.Tensor:
         raise AssertionError("a model without a head has no logits")

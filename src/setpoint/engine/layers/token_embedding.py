@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.kernels.ref import scale_rows
+from setpoint.engine.layers.context import Backends
 from setpoint.engine.layers.module import Layer
+from setpoint.engine.parallel.group import UNIT, Span, spans
 from setpoint.engine.quant.linear_method import BlockMethod, Blocks, PackedRows
-
 
 class Embedding(Layer):
     """ids [T] -> [T, C], multiplied by ``scale`` and rounded as in transformers (see
@@ -23,15 +23,35 @@ class Embedding(Layer):
         )
         self.packed: PackedRows | None = None
         """Replaces the weight when its blocks are kept; written by ``keep_blocks``."""
+        self.num_rows = vocab_size
+        self.held: list[Span] = [(0, vocab_size)]
+        """The rows that this rank holds; written by ``split``."""
+        self.widths: tuple[int, ...] = ()
+        """The number of rows of each rank; written by ``split``."""
         self.blocks = ""
         """The kind of the blocks that are kept, "" if none are; written by ``keep_blocks``."""
+
+    def split(self, rank: int, size: int) -> None:
+        """Keep only the rows of one of ``size`` ranks. Must be called before weights are
+        loaded."""
+        assert self.weight is not None
+        of_ranks = spans(len(self.weight), size, unit=UNIT)
+        self.held = [of_ranks[rank]]
+        self.widths = tuple(end - begin for begin, end in of_ranks)
+        self.weight = nn.Parameter(
+            self.weight.new_empty(self.widths[rank], self.weight.shape[1]), requires_grad=False
+        )
 
     def keep_blocks(self, method: BlockMethod, blocks: Blocks) -> int:
         """Look ids up in ``blocks`` instead of a weight. Returns the bytes held afterwards."""
         self.packed, self.weight, self.blocks = method.pack(blocks, None), None, blocks.kind
         return self.packed.num_bytes
 
-    def forward(self, ids: torch.Tensor, ops: Ops) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, backends: Backends) -> torch.Tensor:
+        group, (own,) = backends.group, self.held
+        places = group.own_ids(ids, own)
         if self.packed is None:
-            return ops.embedding(ids, self.weight, self.scale)
-        return scale_rows(self.packed.rows(ids), self.scale)
+            rows = backends.ops.embedding(places, self.weight, self.scale)
+        else:
+            rows = scale_rows(self.packed.rows(places), self.scale)
+        return group.gather_rows(rows, ids, own)

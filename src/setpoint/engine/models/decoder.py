@@ -27,6 +27,7 @@ from setpoint.engine.layers.module import Layer
 from setpoint.engine.layers.norm import RMSNorm
 from setpoint.engine.layers.rotary import RotaryEmbedding
 from setpoint.engine.layers.token_embedding import Embedding
+from setpoint.engine.parallel.group import UNIT, spans
 
 
 class SelfAttention(Layer):
@@ -46,21 +47,39 @@ class SelfAttention(Layer):
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.head_dim = spec.head_dim
         self.heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        """Heads of q, k and v that this rank computes."""
+        self.widths: tuple[int, ...] = ()
+        """Size of all heads of q of each rank; written by ``split``."""
         self.qkv_proj = Linear(
             spec.hidden_size,
             {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
             bias=qkv_bias,
+            units={
+                "q_proj": q_size // spec.num_kv_heads,
+                "k_proj": spec.head_dim,
+                "v_proj": spec.head_dim,
+            },
         )
         self.q_norm = None if head_norm is None else head_norm(spec.head_dim)
         self.k_norm = None if head_norm is None else head_norm(spec.head_dim)
         self.attend = attend
         self.o_proj = Linear(q_size, spec.hidden_size, bias=out_bias)
 
+    def split(self, rank: int, size: int) -> None:
+        """Keep only the K and V heads of one of ``size`` ranks, with their heads of q."""
+        num_heads, num_kv_heads, _ = self.heads
+        of_ranks = spans(num_kv_heads, size)
+        shares = [end - begin for begin, end in of_ranks]
+        share = num_heads // num_kv_heads
+        self.widths = tuple(each * share * self.head_dim for each in shares)
+        self.heads = [shares[rank] * share, shares[rank], shares[rank]]
+
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         q, k, v = self.qkv_proj(x, ctx).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
         if self.q_norm is not None:
             q, k = self.q_norm(q, None, ctx.ops)[0], self.k_norm(k, None, ctx.ops)[0]
-        return self.o_proj(self.attend(q, k, v, ctx), ctx)
+        attended = ctx.group.gather(self.attend(q, k, v, ctx), self.widths)
+        return self.o_proj.whole(attended, ctx)
 
 
 class GatedMLP(Layer):
@@ -72,12 +91,19 @@ class GatedMLP(Layer):
         size = spec.intermediate_size
         self.gate_up_proj = GatedLinear(spec.hidden_size, size, gated, bias=bias)
         self.down_proj = Linear(size, spec.hidden_size, bias=bias)
+        self.widths: tuple[int, ...] = ()
+        """The number of inner values of each rank; written by ``split``."""
+
+    def split(self, rank: int, size: int) -> None:
+        """Note how the children are divided."""
+        of_ranks = spans(self.gate_up_proj.parts["up_proj"], size, unit=UNIT)
+        self.widths = tuple(end - begin for begin, end in of_ranks)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         x = self.gate_up_proj(x, ctx)
         if not self.gate_up_proj.activates:
             x = getattr(ctx.ops, self.gate_up_proj.gated)(x)
-        return self.down_proj(x, ctx)
+        return self.down_proj.whole(ctx.group.gather(x, self.widths), ctx)
 
 
 class PreNormLayer(Layer):
@@ -109,7 +135,7 @@ class Decoder(Layer):
         self.norm = norm
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        x, residual = self.embed_tokens(input_ids, ctx.ops), None
+        x, residual = self.embed_tokens(input_ids, ctx), None
         for layer in self.layers:
             x, residual = layer(x, residual, ctx)
         return self.norm(x, residual, ctx.ops)[0]
@@ -151,8 +177,10 @@ class CausalLM(Layer):
         return self.model(input_ids, ctx)
 
     def logits(self, hidden: torch.Tensor, backends: Backends) -> torch.Tensor:
-        """hidden [S, C] -> [S, V]."""
-        logits = self.lm_head(hidden, backends)
+        """hidden [S, C] -> [S, V] on rank 0, and the rank's own part on the others."""
+        logits = backends.group.gather_logits(
+            self.lm_head(hidden, backends), self.lm_head.widths
+        )
         return logits if self.softcap is None else backends.ops.soft_cap(logits, self.softcap)
 
 

@@ -19,6 +19,7 @@ from setpoint.core.errors import ConfigError, OutOfMemoryError
 from setpoint.core.progress import report
 from setpoint.engine.layers.linear import NoHead, TiedHead
 from setpoint.engine.models.weight_sources import Checkpoint, Dummy, Part
+from setpoint.engine.parallel.group import Span
 from setpoint.engine.quant.linear_method import BlockMethod, LinearMethod
 
 
@@ -85,19 +86,27 @@ def _heads(model: nn.Module) -> list[str]:
 def _parts(
     module: nn.Module, path: str, stored: Container[str]
 ) -> Iterator[tuple[str, list[Part]]]:
-    """(name, checkpoint tensors that are stacked in it) for each of the module's own parameters. A
+    """(name, parts of checkpoint tensors that are stacked in it) for each of the module's own parameters. A
     checkpoint may also store the stack as one tensor."""
     stacked: Mapping[str, int] = getattr(module, "parts", {})
+    held: list[Span] | None = getattr(module, "held", None)
     parent = path.rpartition(".")[0]
     for name, parameter in module.named_parameters(recurse=False):
-        whole = f"{path}.{name}"
-        if not stacked or whole in stored:
-            yield name, [Part(whole, 0, tuple(parameter.shape))]
+        whole, row = f"{path}.{name}", tuple(parameter.shape[1:])
+        if held is None:
+            size = parameter.shape[0]
+            yield name, [Part(whole, 0, (size, *row), (0, size))]
             continue
-        begin, parts = 0, []
-        for sibling, size in stacked.items():
-            parts.append(Part(f"{parent}.{sibling}.{name}", begin, (size, *parameter.shape[1:])))
-            begin += size
+        sizes = list(stacked.values()) or [module.num_rows]
+        is_stored_whole = len(sizes) == 1 or whole in stored
+        begin, first, parts = 0, 0, []
+        for sibling, size, span in zip(stacked or ("",), sizes, held, strict=True):
+            if is_stored_whole:
+                rows = first + span[0], first + span[1]
+                parts.append(Part(whole, begin, (sum(sizes), *row), rows))
+            else:
+                parts.append(Part(f"{parent}.{sibling}.{name}", begin, (size, *row), span))
+            begin, first = begin + span[1] - span[0], first + size
         yield name, parts
 
 
@@ -118,7 +127,7 @@ def _fill(
                 continue
         memory = torch.empty(getattr(module, name).shape, dtype=dtype, device=device)
         for part in parts:
-            source.read_into(part.name, memory[part.begin : part.begin + part.shape[0]])
+            source.read_into(part, memory[part.begin : part.begin + part.num_rows])
         setattr(module, name, nn.Parameter(memory, requires_grad=False))
         num_bytes += memory.nbytes
     if kept is not None:

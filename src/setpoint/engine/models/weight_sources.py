@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE, language_tensor
 from setpoint.core.weightfiles import INDEX_NAME, SINGLE_NAME, weight_files
+from setpoint.engine.parallel.group import Span
 from setpoint.engine.quant.linear_method import Blocks
 
 BODY, HEAD = "model.", "lm_head."
@@ -35,6 +36,16 @@ class Part:
     """The first of these rows."""
     shape: tuple[int, ...]
     """Shape of the tensor."""
+    rows: Span
+    """The rows of the tensor that the parameter gets: not all of them if ranks divide it."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows[1] - self.rows[0]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.num_rows == self.shape[0]
 
 
 class Dummy:
@@ -50,16 +61,16 @@ class Dummy:
     def read_blocks(self, parts: list[Part], kinds: Set[str]) -> None:
         """None: dummy weights have no blocks."""
 
-    def read_into(self, name: str, memory: torch.Tensor) -> None:
+    def read_into(self, part: Part, memory: torch.Tensor) -> None:
         if memory.dim() == 1:
-            memory.fill_(0.0 if name.endswith("bias") else 1.0)
+            memory.fill_(0.0 if part.name.endswith("bias") else 1.0)
             return
         generator = torch.Generator("cpu").manual_seed(
-            self.seed * 0x9E3779B1 + zlib.crc32(name.encode())
+            self.seed * 0x9E3779B1 + zlib.crc32(part.name.encode())
         )
-        values = torch.empty(memory.shape, dtype=torch.float32, device="cpu")
+        values = torch.empty(part.shape, dtype=torch.float32, device="cpu")
         limit = DUMMY_STD * 3**0.5
-        memory.copy_(values.uniform_(-limit, limit, generator=generator))
+        memory.copy_(values.uniform_(-limit, limit, generator=generator)[slice(*part.rows)])
 
 
 class Checkpoint:
@@ -92,7 +103,7 @@ class Checkpoint:
                     f"Tensor {name!r} of shape {list(shape)} is missing in {self.folder}."
                 )
             file, handle, stored = self.files[name]
-            found = tuple(handle.get_slice(stored).get_shape())
+            found = _shape(handle, stored)
             if found != shape:
                 raise CheckpointError(
                     f"Tensor {name!r} in {file} has shape {list(found)}; the config asks for"
@@ -116,20 +127,20 @@ class Checkpoint:
         block, rows = BLOCK_KINDS[kind], []
         for part in parts:
             file, handle, stored = self.blocks[f"{part.name}.{kind}"]
-            found = _read(file, handle, stored)
             columns, k = part.shape
-            expected = (columns, block.row_bytes(k))
-            if found.dtype != torch.uint8 or found.shape != expected or k % block.num_values:
+            expected, shape = (columns, block.row_bytes(k)), _shape(handle, stored)
+            found = _read(file, handle, stored, part)
+            if found.dtype != torch.uint8 or shape != expected or k % block.num_values:
                 raise CheckpointError(
-                    f"Tensor {stored!r} in {file} has shape {list(found.shape)}; the config asks"
-                    f" for {list(expected)}."
+                    f"Tensor {stored!r} in {file} has shape {list(shape)}; the config asks for"
+                    f" {list(expected)}."
                 )
             rows.append(found)
         return Blocks(kind, rows[0] if len(rows) == 1 else torch.cat(rows))
 
-    def read_into(self, name: str, memory: torch.Tensor) -> None:
-        file, handle, stored = self.files[name]
-        memory.copy_(_read(file, handle, stored))
+    def read_into(self, part: Part, memory: torch.Tensor) -> None:
+        file, handle, stored = self.files[part.name]
+        memory.copy_(_read(file, handle, stored, part))
 
 
 def _open(files: list[Path], stack: ExitStack) -> dict[str, tuple[Path, Any, str]]:
@@ -148,9 +159,16 @@ def _open(files: list[Path], stack: ExitStack) -> dict[str, tuple[Path, Any, str
     return found
 
 
-def _read(file: Path, handle: Any, stored: str) -> torch.Tensor:
+def _shape(handle: Any, stored: str) -> tuple[int, ...]:
+    return tuple(handle.get_slice(stored).get_shape())
+
+
+def _read(file: Path, handle: Any, stored: str, part: Part) -> torch.Tensor:
+    """The part's rows of a tensor."""
     try:
-        return handle.get_tensor(stored)
+        if part.is_whole:
+            return handle.get_tensor(stored)
+        return handle.get_slice(stored)[slice(*part.rows)]
     except SafetensorError as error:
         raise CheckpointError(f"Tensor {stored!r} in {file} cannot be read: {error}") from None
 

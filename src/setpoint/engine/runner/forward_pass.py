@@ -84,6 +84,7 @@ class ForwardPass:
             backends.ops,
             backends.attention,
             backends.multiply,
+            backends.group,
             tuple(batches[group] for group in self.pool.group_of),
             self.cos_sin,
             self.pool.layers,

@@ -6,6 +6,7 @@
 #include "simd.h"
 
 class AttentionPlan;
+struct Ranks;
 
 struct PlaceCall {
   const int32_t* slots;    // [rows]
@@ -140,6 +141,34 @@ struct MaskCall {
   const int32_t* words;  // [rows, words_per_row]
   int64_t rows, cols, words_per_row;
   int32_t dtype, threads;
+};
+
+// Columns [begins[r], begins[r + 1]) of out are those of rank r.
+struct GatherCall {
+  Ranks* ranks;
+  const void* x;          // [rows, own columns]
+  void* out;              // [rows, all columns]
+  const int64_t* begins;  // [ranks + 1]
+  int64_t rows;
+  int32_t element_bytes;
+  int32_t first_only;  // whether only rank 0 gets the result; out is undefined elsewhere
+  int32_t threads;
+};
+
+// Row i of out is that of the rank that has ids[i]: one with first <= ids[i] < first + count.
+struct GatherRowsCall {
+  Ranks* ranks;
+  const int32_t* ids;  // [rows]
+  const void* x;       // [rows, row_bytes]
+  void* out;           // the same
+  int64_t rows, row_bytes, first, count;
+  int32_t threads;
+};
+
+struct OwnIdsCall {
+  const int32_t* ids;
+  int32_t* out;  // id - first where the rank has it, else 0
+  int64_t rows, first, count;
 };
 
 struct ProgramOp {

@@ -163,6 +163,29 @@ class MaskCall(ctypes.Structure):
     ]
 
 
+class GatherCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("ranks", "x", "out", "begins")),
+        ("rows", _i64),
+        *((name, _i32) for name in ("element_bytes", "first_only", "threads")),
+    ]
+
+
+class GatherRowsCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("ranks", "ids", "x", "out")),
+        *((name, _i64) for name in ("rows", "row_bytes", "first", "count")),
+        ("threads", _i32),
+    ]
+
+
+class OwnIdsCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("ids", "out")),
+        *((name, _i64) for name in ("rows", "first", "count")),
+    ]
+
+
 class ProgramOp(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("kernel", "call", "rows")),
@@ -192,6 +215,9 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     BestCall,
     TopCall,
     MaskCall,
+    GatherCall,
+    GatherRowsCall,
+    OwnIdsCall,
     ProgramOp,
     ProgramCall,
 )

@@ -140,6 +140,23 @@ std::string layouts() {
                FIELD(words_per_row), FIELD(dtype), FIELD(threads)});
   }
   {
+    typedef GatherCall Call;
+    add<Call>(text, "GatherCall",
+              {FIELD(ranks), FIELD(x), FIELD(out), FIELD(begins), FIELD(rows), FIELD(element_bytes),
+               FIELD(first_only), FIELD(threads)});
+  }
+  {
+    typedef GatherRowsCall Call;
+    add<Call>(text, "GatherRowsCall",
+              {FIELD(ranks), FIELD(ids), FIELD(x), FIELD(out), FIELD(rows), FIELD(row_bytes),
+               FIELD(first), FIELD(count), FIELD(threads)});
+  }
+  {
+    typedef OwnIdsCall Call;
+    add<Call>(text, "OwnIdsCall",
+              {FIELD(ids), FIELD(out), FIELD(rows), FIELD(first), FIELD(count)});
+  }
+  {
     typedef ProgramOp Call;
     add<Call>(
         text, "ProgramOp",

@@ -26,10 +26,13 @@ from setpoint.engine.kernels.cpu.calls import (
     BlockRowsCall,
     EmbeddingCall,
     GatedCall,
+    GatherCall,
+    GatherRowsCall,
     Int8LinearCall,
     LinearCall,
     MaskCall,
     NormCall,
+    OwnIdsCall,
     PlaceCall,
     RopeCall,
     SoftCapCall,
@@ -71,9 +74,12 @@ KERNELS = {
     "mask_tokens": Kernel(MaskCall, "sampling"),
     "block_rows": Kernel(BlockRowsCall, "embedding"),
     "embedding": Kernel(EmbeddingCall, "embedding"),
+    "gather": Kernel(GatherCall, "exchange"),
+    "gather_rows": Kernel(GatherRowsCall, "exchange"),
     "gelu_tanh_mul": Kernel(GatedCall, "activation"),
     "linear": Kernel(LinearCall, "linear"),
     "linear_int8": Kernel(Int8LinearCall, "linear"),
+    "own_ids": Kernel(OwnIdsCall, "exchange"),
     "place_tokens": Kernel(PlaceCall, "embedding", "sequences"),
     "rms_norm": Kernel(NormCall, "norm"),
     "rope_and_store": Kernel(RopeCall, "rope"),
@@ -94,9 +100,12 @@ class Kernels:
     mask_tokens: Callable[[int], None]
     block_rows: Callable[[int], None]
     embedding: Callable[[int], None]
+    gather: Callable[[int], None]
+    gather_rows: Callable[[int], None]
     gelu_tanh_mul: Callable[[int], None]
     linear: Callable[[int], None]
     linear_int8: Callable[[int], None]
+    own_ids: Callable[[int], None]
     place_tokens: Callable[[int], None]
     rms_norm: Callable[[int], None]
     rope_and_store: Callable[[int], None]
@@ -144,6 +153,11 @@ class Kernels:
         self.plan_create.restype = _pointer
         self.plan_free = library.setpoint_plan_free
         self.plan_free.argtypes, self.plan_free.restype = (_pointer,), None
+        self.ranks_create = library.setpoint_ranks_create
+        self.ranks_create.argtypes = (_pointer, _i64, _i32, _i32)
+        self.ranks_create.restype = _pointer
+        self.ranks_free = library.setpoint_ranks_free
+        self.ranks_free.argtypes, self.ranks_free.restype = (_pointer,), None
         self.pack_blocks = library.setpoint_pack_blocks
         self.pack_blocks.argtypes, self.pack_blocks.restype = (
             (_pointer, _i64, _i64, _pointer, _i32, _i32),

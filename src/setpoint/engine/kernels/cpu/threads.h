@@ -9,6 +9,21 @@
 
 constexpr int kMaxThreads = 256;
 
+// Spins for a few tens of microseconds, then yields the core.
+class Patience {
+ public:
+  void wait() {
+    if (++rounds_ > 1000) sched_yield();
+#if defined(__x86_64__)
+    else
+      __builtin_ia32_pause();
+#endif
+  }
+
+ private:
+  int rounds_ = 0;
+};
+
 // Threads that stay together while the first of them runs one kernel after another (program.cpp)
 // and the others wait for its loops.
 //
@@ -57,21 +72,6 @@ class Team {
   }
 
  private:
-  // Spins for a few tens of microseconds, then yields the core.
-  class Patience {
-   public:
-    void wait() {
-      if (++rounds_ > 1000) sched_yield();
-#if defined(__x86_64__)
-      else
-        __builtin_ia32_pause();
-#endif
-    }
-
-   private:
-    int rounds_ = 0;
-  };
-
   static constexpr uint64_t kInside = 0xffff, kOpen = 1 << 16, kOver = 1 << 17;
 
   // Threads inside the loop but the first, kOpen, kOver; above 32 bits the turn, so that no two

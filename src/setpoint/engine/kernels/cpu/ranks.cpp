@@ -1,0 +1,91 @@
+// What the ranks of one model tell each other in a step. Every output of a matrix is computed whole
+// by one rank, so an exchange copies and adds nothing: the bits are those of one rank.
+#include "ranks.h"
+
+#include <cstring>
+#include <new>
+
+#include "calls.h"
+#include "threads.h"
+
+namespace {
+
+// Copies rows of `bytes` between matrices with strides.
+void copy_rows(uint8_t* to, int64_t to_stride, const uint8_t* from, int64_t from_stride,
+               int64_t rows, int64_t bytes, int threads) {
+  if (to_stride == bytes && from_stride == bytes) {
+    const int64_t unit = 1 << 14;
+    for_rows((rows * bytes + unit - 1) / unit, unit, threads, [=](int64_t i) {
+      const int64_t begin = i * unit, left = rows * bytes - begin;
+      memcpy(to + begin, from + begin, left < unit ? left : unit);
+    });
+    return;
+  }
+  for_rows(rows, bytes, threads,
+           [=](int64_t row) { memcpy(to + row * to_stride, from + row * from_stride, bytes); });
+}
+
+void gather(const GatherCall& call) {
+  Ranks& ranks = *call.ranks;
+  const int64_t size = call.element_bytes, *begins = call.begins;
+  const int64_t whole = begins[ranks.size] * size;
+  const int64_t own = (begins[ranks.rank + 1] - begins[ranks.rank]) * size;
+  const int64_t most = ranks.half_bytes / whole;
+  for (int64_t first = 0, rows; first < call.rows; first += rows) {
+    rows = call.rows - first < most ? call.rows - first : most;
+    const uint8_t* x = (const uint8_t*)call.x + first * own;
+    uint8_t* out = (uint8_t*)call.out + first * whole;
+    uint8_t* half = ranks.begin();
+    // The part of each rank lies in one piece.
+    memcpy(half + begins[ranks.rank] * size * rows, x, rows * own);
+    ranks.arrive();
+    if (call.first_only && ranks.rank) continue;
+    copy_rows(out + begins[ranks.rank] * size, whole, x, own, rows, own, call.threads);
+    ranks.await();
+    for (int other = 0; other < ranks.size; ++other) {
+      if (other == ranks.rank) continue;
+      const int64_t part = (begins[other + 1] - begins[other]) * size;
+      copy_rows(out + begins[other] * size, whole, half + begins[other] * size * rows, part, rows,
+                part, call.threads);
+    }
+  }
+}
+
+void gather_rows(const GatherRowsCall& call) {
+  Ranks& ranks = *call.ranks;
+  const int64_t bytes = call.row_bytes, most = ranks.half_bytes / bytes;
+  for (int64_t first = 0, rows; first < call.rows; first += rows) {
+    rows = call.rows - first < most ? call.rows - first : most;
+    const uint8_t* x = (const uint8_t*)call.x + first * bytes;
+    uint8_t* half = ranks.begin();
+    for (int64_t i = 0; i < rows; ++i)
+      if ((uint64_t)(call.ids[first + i] - call.first) < (uint64_t)call.count)
+        memcpy(half + i * bytes, x + i * bytes, bytes);
+    ranks.arrive();
+    ranks.await();
+    copy_rows((uint8_t*)call.out + first * bytes, bytes, half, bytes, rows, bytes, call.threads);
+  }
+}
+
+}  // namespace
+
+extern "C" void setpoint_gather(const GatherCall* call) { gather(*call); }
+
+extern "C" void setpoint_gather_rows(const GatherRowsCall* call) { gather_rows(*call); }
+
+extern "C" void setpoint_own_ids(const OwnIdsCall* call) {
+  for (int64_t i = 0; i < call->rows; ++i) {
+    const int64_t id = call->ids[i] - call->first;
+    call->out[i] = (uint64_t)id < (uint64_t)call->count ? (int32_t)id : 0;
+  }
+}
+
+// memory: zeros at first, the same for all ranks.
+extern "C" Ranks* setpoint_ranks_create(void* memory, int64_t num_bytes, int32_t rank,
+                                        int32_t size) {
+  const int64_t half = (num_bytes - (int64_t)sizeof(RanksHeader)) / 2 & ~(int64_t)63;
+  return new (std::nothrow)
+      Ranks{(RanksHeader*)memory, (uint8_t*)memory + sizeof(RanksHeader), half, 0, rank, size};
+}
+
+extern "C" void setpoint_ranks_free(Ranks* ranks) { delete ranks; }

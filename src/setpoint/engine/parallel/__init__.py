@@ -1,0 +1,1 @@
+"""One model on several processes: how its weights and its work are divided among ranks."""

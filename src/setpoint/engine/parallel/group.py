@@ -1,0 +1,76 @@
+"""The ranks that compute one model together, as its layers see them (decision 0062).
+
+On CPUs each output of a matrix is computed whole by one rank, and the ranks gather the outputs, so
+that every sum has the order that it has on one rank: the bits are the same. Every rank must make
+the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+Span = tuple[int, int]
+"""A range [begin, end)."""
+
+UNIT = 32
+"""Outputs of a matrix that stay together when it is divided: the C++ kernels compute as many at
+once."""
+
+
+class Group(Protocol):
+    """This process's place among the ranks. T: tokens of the step; the same on all ranks."""
+
+    rank: int
+    size: int
+
+    def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """x [T, widths[rank]] of each rank -> [T, sum of widths], the same on all ranks."""
+        ...
+
+    def gather_logits(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """Like ``gather``, for rank 0 alone; the result of another rank is only its own part."""
+        ...
+
+    def own_ids(self, ids: torch.Tensor, own: Span) -> torch.Tensor:
+        """ids [T] int32 -> their places in ``own``; 0 for those that are not in it."""
+        ...
+
+    def gather_rows(self, x: torch.Tensor, ids: torch.Tensor, own: Span) -> torch.Tensor:
+        """x [T, C] of each rank -> [T, C]: row i is that of the rank whose ``own`` has ids[i]."""
+        ...
+
+
+class Alone:
+    """Implements Group for a model in one process."""
+
+    rank = 0
+    size = 1
+
+    def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        return x
+
+    def gather_logits(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        return x
+
+    def own_ids(self, ids: torch.Tensor, own: Span) -> torch.Tensor:
+        return ids
+
+    def gather_rows(self, x: torch.Tensor, ids: torch.Tensor, own: Span) -> torch.Tensor:
+        return x
+
+
+ALONE = Alone()
+
+
+def spans(length: int, size: int, *, unit: int = 1) -> list[Span]:
+    """The spans of ``size`` ranks in [0, length), which is divided as evenly as whole units allow.
+    The last rank gets the larger share: the first one samples, too. Units that are too large to
+    give every rank one become smaller."""
+    if length < unit * size:
+        unit = 1
+    count = -(-length // unit)
+    ends = [min(length, count * rank // size * unit) for rank in range(size + 1)]
+    return list(zip(ends[:-1], ends[1:], strict=True))
