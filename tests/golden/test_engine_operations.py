@@ -56,7 +56,8 @@ class Engine:
         self.free = 1 << 40
         self.executor = InprocExecutor(self.runner)
         self.operator = EngineOperator(
-            self.executor,
+            self.runner,
+            self.executor.profiler,
             self.config,
             available_bytes=lambda: self.free,
             heartbeat=lambda: None,

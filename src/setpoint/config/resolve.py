@@ -57,6 +57,7 @@ def resolve(
         else:
             book.fill(name, value, why)
     device = settle_model(book, model, hardware, env)
+    _check_ranks(options, model, device)
     steps = settle_steps(book, hardware, device)
     settle_rules(book, device, steps.chunk)
     book.fill("random_seed", drawn_seed, "drawn at start")
@@ -77,6 +78,28 @@ def resolve(
         overlap_depth=steps.overlap_depth,
         decode_after_piece=steps.decode_after_piece,
     )
+
+
+def _check_ranks(options: Options, model: ModelSpec, device: str) -> None:
+    """Raise ConfigError if the model cannot be divided among --tp-size ranks."""
+    size, most = options.parallel.tp_size, model.num_kv_heads
+    if size == 1:
+        return
+    if size > most:
+        could = f"1 to {most}" if most > 1 else "only 1"
+        raise ConfigError(
+            f"--tp-size {size} is more than the {most} K and V heads of this model"
+            f" (num_key_value_heads), which are what the ranks divide; possible: {could}."
+        )
+    if device != "cpu":
+        raise ConfigError(
+            f"--tp-size {size} is for CPUs only in this version; use --dp-size, or --tp-size 1."
+        )
+    if options.execution.enable_torch_compile:
+        raise ConfigError(
+            "--enable-torch-compile cannot be combined with --tp-size, because compiled steps"
+            " cannot wait for other ranks; leave one of them out."
+        )
 
 
 BODY_BYTES_PER_TOKEN = 16
@@ -487,10 +510,13 @@ def _attention_backend(book: Book, device: str) -> None:
 
 
 def _num_threads(book: Book, hardware: Hardware) -> None:
-    asked, cores = book.options.execution.num_threads, hardware.num_cores
+    asked, ranks = book.options.execution.num_threads, book.options.parallel.tp_size
+    cores = max(hardware.num_cores // ranks, 1)
     why = "the cores that this process may use, by affinity and cgroup quota"
     if hardware.num_engines > 1:
         why += f", divided by --dp-size {hardware.num_engines}"
+    if ranks > 1:
+        why += f", divided by --tp-size {ranks}"
     book.fill("num_threads", cores, why)
     if asked is not None and asked > cores:
         book.put(

@@ -322,7 +322,7 @@ KNOWN_VALUES = {
     ),
 }
 """Values of an option that SGLang accepts and this version does not."""
-_PARALLEL_SIZES = ("tp_size", "pp_size", "ep_size")
+_PARALLEL_SIZES = ("pp_size", "ep_size")
 
 
 def is_known_value(field: str, value: object) -> bool:

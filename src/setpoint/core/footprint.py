@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(slots=True, frozen=True)
@@ -19,3 +19,15 @@ class Footprint:
     activations: int | None
     """Largest total size of that step's temporaries at any time, without logits; it is proportional
     to the number of tokens. None if only running such a step could tell."""
+
+    def of_ranks(self, size: int, weights: int) -> Footprint:
+        """That of all ``size`` ranks of a model if each has what this one has besides its part of
+        the weights."""
+        activations = None if self.activations is None else self.activations * size
+        return replace(
+            self,
+            weights=weights,
+            rotations=self.rotations * size,
+            captured=self.captured * size,
+            activations=activations,
+        )

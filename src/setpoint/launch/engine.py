@@ -121,7 +121,8 @@ def launch_engine(
 def _spawning(options: Options, stderr: int | None) -> AbstractContextManager[Spawn]:
     """A context with the function that starts engines."""
     if not options.parallel.use_ray:
-        return nullcontext(partial(spawn_child, stderr=stderr))
+        num_ranks = options.parallel.tp_size
+        return nullcontext(partial(spawn_child, num_ranks=num_ranks, stderr=stderr))
     from setpoint.launch.ray_engines import ray_engines
 
     return ray_engines(options)

@@ -31,13 +31,19 @@ from setpoint.core.progress import reported_to
 from setpoint.core.records import Observer
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.executor.tensor_parallel import (
+    OtherRanks,
+    TensorParallelExecutor,
+    TensorParallelOperator,
+)
+from setpoint.engine.kernels.cpu.rank_memory import SharedMemoryGroup
 from setpoint.engine.kernels.device import accelerator_name
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc.sockets import EngineSocket
 from setpoint.launch.grammar_threads import GrammarThreads
 from setpoint.launch.grammars import engine_grammars
 from setpoint.launch.heartbeat import heartbeat, write_stacks_when_asked
-from setpoint.launch.job import EngineJob, decode_job
+from setpoint.launch.job import EngineJob, decode_job, encode_job
 from setpoint.launch.loading import device_bytes, load_engine
 from setpoint.launch.low_priority import at_low_priority
 from setpoint.launch.mapping import (
@@ -46,6 +52,7 @@ from setpoint.launch.mapping import (
     recording_config,
     work_model,
 )
+from setpoint.launch.ranks import RankProcesses, start_ranks
 from setpoint.launch.settings import live_settings, scheduler_config
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.readers import EngineReaders
@@ -70,31 +77,37 @@ class WallClock:
         return time.monotonic()
 
 
-def main() -> int:
+def main(ranks: RankProcesses | None) -> int:
     """Run the engine as a child; returns the exit code. The parent has blocked SIGINT and SIGTERM
     for this process: they may reach the whole process group, but the parent ends the engine in
-    order.
+    order. ranks: the other ranks of its model.
     """
     line = sys.stdin.buffer.readline()
     if not line:
         return 1  # the parent ended before it sent a job, and has reported why
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    return run(decode_job(line), int(sys.argv[1]))
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    return run(decode_job(line), int(sys.argv[1]), ranks)
 
 
-def run(job: EngineJob, link: int) -> int:
+def run(job: EngineJob, link: int, ranks: RankProcesses | None = None) -> int:
     """Make this process the engine of a job; returns exit code 0 after Shutdown. link: the
-    descriptor of its end of the link. A start that fails sends the parent a Failed message
-    first."""
+    descriptor of its end of the link. ranks: the other ranks, if they have been started already.
+    A start that fails sends the parent a Failed message first."""
     faulthandler.enable()  # native code that crashes: the log has the stack of every thread
     rank = " TP0" if job.rank is None else f" DP{job.rank} TP0"
     setup_logging(job.config.options.logs.log_level, rank=rank, milliseconds=job.config.env.log_ms)
     socket = EngineSocket(link)
+    size = job.config.options.parallel.tp_size
+    if ranks is None and size > 1:
+        ranks = start_ranks(size)
     with ExitStack() as at_end:
         at_end.callback(socket.close)
+        if ranks is not None:
+            at_end.callback(ranks.end)
+            ranks.hand_over(encode_job(job))
         try:
             with reported_to(lambda doing: socket.send(Starting(doing))):
-                loop = _build(job, socket, IMPORTED_AT, at_end)
+                loop = _build(job, socket, at_end, ranks)
         except SetpointError as error:
             socket.send(Failed(str(error)))
             return 1
@@ -102,13 +115,16 @@ def run(job: EngineJob, link: int) -> int:
     return 0
 
 
-def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitStack) -> Loop:
+def _build(
+    job: EngineJob, socket: EngineSocket, at_end: ExitStack, ranks: RankProcesses | None
+) -> Loop:
     config, spec = job.config, job.spec
     waited = time.perf_counter()
     clock = WallClock()
     readers = _readers(job, clock)
     grammars = engine_grammars(job)
-    runner, pool, left = _load(job, readers)
+    others = None if ranks is None else _others(ranks)
+    runner, pool, left = _load(job, readers, others)
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
     cache = cache_config(config.options, runner.pool)
     recording = None
@@ -135,7 +151,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     )
     write_stacks_when_asked()
     beat = heartbeat(socket)
-    executor = InprocExecutor(runner)
+    executor = _executor(runner, others)
     loop = Loop(
         scheduler,
         executor,
@@ -143,7 +159,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         depth=config.overlap_depth,
         clock=clock,
         observer=observer,
-        operator=_operator(job, executor, beat),
+        operator=_operator(job, executor, beat, others),
         heartbeat=beat,
         report=lambda: readers.report(
             _memory_usage(runner), None if recording is None else recording.state()
@@ -153,15 +169,25 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     gc.collect()
     gc.freeze()
     now = time.perf_counter()
-    phases = _phases(runner, waited_s=waited - started, whole_s=now - started)
+    phases = _phases(runner, waited_s=waited - IMPORTED_AT, whole_s=now - IMPORTED_AT)
     socket.send(Ready(_facts(runner, pool, available_bytes=left, phases=phases)))
     _later(GRAMMARS_AFTER_S, grammars.prepare)
     return loop
 
 
-def _load(job: EngineJob, observer: Observer) -> tuple[ModelRunner, PoolConfig, int]:
+def _others(ranks: RankProcesses) -> OtherRanks:
+    return OtherRanks(SharedMemoryGroup(ranks.memory, 0, ranks.size), ranks.links)
+
+
+def _executor(runner: ModelRunner, others: OtherRanks | None) -> InprocExecutor:
+    return InprocExecutor(runner) if others is None else TensorParallelExecutor(runner, others)
+
+
+def _load(
+    job: EngineJob, observer: Observer, others: OtherRanks | None
+) -> tuple[ModelRunner, PoolConfig, int]:
     """``load_engine``; a standby loads while another engine serves, and leaves it the cores."""
-    load = partial(load_engine, job, observer)
+    load = partial(load_engine, job, observer, others)
     return at_low_priority(load) if job.is_standby else load()
 
 
@@ -193,10 +219,17 @@ def _later(seconds: float, work: Callable[[], None]) -> None:
     timer.start()
 
 
-def _operator(job: EngineJob, executor: InprocExecutor, beat: Callable[[], None]) -> EngineOperator:
+def _operator(
+    job: EngineJob,
+    executor: InprocExecutor,
+    beat: Callable[[], None],
+    others: OtherRanks | None,
+) -> EngineOperator:
     device = job.config.options.execution.device
-    return EngineOperator(
-        executor,
+    make = EngineOperator if others is None else partial(TensorParallelOperator, others=others)
+    return make(
+        executor.runner,
+        executor.profiler,
         engine_config(job.config, job.spec, job.folder),
         available_bytes=lambda: device_bytes(device),
         heartbeat=beat,
@@ -248,7 +281,7 @@ def _memory_usage(runner: ModelRunner) -> MemoryUsage:
     )
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End the process when the parent ends. Runs in a thread: the parent keeps the other end of
     standard input open as long as it lives."""
     os.read(sys.stdin.fileno(), 1)

@@ -16,7 +16,9 @@ from setpoint.core.progress import report
 from setpoint.core.records import Fallback, Observer
 from setpoint.engine.executor.build_runner import build_runner
 from setpoint.engine.executor.compiling import compile_steps
+from setpoint.engine.executor.tensor_parallel import OtherRanks
 from setpoint.engine.kernels.device import check_device
+from setpoint.engine.parallel.group import ALONE
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.launch.announce import log_decisions
 from setpoint.launch.job import EngineJob
@@ -27,10 +29,12 @@ from setpoint.planning.memory import MemoryPlan
 logger = logging.getLogger(__name__)
 
 
-def load_engine(job: EngineJob, observer: Observer) -> tuple[ModelRunner, PoolConfig, int]:
+def load_engine(
+    job: EngineJob, observer: Observer, others: OtherRanks | None = None
+) -> tuple[ModelRunner, PoolConfig, int]:
     """Load the weights, then size the pool from the memory that is left. The last result is the
     number of bytes that are free afterwards. The observer gets a record of everything that runs
-    more slowly than it could."""
+    more slowly than it could. others: the ranks that load and allocate their parts meanwhile."""
     config, spec, memory_bytes, is_standby = job.config, job.spec, job.memory_bytes, job.is_standby
     options = config.options
     check_device(torch.device(options.execution.device))
@@ -39,20 +43,28 @@ def load_engine(job: EngineJob, observer: Observer) -> tuple[ModelRunner, PoolCo
         before = memory_bytes if is_standby else min(before, memory_bytes)
     logger.debug("Load weight begin. avail mem=%s GB", gib(before))
     report("loading the weights")
-    runner = build_runner(engine_config(config, spec, job.folder))
-    loaded, after = runner.report, device_bytes(options.execution.device)
-    _log_weights(runner, spec, after)
+    group = ALONE if others is None else others.group
+    runner = build_runner(engine_config(config, spec, job.folder), group)
+    loaded, weight_bytes = runner.report, runner.report.weight_bytes
+    if others is not None:
+        weight_bytes += others.weight_bytes()
+    after = device_bytes(options.execution.device)
+    log_weights(runner, spec, after)
     for fallback in loaded.fallbacks:
         observer.on(fallback)
-    footprint = runner.footprint(step_tokens=config.step_tokens, context_len=config.context_len)
-    after = before - loaded.weight_bytes if is_standby else min(after, before - loaded.weight_bytes)
+    footprint = runner.footprint(
+        step_tokens=config.step_tokens, context_len=config.context_len
+    ).of_ranks(group.size, weight_bytes)
+    after = before - weight_bytes if is_standby else min(after, before - weight_bytes)
     plan = memory_model(
         config, spec, attention=loaded.attention, model_impl=loaded.model_impl
     ).plan(before, available_after_load=after, footprint=footprint)
     pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
     log_decisions(pool.decisions)
     report("making room for the KV cache")
-    runner.allocate(
+    _allocate(
+        runner,
+        others,
         num_pages=plan.num_pages,
         max_slots=pool.max_running_requests,
         context_len=config.context_len,
@@ -81,7 +93,17 @@ def load_engine(job: EngineJob, observer: Observer) -> tuple[ModelRunner, PoolCo
     return runner, pool, left
 
 
-def _log_weights(runner: ModelRunner, spec: ModelSpec, available: int) -> None:
+def _allocate(runner: ModelRunner, others: OtherRanks | None, **sizes: int) -> None:
+    """``ModelRunner.allocate`` on all ranks."""
+    if others is not None:
+        others.allocate(**sizes)
+    runner.allocate(**sizes)
+    if others is not None:
+        others.check()
+
+
+def log_weights(runner: ModelRunner, spec: ModelSpec, available: int) -> None:
+    """Log SGLang's line about this rank's weights."""
     loaded = runner.report
     logger.info(
         "Load weight end. elapsed=%.2f s, type=%s, avail mem=%s GB, mem usage=%s GB.",

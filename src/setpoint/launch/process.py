@@ -171,16 +171,16 @@ class ChildProcess:
         self.link.close()
 
 
-def spawn_child(gpu: int | None, *, stderr: int | None) -> ChildProcess:
+def spawn_child(gpu: int | None, *, num_ranks: int, stderr: int | None) -> ChildProcess:
     """A ``Spawn``. SIGINT and SIGTERM are blocked from the first instruction of the process on: it
-    ends when this process tells it to, or when this process ends. stderr: the descriptor for its
-    log, if not this process's."""
+    ends when this process tells it to, or when this process ends. num_ranks: how many compute its
+    model together. stderr: the descriptor for its log, if not this process's."""
     link, theirs = socket.socketpair()
     with theirs:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "setpoint.launch", str(theirs.fileno())],
+                [sys.executable, "-m", "setpoint.launch", str(theirs.fileno()), str(num_ranks)],
                 stdin=subprocess.PIPE,
                 stderr=stderr,
                 env=engine_environment(gpu=gpu),

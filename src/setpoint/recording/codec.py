@@ -5,7 +5,6 @@ writer and the replay use it, so that recorded and replayed records can be compa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ import numpy as np
 
 from setpoint.core import records
 from setpoint.core.conversion import convert
-from setpoint.core.plan import PageDeltas, Rows
+from setpoint.core.plan_codec import arrays_of
 from setpoint.core.records import (
     GrammarEnded,
     GrammarLate,
@@ -71,11 +70,6 @@ def as_record(row: KeptRecord, fields_of: Mapping[str, list[str]]) -> Record:
 def field_names() -> dict[str, list[str]]:
     """Kind of KeptRecord -> names of its values, for the header."""
     return {name: list(kind.__struct_fields__) for name, kind in _KINDS.items()}
-
-
-def arrays_of(group: Rows | PageDeltas) -> dict[str, bytes]:
-    """Field -> the bytes of its array."""
-    return {field.name: getattr(group, field.name).tobytes() for field in fields(group)}
 
 
 def _turn(record: Turn, content: Content) -> Kept:

@@ -16,7 +16,15 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     tp_size: Annotated[
         int,
-        Option(GROUP, "Number of tensor-parallel ranks; only 1 is supported yet.", choices=(1,)),
+        Option(
+            GROUP,
+            "Number of tensor-parallel ranks: processes that compute one model together, each with"
+            " a part of its weights, of its KV cache and of the cores. The answers have the same"
+            " bits for every number. At most the number of the model's K and V heads. Only for"
+            " CPUs yet.",
+            low=1,
+            high=64,
+        ),
     ] = 1
     dp_size: Annotated[
         int,

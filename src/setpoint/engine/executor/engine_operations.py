@@ -27,26 +27,29 @@ from setpoint.core.operations import (
 )
 from setpoint.core.progress import reported_to
 from setpoint.engine.executor.build_runner import EngineConfig, load_model
-from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.executor.profiling import Profiler
+from setpoint.engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
 
 class EngineOperator:
-    """Implements ``core.operations.Operator`` for one executor."""
+    """Implements ``core.operations.Operator`` for one runner."""
 
     def __init__(
         self,
-        executor: InprocExecutor,
+        runner: ModelRunner,
+        profiler: Profiler,
         config: EngineConfig,
         *,
         available_bytes: Callable[[], int],
         heartbeat: Callable[[], None],
     ) -> None:
-        """config: the configuration of the executor's runner. available_bytes: returns the memory
-        of the device that is free now. heartbeat: called at intervals while weights are loaded."""
-        self._executor = executor
-        self._runner = executor.runner
+        """profiler: that of the runner's executor. config: the runner's. available_bytes: returns
+        the memory of the device that is free now. heartbeat: called at intervals while weights are
+        loaded."""
+        self._runner = runner
+        self._profiler = profiler
         self._config = config
         self._available_bytes = available_bytes
         self._heartbeat = heartbeat
@@ -62,10 +65,10 @@ class EngineOperator:
     def operate(self, call_id: int, operation: Operation) -> str:
         match operation:
             case StartProfile():
-                self._executor.profiler.start(operation)
+                self._profiler.start(operation)
                 return operation.path
             case StopProfile():
-                return self._executor.profiler.stop()
+                return self._profiler.stop()
             case FreezeGarbage():
                 gc.collect()
                 gc.freeze()

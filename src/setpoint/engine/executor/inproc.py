@@ -50,6 +50,7 @@ class InprocStep:
         ways: Sequence[Way] | None,
         mark: Callable[[], Mark],
     ) -> None:
+        self.executor = executor
         self.runner = runner = executor.runner
         self.profiler = executor.profiler
         self.mark = mark

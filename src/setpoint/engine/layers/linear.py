@@ -20,6 +20,7 @@ from setpoint.engine.quant.linear_method import (
     PackedWeight,
 )
 
+
 class Linear(Layer):
     """x [T, K] -> [T, N].
 
@@ -64,8 +65,7 @@ class Linear(Layer):
         loaded."""
         assert self.weight is not None
         of_parts = [
-            spans(rows, size, unit=self._units.get(name, UNIT))
-            for name, rows in self.parts.items()
+            spans(rows, size, unit=self._units.get(name, UNIT)) for name, rows in self.parts.items()
         ]
         self.held = [each[rank] for each in of_parts]
         self.widths = tuple(

@@ -11,6 +11,7 @@ from setpoint.engine.layers.module import Layer
 from setpoint.engine.parallel.group import UNIT, Span, spans
 from setpoint.engine.quant.linear_method import BlockMethod, Blocks, PackedRows
 
+
 class Embedding(Layer):
     """ids [T] -> [T, C], multiplied by ``scale`` and rounded as in transformers (see
     ``Ops.embedding``)."""

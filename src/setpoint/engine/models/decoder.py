@@ -178,9 +178,7 @@ class CausalLM(Layer):
 
     def logits(self, hidden: torch.Tensor, backends: Backends) -> torch.Tensor:
         """hidden [S, C] -> [S, V] on rank 0, and the rank's own part on the others."""
-        logits = backends.group.gather_logits(
-            self.lm_head(hidden, backends), self.lm_head.widths
-        )
+        logits = backends.group.gather_logits(self.lm_head(hidden, backends), self.lm_head.widths)
         return logits if self.softcap is None else backends.ops.soft_cap(logits, self.softcap)
 
 

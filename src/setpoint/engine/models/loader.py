@@ -86,8 +86,8 @@ def _heads(model: nn.Module) -> list[str]:
 def _parts(
     module: nn.Module, path: str, stored: Container[str]
 ) -> Iterator[tuple[str, list[Part]]]:
-    """(name, parts of checkpoint tensors that are stacked in it) for each of the module's own parameters. A
-    checkpoint may also store the stack as one tensor."""
+    """(name, parts of checkpoint tensors that are stacked in it) for each of the module's own
+    parameters. A checkpoint may also store the stack as one tensor."""
     stacked: Mapping[str, int] = getattr(module, "parts", {})
     held: list[Span] | None = getattr(module, "held", None)
     parent = path.rpartition(".")[0]

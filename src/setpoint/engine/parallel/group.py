@@ -7,7 +7,8 @@ the same calls in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -25,6 +26,9 @@ class Group(Protocol):
 
     rank: int
     size: int
+    before_logits: Callable[[torch.Tensor], None]
+    """Must be called with hidden states before logits are computed that are not part of a captured
+    or eager step, so that the other ranks compute them, too."""
 
     def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
         """x [T, widths[rank]] of each rank -> [T, sum of widths], the same on all ranks."""
@@ -48,6 +52,9 @@ class Alone:
 
     rank = 0
     size = 1
+
+    def before_logits(self, hidden: torch.Tensor) -> None:
+        """There is nobody to tell."""
 
     def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
         return x
@@ -73,4 +80,4 @@ def spans(length: int, size: int, *, unit: int = 1) -> list[Span]:
         unit = 1
     count = -(-length // unit)
     ends = [min(length, count * rank // size * unit) for rank in range(size + 1)]
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return list(pairwise(ends))

@@ -35,7 +35,8 @@ class Inputs:
 
 @dataclass(slots=True, frozen=True)
 class Answer:
-    """Results for the S sampling rows. The content of rows after the first S is undefined."""
+    """Results for the S sampling rows. The content of rows after the first S is undefined. On
+    another rank than 0 there are only that rank's logits, and no best tokens."""
 
     logits: torch.Tensor
     """[>= S, V]."""
@@ -114,9 +115,12 @@ class ForwardPass:
     ) -> Answer:
         """Logits and best tokens of the sampling rows: hidden [>= T, H], sample_index [S] int32."""
         last = backends.ops.embedding(sample_index, hidden, 1.0)
-        logits = self.logits(last, backends)
+        logits = self.model.logits(last, backends)
+        if backends.group.rank:
+            return Answer(logits, Shared(torch.empty(1, dtype=torch.int64)))
         return Answer(logits, Shared(backends.ops.best_tokens(logits)))
 
     def logits(self, hidden: torch.Tensor, backends: Backends) -> torch.Tensor:
-        """Logits: hidden [S, H] -> [S, V]."""
+        """Logits that are not part of a step: hidden [S, H] -> [S, V]."""
+        backends.group.before_logits(hidden)
         return self.model.logits(hidden, backends)

@@ -253,21 +253,14 @@ class ModelRunner:
     def forward(self, plan: StepPlan, ways: Sequence[Way] | None = None) -> Forward:
         """Apply the plan to the slots and start its forward pass. ways: the ways to choose from
         instead of the runner's own; one of them must take the batch."""
-        self.slots.release(plan.releases)
-        failures = self.slots.admit(plan.admits)
+        failures = self._apply(plan)
         for collector in (self.pooler, self.hidden_states):
             collector.release(plan.releases)
             collector.admit(plan.admits)
-        self.slots.map_pages(plan.pages)
-        self.claim_ahead.hand_out(plan.pages.pages)
         if not len(plan.rows):
             return Forward(plan, None, failures=failures)
-        if len(plan.forced_ids):
-            self.slots.append_forced(plan.rows.slots, plan.rows.num_forced, plan.forced_ids)
-        batch = build_batch(plan.rows, self.slots)
+        batch, ran = self._compute(plan, self.ways if ways is None else ways)
         num_sampling = len(batch.sample_slots)
-        way = next(way for way in (self.ways if ways is None else ways) if way.takes(batch))
-        ran = way.run(batch, with_logits=0 < num_sampling <= LOGITS_ROWS)
         hidden, answer = ran.hidden, ran.answer
         pooled = self.pooler.pool(plan.rows, batch, hidden, self.slots.columns)
         prompt = (
@@ -282,6 +275,33 @@ class ModelRunner:
         )
         taken = self.hidden_states.take(plan.rows, batch, hidden)
         return Forward(plan, batch, answer, sampling, prompt, pooled, taken, ran.way, failures)
+
+    def follow(self, plan: StepPlan) -> None:
+        """Take part in a plan that another rank leads: apply it to the slots and run its forward
+        pass. That rank samples."""
+        self._apply(plan)
+        if len(plan.rows):
+            self._compute(plan, self.ways)
+
+    @torch.inference_mode()
+    def follow_logits(self, hidden: torch.Tensor) -> None:
+        """Take part in logits that another rank computes of hidden [S, H]."""
+        self.model.logits(hidden, self.backends)
+
+    def _apply(self, plan: StepPlan) -> dict[int, str]:
+        """Returns the failures of admissions."""
+        self.slots.release(plan.releases)
+        failures = self.slots.admit(plan.admits)
+        self.slots.map_pages(plan.pages)
+        self.claim_ahead.hand_out(plan.pages.pages)
+        return failures
+
+    def _compute(self, plan: StepPlan, ways: Sequence[Way]) -> tuple[ForwardBatch, Ran]:
+        if len(plan.forced_ids):
+            self.slots.append_forced(plan.rows.slots, plan.rows.num_forced, plan.forced_ids)
+        batch = build_batch(plan.rows, self.slots)
+        way = next(way for way in ways if way.takes(batch))
+        return batch, way.run(batch, with_logits=0 < len(batch.sample_slots) <= LOGITS_ROWS)
 
     def prefer(self, way: Way) -> None:
         """Try this way first from now on, until ``allocate`` is called again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -12,18 +12,17 @@ import torch
 from setpoint.engine.kernels.cpu.calls import GatherCall, GatherRowsCall, OwnIdsCall
 from setpoint.engine.kernels.cpu.library import Kernels, load
 
-MEMORY_BYTES = 8 << 20
-"""Size of the memory that the ranks share. Exchanges that need more than half of it are made in
-several parts."""
-
 
 class SharedMemoryGroup:
     """Implements ``parallel.group.Group``. Its kernels can be captured."""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int) -> None:
-        """memory: MEMORY_BYTES, zeros at first, mapped by all ranks."""
+        """memory: zeros at first, mapped by all ranks. Exchanges that need more than half of it are
+        made in several parts."""
         self.rank = rank
         self.size = size
+        self.before_logits: Callable[[torch.Tensor], None]
+        """Written by the executor of rank 0."""
         self._kernels: Kernels = load()
         self._memory = np.frombuffer(memory, np.uint8)
         self._ranks = self._kernels.ranks_create(
@@ -55,9 +54,7 @@ class SharedMemoryGroup:
         self._kernels.own_ids(self._own_ids_address)
         return out
 
-    def gather_rows(
-        self, x: torch.Tensor, ids: torch.Tensor, own: tuple[int, int]
-    ) -> torch.Tensor:
+    def gather_rows(self, x: torch.Tensor, ids: torch.Tensor, own: tuple[int, int]) -> torch.Tensor:
         assert x.is_contiguous()
         assert ids.dtype == torch.int32
         out = torch.empty_like(x)

@@ -1,0 +1,239 @@
+"""Runs each step on all ranks of a model (decision 0062). Rank 0 is the engine's own process, with
+the only scheduler and the only sampling; the others follow it.
+
+Rank 0 sends each plan before it begins the step itself, together with the tokens that it sampled
+last, and from then on the ranks wait for each other inside the step's kernels only. Logits that are
+computed after a step are announced, too, because the ranks divide the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+import msgspec
+import numpy as np
+import torch
+
+from setpoint.core.errors import ConfigError, EngineDeadError, RequestError, SetpointError
+from setpoint.core.operations import LoadWeights, ReleaseMemory, RestoreMemory
+from setpoint.core.plan import StepPlan, TokenMasks
+from setpoint.core.plan_codec import decode_plan, encode_plan
+from setpoint.core.request import Ids, pack_ids, unpack_ids
+from setpoint.core.result import one_each
+from setpoint.engine.executor.engine_operations import EngineOperator
+from setpoint.engine.executor.inproc import InprocExecutor, InprocStep
+from setpoint.engine.kernels.device import Shared
+from setpoint.engine.parallel.group import Group
+from setpoint.engine.runner.model_runner import ModelRunner
+
+Operation = ReleaseMemory | RestoreMemory | LoadWeights
+"""What every rank must do with its part of the memory."""
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens that a step brought back."""
+
+    slots: bytes
+    ids: bytes
+
+
+class Step(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Append the tokens of the step before, and run a plan."""
+
+    plan: bytes
+    sampled: Sampled | None
+
+
+class Logits(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Compute this rank's logits of hidden states [rows, C]."""
+
+    rows: int
+    hidden: bytes
+
+
+class Allocate(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Allocate the pool and the slots, and answer."""
+
+    num_pages: int
+    max_slots: int
+    context_len: int
+
+
+class Operate(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Carry an operation out, and answer."""
+
+    operation: Operation
+
+
+ToRank = Step | Logits | Allocate | Operate
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The rank has its weights."""
+
+    weight_bytes: int
+
+
+class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The rank has done what it was asked to."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The rank cannot do it, and has changed nothing."""
+
+    reason: str
+
+
+FromRank = Loaded | Done | Refused
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
+decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
+
+
+class OtherRanks:
+    """Rank 0's links to the others."""
+
+    def __init__(self, group: Group, links: Sequence[Connection]) -> None:
+        self.group = group
+        self._links = links
+
+    def send(self, message: ToRank) -> None:
+        data = encode(message)
+        for link in self._links:
+            link.send_bytes(data)
+
+    def answers(self) -> list[FromRank]:
+        """The next answer of each rank. Raises EngineDeadError if one has ended."""
+        try:
+            return [decode_from_rank(link.recv_bytes()) for link in self._links]
+        except (EOFError, OSError):
+            raise EngineDeadError("A rank has ended; its output above says why.") from None
+
+    def weight_bytes(self) -> int:
+        """Wait until the ranks have their weights. Returns the bytes of all of them. Raises
+        ConfigError with the reason if one could not load them."""
+        total = 0
+        for rank, answer in enumerate(self.answers(), 1):
+            if isinstance(answer, Refused):
+                raise ConfigError(f"Rank {rank} cannot start: {answer.reason}")
+            assert isinstance(answer, Loaded)
+            total += answer.weight_bytes
+        return total
+
+    def allocate(self, *, num_pages: int, max_slots: int, context_len: int) -> None:
+        """Begin to allocate; ``check`` waits for the end."""
+        self.send(Allocate(num_pages, max_slots, context_len))
+
+    def check(self) -> None:
+        """Wait until each rank has done what it was asked to. Raises RequestError with the reason
+        of one that could not."""
+        refusals = [
+            f"rank {rank}: {answer.reason}"
+            for rank, answer in enumerate(self.answers(), 1)
+            if isinstance(answer, Refused)
+        ]
+        if refusals:
+            raise RequestError("; ".join(refusals), status_code=500)
+
+
+class TensorParallelExecutor(InprocExecutor):
+    """Implements ``core.executor.Executor`` on rank 0."""
+
+    def __init__(self, runner: ModelRunner, others: OtherRanks) -> None:
+        super().__init__(runner)
+        self._others = others
+        self._sampled: Sampled | None = None
+        """Tokens that the other ranks have not got yet."""
+        others.group.before_logits = self._announce
+
+    def submit(self, plan: StepPlan) -> InprocStep:
+        self._others.send(Step(encode_plan(plan), self._sampled))
+        self._sampled = None
+        return _LeadingStep(self, plan, None, self._mark)
+
+    def note_sampled(self, slots: Ids, ids: Ids) -> None:
+        self._sampled = Sampled(pack_ids(slots), pack_ids(ids))
+
+    def _announce(self, hidden: torch.Tensor) -> None:
+        data = hidden.contiguous().view(torch.uint8).numpy().tobytes()
+        self._others.send(Logits(len(hidden), data))
+
+
+class _LeadingStep(InprocStep):
+    executor: TensorParallelExecutor
+
+    def finish(self, masks: TokenMasks | None) -> None:
+        super().finish(masks)
+        if self.sampled_ids is not None:
+            self.executor.note_sampled(self.forward.batch.sample_slots, self.sampled_ids)
+
+
+class TensorParallelOperator(EngineOperator):
+    """Implements ``core.operations.Operator`` on rank 0."""
+
+    def __init__(self, *args: object, others: OtherRanks, **named: object) -> None:
+        super().__init__(*args, **named)
+        self._others = others
+
+    def _change(self, operation: Operation) -> None:
+        self._others.send(Operate(operation))
+        refusal: SetpointError | None = None
+        try:
+            super()._change(operation)
+        except SetpointError as error:
+            refusal = error
+        answers = self._others.answers()
+        refusing = [answer for answer in answers if isinstance(answer, Refused)]
+        if refusal is not None and len(refusing) == len(answers):
+            raise refusal
+        if refusal is not None or refusing:
+            # The ranks differ now: only a new start makes them equal.
+            reason = refusal or refusing[0].reason
+            raise RuntimeError(f"Only some ranks could do {type(operation).__name__}: {reason}")
+
+
+def follow(runner: ModelRunner, link: Connection, operator: EngineOperator) -> None:
+    """Do what rank 0 asks for, until it closes the link. operator: for this rank's runner."""
+    while True:
+        while not link.poll() and _prepare(runner):
+            pass
+        try:
+            message = decode_to_rank(link.recv_bytes())
+        except EOFError:
+            return
+        match message:
+            case Step(plan, sampled):
+                if sampled is not None:
+                    slots, ids = unpack_ids(sampled.slots), unpack_ids(sampled.ids)
+                    tokens = Shared(torch.from_numpy(ids.astype(np.int64)))
+                    runner.slots.append(slots, tokens, one_each(len(slots)))
+                runner.follow(decode_plan(plan))
+            case Logits(rows, hidden):
+                states = torch.frombuffer(bytearray(hidden), dtype=runner.dtype).view(rows, -1)
+                runner.follow_logits(states)
+            case Allocate(num_pages, max_slots, context_len):
+                _answer(
+                    link,
+                    lambda: runner.allocate(
+                        num_pages=num_pages, max_slots=max_slots, context_len=context_len
+                    ),
+                )
+            case Operate(operation):
+                _answer(link, lambda: operator.operate(0, operation))
+
+
+def _prepare(runner: ModelRunner) -> bool:
+    """What a rank does while it waits; False if there is nothing."""
+    ahead = getattr(runner, "claim_ahead", None)
+    return ahead is not None and ahead.advance()
+
+
+def _answer(link: Connection, act: object) -> None:
+    try:
+        act()
+    except SetpointError as error:
+        link.send_bytes(encode(Refused(str(error))))
+    else:
+        link.send_bytes(encode(Done()))

@@ -1,0 +1,18 @@
+"""``python -m setpoint.launch.rank LINK MEMORY RANK SIZE``: a rank of a model but the first.
+
+LINK and MEMORY are descriptors that it inherits. Its garbage collector is set as in
+``launch.__main__``.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+if __name__ == "__main__":
+    gc.disable()
+    from setpoint.launch.rank_process import main
+
+    gc.freeze()
+    gc.enable()
+    sys.exit(main(*map(int, sys.argv[1:])))
