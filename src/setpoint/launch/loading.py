@@ -45,20 +45,17 @@ def load_engine(
     report("loading the weights")
     group = ALONE if others is None else others.group
     runner = build_runner(engine_config(config, spec, job.folder), group)
-    loaded, weight_bytes = runner.report, runner.report.weight_bytes
-    if others is not None:
-        weight_bytes += others.weight_bytes()
+    loaded = runner.report
+    weight_bytes = loaded.weight_bytes + (0 if others is None else others.weight_bytes())
     after = device_bytes(options.execution.device)
     log_weights(runner, spec, after)
     for fallback in loaded.fallbacks:
         observer.on(fallback)
-    footprint = runner.footprint(
-        step_tokens=config.step_tokens, context_len=config.context_len
-    ).of_ranks(group.size, weight_bytes)
+    own = runner.footprint(step_tokens=config.step_tokens, context_len=config.context_len)
     after = before - weight_bytes if is_standby else min(after, before - weight_bytes)
     plan = memory_model(
         config, spec, attention=loaded.attention, model_impl=loaded.model_impl
-    ).plan(before, available_after_load=after, footprint=footprint)
+    ).plan(before, available_after_load=after, footprint=own.of_ranks(group.size, weight_bytes))
     pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
     log_decisions(pool.decisions)
     report("making room for the KV cache")
