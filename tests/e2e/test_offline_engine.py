@@ -249,7 +249,7 @@ def test_errors_of_a_call_name_keywords_and_methods(engine: Engine) -> None:
     ("options", "message"),
     [
         ({"modle_path": "x"}, "unknown option modle_path. Did you mean model_path"),
-        ({"tensor_parallel_size": 2}, "tp_size 2 is not supported"),
+        ({"pipeline_parallel_size": 2}, "pp_size 2 is not supported"),
         ({"port": 1}, "port belongs to 'setpoint serve'"),
         ({"disable_radix_cache": "yes"}, "disable_radix_cache must be true or false"),
         ({"chat_template": "/nope"}, "^chat_template /nope: no such file"),

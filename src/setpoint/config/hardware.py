@@ -34,15 +34,13 @@ class Hardware:
     num_engines: int = 1
     """Number of engines that share the machine. The numbers above are the share of one engine."""
 
-    def divided(self, num_engines: int, num_ranks: int = 1) -> Hardware:
-        """The share of each engine if ``num_engines`` share the machine. num_ranks: of each engine.
-        Raises ConfigError if there are fewer cores."""
-        if num_engines * num_ranks > self.num_cores:
-            asked = [f"--dp-size {num_engines}"] * (num_engines > 1)
-            asked += [f"--tp-size {num_ranks}"] * (num_ranks > 1)
+    def divided(self, num_engines: int) -> Hardware:
+        """The share of each engine if ``num_engines`` share the machine. Raises ConfigError if
+        there are fewer cores."""
+        if num_engines > self.num_cores:
             raise ConfigError(
-                f"{' times '.join(asked)} is more than the {self.num_cores} cores that this process"
-                f" may use, and every {'rank' if num_ranks > 1 else 'engine'} needs one; lower it."
+                f"--dp-size {num_engines} is more than the {self.num_cores} cores that this"
+                " process may use, and every engine needs one; lower it."
             )
         return replace(
             self,

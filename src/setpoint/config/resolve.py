@@ -82,14 +82,14 @@ def resolve(
 
 def _check_ranks(options: Options, model: ModelSpec, device: str) -> None:
     """Raise ConfigError if the model cannot be divided among --tp-size ranks."""
-    size, most = options.parallel.tp_size, model.num_kv_heads
+    size, possible = options.parallel.tp_size, model.rank_counts
     if size == 1:
         return
-    if size > most:
-        could = f"1 to {most}" if most > 1 else "only 1"
+    if size not in possible:
         raise ConfigError(
-            f"--tp-size {size} is more than the {most} K and V heads of this model"
-            f" (num_key_value_heads), which are what the ranks divide; possible: {could}."
+            f"--tp-size {size} cannot divide the {model.num_heads} attention heads of this model,"
+            f" which share {model.num_kv_heads} heads of K and V; possible:"
+            f" {', '.join(map(str, possible))}."
         )
     if device != "cpu":
         raise ConfigError(
@@ -518,12 +518,14 @@ def _num_threads(book: Book, hardware: Hardware) -> None:
     if ranks > 1:
         why += f", divided by --tp-size {ranks}"
     book.fill("num_threads", cores, why)
-    if asked is not None and asked > cores:
+    threads = (asked or cores) * ranks
+    if threads > hardware.num_cores:
+        each = f" in each of {ranks} ranks" if ranks > 1 else ""
         book.put(
             "num_threads",
-            asked,
-            f"given, but this process may use only {cores} cores, so threads will wait for each"
-            " other",
+            asked or cores,
+            f"{why if asked is None else 'given'}, but {threads // ranks} threads{each} have only"
+            f" {hardware.num_cores} cores, so threads will wait for each other",
             warn=True,
         )
 

@@ -154,3 +154,10 @@ class ModelSpec:
 
         ``core.cachegroups`` says how much of it a pool keeps."""
         return 2 * self.num_kv_heads * self.head_dim * self.num_layers * element_bytes
+
+    @property
+    def rank_counts(self) -> list[int]:
+        """The numbers of ranks that can divide the model's heads (``engine.parallel``): up to that
+        of the K and V heads, and its multiples up to that of the heads of q."""
+        few, all_heads = self.num_kv_heads, self.num_heads
+        return [*range(1, few + 1), *range(2 * few, all_heads + 1, few)]

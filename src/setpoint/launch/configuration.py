@@ -42,7 +42,7 @@ def settle(options: Options, env: EnvSettings, given: Set[str]) -> Served:
         Asked,
         options=options,
         given=frozenset(given),
-        hardware=probe_hardware().divided(options.parallel.dp_size, options.parallel.tp_size),
+        hardware=probe_hardware().divided(options.parallel.dp_size),
         env=env,
         drawn_seed=secrets.randbelow(1 << 30),
     )

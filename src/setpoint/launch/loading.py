@@ -19,6 +19,7 @@ from setpoint.engine.executor.compiling import compile_steps
 from setpoint.engine.executor.tensor_parallel import OtherRanks
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.parallel.group import ALONE
+from setpoint.engine.parallel.split import cached_spec
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.launch.announce import log_decisions
 from setpoint.launch.job import EngineJob
@@ -49,12 +50,13 @@ def load_engine(
     weight_bytes = loaded.weight_bytes + (0 if others is None else others.weight_bytes())
     after = device_bytes(options.execution.device)
     log_weights(runner, spec, after)
-    for fallback in loaded.fallbacks:
-        observer.on(fallback)
     own = runner.footprint(step_tokens=config.step_tokens, context_len=config.context_len)
     after = before - weight_bytes if is_standby else min(after, before - weight_bytes)
     plan = memory_model(
-        config, spec, attention=loaded.attention, model_impl=loaded.model_impl
+        config,
+        cached_spec(spec, group.size),
+        attention=loaded.attention,
+        model_impl=loaded.model_impl,
     ).plan(before, available_after_load=after, footprint=own.of_ranks(group.size, weight_bytes))
     pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
     log_decisions(pool.decisions)
@@ -69,13 +71,7 @@ def load_engine(
     # A CPU's pages count as taken only when they are first written; the pool will be.
     left = max(min(device_bytes(options.execution.device), after - plan.kv_bytes), 0)
     _log_memory(runner, plan, options, left)
-    if runner.why_eager:
-        how = "partly eagerly" if any(way.num_bytes for way in runner.ways) else "eagerly"
-        observer.on(Fallback(f"steps run {how}", runner.why_eager))
-    if options.execution.enable_torch_compile:
-        not_compiled = compile_small_steps(runner, options)
-        if not_compiled is not None:
-            observer.on(not_compiled)
+    _tell_fallbacks(runner, options, observer)
     logger.info(
         ready_line(
             max_total_num_tokens=plan.pool_tokens,
@@ -88,6 +84,18 @@ def load_engine(
         )
     )
     return runner, pool, left
+
+
+def _tell_fallbacks(runner: ModelRunner, options: Options, observer: Observer) -> None:
+    for fallback in runner.report.fallbacks:
+        observer.on(fallback)
+    if runner.why_eager:
+        how = "partly eagerly" if any(way.num_bytes for way in runner.ways) else "eagerly"
+        observer.on(Fallback(f"steps run {how}", runner.why_eager))
+    if options.execution.enable_torch_compile:
+        not_compiled = compile_small_steps(runner, options)
+        if not_compiled is not None:
+            observer.on(not_compiled)
 
 
 def _allocate(runner: ModelRunner, others: OtherRanks | None, **sizes: int) -> None:

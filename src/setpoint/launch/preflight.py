@@ -27,7 +27,8 @@ def preflight(options: Options) -> None:
         _check_folder(
             "--export-metrics-to-file-dir", Path(options.metrics.export_metrics_to_file_dir)
         )
-    probe_hardware().divided(options.parallel.dp_size, options.parallel.tp_size)
+    if options.parallel.dp_size > 1:
+        probe_hardware().divided(options.parallel.dp_size)
     if options.parallel.engine_standby and options.parallel.dp_size > 1:
         raise ConfigError(
             "--engine-standby is for a server with one engine; with --dp-size"

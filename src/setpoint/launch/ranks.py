@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -55,10 +56,11 @@ class RankProcesses:
     def hand_over(self, job: bytes) -> None:
         """Send the ranks their job. From now on, this process ends as soon as one of them has
         ended."""
-        for process in self.processes:
-            process.link.send_bytes(job)
         for rank, process in enumerate(self.processes, 1):
             threading.Thread(target=self._wait, args=(rank, process.popen), daemon=True).start()
+        for process in self.processes:
+            with suppress(OSError):  # it has ended, and so will this process
+                process.link.send_bytes(job)
 
     def end(self) -> None:
         """Close the links, which ends the ranks, and wait for them."""

@@ -70,10 +70,7 @@ def ray_engines(options: Options) -> Iterator[Spawn]:
     from ray.util.placement_group import placement_group, remove_placement_group
 
     num_engines = options.parallel.dp_size
-    cores = (
-        options.execution.num_threads
-        or probe_hardware().divided(num_engines, options.parallel.tp_size).num_cores
-    )
+    cores = options.execution.num_threads or probe_hardware().divided(num_engines).num_cores
     _connect(cores * num_engines)
     folder = Path(tempfile.mkdtemp(prefix="setpoint-ray-"))
     group = None

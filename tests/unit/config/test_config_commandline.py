@@ -218,8 +218,8 @@ def test_our_own_defaults_are_accepted(field: Field[Option]) -> None:
         (["--nnodes"], "--nnodes is an option of SGLang that is not supported"),
         (["--enable-lora"], "--enable-lora is an option of SGLang that is not supported"),
         (
-            ["--tp", "2"],
-            "--tp-size 2 is not supported by this version of Setpoint yet; supported: 1",
+            ["--pp", "2"],
+            "--pp-size 2 is not supported by this version of Setpoint yet; supported: 1",
         ),
         (
             ["--schedule-policy", "best"],

@@ -135,7 +135,7 @@ def test_keywords_may_name_a_file(tmp_path: Path) -> None:
         ({"modle_path": "m"}, "unknown option modle_path. Did you mean model_path"),
         ({"qqqq": 1}, "unknown option qqqq. See docs/flags.md."),
         ({"host": "::"}, r"host belongs to 'setpoint serve'; Engine\(\) has no use for it."),
-        ({"tp_size": 2}, "tp_size 2 is not supported by this version"),
+        ({"pp_size": 2}, "pp_size 2 is not supported by this version"),
         ({"page_size": 1.5}, "page_size: '1.5' is not a whole number"),
         ({"disable_radix_cache": 1}, "disable_radix_cache must be true or false, got 1"),
         ({"dtype": ["float32"]}, "dtype must be a single value"),

@@ -78,7 +78,7 @@ def test_documentation_names_every_option_and_variable() -> None:
     [
         ("--port N", ("`30000`", "1 – 65,535", "", "", "same")),
         ("--stream-interval N", ("`1`", "≥ 1", "yes", "1 – 64", "same")),
-        ("--tp-size N", ("`1`", "`1`", "", "", "same, `--tensor-parallel-size`")),
+        ("--tp-size N", ("`1`", "1 – 64", "", "", "same, `--tensor-parallel-size`")),
         ("--record FILE", ("", "", "", "", "")),
         ("--retraction-policy POLICY", ("`length`", "`length`, `priority`", "yes", "", "same")),
         ("--enable-dp-attention", ("", "", "", "", "same")),
@@ -196,8 +196,8 @@ def test_aliases_and_known_values_point_at_something() -> None:
         ({"port": 65536}, "--port must be at most 65535"),
         ({"dtype": "int8"}, "--dtype must be one of auto, half"),
         ({"log_requests_level": 4}, "--log-requests-level must be one of 0, 1, 2, 3"),
-        ({"tp_size": 2}, "--tp-size 2 is not supported by this version of Setpoint yet"),
-        ({"tp_size": 0}, "--tp-size must be one of 1"),
+        ({"pp_size": 2}, "--pp-size 2 is not supported by this version of Setpoint yet"),
+        ({"tp_size": 0}, "--tp-size must be at least 1"),
         (
             {"kv_cache_dtype": "mxfp8"},
             (

@@ -20,8 +20,8 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
             GROUP,
             "Number of tensor-parallel ranks: processes that compute one model together, each with"
             " a part of its weights, of its KV cache and of the cores. The answers have the same"
-            " bits for every number. At most the number of the model's K and V heads. Only for"
-            " CPUs yet.",
+            " bits for every number. Up to the number of the model's K and V heads, or a multiple"
+            " of it up to that of its attention heads. Only for CPUs yet.",
             low=1,
             high=64,
         ),

@@ -26,8 +26,7 @@ class Linear(Layer):
 
     ``out_features`` is N, or a dict of checkpoint name -> output rows when the weight is stacked
     from sibling tensors in that order, e.g. {"gate_proj": F, "up_proj": F}: "mlp.gate_proj.weight"
-    is then the first F rows of "mlp.gate_up_proj.weight". units: by the same names, the outputs
-    that stay together when they are divided among ranks; UNIT if not given.
+    is then the first F rows of "mlp.gate_up_proj.weight".
     """
 
     packed: PackedWeight
@@ -40,12 +39,12 @@ class Linear(Layer):
         out_features: int | dict[str, int],
         *,
         bias: bool = False,
-        units: Mapping[str, int] = {},
     ) -> None:
         super().__init__()
         self.parts = out_features if isinstance(out_features, dict) else {"": out_features}
         """Checkpoint name -> rows of the whole matrix; "" if it is not stacked."""
-        self._units = units
+        self.spans: Mapping[str, list[Span]] = {}
+        """For those of ``parts`` that ranks do not divide evenly: the rows of each rank."""
         size = self.out_features = sum(self.parts.values())
         self.held: list[Span] = [(0, rows) for rows in self.parts.values()]
         """For each of ``parts``, its rows that this rank holds; written by ``split``."""
@@ -65,7 +64,8 @@ class Linear(Layer):
         loaded."""
         assert self.weight is not None
         of_parts = [
-            spans(rows, size, unit=self._units.get(name, UNIT)) for name, rows in self.parts.items()
+            self.spans.get(name) or spans(rows, size, unit=UNIT)
+            for name, rows in self.parts.items()
         ]
         self.held = [each[rank] for each in of_parts]
         self.widths = tuple(

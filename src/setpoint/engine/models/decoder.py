@@ -27,7 +27,7 @@ from setpoint.engine.layers.module import Layer
 from setpoint.engine.layers.norm import RMSNorm
 from setpoint.engine.layers.rotary import RotaryEmbedding
 from setpoint.engine.layers.token_embedding import Embedding
-from setpoint.engine.parallel.group import UNIT, spans
+from setpoint.engine.parallel.group import UNIT, head_spans, spans
 
 
 class SelfAttention(Layer):
@@ -54,11 +54,6 @@ class SelfAttention(Layer):
             spec.hidden_size,
             {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
             bias=qkv_bias,
-            units={
-                "q_proj": q_size // spec.num_kv_heads,
-                "k_proj": spec.head_dim,
-                "v_proj": spec.head_dim,
-            },
         )
         self.q_norm = None if head_norm is None else head_norm(spec.head_dim)
         self.k_norm = None if head_norm is None else head_norm(spec.head_dim)
@@ -66,13 +61,17 @@ class SelfAttention(Layer):
         self.o_proj = Linear(q_size, spec.hidden_size, bias=out_bias)
 
     def split(self, rank: int, size: int) -> None:
-        """Keep only the K and V heads of one of ``size`` ranks, with their heads of q."""
+        """Compute only the heads of one of ``size`` ranks."""
         num_heads, num_kv_heads, _ = self.heads
-        of_ranks = spans(num_kv_heads, size)
-        shares = [end - begin for begin, end in of_ranks]
-        share = num_heads // num_kv_heads
-        self.widths = tuple(each * share * self.head_dim for each in shares)
-        self.heads = [shares[rank] * share, shares[rank], shares[rank]]
+        of_ranks = head_spans(num_heads, num_kv_heads, size)
+        counts = [(q[1] - q[0], kv[1] - kv[0]) for q, kv in of_ranks]
+        self.widths = tuple(count * self.head_dim for count, _ in counts)
+        self.heads = [counts[rank][0], counts[rank][1], counts[rank][1]]
+        q, kv = (
+            [(begin * self.head_dim, end * self.head_dim) for begin, end in each]
+            for each in zip(*of_ranks, strict=True)
+        )
+        self.qkv_proj.spans = {"q_proj": q, "k_proj": kv, "v_proj": kv}
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         q, k, v = self.qkv_proj(x, ctx).view(len(x), -1, self.head_dim).split(self.heads, dim=1)

@@ -81,3 +81,21 @@ def spans(length: int, size: int, *, unit: int = 1) -> list[Span]:
     count = -(-length // unit)
     ends = [min(length, count * rank // size * unit) for rank in range(size + 1)]
     return list(pairwise(ends))
+
+
+def head_spans(num_heads: int, num_kv_heads: int, size: int) -> list[tuple[Span, Span]]:
+    """The heads of q and those of K and V of each of ``size`` ranks.
+
+    Up to one K and V head per rank, these are divided, and each takes its heads of q along. With
+    more ranks, several of them have the same K and V head and divide its heads of q. size: one of
+    ``ModelSpec.rank_counts``.
+    """
+    share = num_heads // num_kv_heads
+    if size <= num_kv_heads:
+        of_ranks = spans(num_kv_heads, size)
+        return [((begin * share, end * share), (begin, end)) for begin, end in of_ranks]
+    return [
+        ((head * share + begin, head * share + end), (head, head + 1))
+        for head in range(num_kv_heads)
+        for begin, end in spans(share, size // num_kv_heads)
+    ]

@@ -7,15 +7,19 @@ from dataclasses import replace
 from torch import nn
 
 from setpoint.core.model import ModelSpec
-from setpoint.engine.parallel.group import spans
+from setpoint.engine.parallel.group import head_spans
 
 
 def rank_spec(spec: ModelSpec, rank: int, size: int) -> ModelSpec:
-    """The spec with the heads that one of ``size`` ranks computes and caches. The K and V heads are
-    divided, and each takes its heads of q along."""
-    begin, end = spans(spec.num_kv_heads, size)[rank]
-    share = spec.num_heads // spec.num_kv_heads
-    return replace(spec, num_heads=(end - begin) * share, num_kv_heads=end - begin)
+    """The spec with the heads that one of ``size`` ranks computes and caches."""
+    q, kv = head_spans(spec.num_heads, spec.num_kv_heads, size)[rank]
+    return replace(spec, num_heads=q[1] - q[0], num_kv_heads=kv[1] - kv[0])
+
+
+def cached_spec(spec: ModelSpec, size: int) -> ModelSpec:
+    """The spec with the heads of K and V that all of ``size`` ranks cache together: ranks that
+    share one have it each."""
+    return replace(spec, num_kv_heads=max(spec.num_kv_heads, size))
 
 
 def split_model(model: nn.Module, rank: int, size: int) -> None:
