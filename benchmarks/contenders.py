@@ -229,7 +229,7 @@ class SetpointServer(HttpServer):
 
     def processes(self) -> dict[str, Sequence[psutil.Process]]:
         frontend = psutil.Process(self._process.pid)
-        return {"client": [psutil.Process()], "frontend": [frontend], "engine": frontend.children()}
+        return {"client": [psutil.Process()], "frontend": [frontend], "engine": frontend.children(recursive=True)}
 
 
 class Streaming:

@@ -154,10 +154,12 @@ class ChildProcess:
         return asyncio.wrap_future(code)
 
     def is_stopped(self) -> bool:
-        return is_stopped(self.pid)
+        return is_stopped(self.pid) or any(is_stopped(rank.pid) for rank in ranks_of(self.pid))
 
     def write_stacks(self) -> None:
         self.popen.send_signal(STACKS)
+        for rank in ranks_of(self.pid):
+            rank.send_signal(STACKS)
 
     def kill(self) -> None:
         kill_with_children(self.popen)
@@ -238,6 +240,19 @@ async def until_over(
     dead.cancel()
     silent.cancel()
     await asyncio.wait([ended])
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """The other ranks of an engine (``launch.ranks``), whose process has this id."""
+    import psutil
+
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children():
+            with suppress(psutil.NoSuchProcess):
+                if "setpoint.launch.rank" in child.cmdline():
+                    found.append(child)
+    return found
 
 
 def is_stopped(pid: int) -> bool:

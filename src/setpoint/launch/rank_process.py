@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import mmap
 import threading
+from functools import partial
 from multiprocessing.connection import Connection
 
 from setpoint.core.errors import SetpointError
@@ -19,6 +20,7 @@ from setpoint.launch.engine_process import end_with_parent
 from setpoint.launch.heartbeat import write_stacks_when_asked
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.loading import device_bytes, log_weights
+from setpoint.launch.low_priority import at_low_priority
 from setpoint.launch.mapping import engine_config
 from setpoint.launch.ranks import MEMORY_BYTES
 from setpoint.observe.logline import setup_logging
@@ -42,8 +44,9 @@ def run(job: EngineJob, link: Connection, memory: mmap.mmap, rank: int, size: in
     names = f" TP{rank}" if job.rank is None else f" DP{job.rank} TP{rank}"
     setup_logging(options.logs.log_level, rank=names, milliseconds=job.config.env.log_ms)
     config = engine_config(job.config, job.spec, job.folder)
+    build = partial(build_runner, config, SharedMemoryGroup(memory, rank, size))
     try:
-        runner = build_runner(config, SharedMemoryGroup(memory, rank, size))
+        runner = at_low_priority(build) if job.is_standby else build()
     except SetpointError as error:
         link.send_bytes(encode(Refused(str(error))))
         return 1

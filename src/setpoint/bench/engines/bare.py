@@ -39,6 +39,11 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
             "--breakdown cannot time the parts of a compiled step; leave --enable-torch-compile"
             " out."
         )
+    if options.parallel.tp_size > 1:
+        raise ConfigError(
+            "one-batch measures the steps of one process; leave --tp-size out. `setpoint bench"
+            " serving` measures a server with several ranks."
+        )
     preflight(options)
     waiting = Waiting(f"Loading {options.model.model_path or DEFAULT_MODEL}", on_stderr())
     try:
