@@ -229,7 +229,11 @@ class SetpointServer(HttpServer):
 
     def processes(self) -> dict[str, Sequence[psutil.Process]]:
         frontend = psutil.Process(self._process.pid)
-        return {"client": [psutil.Process()], "frontend": [frontend], "engine": frontend.children(recursive=True)}
+        return {
+            "client": [psutil.Process()],
+            "frontend": [frontend],
+            "engine": frontend.children(recursive=True),
+        }
 
 
 class Streaming:

@@ -3,6 +3,7 @@ long does it stand still?
 
     python benchmarks/recovery.py [--dp-size 2] [--kills 20] [--streams 64] [--signal KILL]
     python benchmarks/recovery.py --kills 30 --every 60      # a soak of half an hour
+    python benchmarks/recovery.py --dp-size 1 --streams 32 --options="--tp-size 2"  # any rank
 
 One server with the default model. All streams start at once; as soon as each has its first piece,
 an engine is ended by the signal, and the next round begins when all streams have ended and all
@@ -21,6 +22,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import re
 import shlex
 import signal
@@ -36,6 +38,7 @@ import aiohttp
 from contenders import SetpointServer
 from machine import environment
 
+from setpoint.launch.process import ranks_of
 from setpoint.testing.server_process import engines_of
 
 SCHEMA = {
@@ -219,7 +222,7 @@ async def measure(args: argparse.Namespace) -> int:
     server = SetpointServer(
         "setpoint", [*extra, *shlex.split(args.options)], environment={}, stream=True
     )
-    sign = signal.Signals[f"SIG{args.signal}"]
+    sign, chance = signal.Signals[f"SIG{args.signal}"], random.Random(0)
     try:
         await server.ready()
         frontend = server.processes()["frontend"][0]
@@ -232,7 +235,9 @@ async def measure(args: argparse.Namespace) -> int:
                 found.take(f"before round {number}", streams, is_disturbed=False)
             await all_ready(server.url, args.dp_size, has_standby)
             engines = sorted(engines_of(frontend.pid), key=lambda each: each.create_time())
-            victim = engines[number % args.dp_size].pid  # a standby is younger than who serves
+            engine = engines[number % args.dp_size]  # a standby is younger than who serves
+            ranks = [engine, *ranks_of(engine.pid)]
+            victim = chance.choice(ranks).pid
             streams = await round_of(
                 server.url, args.streams, lambda victim=victim: os.kill(victim, sign)
             )
