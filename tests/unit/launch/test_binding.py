@@ -6,8 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+
+from setpoint.config.hardware import Hardware
+from setpoint.config.options import Options
+from setpoint.config.placement import Place
+from setpoint.config.resolve import resolve
+from setpoint.launch import binding
+from setpoint.launch.job import EngineJob
+from setpoint.planning.memory import GIB
+from setpoint.testing.specs import tiny_spec
+
+MACHINE = Hardware(device="cpu", num_cores=4, available_bytes=20 * GIB)
 
 BOUND = """
 import json, logging, os, sys
@@ -70,3 +82,26 @@ def test_memory_is_preferred_on_the_node() -> None:
 def test_what_cannot_be_bound_is_logged(cpus: list[int], node: int | None, message: str) -> None:
     _, _, log = bound(cpus, node)
     assert message in log
+
+
+@pytest.mark.parametrize(("engine", "rank"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_each_rank_of_each_engine_has_its_own_place(
+    monkeypatch: pytest.MonkeyPatch, engine: int, rank: int
+) -> None:
+    places = tuple(Place((10 * i,), i + 1, None) for i in range(4))
+    options = Options.of(dp_size=2, tp_size=2)
+    config = replace(resolve(options, MACHINE, tiny_spec(num_kv_heads=2)), places=places)
+    job = EngineJob(config, tiny_spec(), "/model", None, engine, None, False)
+    asked: list[Place] = []
+    monkeypatch.setattr(binding, "bind", asked.append)
+    threads = binding.bound(job, rank).config.num_threads
+    assert (asked, threads) == ([places[2 * engine + rank]], 2 * engine + rank + 1)
+
+
+def test_a_job_without_places_binds_nothing() -> None:
+    before = os.sched_getaffinity(0)
+    job = EngineJob(
+        resolve(Options(), MACHINE, tiny_spec()), tiny_spec(), "/model", None, None, None, False
+    )
+    assert binding.bound(job, 0) is job
+    assert os.sched_getaffinity(0) == before
