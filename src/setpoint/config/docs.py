@@ -70,7 +70,8 @@ def flags_markdown() -> str:
     parts.append(_workloads())
     parts.append("\n## Environment variables\n\n| variable | default | meaning |\n|---|---|---|\n")
     parts += [
-        f"| `{field.about.name}` | {_code(_env_default(field.default))} | {field.about.help} |\n"
+        f"| `{field.about.name}` | {_code(_env_default(field.default))} |"
+        f" {_cell(field.about.help)} |\n"
         for field in ENV_FIELDS
     ]
     parts.append("\n## Other spellings\n\n| written | taken as |\n|---|---|\n")
@@ -171,6 +172,10 @@ def _range(tunable: Range | tuple[Scalar, ...] | None) -> str:
 
 def _env_default(default: Scalar) -> str:
     return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _code(text: str) -> str:

@@ -102,6 +102,15 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
             "/health also generates a token, instead of only checking the processes.",
         ),
     ] = True
+    threads_bind: Annotated[
+        str,
+        EnvVar(
+            "SGLANG_CPU_OMP_THREADS_BIND",
+            "CPUs of each rank, as lists that are separated by `|`, such as `0-15|16-31`: first"
+            " the ranks of the first engine. Each CPU gets a thread. all: Setpoint places the ranks"
+            " on NUMA nodes, if the machine has several.",
+        ),
+    ] = "all"
     log_ms: Annotated[
         bool, EnvVar("SGLANG_LOG_MS", "Show milliseconds in the time stamps of the log.")
     ] = False

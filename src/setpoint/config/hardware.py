@@ -1,8 +1,8 @@
 """Finds out what this process may use of the machine: cores by affinity and cgroup quota, memory by
 cgroup limit, and whether there is a GPU.
 
-Only this module and ``gpu_memory`` look at the machine; no other part of config does. Reads /proc,
-/sys and psutil; imports no torch.
+Only this module, ``topology`` and ``gpu_memory`` look at the machine; no other part of config does.
+Reads /proc, /sys and psutil; imports no torch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from setpoint.config.gpu_memory import first_gpu_bytes
+from setpoint.config.topology import UNKNOWN, Topology, read_topology
 from setpoint.core.errors import ConfigError
 
 
@@ -33,6 +34,10 @@ class Hardware:
     """Memory of the GPU that an engine would use; None if it is unknown or there is no GPU."""
     num_engines: int = 1
     """Number of engines that share the machine. The numbers above are the share of one engine."""
+    topology: Topology = UNKNOWN
+    """The cores of the whole machine."""
+    quota_cores: int | None = None
+    """Cores whose time all engines together get by the cgroup's quota; None: no limit."""
 
     def divided(self, num_engines: int) -> Hardware:
         """The share of each engine if ``num_engines`` share the machine. Raises ConfigError if
@@ -52,17 +57,20 @@ class Hardware:
 
 def probe_hardware(root: Path = Path("/")) -> Hardware:
     """Inspect the machine. ``root`` is the folder that contains /proc, /sys and /dev."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = (
+        os.sched_getaffinity(0)
+        if hasattr(os, "sched_getaffinity")
+        else set(range(os.cpu_count() or 1))
     )
-    for quota in _cgroup_cores(root):
-        cores = min(cores, max(int(quota), 1))
+    quota = min((max(int(each), 1) for each in _cgroup_cores(root)), default=None)
     has_gpu = _has_driver(root, *NVIDIA_FILES) and not why_no_cuda(root)
     return Hardware(
         device="cuda" if has_gpu else "cpu",
-        num_cores=cores,
+        num_cores=len(allowed) if quota is None else min(len(allowed), quota),
         available_bytes=available_bytes(root),
         gpu_bytes=first_gpu_bytes() if has_gpu else None,
+        topology=read_topology(root, allowed),
+        quota_cores=quota,
     )
 
 

@@ -6,7 +6,7 @@ does), and does not know how large the KV pool will be: ``pool`` settles what de
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from setpoint.config import sglang
@@ -17,6 +17,7 @@ from setpoint.config.groups.chat_formats import NONE, OPEN
 from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import GROUP_OF, OPTION_FIELDS, Options
+from setpoint.config.placement import Place, Placement, place_ranks
 from setpoint.config.resolved import DTYPE_BYTES, ResolvedConfig
 from setpoint.config.workload import apply_profile
 from setpoint.core.errors import ConfigError
@@ -58,7 +59,8 @@ def resolve(
             book.fill(name, value, why)
     device = settle_model(book, model, hardware, env)
     _check_ranks(options, model, device)
-    steps = settle_steps(book, hardware, device)
+    placement = place_ranks(options, env, hardware, device=device)
+    steps = settle_steps(book, hardware, device, placement)
     settle_rules(book, device, steps.chunk)
     book.fill("random_seed", drawn_seed, "drawn at start")
     book.fill("tokenizer_path", book.get("model_path"), "the model's own")
@@ -77,6 +79,7 @@ def resolve(
         fraction_given=options.memory.mem_fraction_static is not None,
         overlap_depth=steps.overlap_depth,
         decode_after_piece=steps.decode_after_piece,
+        places=placement.places,
     )
 
 
@@ -394,23 +397,24 @@ class Steps:
     """Prompt tokens of a step; -1 if prompts are not split."""
     overlap_depth: int
     decode_after_piece: int
-    decisions: tuple[Decision, Decision]
-    """The decisions about ``overlap_depth`` and ``decode_after_piece``."""
+    decisions: tuple[Decision, ...]
+    """The decisions about ``overlap_depth``, ``decode_after_piece`` and the placement of ranks."""
 
 
-def settle_steps(book: Book, hardware: Hardware, device: str) -> Steps:
+def settle_steps(book: Book, hardware: Hardware, device: str, placement: Placement) -> Steps:
     """Settle the options that depend on the machine. Raises ConfigError for options that the
     machine cannot honour."""
     chunk = _chunked_prefill_size(book, hardware, device)
     step_tokens = chunk if chunk > 0 else book.options.scheduling.max_prefill_tokens
     _mem_fraction(book, hardware, device, step_tokens=step_tokens)
     _attention_backend(book, device)
-    _num_threads(book, hardware)
+    _num_threads(book, hardware, placement)
     depth, why_depth = _overlap_depth(book.options, device)
     piece, why_piece = _decode_after_piece(book, device, chunk)
     decisions = (
         Decision("overlap_depth", depth, why_depth),
         Decision("decode_after_piece", piece, why_piece),
+        placement.decision,
     )
     return Steps(chunk, depth, piece, decisions)
 
@@ -509,7 +513,10 @@ def _attention_backend(book: Book, device: str) -> None:
         )
 
 
-def _num_threads(book: Book, hardware: Hardware) -> None:
+def _num_threads(book: Book, hardware: Hardware, placement: Placement) -> None:
+    if placement.places:
+        _threads_of_places(book, placement.places)
+        return
     asked, ranks = book.options.execution.num_threads, book.options.parallel.tp_size
     cores = max(hardware.num_cores // ranks, 1)
     why = "the cores that this process may use, by affinity and cgroup quota"
@@ -526,6 +533,22 @@ def _num_threads(book: Book, hardware: Hardware) -> None:
             asked or cores,
             f"{why if asked is None else 'given'}, but {threads // ranks} threads{each} have only"
             f" {hardware.num_cores} cores, so threads will wait for each other",
+            warn=True,
+        )
+
+
+def _threads_of_places(book: Book, places: Sequence[Place]) -> None:
+    asked, numbers = book.options.execution.num_threads, [each.num_threads for each in places]
+    why = "the cores of a rank (placement), as far as the cgroup's quota goes"
+    if min(numbers) < max(numbers):
+        why = f"{why}; the ranks have {', '.join(map(str, numbers))}"
+    book.fill("num_threads", numbers[0], why)
+    cores = min(len(place.cpus) for place in places)
+    if asked is not None and asked > cores:
+        book.put(
+            "num_threads",
+            asked,
+            f"given, but a rank has only {cores} cores, so threads will wait for each other",
             warn=True,
         )
 

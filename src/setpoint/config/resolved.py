@@ -8,6 +8,7 @@ from typing import TypeVar
 from setpoint.config.decisions import Decision
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
+from setpoint.config.placement import Place
 
 T = TypeVar("T")
 
@@ -40,6 +41,8 @@ class ResolvedConfig:
     """Number of steps in flight while the next one is planned."""
     decode_after_piece: int
     """Number of decode steps after a step that computed only a piece of a long prompt."""
+    places: tuple[Place, ...] = ()
+    """Where each rank runs, first those of the first engine; none if nothing is bound."""
 
     @property
     def context_len(self) -> int:

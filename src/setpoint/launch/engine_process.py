@@ -40,6 +40,7 @@ from setpoint.engine.kernels.cpu.rank_memory import SharedMemoryGroup
 from setpoint.engine.kernels.device import accelerator_name
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc.sockets import EngineSocket
+from setpoint.launch.binding import bound
 from setpoint.launch.grammar_threads import GrammarThreads
 from setpoint.launch.grammars import engine_grammars
 from setpoint.launch.heartbeat import heartbeat, write_stacks_when_asked
@@ -105,6 +106,7 @@ def run(job: EngineJob, link: int, ranks: RankProcesses | None = None) -> int:
         if ranks is not None:
             at_end.callback(ranks.end)
             ranks.hand_over(encode_job(job))
+        job = bound(job, 0)
         try:
             with reported_to(lambda doing: socket.send(Starting(doing))):
                 loop = _build(job, socket, at_end, ranks)

@@ -16,6 +16,7 @@ from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.executor.tensor_parallel import Loaded, Refused, encode, follow
 from setpoint.engine.kernels.cpu.rank_memory import SharedMemoryGroup
+from setpoint.launch.binding import bound
 from setpoint.launch.engine_process import end_with_parent
 from setpoint.launch.heartbeat import write_stacks_when_asked
 from setpoint.launch.job import EngineJob, decode_job
@@ -43,6 +44,7 @@ def run(job: EngineJob, link: Connection, memory: mmap.mmap, rank: int, size: in
     options = job.config.options
     names = f" TP{rank}" if job.rank is None else f" DP{job.rank} TP{rank}"
     setup_logging(options.logs.log_level, rank=names, milliseconds=job.config.env.log_ms)
+    job = bound(job, rank)
     config = engine_config(job.config, job.spec, job.folder)
     build = partial(build_runner, config, SharedMemoryGroup(memory, rank, size))
     try:

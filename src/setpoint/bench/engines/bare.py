@@ -68,9 +68,12 @@ def _load(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -
     from setpoint.engine.executor.inproc import InprocExecutor
     from setpoint.engine.executor.measured import MeasuredExecutor
     from setpoint.engine.kernels.cpu.limits import machine_limits
+    from setpoint.launch.binding import bind
     from setpoint.launch.loading import compile_small_steps
     from setpoint.launch.mapping import engine_config
 
+    if config.places:
+        bind(config.places[0])
     runner = build_runner(engine_config(config, spec, str(served.source.folder)))
     report = runner.report
     refuse_emulation({"kernel_level": report.level, "kernels_emulated": report.emulated})

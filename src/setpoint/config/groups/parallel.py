@@ -37,6 +37,17 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
             high=64,
         ),
     ] = 1
+    numa_node: Annotated[
+        tuple[int, ...],
+        Option(
+            GROUP,
+            "NUMA node of each rank: a number for each, first the ranks of the first engine. A"
+            " rank's threads run on the node's cores, and its memory lies there as long as there is"
+            " room. Ranks on the same node divide its cores. If not given and the machine has"
+            " several nodes, Setpoint chooses; a single rank on a CPU uses all of them.",
+            low=0,
+        ),
+    ] = ()
     load_balance_method: Annotated[
         str,
         Option(
