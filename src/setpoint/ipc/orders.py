@@ -1,5 +1,5 @@
-"""What the frontend has decided for its engines (the live settings, the weights and pauses), and
-what each engine has been told of it.
+"""What the frontend has decided for its engines (the live settings, the weights, released memory
+and pauses), and what each engine has been told of it.
 
 An engine can miss a call: it is starting, stopped by a signal, or dead. It is told what it has
 missed before it gets the next request, so all engines work under the same orders. A pause may be
@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from setpoint.core.control import OperationDone, OptionChange, PauseMode, Standstill
 from setpoint.core.errors import RequestError
-from setpoint.core.operations import LoadWeights
+from setpoint.core.operations import LoadWeights, MemoryPart, ReleaseMemory, RestoreMemory
 from setpoint.core.settings import Settings
 from setpoint.ipc.line import EngineLine
 
@@ -37,6 +37,7 @@ class _Told:
     """None: those of the start; the same for weights."""
     weights: LoadWeights | None
     paused: PauseMode | None = None
+    released: frozenset[MemoryPart] = frozenset()
 
 
 @dataclass(slots=True, eq=False, frozen=True)
@@ -66,6 +67,8 @@ class Orders:
         self._settings: Settings | None = None
         """In force, or about to be; None: those of the start."""
         self._weights: LoadWeights | None = None
+        """The same."""
+        self._released: frozenset[MemoryPart] = frozenset()
         """The same."""
         self._started_with = _Told(None, None)
         """What an engine that is started now has from its start."""
@@ -99,9 +102,21 @@ class Orders:
             line.begin_pause(PauseMode.RETRACT)
             line.begin_operation(self._weights)
             told.weights, told.paused = self._weights, PauseMode.RETRACT
+            told.released -= {MemoryPart.WEIGHTS}
+        if self._released != told.released:
+            self._tell_released(line, told)
         if paused != told.paused:
             line.begin_pause(paused)
             told.paused = paused
+
+    def _tell_released(self, line: EngineLine, told: _Told) -> None:
+        line.begin_pause(PauseMode.RETRACT)
+        told.paused = PauseMode.RETRACT
+        if back := told.released - self._released:
+            line.begin_operation(RestoreMemory(sorted(back)))
+        if away := self._released - told.released:
+            line.begin_operation(ReleaseMemory(sorted(away)))
+        told.released = self._released
 
     async def pause(self, mode: PauseMode, ranks: Collection[int] | None = None) -> int:
         """Pause the engines of these ranks (None: of all), and those that take their places;
@@ -176,10 +191,12 @@ class Orders:
             told = self._told.get(line) or _Told(None, None)
             had, told.weights = told.weights, weights
             try:
-                return await line.operate(weights)
+                done = await line.operate(weights)
             except RequestError:
                 told.weights = had
                 raise
+            told.released -= {MemoryPart.WEIGHTS}
+            return done
 
         self._weights = weights
         try:
@@ -189,7 +206,38 @@ class Orders:
             self._take_back()
             raise
         self._started_with.weights = weights
+        self._released -= {MemoryPart.WEIGHTS}
         return done
+
+    async def release(self, parts: Collection[MemoryPart]) -> None:
+        """Have all engines give these parts of their memory back."""
+        await self._keep_released(self._released | set(parts), ReleaseMemory(list(parts)))
+
+    async def restore(self, parts: Collection[MemoryPart]) -> None:
+        """Have all engines take these parts of their memory again."""
+        await self._keep_released(self._released - set(parts), RestoreMemory(list(parts)))
+
+    async def _keep_released(
+        self, released: frozenset[MemoryPart], operation: ReleaseMemory | RestoreMemory
+    ) -> None:
+        before = self._released
+
+        async def operate(line: EngineLine) -> None:
+            told = self._told.get(line) or _Told(None, None)
+            had, told.released = told.released, released
+            try:
+                await line.operate(operation)
+            except RequestError:
+                told.released = had
+                raise
+
+        self._released = released
+        try:
+            await self._on(None, operate)
+        except BaseException:
+            self._released = before
+            self._take_back()
+            raise
 
     def _take_back(self) -> None:
         for line in self._ready():

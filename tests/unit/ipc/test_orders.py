@@ -22,7 +22,7 @@ from setpoint.core.control import (
 )
 from setpoint.core.errors import RequestError
 from setpoint.core.messages import Ready, Reply, decode_to_engine, encode
-from setpoint.core.operations import LoadWeights
+from setpoint.core.operations import LoadWeights, MemoryPart, ReleaseMemory, RestoreMemory
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.ipc.client import EngineClient
@@ -52,9 +52,13 @@ class Engine:
 
     def send(self, data: bytes) -> None:
         message = decode_to_engine(data)
-        self.got.append(
-            f"Pause {message.mode}" if isinstance(message, Pause) else type(message).__name__
-        )
+        match message:
+            case Pause(mode=mode):
+                self.got.append(f"Pause {mode}")
+            case Operate(operation=ReleaseMemory() | RestoreMemory() as operation):
+                self.got.append(" ".join((type(operation).__name__, *operation.parts)))
+            case _:
+                self.got.append(type(message).__name__)
         if isinstance(message, Pause | Continue | Operate) and not self.is_silent:
             reply = Reply(message.id, self._answer(message))
             asyncio.get_running_loop().call_soon(self.receiver, encode(reply))
@@ -183,5 +187,64 @@ def test_a_pause_that_fails_takes_back_no_other_pause_and_no_end_of_one() -> Non
         assert first.got[-1] == "Continue"
         assert second.got[-1] == "Continue"
         assert third.got[-1] == "Pause in_place"
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_was_starting_releases_the_memory_that_the_others_have_released() -> None:
+    """Red before: it computed, while a client believed that all memory was free."""
+
+    async def scenario() -> None:
+        first, second = Engine(0), Engine(1)
+        client = client_of(first, second)
+        await client.orders.release([MemoryPart.KV_CACHE, MemoryPart.WEIGHTS])
+        second.is_ready()
+        assert second.got == ["Pause retract", "ReleaseMemory kv_cache weights", "Continue"]
+        await client.orders.restore([MemoryPart.KV_CACHE])
+        assert second.got[-1] == "RestoreMemory kv_cache"
+        first.line.died("It is dead.")
+        next_one = Engine(0)
+        client.attach(next_one.line)
+        next_one.is_ready()
+        assert next_one.got == ["Pause retract", "ReleaseMemory weights", "Continue"]
+        await client.orders.load(WEIGHTS)
+        last = Engine(1)
+        second.line.died("It is dead, too.")
+        client.attach(last.line)
+        last.is_ready()
+        assert last.got == [], "loading has restored the weights"
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_was_stopped_takes_its_memory_again_when_it_continues() -> None:
+    async def scenario() -> None:
+        first, second = Engine(0), Engine(1)
+        client = client_of(first, second)
+        second.is_ready()
+        await client.orders.release([MemoryPart.WEIGHTS])
+        second.line.suspended(True)
+        await client.orders.restore([MemoryPart.WEIGHTS])
+        second.got.clear()
+        second.line.suspended(False)
+        assert second.got == ["Pause retract", "RestoreMemory weights", "Continue"]
+
+    asyncio.run(scenario())
+
+
+def test_memory_that_one_engine_does_not_release_is_released_by_none() -> None:
+    async def scenario() -> None:
+        first, second = Engine(0), Engine(1, refuses=True)
+        client = client_of(first, second)
+        second.is_ready()
+        with pytest.raises(RequestError, match="no memory"):
+            await client.orders.release([MemoryPart.WEIGHTS])
+        assert first.got == [
+            "ReleaseMemory weights",
+            "Pause retract",
+            "RestoreMemory weights",
+            "Continue",
+        ]
+        assert client.is_ready
 
     asyncio.run(scenario())

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from setpoint.core.control import PauseMode
 from setpoint.core.errors import RequestError
-from setpoint.core.operations import LoadWeights, MemoryPart, ReleaseMemory, RestoreMemory
+from setpoint.core.operations import LoadWeights, MemoryPart
 from setpoint.frontend.apis.sglang.controls import ControlBodies
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
@@ -67,14 +67,14 @@ class WeightRoutes:
         body, told = await self._bodies.read(request, MemoryBody)
         async with self._changing:
             parts = await self._parts(body, released=False)
-            await self._engine.on_all(lambda line: line.operate(ReleaseMemory(parts)))
+            await self._engine.orders.release(parts)
         return json_response({"released": parts, **told})
 
     async def restore(self, request: Request) -> Response:
         body, told = await self._bodies.read(request, MemoryBody)
         async with self._changing:
             parts = await self._parts(body, released=True)
-            await self._engine.on_all(lambda line: line.operate(RestoreMemory(parts)))
+            await self._engine.orders.restore(parts)
         return json_response({"resumed": parts, **told})
 
     async def update(self, request: Request) -> Response:
