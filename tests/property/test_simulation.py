@@ -28,6 +28,8 @@ FOUND = {
     51: "An engine that was starting while others loaded weights served with the old ones.",
     194: "Outputs that an engine sent twice were in the answer twice.",
     273: "A change that one engine refused was in force for the others.",
+    5443: "The server ended although an operator wanted a rank again.",
+    6426: "A request was blamed for the end of an engine that had missed other weights.",
     690: "A rank that an operator wanted again got an engine while the server was ending.",
 }
 """Seeds that have found a fault, with the fault."""

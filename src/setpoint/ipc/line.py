@@ -357,6 +357,12 @@ class EngineLine:
             self.send(Shutdown())
             self._end(EngineState.STOPPING, reason)
 
+    def dismiss(self, reason: str) -> None:
+        """End an engine that cannot do as the others do. No request is to blame for that."""
+        if not self.has_ended:
+            logger.error("Engine %d ends: %s", self.rank, reason)
+            self.shutdown(reason)
+
     def died(self, reason: str, *, was_killed: bool = False) -> None:
         """Called by the watcher when the process has ended. Does nothing if the line has ended
         before. was_killed: see the attribute."""
@@ -432,7 +438,7 @@ class EngineLine:
         missed = self._missed.pop(call_id, None)
         if isinstance(missed, Operate) and isinstance(answer, Refused):
             name = type(missed.operation).__name__
-            self.died(f"It had missed {name}, and cannot make up for it: {answer.error}")
+            self.dismiss(f"It had missed {name}, and cannot make up for it: {answer.error}")
         elif missed is not None and isinstance(answer, Refused):
             logger.error("The engine refused %s: %s", type(missed).__name__, answer.error)
 

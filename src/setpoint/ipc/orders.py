@@ -94,7 +94,7 @@ class Orders:
             line.begin_change(self._settings)
             told.settings = self._settings
         if self._weights is None and told.weights is not None:
-            line.died("It has weights that another engine could not load.")
+            line.dismiss("It has weights that another engine could not load.")
             return
         if self._weights is not None and self._weights is not told.weights:
             # It may have requests that were open when it was stopped: they go on with the new

@@ -275,10 +275,11 @@ class EngineSession:
                     rank,
                     why_not,
                 )
-            if len(self._given_up) == len(self._lives):
-                self._all_given_up.set()
             if self._is_ending:  # whatever an operator has asked for before
                 self._wanted_again[rank].clear()
+            is_wanted = any(each.is_set() for each in self._wanted_again)
+            if len(self._given_up) == len(self._lives) and not is_wanted:
+                self._all_given_up.set()
             await self._wanted_again[rank].wait()
             self._wanted_again[rank].clear()
             self._given_up.discard(rank)

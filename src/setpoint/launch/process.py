@@ -226,7 +226,12 @@ async def until_over(
     its line. ended: done when the process has ended."""
     dead: asyncio.Future[bool] = asyncio.ensure_future(line.dead.wait())
     silent = asyncio.create_task(until_silent(process.is_stopped, line, watchdog_s))
-    await asyncio.wait((ended, dead, silent), return_when=asyncio.FIRST_COMPLETED)
+    try:
+        await asyncio.wait((ended, dead, silent), return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        dead.cancel()
+        silent.cancel()
+        raise
     if silent.done() and not ended.done():
         hung = f"The engine has not finished a step for {watchdog_s:g} s (--watchdog-timeout)."
         logger.error("Watchdog timeout: the stacks of the engine's threads follow. %s", hung)

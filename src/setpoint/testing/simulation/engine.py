@@ -148,9 +148,6 @@ class World(Protocol):
 
     def died(self, engine: SimulatedEngine, code: int) -> None: ...
 
-    def closed_link(self, engine: SimulatedEngine) -> None:
-        """The process goes on, but for the frontend it is dead."""
-
 
 @dataclass(slots=True)
 class ProcessClock:
@@ -313,7 +310,8 @@ class SimulatedEngine:
     code: int | None = None
     """How it has ended."""
     is_hung: bool = False
-    has_closed_link: bool = False
+    is_given_up: bool = False
+    """Whether the server has killed it."""
     loop: Loop | None = None
     num_steps: int = 0
     weights: str = ""
@@ -362,6 +360,7 @@ class SimulatedEngine:
         self.world.note(self, "writes its stacks")
 
     def kill(self) -> None:
+        self.is_given_up = self.code is None
         self.die(KILLED)
 
     def end(self) -> None:
@@ -398,8 +397,8 @@ class SimulatedEngine:
     def close_link(self) -> None:
         """It closes its end, and goes on."""
         if self.code is None:
-            self.world.closed_link(self)
-            self.is_hung = self.has_closed_link = True
+            self.world.note(self, "closes its link")
+            self.is_hung = True
             self.link.close(self.world.loop.time())
 
     # ------------------------------------------------------------------ what it does

@@ -404,7 +404,9 @@ class Run:
             # A death may not have been noticed yet, and its engine will then start again.
             while not session.over.done() and seconds_at_rest < REST_S:
                 states = {each.state for each in client.standings()}
-                seconds_at_rest = seconds_at_rest + 1 if states <= {"ready", "ended"} else 0
+                is_wanted = any(each.is_set() for each in session._wanted_again)
+                rests = states <= {"ready", "ended"} and not is_wanted
+                seconds_at_rest = seconds_at_rest + 1 if rests else 0
                 await asyncio.sleep(1.0)
         wanted = service.live.propose({}).settings
         for line in client.lines:

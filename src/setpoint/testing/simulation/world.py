@@ -107,7 +107,8 @@ class World:
         self.starts: Callable[[int], Start] = lambda rank: Start()
         self.step_faults: Callable[[SimulatedEngine], StepFault | None] = lambda engine: None
         self.deaths: list[tuple[float, int]] = []
-        """When an engine ended for the frontend, and how."""
+        """When an engine ended, and how. One that the server itself has killed had crashed before,
+        as far as the server can know."""
         self.wrong: list[str] = []
         """What must not happen, and has."""
         self._first: dict[str, int] = {}
@@ -193,12 +194,7 @@ class World:
 
     def died(self, engine: SimulatedEngine, code: int) -> None:
         self.note(engine, f"ends with {code}")
-        if not engine.has_closed_link:
-            self.deaths.append((self.loop.time(), code))
-
-    def closed_link(self, engine: SimulatedEngine) -> None:
-        self.note(engine, "closes its link")
-        self.deaths.append((self.loop.time(), CRASHED))
+        self.deaths.append((self.loop.time(), CRASHED if engine.is_given_up else code))
 
     def came_to(self, message: Submit) -> None:
         rid = message.request.rid
