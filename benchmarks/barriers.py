@@ -1,7 +1,8 @@
 """What a decode step would take on more cores than were at hand: a simulation, not a measurement.
 
     python benchmarks/barriers.py [--socket-gbps 230] [--near-ns 37] [--far-ns 156]
-    python benchmarks/barriers.py --measure    # the cost of a loop here, beside that of the model
+    python benchmarks/barriers.py --ranks [--socket-ns 156] [--link-gbps 50]    # several sockets
+    python benchmarks/barriers.py --measure    # the costs of a loop and of a gather here
 
 On times of this machine, quiet and with few threads, instead of those in docs/notebook.md:
 
@@ -19,10 +20,15 @@ more threads:
   another core (``Barrier``). Threads take the units one by one, each as soon as it has entered.
 * What runs outside the captured step (Python, scheduling, messages) stays as long as it was.
 
+With --ranks: a rank on each of several sockets with 32 cores, each with the outputs that a rank
+computes (``setpoint.engine.parallel.group.spans``), and a gather after each kernel whose outputs
+are divided (gathers.py). The ranks wait for the slowest of them in every gather.
+
 Assumed, because it could not be measured: the memory's rate of a socket (three quarters of eight
 channels of DDR5-4800), that the slower of two measured ways of a cache line is the one between
-chiplets, that all cores keep the clock of two, and for another model the factors of this one. Not
-simulated: caches that hold a whole small model, a second socket, matrix tiles.
+chiplets and between sockets, that all cores keep the clock of two, and for another model the
+factors of this one. Not simulated: caches that hold a whole small model, matrix tiles, ranks that
+are delayed by anything but their work.
 """
 
 from __future__ import annotations
@@ -37,11 +43,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gathers import Between, Gather, Measured
+from gathers import measure as measured_gathers
 from machine import environment
 from team_loop import FREE, OWN_S, Barrier, Machine, empty_loop, even, loop
 
+from setpoint.engine.parallel.group import UNIT, head_spans, spans
+
 THREADS = (1, 2, 4, 8, 16, 32, 64)
 BATCHES = (1, 64)
+SOCKETS = (1, 2, 3, 4, 6, 8)
+SOCKET_CORES = 32
 CONTEXT = 144
 """Tokens behind each row: the mean of a run with 128 tokens in and 33 out."""
 KERNELS = Path(__file__).parents[1] / "src/setpoint/engine/kernels/cpu"
@@ -68,9 +80,39 @@ class Shape:
     head_dim: int
     vocab: int
 
+    def divides_among(self, ranks: int) -> bool:
+        """As ``ModelSpec.rank_counts``."""
+        return ranks <= self.kv_heads or (ranks % self.kv_heads == 0 and ranks <= self.heads)
+
 
 DEFAULT_MODEL = Shape("SmolLM2-135M", 30, 576, 1536, 9, 3, 64, 49152)
 ONE_BILLION = Shape("the shape of Llama-3.2-1B", 16, 2048, 8192, 32, 8, 64, 128256)
+EIGHT_BILLION = Shape("the shape of Llama-3.1-8B", 32, 4096, 14336, 32, 8, 128, 128256)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The outputs that a rank computes."""
+
+    heads: int
+    kv_heads: int
+    hidden: int
+    inner: int
+    vocab: int
+
+
+def parts(shape: Shape, ranks: int) -> list[Part]:
+    """The part of each rank, as the layers are divided (``split`` of each)."""
+    hidden, inner, vocab = (
+        [end - begin for begin, end in spans(size, ranks, unit=UNIT)]
+        for size in (shape.hidden, shape.inner, shape.vocab)
+    )
+    return [
+        Part(q[1] - q[0], kv[1] - kv[0], *sizes)
+        for (q, kv), *sizes in zip(
+            head_spans(shape.heads, shape.kv_heads, ranks), hidden, inner, vocab, strict=True
+        )
+    ]
 
 
 MEASURED_ON = Machine(472e9 / 2, 28e9, 31.2e9, 163e9 / 2)
@@ -106,6 +148,30 @@ NOTEBOOK = {
 }
 """docs/notebook.md, "where a step's time goes" (replayed steps), and for what is outside "the first
 touch of torch after the weights" and the scheduling of either entry."""
+
+
+GATHER = Gather(
+    [
+        Measured(1, 1152, 0.467e-6, 0.503e-6),
+        Measured(1, 3072, 0.66e-6, 0.829e-6),
+        Measured(1, 4096, 0.855e-6, 1.091e-6),
+        Measured(1, 8192, 1.484e-6, 2.103e-6),
+        Measured(1, 16384, 4.282e-6, 4.62e-6),
+        Measured(1, 28672, 7.612e-6, 7.934e-6),
+        Measured(1, 98304, 24.655e-6, 26.154e-6),
+        Measured(1, 256512, 60.15e-6, 68.21e-6),
+        Measured(64, 1152, 19.563e-6, 20.583e-6),
+        Measured(64, 3072, 51.241e-6, 53.629e-6),
+        Measured(64, 4096, 65.167e-6, 68.534e-6),
+        Measured(64, 8192, 80.394e-6, 135.094e-6),
+        Measured(64, 16384, 227.755e-6, 265.008e-6),
+        Measured(64, 28672, 293.836e-6, 465.61e-6),
+        Measured(64, 98304, 900.73e-6, 3578.66e-6),
+    ],
+    155e-9,
+)
+"""Gathers of a step of the three models. docs/notebook.md, "what a gather costs, and a rank on each
+socket on paper", in the slower state of the machine."""
 
 
 @dataclass(frozen=True)
@@ -172,15 +238,18 @@ def attention_units(shape: Shape, rows: int, context: int, threads: int) -> tupl
     )
 
 
-def kernels(shape: Shape, rows: int, threads: int, context: int = CONTEXT) -> list[Kernel]:
-    """The kernels of a captured decode step."""
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+def kernels(
+    shape: Shape, rows: int, threads: int, context: int = CONTEXT, part: Part | None = None
+) -> list[Kernel]:
+    """The kernels of a captured decode step. part: of one rank; None: there is no other."""
+    (part,) = parts(shape, 1) if part is None else (part,)
+    q, kv = part.heads * shape.head_dim, part.kv_heads * shape.head_dim
     products = [
         ("linear", shape.layers, q + 2 * kv, shape.hidden),
-        ("linear", shape.layers, shape.hidden, q),
-        ("linear", shape.layers, 2 * shape.inner, shape.hidden),
-        ("linear", shape.layers, shape.hidden, shape.inner),
-        ("head", 1, shape.vocab, shape.hidden),
+        ("linear", shape.layers, part.hidden, shape.heads * shape.head_dim),
+        ("linear", shape.layers, 2 * part.inner, shape.hidden),
+        ("linear", shape.layers, part.hidden, shape.inner),
+        ("head", 1, part.vocab, shape.hidden),
     ]
     found = [
         Kernel(kind, calls, n * k * BF16, 2 * rows * n * k, even(product_units(n, k, rows)))
@@ -193,7 +262,9 @@ def kernels(shape: Shape, rows: int, threads: int, context: int = CONTEXT) -> li
             shape.layers,
             2 * keys * kv * BF16,
             4 * keys * q,
-            attention_units(shape, rows, context, threads),
+            attention_units(
+                replace(shape, heads=part.heads, kv_heads=part.kv_heads), rows, context, threads
+            ),
         )
     )
     for calls, elements, passes in (
@@ -234,6 +305,44 @@ def step(
         each.seconds(threads, machine, barrier, factor[each.kind])
         for each in kernels(shape, rows, threads)
     )
+
+
+def gathers(shape: Shape) -> list[tuple[int, int]]:
+    """How often a step gathers outputs, and the bytes of a row of them."""
+    q = shape.heads * shape.head_dim
+    return [
+        (1 + 2 * shape.layers, shape.hidden * BF16),  # embedding; outputs of either branch
+        (shape.layers, q * BF16),
+        (shape.layers, shape.inner * BF16),
+        (1, shape.vocab * BF16),
+    ]
+
+
+def rank_step(
+    shape: Shape,
+    rows: int,
+    ranks: int,
+    machine: Machine,
+    between: Between,
+    factor: Mapping[str, float],
+    outside: float,
+) -> tuple[float, float]:
+    """The seconds of one decode step on several ranks, and those of its gathers. machine: of each
+    rank. The ranks wait for the slowest in each kernel, because its outputs are gathered."""
+    of_ranks = [kernels(shape, rows, between.threads, part=part) for part in parts(shape, ranks)]
+    computing = sum(
+        max(
+            each.seconds(between.threads, machine, between.barrier, factor[each.kind])
+            for each in kernel
+        )
+        for kernel in zip(*of_ranks, strict=True)
+    )
+    gathering = 0.0
+    if ranks > 1:
+        gathering = sum(
+            calls * GATHER.seconds(rows, size, ranks, between) for calls, size in gathers(shape)
+        )
+    return outside + computing + gathering, gathering
 
 
 def read_times(path: Path) -> dict[int, Times]:
@@ -288,6 +397,23 @@ def measure(most: int, barrier: Barrier) -> None:
         threads, cost = map(int, line.split())
         expected = empty_loop(threads, barrier) * 1e9
         print(f"a loop on {threads} threads: {cost:,} ns, by the model {expected:,.0f}")
+    if most > 1:
+        report_gathers(measured_gathers([(each.rows, each.row_bytes) for each in GATHER.measured]))
+
+
+def report_gathers(here: Gather) -> None:
+    """Print the sizes of GATHER as measured, beside those of the notebook at this machine's
+    time of a cache line."""
+    print(f"\nbetween two processes: a cache line in {here.line_s * 1e9:.1f} ns; a gather in µs\n")
+    alone = Between(here.line_s, math.inf, 1, FREE)
+    print("| rows | bytes of a row | least | median | by the notebook |")
+    print("|---|---|---|---|---|")
+    for each in here.measured:
+        expected = GATHER.seconds(each.rows, each.row_bytes, 2, alone)
+        print(
+            f"| {each.rows} | {each.row_bytes:,} | {each.least_s * 1e6:.2f}"
+            f" | {each.median_s * 1e6:.2f} | {expected * 1e6:.2f} |"
+        )
 
 
 def report(shape: Shape, rows: int, times: Times, target: Machine, barrier: Barrier) -> None:
@@ -307,17 +433,60 @@ def report(shape: Shape, rows: int, times: Times, target: Machine, barrier: Barr
         )
 
 
+def report_ranks(shape: Shape, rows: int, times: Times, target: Machine, between: Between) -> None:
+    factor = factors(times, DEFAULT_MODEL, rows, between.barrier)
+    print(f"\n{shape.name}, batch {rows}, {between.threads} threads on each socket: PREDICTED\n")
+    print("| sockets | step ms | tok/s | speed-up | in gathers | in two loops, ms |")
+    print("|---|---|---|---|---|---|")
+    first, _ = rank_step(shape, rows, 1, target, between, factor, times.outside)
+    for ranks in filter(shape.divides_among, SOCKETS):
+        (today, gathering), (together, _) = (
+            rank_step(shape, rows, ranks, target, how, factor, times.outside)
+            for how in (between, replace(between, in_two_loops=True))
+        )
+        print(
+            f"| {ranks} | {today * 1e3:.2f} | {rows / today:,.0f} | {first / today:.2f}"
+            f" | {gathering / today:.0%} | {together * 1e3:.2f} |"
+        )
+
+
+def report_here(rows: int, times: Times, barrier: Barrier) -> None:
+    """Print what two ranks of one thread take where ``times`` were measured, beside one process
+    with two threads: a prediction that can be checked."""
+    factor = factors(times, DEFAULT_MODEL, rows, barrier)
+    one = step(DEFAULT_MODEL, rows, 2, times.machine, barrier, factor, times.outside)
+    rate = times.machine.read_bytes(2)
+    half = replace(times.machine, core_bytes=rate, socket_bytes=rate)
+    for line_s in (barrier.near_s, barrier.far_s):
+        between = Between(line_s, math.inf, 1, barrier)
+        two, gathering = rank_step(DEFAULT_MODEL, rows, 2, half, between, factor, times.outside)
+        print(
+            f"{DEFAULT_MODEL.name}, batch {rows}, two cores of one socket, a cache line in"
+            f" {line_s * 1e9:.0f} ns: {one * 1e3:.2f} ms with two threads, {two * 1e3:.2f} ms with"
+            f" two ranks of one ({one / two:.2f} of the speed), gathers {gathering * 1e3:.2f} ms"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--breakdown", type=Path, help="file of one-batch --breakdown")
-    parser.add_argument("--measure", action="store_true", help="measure what a loop costs here")
+    parser.add_argument(
+        "--measure", action="store_true", help="measure what a loop and a gather cost here"
+    )
+    parser.add_argument("--ranks", action="store_true", help="simulate a rank on each socket")
     parser.add_argument(
         "--near-ns", type=float, default=37, help="time of a cache line within a chiplet"
     )
     parser.add_argument(
         "--far-ns", type=float, default=156, help="time of a cache line between chiplets"
+    )
+    parser.add_argument(
+        "--socket-ns", type=float, help="time of a cache line between sockets; default: --far-ns"
+    )
+    parser.add_argument(
+        "--link-gbps", type=float, default=50, help="what a socket reads from the others, GB/s"
     )
     parser.add_argument("--socket-gbps", type=float, default=230, help="memory of all cores, GB/s")
     arguments = parser.parse_args()
@@ -331,10 +500,23 @@ def main() -> None:
         f"SIMULATED: a socket with {arguments.socket_gbps:g} GB/s, a cache line in"
         f" {barrier.near_s * 1e9:.0f} ns on a chiplet and {barrier.far_s * 1e9:.0f} ns beyond"
     )
-    for shape in (DEFAULT_MODEL, ONE_BILLION):
+    line_s = (arguments.socket_ns or arguments.far_ns) / 1e9
+    between = Between(line_s, arguments.link_gbps * 1e9, SOCKET_CORES, barrier)
+    if arguments.ranks:
+        print(
+            "PREDICTED, never measured: a rank on each socket, a cache line between sockets in"
+            f" {line_s * 1e9:.0f} ns, {arguments.link_gbps:g} GB/s from the other sockets"
+        )
         for rows, times in measured.items():
-            target = replace(times.machine, socket_bytes=arguments.socket_gbps * 1e9)
-            report(shape, rows, times, target, barrier)
+            report_here(rows, times, barrier)
+    for rows, times in measured.items():
+        target = replace(times.machine, socket_bytes=arguments.socket_gbps * 1e9)
+        if arguments.ranks:
+            for shape in (DEFAULT_MODEL, ONE_BILLION, EIGHT_BILLION):
+                report_ranks(shape, rows, times, target, between)
+        else:
+            for shape in (DEFAULT_MODEL, ONE_BILLION):
+                report(shape, rows, times, target, barrier)
 
 
 if __name__ == "__main__":

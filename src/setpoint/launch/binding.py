@@ -22,6 +22,10 @@ SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 """Numbers of the system call, for which the C library has no function."""
 MPOL_PREFERRED = 1
 
+OWN_BINDING = ("GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+"""Variables with which GNU OpenMP binds each thread by itself, to the CPUs that the process had at
+its start."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -37,6 +41,13 @@ def bound(job: EngineJob, rank: int) -> EngineJob:
         where = "; ".join(f"TP{i} on {place}" for i, place in enumerate(of_engine))
         why = next(each.why for each in config.decisions if each.field == "placement")
         logger.info("Bound to cores: %s (%s).", where, why)
+        for name in OWN_BINDING:
+            if os.environ.get(name, "false").lower() != "false":
+                logger.warning(
+                    "%s is set, so OpenMP moves threads to other CPUs again, the same ones for all"
+                    " ranks. Unset it.",
+                    name,
+                )
     bind(of_engine[rank])
     options = config.options.replace(num_threads=of_engine[rank].num_threads)
     return msgspec.structs.replace(job, config=with_fields(config, options=options))

@@ -105,3 +105,25 @@ def test_a_job_without_places_binds_nothing() -> None:
     )
     assert binding.bound(job, 0) is job
     assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "warns"),
+    [
+        ("OMP_PROC_BIND", "true", True),
+        ("OMP_PROC_BIND", "FALSE", False),
+        ("GOMP_CPU_AFFINITY", "0-3", True),
+    ],
+)
+def test_variables_that_undo_it_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    value: str,
+    warns: bool,
+) -> None:
+    monkeypatch.setattr(binding, "bind", lambda place: None)
+    monkeypatch.setenv(name, value)
+    config = replace(resolve(Options(), MACHINE, tiny_spec()), places=(Place((0,), 1, None),))
+    binding.bound(EngineJob(config, tiny_spec(), "/model", None, None, None, False), 0)
+    assert (f"{name} is set" in caplog.text) == warns

@@ -1,9 +1,11 @@
 """The simulation of wider machines: how kernels are divided, what a loop costs, and that it gives
-back the step that it was fitted to."""
+back the step that it was fitted to; and that of a model on several ranks."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,17 +13,25 @@ import barriers
 import pytest
 from barriers import (
     DEFAULT_MODEL,
+    EIGHT_BILLION,
+    GATHER,
     MEASURED_ON,
     NOTEBOOK,
     ONE_BILLION,
     product_units,
     row_units,
 )
+from gathers import Between, measure
 from team_loop import FREE, OWN_S, Barrier, empty_loop, even, loop
+
+from setpoint.testing.specs import tiny_spec
 
 NEAR, FAR = Barrier(37e-9, 37e-9, OWN_S), Barrier(156e-9, 156e-9, OWN_S)
 USUAL = Barrier(37e-9, 156e-9, OWN_S)
 TREE = Barrier(37e-9, 156e-9, OWN_S, tree=True)
+SHAPES = (DEFAULT_MODEL, ONE_BILLION, EIGHT_BILLION)
+BETWEEN = Between(156e-9, 50e9, 32, USUAL)
+SOCKET = replace(MEASURED_ON, socket_bytes=230e9)
 
 
 def step(rows: int, threads: int, barrier: Barrier, socket_bytes: float) -> float:
@@ -142,3 +152,97 @@ def test_tables_have_a_row_for_each_number_of_threads(capsys: pytest.CaptureFixt
         "| threads",
         *(f"| {n}" for n in barriers.THREADS),
     ]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ranks_compute_what_one_computes(shape: barriers.Shape) -> None:
+    spec = tiny_spec(num_heads=shape.heads, num_kv_heads=shape.kv_heads)
+    assert list(filter(shape.divides_among, range(1, 99))) == spec.rank_counts
+    for ranks in range(1, shape.kv_heads + 1):
+        of_ranks = [
+            barriers.kernels(shape, 1, 32, part=part) for part in barriers.parts(shape, ranks)
+        ]
+        for whole, *each in zip(barriers.kernels(shape, 1, 32), *of_ranks, strict=True):
+            if whole.kind != "elementwise":  # of which every rank computes all
+                assert sum(part.flops for part in each) == pytest.approx(whole.flops)
+    heads = [part.heads for part in barriers.parts(DEFAULT_MODEL, 2)]
+    assert heads == [3, 6], "the heads of K and V do not divide evenly"
+
+
+@pytest.mark.parametrize("rows", barriers.BATCHES)
+def test_one_rank_takes_a_step_without_gathers(rows: int) -> None:
+    factor = barriers.factors(NOTEBOOK[rows], DEFAULT_MODEL, rows, USUAL)
+    alone = barriers.rank_step(DEFAULT_MODEL, rows, 1, SOCKET, BETWEEN, factor, 1e-3)
+    assert alone == (
+        barriers.step(DEFAULT_MODEL, rows, 32, SOCKET, USUAL, factor, 1e-3),
+        0.0,
+    )
+
+
+def test_a_step_has_four_gathers_in_a_layer_and_two_more() -> None:
+    assert barriers.gathers(ONE_BILLION) == [(33, 4096), (16, 4096), (16, 16384), (1, 256512)]
+
+
+def test_the_measured_gathers_come_out_again() -> None:
+    for each in GATHER.measured:
+        alone = Between(GATHER.line_s, math.inf, 1, FREE)
+        assert GATHER.seconds(each.rows, each.row_bytes, 2, alone) <= each.least_s * 1.001
+
+
+NEAR_STATE = {
+    (1, 1152): 131,
+    (1, 3072): 187,
+    (1, 4096): 223,
+    (1, 8192): 390,
+    (1, 16384): 1196,
+    (1, 28672): 2307,
+    (1, 98304): 7596,
+    (1, 256512): 17575,
+    (64, 1152): 6121,
+    (64, 3072): 14505,
+    (64, 4096): 17654,
+    (64, 8192): 22948,
+    (64, 16384): 36534,
+    (64, 28672): 64531,
+    (64, 98304): 274212,
+}
+"""Nanoseconds in the machine's other state, where a cache line takes 41.3 (docs/notebook.md)."""
+
+
+def test_gathers_take_as_many_times_longer_as_a_cache_line_does() -> None:
+    alone = Between(41.3e-9, math.inf, 1, FREE)
+    for (rows, size), measured in NEAR_STATE.items():
+        predicted = GATHER.seconds(rows, size, 2, alone) * 1e9
+        assert 0.8 < predicted / measured < 1.7, (rows, size)
+
+
+def test_a_gather_is_limited_by_the_link_and_sped_up_by_threads() -> None:
+    many = GATHER.seconds(64, 98304, 2, BETWEEN)
+    assert many < GATHER.seconds(64, 98304, 2, replace(BETWEEN, threads=1))
+    assert many > GATHER.seconds(64, 98304, 2, replace(BETWEEN, in_two_loops=True))
+    half = 64 * 98304 / 2
+    assert GATHER.seconds(64, 98304, 2, replace(BETWEEN, link_bytes=1e9)) > half / 1e9
+    # A short gather is not divided: its cost is that of the arrivals.
+    short = [GATHER.seconds(1, 1152, ranks, BETWEEN) for ranks in (2, 3, 4, 8)]
+    assert short == sorted(short)
+    assert short[3] - short[0] == pytest.approx(6 * 156e-9, rel=0.02)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_gathers_are_measured_between_two_processes() -> None:
+    here = measure([(1, 1152), (64, 1152)])
+    assert [each.num_bytes for each in here.measured] == [1152, 64 * 1152]
+    assert all(0 < each.least_s <= each.median_s < 1 for each in here.measured)
+    assert 0 < here.line_s < 1e-3
+
+
+def test_a_table_of_sockets_says_that_it_is_a_prediction(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    barriers.report_ranks(DEFAULT_MODEL, 1, NOTEBOOK[1], SOCKET, BETWEEN)
+    printed = capsys.readouterr().out
+    assert "PREDICTED" in printed
+    rows = [text.split(" | ")[0] for text in printed.splitlines() if text.startswith("| ")]
+    assert rows == ["| sockets", "| 1", "| 2", "| 3", "| 6"]
+    barriers.report_here(1, NOTEBOOK[1], USUAL)
+    assert capsys.readouterr().out.count("two ranks of one") == 2
