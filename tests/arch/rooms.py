@@ -96,7 +96,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "engine.kernels": ({"core"}, {"numpy", "torch"}),
     "engine.attention": ({"core", "engine.kernels"}, {"numpy", "torch"}),
     "engine.quant": ({"core", "engine.kernels"}, {"torch"}),
-    "engine.parallel": ({"core"}, {"torch"}),
+    "engine.parallel": ({"core", "engine.kernels"}, {"torch"}),
     "engine.sampling": ({"core", "engine.kernels"}, {"numpy", "torch"}),
     "engine.layers": (
         {"core", "engine.attention", "engine.kernels", "engine.parallel", "engine.quant"},

@@ -199,7 +199,7 @@ def _load_native(
 ) -> tuple[nn.Module, int]:
     model = build_model(spec)
     if group.size > 1:
-        split_model(model, group.rank, group.size)
+        split_model(model, group)
     blocks = choose_blocks(device, dtype) if quantization is None else None
     return model, load_weights(
         model, folder, wrapped=bool(spec.wrapper), dtype=dtype, device=device, blocks=blocks, **how

@@ -3,7 +3,7 @@ LinearMethod decides how it is held."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -26,7 +26,8 @@ class Linear(Layer):
 
     ``out_features`` is N, or a dict of checkpoint name -> output rows when the weight is stacked
     from sibling tensors in that order, e.g. {"gate_proj": F, "up_proj": F}: "mlp.gate_proj.weight"
-    is then the first F rows of "mlp.gate_up_proj.weight".
+    is then the first F rows of "mlp.gate_up_proj.weight". divides_inputs: whether ranks that add
+    partial sums (``Group.sums``) divide its inputs instead of its outputs.
     """
 
     packed: PackedWeight
@@ -39,8 +40,16 @@ class Linear(Layer):
         out_features: int | dict[str, int],
         *,
         bias: bool = False,
+        divides_inputs: bool = False,
     ) -> None:
         super().__init__()
+        self.divides_inputs = divides_inputs
+        self.in_features = in_features
+        self.input_spans: list[Span] = []
+        """The inputs of each rank, if they are not divided evenly; written by the layer around
+        it."""
+        self.columns: Span | None = None
+        """The inputs that this rank takes, if ranks divide them; written by ``split_inputs``."""
         self.parts = out_features if isinstance(out_features, dict) else {"": out_features}
         """Checkpoint name -> rows of the whole matrix; "" if it is not stacked."""
         self.spans: Mapping[str, list[Span]] = {}
@@ -56,6 +65,8 @@ class Linear(Layer):
         self.bias: nn.Parameter | None = (
             nn.Parameter(torch.empty(size), requires_grad=False) if bias else None
         )
+        self._adds_bias = True
+        """False if another rank adds it to the sum; written by ``split_inputs``."""
         self.blocks = ""
         """The kind of the blocks that are kept, "" if none are; written by ``keep_blocks``."""
 
@@ -78,12 +89,22 @@ class Linear(Layer):
         if self.bias is not None:
             self.bias = nn.Parameter(self.bias.new_empty(rows), requires_grad=False)
 
+    def split_inputs(self, rank: int, size: int) -> None:
+        """Take only the inputs of one of ``size`` ranks. Must be called before weights are
+        loaded."""
+        assert self.weight is not None
+        of_ranks = self.input_spans or spans(self.in_features, size, unit=UNIT)
+        begin, end = self.columns = of_ranks[rank]
+        self.weight = nn.Parameter(
+            self.weight.new_empty(self.out_features, end - begin), requires_grad=False
+        )
+        self._adds_bias = rank == 0
+
     def finish_loading(self, method: LinearMethod) -> int:
         """Pass the loaded weight to the method. Returns the bytes held afterwards."""
         assert self.weight is not None, "loaded twice"
-        return self._keep(
-            self._pack(method, self.weight.data, None if self.bias is None else self.bias.data)
-        )
+        bias = None if self.bias is None or not self._adds_bias else self.bias.data
+        return self._keep(self._pack(method, self.weight.data, bias))
 
     def keep_blocks(self, method: BlockMethod, blocks: Blocks) -> int:
         """Like ``finish_loading``, but with ``blocks`` in place of the weight."""
@@ -104,8 +125,11 @@ class Linear(Layer):
         """The outputs that this rank holds."""
         return backends.multiply(self.packed, x)
 
-    def whole(self, x: torch.Tensor, backends: Backends) -> torch.Tensor:
-        """The outputs of all ranks."""
+    def of_shares(self, x: torch.Tensor, widths: Sequence[int], backends: Backends) -> torch.Tensor:
+        """All outputs, of x [T, widths[rank]], which is this rank's share of the inputs."""
+        if self.columns is not None:
+            return backends.group.add(backends.multiply(self.packed, x))
+        x = backends.group.gather(x, widths)
         return backends.group.gather(backends.multiply(self.packed, x), self.widths)
 
 

@@ -58,7 +58,7 @@ class SelfAttention(Layer):
         self.q_norm = None if head_norm is None else head_norm(spec.head_dim)
         self.k_norm = None if head_norm is None else head_norm(spec.head_dim)
         self.attend = attend
-        self.o_proj = Linear(q_size, spec.hidden_size, bias=out_bias)
+        self.o_proj = Linear(q_size, spec.hidden_size, bias=out_bias, divides_inputs=True)
 
     def split(self, rank: int, size: int) -> None:
         """Compute only the heads of one of ``size`` ranks."""
@@ -72,13 +72,13 @@ class SelfAttention(Layer):
             for each in zip(*of_ranks, strict=True)
         )
         self.qkv_proj.spans = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+        self.o_proj.input_spans = q
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         q, k, v = self.qkv_proj(x, ctx).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
         if self.q_norm is not None:
             q, k = self.q_norm(q, None, ctx.ops)[0], self.k_norm(k, None, ctx.ops)[0]
-        attended = ctx.group.gather(self.attend(q, k, v, ctx), self.widths)
-        return self.o_proj.whole(attended, ctx)
+        return self.o_proj.of_shares(self.attend(q, k, v, ctx), self.widths, ctx)
 
 
 class GatedMLP(Layer):
@@ -89,7 +89,7 @@ class GatedMLP(Layer):
         super().__init__()
         size = spec.intermediate_size
         self.gate_up_proj = GatedLinear(spec.hidden_size, size, gated, bias=bias)
-        self.down_proj = Linear(size, spec.hidden_size, bias=bias)
+        self.down_proj = Linear(size, spec.hidden_size, bias=bias, divides_inputs=True)
         self.widths: tuple[int, ...] = ()
         """The number of inner values of each rank; written by ``split``."""
 
@@ -102,7 +102,7 @@ class GatedMLP(Layer):
         x = self.gate_up_proj(x, ctx)
         if not self.gate_up_proj.activates:
             x = getattr(ctx.ops, self.gate_up_proj.gated)(x)
-        return self.down_proj.whole(ctx.group.gather(x, self.widths), ctx)
+        return self.down_proj.of_shares(x, self.widths, ctx)
 
 
 class PreNormLayer(Layer):

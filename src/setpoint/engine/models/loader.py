@@ -93,6 +93,9 @@ def _parts(
     parent = path.rpartition(".")[0]
     for name, parameter in module.named_parameters(recurse=False):
         whole, row = f"{path}.{name}", tuple(parameter.shape[1:])
+        columns: Span | None = getattr(module, "columns", None) if row else None
+        if columns is not None:
+            row = (module.in_features,)
         if held is None:
             size = parameter.shape[0]
             yield name, [Part(whole, 0, (size, *row), (0, size))]
@@ -103,9 +106,10 @@ def _parts(
         for sibling, size, span in zip(stacked or ("",), sizes, held, strict=True):
             if is_stored_whole:
                 rows = first + span[0], first + span[1]
-                parts.append(Part(whole, begin, (sum(sizes), *row), rows))
+                parts.append(Part(whole, begin, (sum(sizes), *row), rows, columns))
             else:
-                parts.append(Part(f"{parent}.{sibling}.{name}", begin, (size, *row), span))
+                stored = f"{parent}.{sibling}.{name}"
+                parts.append(Part(stored, begin, (size, *row), span, columns))
             begin, first = begin + span[1] - span[0], first + size
         yield name, parts
 

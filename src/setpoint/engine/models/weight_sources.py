@@ -38,6 +38,8 @@ class Part:
     """Shape of the tensor."""
     rows: Span
     """The rows of the tensor that the parameter gets: not all of them if ranks divide it."""
+    columns: Span | None = None
+    """The columns that it gets; None: all of them."""
 
     @property
     def num_rows(self) -> int:
@@ -45,7 +47,12 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        return self.num_rows == self.shape[0]
+        return self.num_rows == self.shape[0] and self.columns is None
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        rows = slice(*self.rows)
+        return (rows,) if self.columns is None else (rows, slice(*self.columns))
 
 
 class Dummy:
@@ -70,7 +77,7 @@ class Dummy:
         )
         values = torch.empty(part.shape, dtype=torch.float32, device="cpu")
         limit = DUMMY_STD * 3**0.5
-        memory.copy_(values.uniform_(-limit, limit, generator=generator)[slice(*part.rows)])
+        memory.copy_(values.uniform_(-limit, limit, generator=generator)[part.slices])
 
 
 class Checkpoint:
@@ -117,7 +124,9 @@ class Checkpoint:
 
     def read_blocks(self, parts: list[Part], kinds: Set[str]) -> Blocks | None:
         """The blocks of all ``parts`` together, if every one of them is kept as blocks of one of
-        ``kinds``; otherwise None."""
+        ``kinds``; otherwise None. Blocks cannot be cut, so there are none of some columns."""
+        if any(part.columns is not None for part in parts):
+            return None
         kind = next(
             (kind for kind in kinds if all(f"{part.name}.{kind}" in self.blocks for part in parts)),
             None,
@@ -164,11 +173,11 @@ def _shape(handle: Any, stored: str) -> tuple[int, ...]:
 
 
 def _read(file: Path, handle: Any, stored: str, part: Part) -> torch.Tensor:
-    """The part's rows of a tensor."""
+    """The part of a tensor."""
     try:
         if part.is_whole:
             return handle.get_tensor(stored)
-        return handle.get_slice(stored)[slice(*part.rows)]
+        return handle.get_slice(stored)[part.slices]
     except SafetensorError as error:
         raise CheckpointError(f"Tensor {stored!r} in {file} cannot be read: {error}") from None
 

@@ -1,8 +1,9 @@
 """The ranks that compute one model together, as its layers see them (decision 0062).
 
 On CPUs each output of a matrix is computed whole by one rank, and the ranks gather the outputs, so
-that every sum has the order that it has on one rank: the bits are the same. Every rank must make
-the same calls in the same order.
+that every sum has the order that it has on one rank: the bits are the same. On GPUs the ranks
+divide the inputs of every second matrix and add their partial sums (``Group.sums``), which
+exchanges less. Every rank must make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -21,11 +22,20 @@ UNIT = 32
 once."""
 
 
+class GroupLost(BaseException):
+    """An exchange with the other ranks has failed, for the reason in the message. They cannot be
+    brought into step again, so it ends the process; no handler of a request's error may catch
+    it."""
+
+
 class Group(Protocol):
     """This process's place among the ranks. T: tokens of the step; the same on all ranks."""
 
     rank: int
     size: int
+    sums: bool
+    """Whether ranks add partial sums where layers allow it (``Linear.divides_inputs``). Otherwise
+    they divide matrices by outputs only."""
     before_logits: Callable[[torch.Tensor], None]
     """Must be called with hidden states before logits are computed that are not part of a captured
     or eager step, so that the other ranks compute them, too."""
@@ -46,12 +56,17 @@ class Group(Protocol):
         """x [T, C] of each rank -> [T, C]: row i is that of the rank whose ``own`` has ids[i]."""
         ...
 
+    def add(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, N] of each rank -> their sum, the same on all ranks. Only if ``sums``."""
+        ...
+
 
 class Alone:
     """Implements Group for a model in one process."""
 
     rank = 0
     size = 1
+    sums = False
 
     def before_logits(self, hidden: torch.Tensor) -> None:
         """There is nobody to tell."""
@@ -66,6 +81,9 @@ class Alone:
         return ids
 
     def gather_rows(self, x: torch.Tensor, ids: torch.Tensor, own: Span) -> torch.Tensor:
+        return x
+
+    def add(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
 

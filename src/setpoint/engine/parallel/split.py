@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import nn
 
 from setpoint.core.model import ModelSpec
-from setpoint.engine.parallel.group import head_spans
+from setpoint.engine.parallel.group import Group, head_spans
 
 
 def rank_spec(spec: ModelSpec, rank: int, size: int) -> ModelSpec:
@@ -22,9 +22,12 @@ def cached_spec(spec: ModelSpec, size: int) -> ModelSpec:
     return replace(spec, num_kv_heads=max(spec.num_kv_heads, size))
 
 
-def split_model(model: nn.Module, rank: int, size: int) -> None:
-    """Leave each layer the part of its outputs that one of ``size`` ranks computes. Layers with
-    outputs to divide have a method ``split``; the others are the same on all ranks."""
+def split_model(model: nn.Module, group: Group) -> None:
+    """Leave each layer the part that this rank computes: of its outputs or, if the group adds
+    partial sums and the layer allows it, of its inputs. Layers without a method ``split`` are the
+    same on all ranks."""
     for module in model.modules():
-        if hasattr(module, "split"):
-            module.split(rank, size)
+        if group.sums and getattr(module, "divides_inputs", False):
+            module.split_inputs(group.rank, group.size)
+        elif hasattr(module, "split"):
+            module.split(group.rank, group.size)

@@ -16,6 +16,8 @@ from setpoint.engine.kernels.cpu.library import Kernels, load
 class SharedMemoryGroup:
     """Implements ``parallel.group.Group``. Its kernels can be captured."""
 
+    sums = False
+
     def __init__(self, memory: mmap.mmap, rank: int, size: int) -> None:
         """memory: zeros at first, mapped by all ranks. Exchanges that need more than half of it are
         made in several parts."""
@@ -65,6 +67,9 @@ class SharedMemoryGroup:
         call.threads = torch.get_num_threads()
         self._kernels.gather_rows(self._gather_rows_address)
         return out
+
+    def add(self, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("ranks that share memory do not add")
 
     def _gathered(
         self, x: torch.Tensor, widths: tuple[int, ...], *, first_only: bool
