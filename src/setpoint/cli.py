@@ -143,9 +143,17 @@ def _runs(name: str) -> Callable[[_Run], _Run]:
 
 @_runs("serve")
 def _serve(line: CommandLine, env: EnvSettings) -> int:
+    from setpoint.config.nodes import check_meeting, with_torchrun
+
+    options = with_torchrun(line.options, line.given, os.environ)
+    check_meeting(options)
+    if options.parallel.node_rank > 0:
+        from setpoint.launch.node import run_node
+
+        return run_node(options, env, given=line.given)
     from setpoint.launch.server import serve
 
-    return serve(line.options, env, given=line.given)
+    return serve(options, env, given=line.given)
 
 
 @_runs("batch")

@@ -13,7 +13,14 @@ from setpoint.testing.server_process import running_server
 ACCEPTED = {
     tuple(command.argv(model="")): command for command in GUIDE_COMMANDS if not command.refused
 }
-ALL_DOCUMENTED = ("--trust-remote-code", "--tp", "1", "--nnodes", "1", "--enable-overlap-scheduler")
+ALL_DOCUMENTED = (
+    "--trust-remote-code",
+    "--tp",
+    "1",
+    "--attn-cp-size",
+    "1",
+    "--enable-overlap-scheduler",
+)
 
 
 @pytest.mark.full
@@ -31,6 +38,6 @@ def test_a_command_of_the_guides_serves(argv: tuple[str, ...], tmp_path: Path) -
         )
         for field in without_effect:
             assert f"WARNING: Decision: {field}=" in server.errors
-        assert ("Decision: nnodes=1 (given; SGLang's default" in server.errors) == (
-            "--nnodes" in argv
+        assert ("Decision: attn_cp_size=1 (given; SGLang's default" in server.errors) == (
+            "--attn-cp-size" in argv
         )

@@ -20,6 +20,7 @@ from setpoint.config.groups.model import chat_template_kwargs, model_overrides
 from setpoint.config.groups.scheduling import SchedulingOptions
 from setpoint.config.groups.server import ServerOptions
 from setpoint.config.groups.traces import otlp_url
+from setpoint.config.nodes import check_nodes
 from setpoint.config.options import GROUPS, Options
 from setpoint.config.sglang import instead, is_known_value
 from setpoint.core.constraint import KINDS
@@ -50,6 +51,7 @@ def check_options(options: Options) -> None:
             " each request joins the queue before it runs. Give 1 or more."
         )
     _check_ranks(options)
+    check_nodes(options)
     _check_keys(options.server)
     for group, fields in GROUPS.items():
         check_values(getattr(options, group), fields)

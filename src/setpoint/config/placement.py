@@ -57,7 +57,7 @@ class _Asked:
 
     engines: int
     ranks: int
-    """Of each engine."""
+    """Of each engine, on this machine."""
     num_threads: int | None
     """Of each rank, as given."""
     quota: int | None
@@ -90,7 +90,7 @@ def place_ranks(
     topology, nodes, lists = hardware.topology, options.parallel.numa_node, env.threads_bind.strip()
     asked = _Asked(
         options.parallel.dp_size,
-        options.parallel.tp_size,
+        options.parallel.ranks_per_node,
         options.execution.num_threads,
         hardware.quota_cores,
     )

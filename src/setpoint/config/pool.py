@@ -3,10 +3,12 @@ configuration. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from setpoint.config.check import LEAST_POOL_TOKENS
 from setpoint.config.decisions import Decision
+from setpoint.config.groups.parallel import ParallelOptions
 from setpoint.config.resolve import keeps_blocks
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import OutOfMemoryError
@@ -45,7 +47,8 @@ def memory_model(
     attention: str | None = None,
     model_impl: str | None = None,
 ) -> MemoryModel:
-    """The memory model of this configuration, before or after the weights are loaded.
+    """The memory model of this configuration, before or after the weights are loaded; with several
+    nodes, of one of them.
 
     attention, model_impl: the backend and the model code that the engine chose; None if it has not
     chosen yet, in which case the expected choice is assumed.
@@ -60,7 +63,7 @@ def memory_model(
             "cpu" if kernels and options.model.kv_cache_dtype in CPU_KV_DTYPES else "torch_ref"
         )
     return MemoryModel(
-        spec=model,
+        spec=_share_of_memory(model, options.parallel, options.execution.device),
         device=options.execution.device,
         dtype_bytes=config.dtype_bytes,
         quantization=options.model.quantization,
@@ -79,6 +82,38 @@ def memory_model(
         captured=attention == "cpu"
         and not options.execution.disable_cuda_graph
         and (model_impl or options.model.model_impl) != "transformers",
+    )
+
+
+def _share_of_memory(spec: ModelSpec, parallel: ParallelOptions, device: str) -> ModelSpec:
+    """The model as the memory of one node sees it or, on GPUs, that of one rank: with the largest
+    part that one of them gets."""
+    memories = parallel.nnodes if device == "cpu" else parallel.tp_size
+    if memories == 1:
+        return spec
+    heads, size = spec.num_kv_heads, parallel.tp_size
+    ends = [heads * rank // size for rank in range(0, size + 1, size // memories)]
+    most = max(end - begin for begin, end in pairwise(ends))
+
+    def part(number: int) -> int:
+        return -(-number * most // heads)
+
+    blocks = spec.blocks
+    return replace(
+        spec,
+        num_heads=part(spec.num_heads),
+        num_kv_heads=most,
+        intermediate_size=part(spec.intermediate_size),
+        num_parameters=part(spec.num_parameters),
+        blocks=None
+        if blocks is None
+        else replace(
+            blocks,
+            num_parameters=part(blocks.num_parameters),
+            num_bytes=part(blocks.num_bytes),
+            held_bytes=part(blocks.held_bytes),
+            embedding_bytes=part(blocks.embedding_bytes),
+        ),
     )
 
 

@@ -94,9 +94,10 @@ def _check_ranks(options: Options, model: ModelSpec, device: str) -> None:
             f" which share {model.num_kv_heads} heads of K and V; possible:"
             f" {', '.join(map(str, possible))}."
         )
-    if device != "cpu":
+    if device != "cpu" and options.parallel.dp_size > 1:
         raise ConfigError(
-            f"--tp-size {size} is for CPUs only in this version; use --dp-size, or --tp-size 1."
+            f"--dp-size {options.parallel.dp_size} cannot be combined with --tp-size {size} on"
+            " GPUs; leave one of them out."
         )
     if options.execution.enable_torch_compile:
         raise ConfigError(
@@ -517,13 +518,13 @@ def _num_threads(book: Book, hardware: Hardware, placement: Placement) -> None:
     if placement.places:
         _threads_of_places(book, placement.places)
         return
-    asked, ranks = book.options.execution.num_threads, book.options.parallel.tp_size
+    asked, ranks = book.options.execution.num_threads, book.options.parallel.ranks_per_node
     cores = max(hardware.num_cores // ranks, 1)
     why = "the cores that this process may use, by affinity and cgroup quota"
     if hardware.num_engines > 1:
         why += f", divided by --dp-size {hardware.num_engines}"
     if ranks > 1:
-        why += f", divided by --tp-size {ranks}"
+        why += f", divided by the {ranks} ranks of --tp-size that it has"
     book.fill("num_threads", cores, why)
     threads = (asked or cores) * ranks
     if threads > hardware.num_cores:

@@ -26,7 +26,10 @@ def check_room(asked: Asked, config: ResolvedConfig, *, name: str, is_counted: b
         if not on_cpu:
             raise ConfigError("--engine-standby does not work on GPUs; leave it out.")
         free -= memory_model(config, model).weights()
-    page = model.kv_bytes_per_token(config.kv_element_bytes) * options.memory.page_size
+    page = (
+        memory_model(config, model).spec.kv_bytes_per_token(config.kv_element_bytes)
+        * options.memory.page_size
+    )
     if on_cpu and page > free:
         raise OutOfMemoryError(
             f"--page-size {options.memory.page_size} is too large: one page of KV cache would"

@@ -336,6 +336,7 @@ ALIASES = {
     "--model": "--model-path",
     "--tensor-parallel-size": "--tp-size",
     "--data-parallel-size": "--dp-size",
+    "--nccl-init-addr": "--dist-init-addr",
     "--pipeline-parallel-size": "--pp-size",
     "--expert-parallel-size": "--ep-size",
     "--ep": "--ep-size",

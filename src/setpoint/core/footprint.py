@@ -21,7 +21,7 @@ class Footprint:
     to the number of tokens. None if only running such a step could tell."""
 
     def of_ranks(self, size: int, weights: int) -> Footprint:
-        """That of all ``size`` ranks of a model if each has what this one has besides its part of
+        """That of ``size`` ranks in one memory if each has what this one has besides its part of
         the weights."""
         activations = None if self.activations is None else self.activations * size
         return replace(

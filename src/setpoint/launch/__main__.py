@@ -1,5 +1,6 @@
-"""``python -m setpoint.launch LINK SIZE``: the engine process, with the other ranks of its model
-(--tp-size SIZE), which are started first, so that all of them import torch at the same time.
+"""``python -m setpoint.launch LINK NUMBER``: the engine process, with the other ranks of its model
+on this machine, NUMBER with itself. They are started first, so that all of them import torch at the
+same time.
 
 Importing torch makes hundreds of thousands of objects, all of which stay. The garbage collector
 would scan them again and again and take a fifth of the import's time, so it is off during the
@@ -15,7 +16,7 @@ if __name__ == "__main__":
     gc.disable()
     from setpoint.launch.ranks import start_ranks
 
-    ranks = start_ranks(int(sys.argv[2])) if int(sys.argv[2]) > 1 else None
+    ranks = start_ranks(range(1, int(sys.argv[2]))) if int(sys.argv[2]) > 1 else None
     from setpoint.launch.engine_process import main
 
     gc.freeze()

@@ -32,13 +32,14 @@ logger = logging.getLogger(__name__)
 def bound(job: EngineJob, rank: int) -> EngineJob:
     """Bind this process, a rank of the job's engine, if the job says where to. Returns the job with
     the rank's number of threads."""
-    config, ranks = job.config, job.config.options.parallel.tp_size
+    config, parallel = job.config, job.config.options.parallel
     if not config.places:
         return job
-    first = (job.rank or 0) * ranks
+    ranks = parallel.ranks_per_node
+    first, lowest = (job.rank or 0) * ranks, parallel.node_rank * ranks
     of_engine = config.places[first : first + ranks]
-    if rank == 0:
-        where = "; ".join(f"TP{i} on {place}" for i, place in enumerate(of_engine))
+    if rank == lowest:
+        where = "; ".join(f"TP{i} on {place}" for i, place in enumerate(of_engine, lowest))
         why = next(each.why for each in config.decisions if each.field == "placement")
         logger.info("Bound to cores: %s (%s).", where, why)
         for name in OWN_BINDING:
@@ -48,8 +49,9 @@ def bound(job: EngineJob, rank: int) -> EngineJob:
                     " ranks. Unset it.",
                     name,
                 )
-    bind(of_engine[rank])
-    options = config.options.replace(num_threads=of_engine[rank].num_threads)
+    place = of_engine[rank - lowest]
+    bind(place)
+    options = config.options.replace(num_threads=place.num_threads)
     return msgspec.structs.replace(job, config=with_fields(config, options=options))
 
 

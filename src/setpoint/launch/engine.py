@@ -121,7 +121,7 @@ def launch_engine(
 def _spawning(options: Options, stderr: int | None) -> AbstractContextManager[Spawn]:
     """A context with the function that starts engines."""
     if not options.parallel.use_ray:
-        num_ranks = options.parallel.tp_size
+        num_ranks = options.parallel.ranks_per_node
         return nullcontext(partial(spawn_child, num_ranks=num_ranks, stderr=stderr))
     from setpoint.launch.ray_engines import ray_engines
 

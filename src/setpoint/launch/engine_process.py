@@ -36,8 +36,8 @@ from setpoint.engine.executor.tensor_parallel import (
     TensorParallelExecutor,
     TensorParallelOperator,
 )
-from setpoint.engine.kernels.cpu.rank_memory import SharedMemoryGroup
 from setpoint.engine.kernels.device import accelerator_name
+from setpoint.engine.parallel.group import GroupLost
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc.sockets import EngineSocket
 from setpoint.launch.binding import bound
@@ -53,6 +53,8 @@ from setpoint.launch.mapping import (
     recording_config,
     work_model,
 )
+from setpoint.launch.meeting import end_blamelessly
+from setpoint.launch.rank_group import other_ranks
 from setpoint.launch.ranks import RankProcesses, start_ranks
 from setpoint.launch.settings import live_settings, scheduler_config
 from setpoint.observe.logline import setup_logging
@@ -71,6 +73,9 @@ IMPORTED_AT = time.perf_counter()
 GRAMMARS_AFTER_S = 1.0
 """Time between Ready and the preparation for grammars, which holds the interpreter's lock: it would
 delay the start by a fifth, and the first request with a grammar makes every stream wait for it."""
+
+WORDS_S = 0.5
+"""How long an engine whose exchange has failed waits for the reason: that a rank has gone."""
 
 
 class WallClock:
@@ -98,9 +103,9 @@ def run(job: EngineJob, link: int, ranks: RankProcesses | None = None) -> int:
     rank = " TP0" if job.rank is None else f" DP{job.rank} TP0"
     setup_logging(job.config.options.logs.log_level, rank=rank, milliseconds=job.config.env.log_ms)
     socket = EngineSocket(link)
-    size = job.config.options.parallel.tp_size
-    if ranks is None and size > 1:
-        ranks = start_ranks(size)
+    num_ranks = job.config.options.parallel.ranks_per_node
+    if ranks is None and num_ranks > 1:
+        ranks = start_ranks(range(1, num_ranks))
     with ExitStack() as at_end:
         at_end.callback(socket.close)
         if ranks is not None:
@@ -108,12 +113,17 @@ def run(job: EngineJob, link: int, ranks: RankProcesses | None = None) -> int:
             ranks.hand_over(encode_job(job))
         job = bound(job, 0)
         try:
-            with reported_to(lambda doing: socket.send(Starting(doing))):
-                loop = _build(job, socket, at_end, ranks)
-        except SetpointError as error:
-            socket.send(Failed(str(error)))
-            return 1
-        loop.run()
+            try:
+                with reported_to(lambda doing: socket.send(Starting(doing))):
+                    loop = _build(job, socket, at_end, ranks)
+            except SetpointError as error:
+                socket.send(Failed(str(error)))
+                return 1
+            loop.run()
+        except GroupLost as error:
+            time.sleep(WORDS_S)
+            logger.error("An exchange with the other ranks failed: %s. The engine ends.", error)
+            end_blamelessly()  # the other ranks may wait for this one, and would be waited for
     return 0
 
 
@@ -125,7 +135,7 @@ def _build(
     clock = WallClock()
     readers = _readers(job, clock)
     grammars = engine_grammars(job)
-    others = None if ranks is None else _others(ranks)
+    others = other_ranks(job, ranks, at_end)
     runner, pool, left = _load(job, readers, others)
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
     cache = cache_config(config.options, runner.pool)
@@ -175,10 +185,6 @@ def _build(
     socket.send(Ready(_facts(runner, pool, available_bytes=left, phases=phases)))
     _later(GRAMMARS_AFTER_S, grammars.prepare)
     return loop
-
-
-def _others(ranks: RankProcesses) -> OtherRanks:
-    return OtherRanks(SharedMemoryGroup(ranks.memory, 0, ranks.size), ranks.links)
 
 
 def _executor(runner: ModelRunner, others: OtherRanks | None) -> InprocExecutor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Set
 
 import torch
 
@@ -47,7 +48,11 @@ def load_engine(
     group = ALONE if others is None else others.group
     runner = build_runner(engine_config(config, spec, job.folder), group)
     loaded = runner.report
-    weight_bytes = loaded.weight_bytes + (0 if others is None else others.weight_bytes())
+    weight_bytes, num_sharing = loaded.weight_bytes, 1
+    if others is not None:
+        weight_bytes, before = others.room(weight_bytes, before)
+        num_sharing = others.num_sharing
+        _compare_levels({loaded.level, *others.levels})
     after = device_bytes(options.execution.device)
     log_weights(runner, spec, after)
     own = runner.footprint(step_tokens=config.step_tokens, context_len=config.context_len)
@@ -57,7 +62,7 @@ def load_engine(
         cached_spec(spec, group.size),
         attention=loaded.attention,
         model_impl=loaded.model_impl,
-    ).plan(before, available_after_load=after, footprint=own.of_ranks(group.size, weight_bytes))
+    ).plan(before, available_after_load=after, footprint=own.of_ranks(num_sharing, weight_bytes))
     pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
     log_decisions(pool.decisions)
     report("making room for the KV cache")
@@ -105,6 +110,15 @@ def _allocate(runner: ModelRunner, others: OtherRanks | None, **sizes: int) -> N
     runner.allocate(**sizes)
     if others is not None:
         others.check()
+
+
+def _compare_levels(levels: Set[str]) -> None:
+    if len(levels) > 1:
+        logger.warning(
+            "The ranks' kernels are for different instruction sets (%s), so answers may differ in"
+            " their last bits from those of one machine. SETPOINT_CPU_ISA sets it.",
+            ", ".join(sorted(level or "torch's own" for level in levels)),
+        )
 
 
 def log_weights(runner: ModelRunner, spec: ModelSpec, available: int) -> None:

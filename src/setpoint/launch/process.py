@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from setpoint.core.errors import SetpointError
 from setpoint.launch.ending import SIGNALS
 from setpoint.launch.heartbeat import STACKS
+from setpoint.launch.one_gpu import with_one_gpu
 from setpoint.launch.watchdog import until_silent
 
 if TYPE_CHECKING:
@@ -202,10 +203,7 @@ def engine_environment(*, gpu: int | None = None) -> dict[str, str]:
     environ = dict(os.environ)
     if not environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         environ["GOMP_SPINCOUNT"] = OPENMP_SPINS
-    if gpu is not None:
-        visible = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        environ["CUDA_VISIBLE_DEVICES"] = visible[gpu] if gpu < len(visible) else str(gpu)
-    return environ
+    return environ if gpu is None else with_one_gpu(environ, gpu)
 
 
 async def until_reported(

@@ -1,4 +1,4 @@
-"""``python -m setpoint.launch.rank LINK MEMORY RANK SIZE``: a rank of a model but the first.
+"""``python -m setpoint.launch.rank LINK MEMORY RANK``: a rank of a model but the first.
 
 LINK and MEMORY are descriptors that it inherits. Its garbage collector is set as in
 ``launch.__main__``.

@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import logging
 import mmap
+import os
 import threading
+import time
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 
 from setpoint.core.errors import SetpointError
-from setpoint.engine.executor.build_runner import build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.executor.tensor_parallel import Loaded, Refused, encode, follow
-from setpoint.engine.kernels.cpu.rank_memory import SharedMemoryGroup
+from setpoint.engine.parallel.group import Group, GroupLost
 from setpoint.launch.binding import bound
 from setpoint.launch.engine_process import end_with_parent
 from setpoint.launch.heartbeat import write_stacks_when_asked
@@ -23,11 +27,18 @@ from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.loading import device_bytes, log_weights
 from setpoint.launch.low_priority import at_low_priority
 from setpoint.launch.mapping import engine_config
+from setpoint.launch.meeting import NotMet, watch
+from setpoint.launch.rank_group import join_node_0, own_group
 from setpoint.launch.ranks import MEMORY_BYTES
 from setpoint.observe.logline import setup_logging
 
+STEP_S = 2.0
+"""How long a rank may take to end after node 0 has closed the link."""
 
-def main(link: int, memory: int, rank: int, size: int) -> int:
+logger = logging.getLogger(__name__)
+
+
+def main(link: int, memory: int, rank: int) -> int:
     """Run the rank; returns the exit code."""
     faulthandler.enable()
     write_stacks_when_asked()
@@ -37,28 +48,62 @@ def main(link: int, memory: int, rank: int, size: int) -> int:
         job = decode_job(connection.recv_bytes())
     except EOFError:
         return 1  # the engine ended before it had a job
-    return run(job, connection, mmap.mmap(memory, MEMORY_BYTES), rank, size)
+    return run(job, connection, mmap.mmap(memory, MEMORY_BYTES), rank)
 
 
-def run(job: EngineJob, link: Connection, memory: mmap.mmap, rank: int, size: int) -> int:
+def run(job: EngineJob, link: Connection, memory: mmap.mmap, rank: int) -> int:
+    """link: to the process that started this one, which is rank 0 on its node."""
     options = job.config.options
     names = f" TP{rank}" if job.rank is None else f" DP{job.rank} TP{rank}"
     setup_logging(options.logs.log_level, rank=names, milliseconds=job.config.env.log_ms)
     job = bound(job, rank)
     config = engine_config(job.config, job.spec, job.folder)
-    build = partial(build_runner, config, SharedMemoryGroup(memory, rank, size))
+    is_remote = options.parallel.node_rank > 0
     try:
-        runner = at_low_priority(build) if job.is_standby else build()
+        if is_remote:
+            link, seed = join_node_0(job, rank)
+            config = replace(config, seed=seed)
+            watch(link, _end_late)
+            logger.info("Rank %d has joined node 0 and waits for the other ranks.", rank)
+        group = own_group(job, link, memory, rank)
+        return _take_part(config, group, link, is_standby=job.is_standby)
+    except NotMet as error:
+        logger.error("%s", error)
+    except GroupLost as error:
+        time.sleep(STEP_S)  # rank 0 may say more about it, and end this process
+        logger.error("An exchange with the other ranks failed: %s", error)
+    except OSError as error:
+        if not is_remote:
+            raise
+        logger.error("The link to node 0 is lost: %s.", error.strerror or error)
+    # Not by returning: torch's threads may wait for the other ranks.
+    logging.shutdown()
+    os._exit(1)
+
+
+def _end_late(why: str) -> None:
+    """End a process that is still in a step although node 0 has gone."""
+    time.sleep(STEP_S)
+    logger.error("The link to node 0 is lost: %s.", why)
+    os._exit(1)
+
+
+def _take_part(config: EngineConfig, group: Group, link: Connection, *, is_standby: bool) -> int:
+    available = device_bytes(config.device)
+    try:
+        build = partial(build_runner, config, group)
+        runner = at_low_priority(build) if is_standby else build()
     except SetpointError as error:
         link.send_bytes(encode(Refused(str(error))))
         return 1
-    log_weights(runner, job.spec, device_bytes(options.execution.device))
-    link.send_bytes(encode(Loaded(runner.report.weight_bytes)))
+    log_weights(runner, config.spec, device_bytes(config.device))
+    report = runner.report
+    link.send_bytes(encode(Loaded(report.weight_bytes, available, report.level)))
     operator = EngineOperator(
         runner,
         Profiler(runner.device),
         config,
-        available_bytes=lambda: device_bytes(options.execution.device),
+        available_bytes=lambda: device_bytes(config.device),
         heartbeat=lambda: None,
     )
     gc.collect()

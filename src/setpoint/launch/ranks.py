@@ -1,5 +1,5 @@
-"""Starts the other ranks of an engine (--tp-size): children of the engine's process, the first
-rank.
+"""Starts the ranks of a node (--tp-size, --nnodes): on node 0 children of the engine's process, the
+first rank; on the others of the node's own process (``launch.node``).
 
 They share one piece of memory without a name, so nothing of it is left whatever ends them. An
 engine and its ranks end together: a rank ends when rank 0 does, and rank 0 ends as the first rank
@@ -17,10 +17,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+
+from setpoint.launch.one_gpu import with_one_gpu
 
 MEMORY_BYTES = 8 << 20
 """Size of the memory that the ranks share. Exchanges that need more than half of it are made in
@@ -37,17 +38,12 @@ class RankProcess:
 
 @dataclass(slots=True)
 class RankProcesses:
-    """The ranks but the first, as rank 0 sees them."""
+    """The ranks of a node but the first of all, as the process sees them that started them."""
 
-    processes: Sequence[RankProcess]
+    processes: list[RankProcess]
     memory: mmap.mmap
     is_ending: bool = False
     """Whether the engine ends in order."""
-
-    @property
-    def size(self) -> int:
-        """The number of ranks, the first included."""
-        return len(self.processes) + 1
 
     @property
     def links(self) -> list[Connection]:
@@ -81,25 +77,29 @@ class RankProcesses:
         os._exit(code or 1)
 
 
-def start_ranks(size: int) -> RankProcesses:
-    """Start the ranks 1 to size - 1, which import torch meanwhile and wait for their job."""
+def start_ranks(ranks: range, *, first_gpu: int = 1) -> RankProcesses:
+    """Start these ranks, which import torch meanwhile and wait for their job. first_gpu: the index
+    of the visible GPU that the first of them would use; on node 0, rank 0 has the first one."""
     descriptor = os.memfd_create("setpoint-ranks")
     os.ftruncate(descriptor, MEMORY_BYTES)
     try:
-        processes = [_start(rank, size, descriptor) for rank in range(1, size)]
+        processes = [
+            _start(rank, descriptor, gpu=number) for number, rank in enumerate(ranks, first_gpu)
+        ]
         return RankProcesses(processes, mmap.mmap(descriptor, MEMORY_BYTES))
     finally:
         os.close(descriptor)
 
 
-def _start(rank: int, size: int, memory: int) -> RankProcess:
+def _start(rank: int, memory: int, *, gpu: int) -> RankProcess:
     ours, theirs = socket.socketpair()
     with theirs:
         popen = subprocess.Popen(
             [
                 *(sys.executable, "-m", "setpoint.launch.rank"),
-                *map(str, (theirs.fileno(), memory, rank, size)),
+                *map(str, (theirs.fileno(), memory, rank)),
             ],
+            env=with_one_gpu(os.environ, gpu),
             stdin=subprocess.PIPE,  # it closes with this process, and the rank ends
             pass_fds=[theirs.fileno(), memory],
         )

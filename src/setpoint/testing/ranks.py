@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
@@ -24,7 +24,7 @@ from setpoint.engine.executor.tensor_parallel import (
     follow,
 )
 from setpoint.engine.kernels.cpu.rank_memory import SharedMemoryGroup
-from setpoint.engine.parallel.group import ALONE
+from setpoint.engine.parallel.group import ALONE, Group
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.plans import allocate_rows
 
@@ -69,11 +69,14 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 @contextmanager
-def ranks(config: EngineConfig, size: int, **rows: int) -> Iterator[CheckedExecutor]:
+def ranks(
+    config: EngineConfig, size: int, groups: Sequence[Group] = (), **rows: int
+) -> Iterator[CheckedExecutor]:
     """An executor of a model on ``size`` ranks that have allocated a pool (``allocate_rows``). Its
-    exit ends the other ranks and raises what they have raised."""
+    exit ends the other ranks and raises what they have raised. groups: of the ranks; those of
+    shared memory if not given."""
     memory = mmap.mmap(-1, SMALL_BYTES)
-    groups = [SharedMemoryGroup(memory, rank, size) for rank in range(size)]
+    groups = groups or [SharedMemoryGroup(memory, rank, size) for rank in range(size)]
     runners = [build_runner(config, group if size > 1 else ALONE) for group in groups]
     # One after the other: threads share the state in which calls are recorded.
     for runner in runners:
@@ -91,7 +94,8 @@ def ranks(config: EngineConfig, size: int, **rows: int) -> Iterator[CheckedExecu
         links.append(ours)
         threads.append(thread)
     try:
-        yield CheckedExecutor(TensorParallelExecutor(runners[0], OtherRanks(groups[0], links)))
+        others = OtherRanks(groups[0], links, num_sharing=size)
+        yield CheckedExecutor(TensorParallelExecutor(runners[0], others))
     finally:
         for link in links:
             link.close()

@@ -212,10 +212,10 @@ def test_our_own_defaults_are_accepted(field: Field[Option]) -> None:
             ),
         ),
         (
-            ["--nnodes", "2"],
-            "--nnodes is an option of SGLang that is not supported by this version of Setpoint yet",
+            ["--attn-cp-size", "2"],
+            "--attn-cp-size is an option of SGLang that is not supported by this version of Setpoint yet",
         ),
-        (["--nnodes"], "--nnodes is an option of SGLang that is not supported"),
+        (["--attn-cp-size"], "--attn-cp-size is an option of SGLang that is not supported"),
         (["--enable-lora"], "--enable-lora is an option of SGLang that is not supported"),
         (
             ["--pp", "2"],

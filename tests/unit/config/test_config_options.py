@@ -23,6 +23,7 @@ OWN = {
     "--record",
     "--record-content",
     "--record-max-bytes",
+    "--dist-secret",
     "--drain-timeout",
     "--refuse-unknown-keys",
     "--strict-accounting",

@@ -74,7 +74,7 @@ def test_what_changes_nothing_is_said_to_whoever_asks_for_it(field: Field[Option
 
 
 def test_an_option_of_sglang_alone_at_its_own_default_is_told() -> None:
-    decision = decisions_of(Options(), given={"nnodes"})["nnodes"]
+    decision = decisions_of(Options(), given={"attn_cp_size"})["attn_cp_size"]
     assert (decision.value, decision.is_news) == ("1", True)
 
 

@@ -20,12 +20,67 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
             GROUP,
             "Number of tensor-parallel ranks: processes that compute one model together, each with"
             " a part of its weights, of its KV cache and of the cores. The answers have the same"
-            " bits for every number. Up to the number of the model's K and V heads, or a multiple"
-            " of it up to that of its attention heads. Only for CPUs yet.",
+            " bits for every number, on CPUs. Up to the number of the model's K and V heads, or a"
+            " multiple of it up to that of its attention heads. On NVIDIA GPUs, each rank has one"
+            " GPU; that has not been tried on GPUs yet.",
             low=1,
             high=64,
         ),
     ] = 1
+    nnodes: Annotated[
+        int,
+        Option(
+            GROUP,
+            "Number of machines (nodes) among which the --tp-size ranks are divided evenly. Start"
+            " 'setpoint serve' on each of them, with the same options but for --node-rank.",
+            low=1,
+            high=64,
+            server_only=True,
+        ),
+    ] = 1
+    node_rank: Annotated[
+        int,
+        Option(
+            GROUP,
+            "Number of this node, from 0. Node 0 has the server and the first ranks; the others"
+            " run ranks only, and end when node 0 does.",
+            low=0,
+            high=63,
+            server_only=True,
+        ),
+    ] = 0
+    dist_init_addr: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "Address of node 0 at which the nodes meet. Required with --nnodes. Without it,"
+            " --nnodes and --node-rank, torchrun's variables RANK, WORLD_SIZE, MASTER_ADDR and"
+            " MASTER_PORT are used if they are set and --tp-size is above 1.",
+            metavar="HOST:PORT",
+            server_only=True,
+        ),
+    ] = None
+    dist_timeout: Annotated[
+        int,
+        Option(
+            GROUP,
+            "Seconds that nodes wait for one another at the start, and that an exchange between"
+            " ranks through torch.distributed may take.",
+            low=1,
+            server_only=True,
+        ),
+    ] = 600
+    dist_secret: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "Text that every node must know in order to join. Without it, every program that"
+            " reaches --dist-init-addr can join.",
+            metavar="TEXT",
+            secret=True,
+            server_only=True,
+        ),
+    ] = None
     dp_size: Annotated[
         int,
         Option(
@@ -105,6 +160,10 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(GROUP, "Number of expert-parallel ranks; only 1 is supported yet.", choices=(1,)),
     ] = 1
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.tp_size // self.nnodes
 
     @property
     def follows_bootstrap_room(self) -> bool:

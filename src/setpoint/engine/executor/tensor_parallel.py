@@ -23,7 +23,7 @@ from setpoint.core.request import Ids, pack_ids, unpack_ids
 from setpoint.core.result import one_each
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.inproc import InprocExecutor, InprocStep
-from setpoint.engine.kernels.device import Shared
+from setpoint.engine.kernels.device import Shared, to_device, wait
 from setpoint.engine.parallel.group import Group
 from setpoint.engine.runner.model_runner import ModelRunner
 
@@ -73,6 +73,10 @@ class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The rank has its weights."""
 
     weight_bytes: int
+    available_bytes: int
+    """Free memory before they were loaded."""
+    level: str
+    """As in LoadReport."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -95,8 +99,12 @@ decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
 class OtherRanks:
     """Rank 0's links to the others."""
 
-    def __init__(self, group: Group, links: Sequence[Connection]) -> None:
+    def __init__(self, group: Group, links: Sequence[Connection], *, num_sharing: int) -> None:
+        """num_sharing: how many ranks share one memory; the first so many share rank 0's."""
         self.group = group
+        self.num_sharing = num_sharing
+        self.levels: list[str] = []
+        """The instruction set of each rank's kernels; written by ``room``."""
         self._links = links
 
     def send(self, message: ToRank) -> None:
@@ -111,16 +119,21 @@ class OtherRanks:
         except (EOFError, OSError):
             raise EngineDeadError("A rank has ended; its output above says why.") from None
 
-    def weight_bytes(self) -> int:
-        """Wait until the ranks have their weights. Returns the bytes of all of them. Raises
-        ConfigError with the reason if one could not load them."""
-        total = 0
+    def room(self, weight_bytes: int, available_bytes: int) -> tuple[int, int]:
+        """Wait until the ranks have their weights. Takes rank 0's own sizes, and returns the
+        largest size of the weights in one memory and the least that was free in one before. Raises
+        ConfigError with the reason if a rank could not load its weights."""
+        weights = [weight_bytes]
         for rank, answer in enumerate(self.answers(), 1):
             if isinstance(answer, Refused):
                 raise ConfigError(f"Rank {rank} cannot start: {answer.reason}")
             assert isinstance(answer, Loaded)
-            total += answer.weight_bytes
-        return total
+            weights.append(answer.weight_bytes)
+            self.levels.append(answer.level)
+            if rank >= self.num_sharing:
+                available_bytes = min(available_bytes, answer.available_bytes)
+        begins = range(0, len(weights), self.num_sharing)
+        return max(sum(weights[at : at + self.num_sharing]) for at in begins), available_bytes
 
     def allocate(self, *, num_pages: int, max_slots: int, context_len: int) -> None:
         """Begin to allocate; ``check`` waits for the end."""
@@ -157,7 +170,7 @@ class TensorParallelExecutor(InprocExecutor):
         self._sampled = Sampled(pack_ids(slots), pack_ids(ids))
 
     def _announce(self, hidden: torch.Tensor) -> None:
-        data = hidden.contiguous().view(torch.uint8).numpy().tobytes()
+        data = hidden.contiguous().view(torch.uint8).cpu().numpy().tobytes()
         self._others.send(Logits(len(hidden), data))
 
 
@@ -166,6 +179,7 @@ class _LeadingStep(InprocStep):
 
     def finish(self, masks: TokenMasks | None) -> None:
         super().finish(masks)
+        wait(self.sample_done)
         if self.sampled_ids is not None:
             self.executor.note_sampled(self.forward.batch.sample_slots, self.sampled_ids)
 
@@ -207,12 +221,12 @@ def follow(runner: ModelRunner, link: Connection, operator: EngineOperator) -> N
             case Step(plan, sampled):
                 if sampled is not None:
                     slots, ids = unpack_ids(sampled.slots), unpack_ids(sampled.ids)
-                    tokens = Shared(torch.from_numpy(ids.astype(np.int64)))
+                    tokens = Shared(to_device(ids.astype(np.int64), runner.device))
                     runner.slots.append(slots, tokens, one_each(len(slots)))
                 runner.follow(decode_plan(plan))
             case Logits(rows, hidden):
                 states = torch.frombuffer(bytearray(hidden), dtype=runner.dtype).view(rows, -1)
-                runner.follow_logits(states)
+                runner.follow_logits(states.to(runner.device))
             case Allocate(num_pages, max_slots, context_len):
                 _answer(
                     link,

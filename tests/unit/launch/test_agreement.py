@@ -1,0 +1,85 @@
+"""What ranks compare before they compute together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from resolving import decide
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.config.hardware import Hardware
+from setpoint.config.options import Options
+from setpoint.core.errors import CheckpointError
+from setpoint.launch.agreement import facts_of, sources_digest, weights_digest
+from setpoint.launch.job import EngineJob
+from setpoint.testing.tiny_models import write_tiny_llama
+
+CPU = Hardware(device="cpu", num_cores=8, available_bytes=1 << 34)
+
+
+def job(folder: Path, hardware: Hardware = CPU, **options: object) -> EngineJob:
+    spec = read_spec(folder)
+    config = decide(Options.of(tp_size=2, **options), hardware, spec)
+    return EngineJob(config, spec, str(folder), None, None, None, False)
+
+
+def differing(one: EngineJob, other: EngineJob) -> set[str]:
+    a, b = facts_of(one), facts_of(other)
+    return {name for name in {*a, *b} if a.get(name) != b.get(name)}
+
+
+def test_machines_may_differ(tmp_path: Path) -> None:
+    one, other = (write_tiny_llama(tmp_path / name) for name in ("a", "b"))
+    more = replace(CPU, num_cores=64)
+    assert not differing(job(one, random_seed=1), job(other, more, random_seed=2, node_rank=0))
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"dtype": "float32"}, {"--dtype", "--kv-dtype"}),
+        ({"quantization": "w8a8_int8"}, {"--quantization"}),
+        ({"page_size": 4}, {"--page-size"}),
+        ({"load_format": "dummy"}, {"--load-format", "the digest of the weights"}),
+        ({"disable_cuda_graph": True}, {"--capture"}),
+    ],
+)
+def test_options_may_not(options: dict, names: set[str], tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path)
+    assert differing(job(folder), job(folder, **options)) == names
+
+
+def test_other_weights_and_other_models(tmp_path: Path) -> None:
+    one = write_tiny_llama(tmp_path / "a")
+    tuned = write_tiny_llama(tmp_path / "b", seed=1)
+    assert differing(job(one), job(tuned)) == {"the digest of the weights"}
+    wider = write_tiny_llama(tmp_path / "c", intermediate_size=96)
+    assert {"the model's intermediate_size", "the model's config"} <= differing(
+        job(one), job(wider)
+    )
+
+
+def test_the_digest_of_weights(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path)
+    before = weights_digest(folder)
+    assert before == weights_digest(folder)
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    changed = weights_digest(folder)
+    assert changed != before
+    path.write_bytes(data[:4])  # no table at all
+    assert weights_digest(folder) not in (before, changed)
+    path.unlink()
+    (folder / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "gone.safetensors"}}'
+    )
+    with pytest.raises(CheckpointError, match="gone"):
+        weights_digest(folder)
+
+
+def test_the_digest_of_the_sources_is_that_of_this_commit() -> None:
+    assert len(sources_digest()) == 12
