@@ -111,7 +111,7 @@ def nodes(
     nnodes: int,
     *more: str,
     rejoin: bool = False,
-    ready: bool = True,
+    restarts: int = 100,
 ) -> Iterator[tuple[ServerProcess, list[Node]]]:
     """Node 0 and the others."""
     arguments = options(folder, size, nnodes, free_port(), *more)
@@ -121,7 +121,7 @@ def nodes(
             own = [*arguments, "--node-rank", str(number)]
             others.append(Node(where / str(number), own, rejoins=rejoin))
             stack.callback(others[-1].end)
-        server = running_server(where, *arguments, "--max-engine-restarts", "100", ready=ready)
+        server = running_server(where, *arguments, "--max-engine-restarts", str(restarts))
         yield stack.enter_context(server), others
 
 
@@ -179,6 +179,14 @@ def test_streams_go_on_when_a_node_has_ended_and_joins_again(folder: Path, tmp_p
             assert streams(server, disturb) == undisturbed
             assert len(node.codes) == number
         assert "The link to rank 1 (node 1, 127.0.0.1) is lost" in server.errors
+
+
+def test_a_node_that_does_not_come_back_ends_the_server(folder: Path, tmp_path: Path) -> None:
+    with nodes(folder, tmp_path, 2, 2, "--dist-timeout", "8", restarts=2) as (server, (node,)):
+        node.process.kill()
+        assert server.wait_end() == 1
+        assert server.errors.count("ERROR: Rank 1 (node 1) did not join") == 2
+        assert "Rank 1 (node 1) did not join at 127.0.0.1:" in server.errors
 
 
 def test_a_node_ends_when_node_0_is_killed(folder: Path, tmp_path: Path) -> None:

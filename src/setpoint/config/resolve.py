@@ -524,7 +524,7 @@ def _num_threads(book: Book, hardware: Hardware, placement: Placement) -> None:
     if hardware.num_engines > 1:
         why += f", divided by --dp-size {hardware.num_engines}"
     if ranks > 1:
-        why += f", divided by the {ranks} ranks of --tp-size that it has"
+        why += f", divided by the {ranks} ranks on this machine"
     book.fill("num_threads", cores, why)
     threads = (asked or cores) * ranks
     if threads > hardware.num_cores:

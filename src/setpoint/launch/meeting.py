@@ -127,10 +127,12 @@ class Meeting:
             if not missing:
                 return [self._links[rank] for rank in sorted(self._links)]
             refused = "; ".join(f"{who} was refused: {why}" for who, why in self._refusals.items())
-        raise NotMet(
+        reason = (
             f"{missing} did not join at {self._place} within {timeout_s:g} s (--dist-timeout)."
             + (f" {refused}" if refused else "")
         )
+        logger.error("%s", reason)  # a server that starts its engine again does not say why
+        raise NotMet(reason)
 
     @property
     def missing(self) -> str:

@@ -61,6 +61,7 @@ def _first_to_end(processes: list[RankProcess]) -> int:
         code = process.popen.wait()
         if code < 0:
             logger.error("A rank was ended by %s.", signal.Signals(-code).name)
+            return 1
         if code == 0:
             logger.info("Node 0 has ended, and so does this node.")
-        return abs(code)
+        return code

@@ -26,8 +26,8 @@ PAGES = sorted(
     if path.name not in HISTORY
 )
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
-OTHERS = {"--no-deps", "--index-url", "--version", "--help"}
-"""Options of pip, and those that every command has."""
+OTHERS = {"--no-deps", "--index-url", "--version", "--help", "--nproc-per-node", "--master-addr"}
+"""Options of pip and torchrun, and those that every command has."""
 
 
 def page_text(page: str) -> str:
