@@ -436,17 +436,14 @@ def report(shape: Shape, rows: int, times: Times, target: Machine, barrier: Barr
 def report_ranks(shape: Shape, rows: int, times: Times, target: Machine, between: Between) -> None:
     factor = factors(times, DEFAULT_MODEL, rows, between.barrier)
     print(f"\n{shape.name}, batch {rows}, {between.threads} threads on each socket: PREDICTED\n")
-    print("| sockets | step ms | tok/s | speed-up | in gathers | in two loops, ms |")
-    print("|---|---|---|---|---|---|")
+    print("| sockets | step ms | tok/s | speed-up | in gathers |")
+    print("|---|---|---|---|---|")
     first, _ = rank_step(shape, rows, 1, target, between, factor, times.outside)
     for ranks in filter(shape.divides_among, SOCKETS):
-        (today, gathering), (together, _) = (
-            rank_step(shape, rows, ranks, target, how, factor, times.outside)
-            for how in (between, replace(between, in_two_loops=True))
-        )
+        seconds, gathering = rank_step(shape, rows, ranks, target, between, factor, times.outside)
         print(
-            f"| {ranks} | {today * 1e3:.2f} | {rows / today:,.0f} | {first / today:.2f}"
-            f" | {gathering / today:.0%} | {together * 1e3:.2f} |"
+            f"| {ranks} | {seconds * 1e3:.2f} | {rows / seconds:,.0f} | {first / seconds:.2f}"
+            f" | {gathering / seconds:.0%} |"
         )
 
 

@@ -47,9 +47,6 @@ class Between:
     """Of each rank."""
     barrier: Barrier
     """Of a loop on these."""
-    in_two_loops: bool = False
-    """Whether the threads of a rank write its part in one loop and read all others in another,
-    which has not been built."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +83,8 @@ class Gather:
         units = -(-rows // (WORTH_IT // 2 // part + 1)) if rows * part >= WORTH_IT else 1
         written, read = data / ranks, data * others / ranks
         if between.threads > 1 and units > 1:
-            # The loop for the rank's own part costs less than the wait that it hides.
-            loops = 1 if between.in_two_loops else others
-            each = num_bytes * others / ranks / loops
-            read = loops * self._divided(read / loops, units * others // loops, each, between)
-            if between.in_two_loops:
-                written = self._divided(written, units, 0, between)
+            read = self._divided(read, units * others, num_bytes * others / ranks, between)
+            written = self._divided(written, units, 0, between)
         return arrivals + written + max(read, num_bytes * others / ranks / between.link_bytes)
 
     def _divided(self, seconds: float, units: int, num_bytes: float, between: Between) -> float:

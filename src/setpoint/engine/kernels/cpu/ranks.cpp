@@ -10,19 +10,13 @@
 
 namespace {
 
-// Copies rows of `bytes` between matrices with strides.
-void copy_rows(uint8_t* to, int64_t to_stride, const uint8_t* from, int64_t from_stride,
-               int64_t rows, int64_t bytes, int threads) {
-  if (to_stride == bytes && from_stride == bytes) {
-    const int64_t unit = 1 << 14;
-    for_rows((rows * bytes + unit - 1) / unit, unit, threads, [=](int64_t i) {
-      const int64_t begin = i * unit, left = rows * bytes - begin;
-      memcpy(to + begin, from + begin, left < unit ? left : unit);
-    });
-    return;
-  }
-  for_rows(rows, bytes, threads,
-           [=](int64_t row) { memcpy(to + row * to_stride, from + row * from_stride, bytes); });
+// memcpy by several threads.
+void copy(uint8_t* to, const uint8_t* from, int64_t bytes, int threads) {
+  const int64_t unit = 1 << 14;
+  for_rows((bytes + unit - 1) / unit, unit, threads, [=](int64_t i) {
+    const int64_t begin = i * unit, left = bytes - begin;
+    memcpy(to + begin, from + begin, left < unit ? left : unit);
+  });
 }
 
 void gather(const GatherCall& call) {
@@ -37,17 +31,17 @@ void gather(const GatherCall& call) {
     uint8_t* out = (uint8_t*)call.out + first * whole;
     uint8_t* half = ranks.begin();
     // The part of each rank lies in one piece.
-    memcpy(half + begins[ranks.rank] * size * rows, x, rows * own);
+    copy(half + begins[ranks.rank] * size * rows, x, rows * own, call.threads);
     ranks.arrive();
     if (call.first_only && ranks.rank) continue;
-    copy_rows(out + begins[ranks.rank] * size, whole, x, own, rows, own, call.threads);
     ranks.await();
-    for (int other = 0; other < ranks.size; ++other) {
-      if (other == ranks.rank) continue;
-      const int64_t part = (begins[other + 1] - begins[other]) * size;
-      copy_rows(out + begins[other] * size, whole, half + begins[other] * size * rows, part, rows,
-                part, call.threads);
-    }
+    for_rows(rows, whole, call.threads, [=, &ranks](int64_t row) {
+      for (int other = 0; other < ranks.size; ++other) {
+        const int64_t part = (begins[other + 1] - begins[other]) * size;
+        const uint8_t* from = other == ranks.rank ? x : half + begins[other] * size * rows;
+        memcpy(out + row * whole + begins[other] * size, from + row * part, part);
+      }
+    });
   }
 }
 
@@ -63,7 +57,7 @@ void gather_rows(const GatherRowsCall& call) {
         memcpy(half + i * bytes, x + i * bytes, bytes);
     ranks.arrive();
     ranks.await();
-    copy_rows((uint8_t*)call.out + first * bytes, bytes, half, bytes, rows, bytes, call.threads);
+    copy((uint8_t*)call.out + first * bytes, half, rows * bytes, call.threads);
   }
 }
 
