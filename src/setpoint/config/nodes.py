@@ -26,6 +26,11 @@ def check_nodes(options: Options) -> None:
     if parallel.dist_init_addr is not None:
         meeting_place(parallel)
     if parallel.nnodes == 1:
+        if parallel.dist_init_addr is not None:
+            raise ConfigError(
+                "--dist-init-addr is where several nodes meet, but --nnodes is 1; give --nnodes,"
+                " or leave --dist-init-addr out."
+            )
         return
     if parallel.tp_size % parallel.nnodes:
         raise ConfigError(

@@ -43,7 +43,7 @@ class Missing:
 
     name: str
     why: str
-    value: str = "not available yetWhat docs/flags.md shows in the place of a value."
+    value: str = "not available yet"
 
 
 def _few_running(hardware: Hardware, device: str) -> tuple[Scalar, str] | None:

@@ -23,6 +23,8 @@ tensors."""
 OF_A_NODE = ("model_folder", "num_threads", "seed", "spec")
 """Fields of EngineConfig that may differ: node 0 sends the seed, and the numbers of the spec are
 compared one by one."""
+FLAGS = {"kv_dtype": "--kv-cache-dtype", "capture": "whether steps are captured"}
+"""Field -> its option, where the names differ."""
 SOURCES = ("*.py", "*.cpp", "*.h")
 
 
@@ -30,7 +32,7 @@ def facts_of(job: EngineJob) -> dict[str, str]:
     """Name -> value, for people to read."""
     parallel, config = job.config.options.parallel, engine_config(job.config, job.spec, job.folder)
     options = {
-        f"--{field.name.replace('_', '-')}": getattr(config, field.name)
+        FLAGS.get(field.name) or f"--{field.name.replace('_', '-')}": getattr(config, field.name)
         for field in fields(config)
         if field.name not in OF_A_NODE
     }

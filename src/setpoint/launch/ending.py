@@ -21,6 +21,9 @@ from typing import NoReturn
 
 logger = logging.getLogger(__name__)
 
+RANK_LOST = 75
+"""Exit code of an engine that has lost another rank of its model, whose process was killed or whose
+link is lost: no request is to blame (EX_TEMPFAIL of sysexits.h)."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 END_S = 2.0
 """How long the end of a process may take once its work is done or its time is up."""

@@ -150,7 +150,7 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
         logger.debug(
             "Steps of up to %d tokens are captured. mem usage=%s GB", CAPTURED_TOKENS, gib(captured)
         )
-    half = gib(plan.kv_bytes / 2)
+    half = gib(runner.pool.num_bytes / 2)
     logger.info(
         "KV Cache is allocated. dtype: %s, #tokens: %d, K size: %s GB, V size: %s GB",
         options.model.kv_cache_dtype,

@@ -13,7 +13,6 @@ import hmac
 import logging
 import os
 import select
-import signal
 import socket
 import struct
 import threading
@@ -26,6 +25,7 @@ from typing import NoReturn
 import msgspec
 
 from setpoint.core.errors import SetpointError
+from setpoint.launch.ending import RANK_LOST
 
 NAME = "setpoint ranks 1"
 """Names the protocol and its version. Must change when a message of the handshake does."""
@@ -180,6 +180,11 @@ class Meeting:
                 sock.close()
 
     def _handshake(self, sock: socket.socket, host: str) -> None:
+        # A limit for each message alone would let a client keep its place by a byte now and then.
+        same = sock.dup()
+        late = threading.Timer(HANDSHAKE_S, _end_socket, [same])
+        late.daemon = True
+        late.start()
         link = Connection(sock.detach())
         try:
             _limit(link, HANDSHAKE_S)
@@ -199,6 +204,8 @@ class Meeting:
             )
             link.close()
         finally:
+            late.cancel()
+            same.close()
             self._slots.release()
         if link.closed:
             return
@@ -246,10 +253,9 @@ def join(
 ) -> tuple[Connection, int]:
     """A rank's side: join node 0 at the address. Returns the link and the seed of the weights.
     Raises NotMet with the reason if that fails, after ``timeout_s`` if nobody answers."""
-    link = _connect(address, timeout_s)
+    link, first = _challenged(address, timeout_s)
     try:
-        _limit(link, HANDSHAKE_S)
-        challenge = _decode_challenge(link.recv_bytes(MAX_BYTES))
+        challenge = _decode_challenge(first)
         if challenge.name != NAME:
             raise NotMet(f"{_written(address)} speaks {challenge.name!r}, and this node {NAME!r}.")
         nonce = os.urandom(32)
@@ -274,6 +280,32 @@ def join(
     return link, answer.seed
 
 
+def _challenged(address: tuple[str, int], timeout_s: float) -> tuple[Connection, bytes]:
+    """A link to node 0, and its first message. Node 0 closes a connection at once if it has too
+    many; then another one is made."""
+    end = time.monotonic() + timeout_s
+    while True:
+        link = _connect(address, max(end - time.monotonic(), 0.0))
+        _limit(link, HANDSHAKE_S)
+        try:
+            return link, link.recv_bytes(MAX_BYTES)
+        except (OSError, EOFError) as error:
+            link.close()
+            is_busy = isinstance(error, EOFError | ConnectionResetError)
+            if not is_busy or time.monotonic() + RETRY_S > end:
+                raise NotMet(
+                    f"What listens at {_written(address)} is not node 0 of Setpoint, or has ended"
+                    f" ({type(error).__name__})."
+                ) from None
+        time.sleep(RETRY_S)
+
+
+def _end_socket(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
+
+
 def watch(link: Connection, lost: Callable[[str], None]) -> None:
     """Have a thread wait until the link is lost or the other side has closed it, and call ``lost``
     with the reason. Reads nothing."""
@@ -291,10 +323,9 @@ def watch(link: Connection, lost: Callable[[str], None]) -> None:
 
 
 def end_blamelessly() -> NoReturn:
-    """End this process as by a signal from outside: no request is to blame for a lost link."""
+    """End this process with RANK_LOST."""
     logging.shutdown()
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("unreachable")
+    os._exit(RANK_LOST)
 
 
 def peer(link: Connection) -> str:

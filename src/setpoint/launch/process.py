@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from setpoint.core.errors import SetpointError
-from setpoint.launch.ending import SIGNALS
+from setpoint.launch.ending import RANK_LOST, SIGNALS
 from setpoint.launch.heartbeat import STACKS
 from setpoint.launch.one_gpu import with_one_gpu
 from setpoint.launch.watchdog import until_silent
@@ -214,7 +214,9 @@ async def until_reported(
     await until_over(ended, line, process, watchdog_s=watchdog_s)
     await asyncio.sleep(LAST_WORDS_S)
     number = ended.result()
-    line.died(f"The engine process {_ending(number)}.", was_killed=number == -signal.SIGKILL)
+    line.died(
+        f"The engine process {_ending(number)}.", was_killed=number in (-signal.SIGKILL, RANK_LOST)
+    )
 
 
 async def until_over(
@@ -293,6 +295,8 @@ def kill_tree(top: psutil.Process) -> None:
 
 
 def _ending(code: int) -> str:
+    if code == RANK_LOST:
+        return "has lost another rank of its model; the log above says why"
     if code >= 0:
         return f"ended with exit code {code}; its output above says why"
     name = signal.Signals(-code).name

@@ -2,9 +2,9 @@
 first rank; on the others of the node's own process (``launch.node``).
 
 They share one piece of memory without a name, so nothing of it is left whatever ends them. An
-engine and its ranks end together: a rank ends when rank 0 does, and rank 0 ends as the first rank
-did, by the same signal, so that whoever supervises the engine judges its end as that of one
-process.
+engine and its ranks end together: a rank ends when rank 0 does, and rank 0 ends when a rank does,
+so that whoever supervises the engine judges its end as that of one process: by the same signal
+after a crash, with RANK_LOST if the rank was killed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+from setpoint.launch.ending import RANK_LOST
 from setpoint.launch.one_gpu import with_one_gpu
 
+DIE_S = 5.0
+"""How long a signal may take to end this process."""
 MEMORY_BYTES = 8 << 20
 """Size of the memory that the ranks share. Exchanges that need more than half of it are made in
 several parts."""
@@ -72,9 +76,13 @@ class RankProcesses:
             return
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         logger.error("Rank %d (process %d) has ended: %s. The engine ends.", rank, popen.pid, how)
+        logging.shutdown()
+        if code == -signal.SIGKILL:
+            os._exit(RANK_LOST)
         if code < 0:
             os.kill(os.getpid(), -code)
-        os._exit(code or 1)
+            time.sleep(DIE_S)
+        os._exit(1)
 
 
 def start_ranks(ranks: range, *, first_gpu: int = 1) -> RankProcesses:

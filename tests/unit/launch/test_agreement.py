@@ -39,11 +39,11 @@ def test_machines_may_differ(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({"dtype": "float32"}, {"--dtype", "--kv-dtype"}),
+        ({"dtype": "float32"}, {"--dtype", "--kv-cache-dtype"}),
         ({"quantization": "w8a8_int8"}, {"--quantization"}),
         ({"page_size": 4}, {"--page-size"}),
         ({"load_format": "dummy"}, {"--load-format", "the digest of the weights"}),
-        ({"disable_cuda_graph": True}, {"--capture"}),
+        ({"disable_cuda_graph": True}, {"whether steps are captured"}),
     ],
 )
 def test_options_may_not(options: dict, names: set[str], tmp_path: Path) -> None:

@@ -222,3 +222,26 @@ def test_a_lost_link_is_noticed_at_both_ends() -> None:
         wait_until(lambda: len(heard) == 2)
         with pytest.raises(EOFError):
             link.recv_bytes()
+
+
+def test_a_client_that_sends_a_byte_now_and_then_keeps_no_rank_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Red before: it kept its place for ever, and a rank that found no place gave up at once."""
+    monkeypatch.setattr(module, "HANDSHAKE_S", 2.0)
+    monkeypatch.setattr(module, "MAX_HANDSHAKES", 1)
+    is_over = threading.Event()
+
+    def dribble() -> None:
+        with suppress(OSError):
+            sock.sendall(struct.pack("!i", 60000))
+            while not is_over.wait(0.2):
+                sock.sendall(b"x")
+
+    with meeting() as (_, address), socket.create_connection(address) as sock:
+        sock.recv(4)  # it has the only place
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        joined(address, 1)
+        is_over.set()
+        thread.join()

@@ -67,6 +67,7 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
             "Seconds that nodes wait for one another at the start, and that an exchange between"
             " ranks through torch.distributed may take.",
             low=1,
+            high=86400,
             server_only=True,
         ),
     ] = 600
