@@ -151,9 +151,8 @@ class Bench:
 
     def _submit(self) -> None:
         seq_id, request = next(self._requests)
-        event = self._scheduler.add(
-            seq_id, msgspec.structs.replace(request, priority=self._urgency or None)
-        )
+        options = msgspec.structs.replace(request.options, priority=self._urgency or None)
+        event = self._scheduler.add(seq_id, msgspec.structs.replace(request, options=options))
         assert event is None, event
 
     def _turn(self, times: Times) -> StepPlan:
