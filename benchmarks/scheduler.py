@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 from machine import environment
 
+from setpoint.core.messages import Abort
 from setpoint.core.plan import StepPlan
 from setpoint.core.records import Record
 from setpoint.core.request import Request, RequestOptions, pack_ids
@@ -141,7 +142,7 @@ class Bench:
             if self._preempts:
                 self._urgency += 100
             else:
-                self._scheduler.abort([next(iter(running.values())).seq_id])
+                self._scheduler.abort(Abort([next(iter(running.values())).seq_id]))
             self._submit()
             plan = self._turn(times)
             assert len(queue) == num_waiting + self._preempts
