@@ -83,8 +83,8 @@ def alone(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     ("size", "options"),
     [
         (2, ()),
-        (3, ("--chunked-prefill-size", "4")),
-        (2, ("--disable-cuda-graph", "--disable-radix-cache")),
+        pytest.param(3, ("--chunked-prefill-size", "4"), marks=pytest.mark.full),
+        pytest.param(2, ("--disable-cuda-graph", "--disable-radix-cache"), marks=pytest.mark.full),
     ],
 )
 def test_several_ranks_answer_as_one(
@@ -99,7 +99,13 @@ def test_several_ranks_answer_as_one(
     assert not any(rank.is_running() for rank in ranks)
 
 
-@pytest.mark.parametrize("options", [("--tp-size", "2"), ("--tp-size", "2", "--dp-size", "2")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--tp-size", "2"),
+        pytest.param(("--tp-size", "2", "--dp-size", "2"), marks=pytest.mark.full),
+    ],
+)
 def test_streams_go_on_when_a_rank_ends(
     folder: Path, tmp_path: Path, alone: dict[str, Any], options: tuple[str, ...]
 ) -> None:
@@ -122,6 +128,7 @@ def test_streams_go_on_when_a_rank_ends(
         all_ready(server, count)
 
 
+@pytest.mark.full
 def test_a_rank_that_was_stopped_for_a_while(
     folder: Path, tmp_path: Path, alone: dict[str, Any]
 ) -> None:
@@ -139,6 +146,7 @@ def test_a_rank_that_was_stopped_for_a_while(
         assert ranks_of(server) == [rank]
 
 
+@pytest.mark.full
 def test_memory_and_weights_on_all_ranks(
     folder: Path, tmp_path: Path, alone: dict[str, Any]
 ) -> None:
@@ -157,6 +165,7 @@ def test_memory_and_weights_on_all_ranks(
         assert stream(server, "greedy") == alone["greedy"]
 
 
+@pytest.mark.full
 def test_embeddings_on_ranks(folder: Path, tmp_path: Path) -> None:
     found = []
     for size in ("1", "2"):

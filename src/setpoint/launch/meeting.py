@@ -373,7 +373,7 @@ def _connect(address: tuple[str, int], timeout_s: float) -> Connection:
         if left <= 0:
             raise NotMet(
                 f"Node 0 cannot be reached at --dist-init-addr {_written(address)} within"
-                f" {timeout_s:g} s (--dist-timeout): {why}."
+                f" {round(timeout_s, 1):g} s (--dist-timeout): {why}."
             )
         if time.monotonic() - said > SAY_EVERY_S:
             said = time.monotonic()
