@@ -176,6 +176,11 @@ class EngineClient:
         return [self._lines[rank] for rank in sorted(self._lines)]
 
     @property
+    def num_ranks(self) -> int:
+        """How many ranks there are, whether or not their engines live."""
+        return len(self._lines)
+
+    @property
     def line(self) -> EngineLine | None:
         """The latest line of the first rank, which may have ended; None before the first."""
         return self.lines[0] if self._lines else None
@@ -365,7 +370,8 @@ class EngineClient:
                     f" {submission.num_outputs}, {len(event.ids)} of them new."
                 )
                 break
-            event = submission.take(event)
+            if submission.has_moved:
+                event = submission.take(event)
             if event.finish is not None:
                 self._close(submission)
             else:

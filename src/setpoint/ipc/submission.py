@@ -57,7 +57,7 @@ class Submission:
         return len(self.request.prior_output_ids) // 4 + len(self.ids)
 
     def take(self, event: TokenEvent) -> TokenEvent:
-        """The event of its current engine in the form that its reader expects."""
+        """The event of its current engine in the form that its reader expects, if it has moved."""
         if self.num_hidden_to_skip:
             event = _without_known(self, event)
         return event if self.before is None else _continued(self.before, event)

@@ -5,7 +5,7 @@ shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -46,9 +46,11 @@ class Answer(msgspec.Struct, frozen=True):
     """The tool calls, their pieces joined, in the order in which they began."""
 
 
-def join_deltas(deltas: Iterable[Delta]) -> Answer:
+def join_deltas(deltas: Sequence[Delta]) -> Answer:
     """The deltas put together; the pieces of each call are joined."""
-    # One pass: it runs for every piece of every stream.
+    # It runs for every piece of every stream, which is nearly always one piece of text.
+    if len(deltas) == 1 and isinstance(deltas[0], TextDelta):
+        return Answer(deltas[0].text, "", [])
     text: list[str] = []
     reasoning: list[str] = []
     calls: dict[int, tuple[ToolCallDelta, list[str]]] = {}

@@ -32,7 +32,7 @@ def one_line(content: Any) -> bytes:
     """JSON that everybody reads as one line. Python's ``str.splitlines``, and with it httpx's
     ``iter_lines``, also ends lines at U+0085, U+2028 and U+2029, which JSON may hold unescaped."""
     encoded = _encoder.encode(content)
-    if b"\xc2\x85" in encoded or b"\xe2\x80" in encoded:
+    if not encoded.isascii():
         for separator, escape in _SEPARATORS:
             encoded = encoded.replace(separator, escape)
     return encoded

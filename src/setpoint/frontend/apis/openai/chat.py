@@ -258,10 +258,10 @@ class ChatChoices:
         # Clients expect each delta to have content or to be the last.
         is_silent = not (answer.reasoning or answer.calls) and output.finish is None
         content = answer.text or ("" if is_silent else None)
-        return {
-            **_chunk_choice(output, _fields(answer, content=content), logprobs=logprobs),
-            **_finish_fields(output, has_calls=output.index in self._callers),
-        }
+        choice = _chunk_choice(output, _fields(answer, content=content), logprobs=logprobs)
+        if output.finish is not None:
+            choice |= _finish_fields(output, has_calls=output.index in self._callers)
+        return choice
 
 
 _NOTHING = join_deltas(())

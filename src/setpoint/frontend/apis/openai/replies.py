@@ -71,9 +71,11 @@ class Reply:
         choices = []
         for index, output in enumerate(outputs if shown is None else shown):
             choice = maker.whole(output) | {"index": index}
-            choice |= self._prompt_ids(output) | self._output_ids(output.output_ids)
-            if "token_ids" in choice and self._is_chat:
-                choice["response_token_ids"] = choice["token_ids"]  # SGLang's name
+            choice |= self._prompt_ids(output)
+            if self._body.return_token_ids:
+                choice["token_ids"] = output.output_ids
+                if self._is_chat:
+                    choice["response_token_ids"] = output.output_ids  # SGLang's name
             choices.append(self._with_hidden_state(choice, output))
         return {
             **self._head,
@@ -99,7 +101,8 @@ class Reply:
                     choices += [opening] if (opening := maker.opening(output)) else []
                 choice = maker.choice(piece)
                 if choice is not None:
-                    choice |= self._output_ids(piece.ids)
+                    if self._body.return_token_ids:
+                        choice["token_ids"] = piece.ids
                     if output.finish is not None:
                         choice = self._with_hidden_state(choice, output)
                     choices.append(choice)
@@ -124,9 +127,6 @@ class Reply:
         if not (body.return_token_ids or body.return_prompt_token_ids):
             return {}
         return {"prompt_token_ids": output.request.prompt().tolist()}
-
-    def _output_ids(self, ids: list[int]) -> dict[str, Any]:
-        return {"token_ids": ids} if self._body.return_token_ids else {}
 
     def _with_hidden_state(self, choice: dict[str, Any], output: SequenceOutput) -> dict[str, Any]:
         """The choice with the hidden state of the last step; with an empty one if there was only
