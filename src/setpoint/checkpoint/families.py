@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from setpoint.checkpoint import layer_windows as windows
+from setpoint.checkpoint import mixtures
 from setpoint.checkpoint.configfile import ConfigFile
+from setpoint.core.model import Mixture
 
 OTHER_NAMES = (
     ("n_embd", "hidden_size"),
@@ -37,8 +39,12 @@ class Family:
     """True if q, k and v have a bias that no config key mentions."""
     head_norms: bool = False
     """True if each head of q and k has a norm."""
+    whole_norms: bool = False
+    """True if all heads of q together have a norm, and those of k."""
     num_norms: int = 2
     """Number of norms over the hidden size in a layer."""
+    mixture: Callable[[ConfigFile, int], Mixture | None] = mixtures.none
+    """(config, number of layers) -> ``ModelSpec.mixture``."""
     windows: Callable[[ConfigFile, int], tuple[int | None, ...]] = windows.none
     """(config, number of layers) -> ``ModelSpec.windows``."""
 
@@ -73,15 +79,43 @@ FAMILIES = {
         windows=windows.gemma3,
     ),
     "mistral": Family(defaults={"sliding_window": 4096}, windows=windows.every_layer),
+    "mixtral": Family(
+        defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5},
+        windows=windows.every_layer,
+        mixture=mixtures.mixtral,
+    ),
+    "olmoe": Family(
+        defaults={"num_experts": 64, "num_experts_per_tok": 8, "rms_norm_eps": 1e-5},
+        whole_norms=True,
+        mixture=mixtures.olmoe,
+    ),
     "phi3": Family(
         defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
         windows=windows.every_layer,
     ),
     "qwen2": Family(qkv_bias=True, windows=windows.qwen),
+    "qwen2_moe": Family(
+        defaults={
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
+        qkv_bias=True,
+        windows=windows.qwen,
+        mixture=mixtures.qwen,
+    ),
     "qwen3": Family(defaults={"head_dim": 128}, head_norms=True, windows=windows.qwen),
+    "qwen3_moe": Family(
+        defaults={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        head_norms=True,
+        windows=windows.qwen,
+        mixture=mixtures.qwen,
+    ),
 }
 """model_type -> its family, from transformers' Gemma2Config, Gemma3TextConfig, MistralConfig,
-Phi3Config, Qwen2Config and Qwen3Config."""
+MixtralConfig, OlmoeConfig, Phi3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config and
+Qwen3MoeConfig."""
 GATED = frozenset({"llama", *FAMILIES})
 """model_type of families in which every MLP has the three matrices gate, up and down, and whose
 configs say whether the head is tied. The number of their parameters follows from the dimensions."""

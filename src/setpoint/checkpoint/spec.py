@@ -86,10 +86,12 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
         context_len=_context_len(reader, family),
         tie_embeddings=tie,
         dtype=reader.dtype(tensors),
-        num_parameters=_count_stored(tensors, tie) or _count_planned(spec, config, tie, family),
+        num_parameters=_count_stored(tensors, tie) or _count_planned(spec, reader, tie, family),
         eos_token_ids=_eos_ids(description, reader),
         num_rotaries=family.num_rotaries,
         head_norms=family.head_norms,
+        whole_norms=family.whole_norms,
+        mixture=family.mixture(reader, spec["num_layers"]),
         num_norms=family.num_norms,
         rope_by_context=_rope(reader)[0] in ROPES_BY_CONTEXT,
         blocks=_blocks(description.blocks, tensors),
@@ -208,7 +210,7 @@ def _count_stored(tensors: Iterable[TensorInfo], tie: bool) -> int:
     )
 
 
-def _count_planned(spec: dict[str, int], config: dict[str, Any], tie: bool, family: Family) -> int:
+def _count_planned(spec: dict[str, int], reader: ConfigFile, tie: bool, family: Family) -> int:
     """Number of parameters computed from the dimensions, for a folder without weights
     (``--load-format dummy``)."""
     hidden, inner, head_dim = spec["hidden_size"], spec["intermediate_size"], spec["head_dim"]
@@ -216,13 +218,21 @@ def _count_planned(spec: dict[str, int], config: dict[str, Any], tie: bool, fami
         spec["num_heads"] * head_dim,
         (spec["num_heads"] + 2 * spec["num_kv_heads"]) * head_dim,
     )
-    layer = hidden * (qkv_rows + q_rows) + 3 * hidden * inner + family.num_norms * hidden
+    config, num_layers = reader.config, spec["num_layers"]
+    layer = hidden * (qkv_rows + q_rows) + family.num_norms * hidden
     if config.get("attention_bias"):
         layer += qkv_rows + hidden
-    if family.qkv_bias:
+    if family.qkv_bias and config.get("qkv_bias", True):
         layer += qkv_rows
     if family.head_norms:
         layer += 2 * head_dim
+    if family.whole_norms:
+        layer += (spec["num_heads"] + spec["num_kv_heads"]) * head_dim
+    mlp = 3 * hidden * inner
     if config.get("mlp_bias"):
-        layer += 2 * inner + hidden
-    return spec["num_layers"] * layer + spec["vocab_size"] * hidden * (1 if tie else 2) + hidden
+        mlp += 2 * inner + hidden
+    mlps = num_layers * mlp
+    if mixture := family.mixture(reader, num_layers):
+        sparse = mixture.expert_parameters(hidden) + mixture.other_parameters(hidden)
+        mlps += len(mixture.layers) * (sparse - mlp)
+    return num_layers * layer + mlps + spec["vocab_size"] * hidden * (1 if tie else 2) + hidden

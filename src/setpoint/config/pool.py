@@ -104,6 +104,13 @@ def _share_of_memory(spec: ModelSpec, parallel: ParallelOptions, device: str) ->
         num_heads=part(spec.num_heads),
         num_kv_heads=most,
         intermediate_size=part(spec.intermediate_size),
+        mixture=None
+        if spec.mixture is None
+        else replace(
+            spec.mixture,
+            size=part(spec.mixture.size),
+            shared_size=part(spec.mixture.shared_size),
+        ),
         num_parameters=part(spec.num_parameters),
         blocks=None
         if blocks is None

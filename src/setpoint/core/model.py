@@ -101,6 +101,36 @@ def language_tensor(stored: str) -> str | None:
 
 
 @dataclass(slots=True, frozen=True)
+class Mixture:
+    """The experts of a model, MLPs of which each token uses a few; written once by
+    ``checkpoint``."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts that a token uses."""
+    size: int
+    """Inner size of an expert's MLP."""
+    layers: frozenset[int]
+    """The layers that have experts. The others have one MLP of the model's intermediate size."""
+    shared_size: int = 0
+    """Inner size of the MLP that every token uses besides its experts; 0: there is none."""
+
+    def expert_parameters(self, hidden_size: int) -> int:
+        """Parameters of all experts of a layer."""
+        return 3 * hidden_size * self.size * self.num_experts
+
+    def other_parameters(self, hidden_size: int) -> int:
+        """Parameters of a layer's router, and of its shared expert with the gate of that."""
+        shared = (3 * self.shared_size + 1) * hidden_size if self.shared_size else 0
+        return self.num_experts * hidden_size + shared
+
+    def used(self, num_tokens: int) -> float:
+        """The share of the experts that a step of so many tokens reads, if all are equally
+        likely."""
+        return float(1.0 - (1.0 - self.num_chosen / self.num_experts) ** num_tokens)
+
+
+@dataclass(slots=True, frozen=True)
 class ModelSpec:
     """The numbers of a decoder that planning and the frontend need; written once by
     ``checkpoint``."""
@@ -130,6 +160,10 @@ class ModelSpec:
     started, those of the tokenizer too."""
     head_norms: bool = False
     """True if each head of q and of k has a norm."""
+    whole_norms: bool = False
+    """True if all heads of q together have a norm, and those of k."""
+    mixture: Mixture | None = None
+    """The model's experts; None if it has none."""
     num_norms: int = 2
     """Number of norms over the hidden size in a layer: two before its branches, or four before and
     after them."""

@@ -50,9 +50,11 @@ def engine_config(config: ResolvedConfig, spec: ModelSpec, folder: str) -> Engin
 
 
 def work_model(config: ResolvedConfig, spec: ModelSpec) -> WorkModel:
+    memory = memory_model(config, spec)
     return WorkModel(
         spec=spec,
-        weights_bytes=memory_model(config, spec).weights_read(),
+        weights_bytes=memory.weights_read(),
+        experts_share=memory.experts_share(),
         dtype_bytes=config.dtype_bytes,
         kv_bytes=spec.kv_bytes_per_token(config.kv_element_bytes),
     )

@@ -31,7 +31,10 @@ class WorkModel:
 
     spec: ModelSpec
     weights_bytes: int
-    """Bytes of the weights, which a step reads once, however many tokens it has."""
+    """Bytes of the weights. A step reads them once, however many tokens it has; of the experts it
+    reads those that it uses."""
+    experts_share: float
+    """The share of ``weights_bytes`` that belongs to experts."""
     dtype_bytes: int
     """Bytes of an element of the activations."""
     kv_bytes: int
@@ -42,14 +45,22 @@ class WorkModel:
         tokens = step.num_new_tokens + decoded
         hidden, inner = spec.hidden_size, spec.intermediate_size
         q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        weights = hidden * (2 * q + 2 * kv) + 3 * hidden * inner
+        weights: float = hidden * (2 * q + 2 * kv) + 3 * hidden * inner
+        read: float = self.weights_bytes
+        if mixture := spec.mixture:
+            inner = mixture.num_chosen * mixture.size + mixture.shared_size
+            sparse = len(mixture.layers) / spec.num_layers
+            dense = (1 - sparse) * spec.intermediate_size
+            weights = hidden * (2 * q + 2 * kv + sparse * mixture.num_experts)
+            weights += 3 * hidden * (sparse * inner + dense)
+            read *= 1 - self.experts_share * (1 - mixture.used(tokens))
         element = self.dtype_bytes * spec.num_layers
         # A layer's input and output, q, k, v, and the output of attention.
         moved = tokens * element * (2 * hidden + 2 * q + 2 * kv)
         attended = element * (step.num_new_tokens * (q + 2 * kv) + decoded * q)
         return Work(
             flops=spec.num_layers * (2 * weights * tokens + 4 * q * step.num_pairs),
-            read_bytes=self.weights_bytes + moved + attended + self.kv_bytes * step.num_behind,
+            read_bytes=read + moved + attended + self.kv_bytes * step.num_behind,
             write_bytes=self.kv_bytes * tokens + moved + element * tokens * 3 * inner,
         )
 

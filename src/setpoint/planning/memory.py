@@ -94,8 +94,19 @@ def weight_bytes(
         spec.num_heads * spec.head_dim,
         (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim,
     )
-    weights = spec.num_layers * hidden * (qkv_size + q_size + 3 * inner)
-    channels = spec.num_layers * (qkv_size + 2 * inner + 2 * hidden)
+    # (inner size, how many MLPs in the model have it)
+    mlps = [(inner, spec.num_layers)]
+    if mixture := spec.mixture:
+        sparse = len(mixture.layers)
+        mlps = [
+            (inner, spec.num_layers - sparse),
+            (mixture.size, mixture.num_experts * sparse),
+            (mixture.shared_size, sparse if mixture.shared_size else 0),
+        ]
+    weights = spec.num_layers * hidden * (qkv_size + q_size)
+    weights += sum(count * 3 * hidden * size for size, count in mlps)
+    channels = spec.num_layers * (qkv_size + hidden)
+    channels += sum(count * (2 * size + hidden) for size, count in mlps)
     if spec.pooling is None:
         weights += spec.vocab_size * hidden
         channels += spec.vocab_size
@@ -107,10 +118,16 @@ def activation_bytes(spec: ModelSpec, *, num_tokens: int, dtype_bytes: int) -> i
 
     Each token needs the residual, a layer's input and its normalised form, and in addition either
     attention's temporaries (q, k, v and its output) or the MLP's (gate, up, their product, and that
-    product again in the layout of the matrix product), whichever are larger.
+    product again in the layout of the matrix product), whichever are larger. Of a mixture these are
+    the inner values and the outputs of the experts that a token uses, and one expert's rows side by
+    side.
     """
     qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    return num_tokens * dtype_bytes * (3 * spec.hidden_size + max(qkv, 4 * spec.intermediate_size))
+    largest = max(qkv, 4 * spec.intermediate_size)
+    if mixture := spec.mixture:
+        sparse = (mixture.num_chosen + 1) * (3 * mixture.size + spec.hidden_size)
+        largest = max(largest, sparse + 3 * mixture.shared_size + spec.hidden_size)
+    return num_tokens * dtype_bytes * (3 * spec.hidden_size + largest)
 
 
 def sampling_bytes(spec: ModelSpec, *, num_sampling: int, dtype_bytes: int) -> int:
@@ -142,7 +159,7 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) ->
         [ids, ids] if num_groups > 1 else [],
         [ids, hidden],
         [hidden, hidden, hidden, q + 2 * kv, q] + [q, kv] * spec.head_norms,
-        [hidden, hidden, hidden, inner, hidden],
+        *_mlp_moments(spec, token, hidden, inner),
         [hidden] * (3 + spec.num_norms // 2),
     ]
     if spec.pooling is None:
@@ -161,6 +178,27 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) ->
     # Positions and kv_index exist as long as the program.
     places = (1 + num_groups + (num_groups > 1)) * index
     return sum(size * count for size, count in most.items()) + places
+
+
+def _mlp_moments(spec: ModelSpec, token: int, hidden: int, inner: int) -> list[list[int]]:
+    """The moments of ``captured_bytes`` in an MLP and in a mixture. token: bytes of an element of
+    all tokens. The ids of a token's experts and their weights have four bytes each."""
+    dense = [hidden, hidden, hidden, inner, hidden]
+    if spec.mixture is None:
+        return [dense]
+    mixture, streams = spec.mixture, [hidden, hidden, hidden]
+    choice = 4 * CAPTURED_TOKENS * mixture.num_chosen
+    parts = token * mixture.num_chosen * spec.hidden_size
+    chosen = [*streams, choice, choice]
+    moments = [
+        [*streams, token * mixture.num_experts, choice, choice],
+        [*chosen, token * mixture.num_chosen * mixture.size, parts],
+        [*chosen, parts, hidden],
+    ]
+    if mixture.shared_size:
+        shared = [token * mixture.shared_size, hidden]
+        moments += [[*chosen, parts, *shared], [*chosen, parts, hidden, token, hidden]]
+    return [dense, *moments] if len(mixture.layers) < spec.num_layers else moments
 
 
 def reference_attention_bytes(
@@ -259,6 +297,13 @@ class MemoryModel:
         if is_head and (in_blocks or not self.head_copied):
             return self.weights()
         return self.weights() - table
+
+    def experts_share(self) -> float:
+        """The share of ``weights_read`` that belongs to experts."""
+        if (mixture := self.spec.mixture) is None:
+            return 0.0
+        each = mixture.expert_parameters(self.spec.hidden_size)
+        return len(mixture.layers) * each / self.spec.num_parameters
 
     def workspace(self, pool_tokens: int, footprint: Footprint | None = None) -> int:
         """Bytes of the largest step's temporaries and of the tables, with a pool of ``pool_tokens``

@@ -58,6 +58,13 @@ def write_tiny(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
     tensors = {
         name: draw(rng, name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()
     }
+    if any(tensor.ndim == 3 for tensor in tensors.values()):
+        # transformers stacks experts; what it saves has them one by one, as checkpoints do.
+        whole = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        whole.load_state_dict({name: torch.from_numpy(each) for name, each in tensors.items()})
+        whole.save_pretrained(folder)
+        (folder / "config.json").write_text(json.dumps(config, indent=1))
+        return folder
     if model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]
         embedding = model.get_input_embeddings().weight

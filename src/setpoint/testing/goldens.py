@@ -135,6 +135,39 @@ def _gemma3(name: str, **keys: Any) -> Golden:
     return _gemma(name, "Gemma3ForCausalLM", "gemma3_text", **{**ropes, **keys})
 
 
+def _mixture(name: str, architecture: str, template: str, **keys: Any) -> Golden:
+    model_type = {"MixtralForCausalLM": "mixtral", "OlmoeForCausalLM": "olmoe"}.get(
+        architecture, f"{architecture[:5].lower()}_moe"
+    )
+    own = {"num_experts_per_tok": 2, "sliding_window": None}
+    config = tiny_config(architecture, model_type, **{**own, **keys})
+    return Golden(f"{model_type}: {name}", config, template)
+
+
+def _mixtral(name: str, **keys: Any) -> Golden:
+    return _mixture(name, "MixtralForCausalLM", "mistral", **{"num_local_experts": 4, **keys})
+
+
+def _olmoe(name: str, **keys: Any) -> Golden:
+    own = {"num_experts": 6, "norm_topk_prob": False, "rms_norm_eps": 1e-5}
+    return _mixture(name, "OlmoeForCausalLM", "chatml", **{**own, **keys})
+
+
+def _qwen_moe(version: int, name: str, **keys: Any) -> Golden:
+    own = {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "use_sliding_window": False,
+        "max_window_layers": 2,
+    }
+    own |= {"shared_expert_intermediate_size": 96} if version == 2 else {"head_dim": 32}
+    architecture = f"Qwen{version}MoeForCausalLM"
+    return _mixture(name, architecture, f"qwen{version}", **{**own, **keys})
+
+
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
@@ -188,6 +221,15 @@ GOLDENS = (
         layer_types=["sliding_attention", "full_attention"],
     ),
     _qwen3("yarn rope", rope_scaling={**YARN, "rope_type": "yarn"}, max_position_embeddings=64),
+    _mixtral("two of four experts"),
+    _mixtral("windows, tied", sliding_window=16, tie_word_embeddings=True),
+    _olmoe("two of six experts, norms over all heads"),
+    _olmoe("one query per key, normalised", num_key_value_heads=4, norm_topk_prob=True),
+    _qwen_moe(2, "shared expert"),
+    _qwen_moe(2, "every other layer dense", decoder_sparse_step=2, norm_topk_prob=True),
+    _qwen_moe(3, "three of eight experts", norm_topk_prob=True),
+    _qwen_moe(3, "first layer dense, tied", mlp_only_layers=[0], tie_word_embeddings=True),
+    _qwen_moe(3, "one expert, biases", num_experts=1, num_experts_per_tok=1, attention_bias=True),
     _phi3("mini 4k, window", num_key_value_heads=4, sliding_window=16),
     _phi3("4, no window", num_key_value_heads=1),
     _phi3(

@@ -62,7 +62,7 @@ def draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDA
     """Random content for the checkpoint tensor ``name``."""
     if len(shape) == 1:
         return rng.normal(1.0 if "norm" in name else 0.0, 0.1, shape).astype(np.float32)
-    return rng.normal(0.0, 1.0 if "embed" in name else 1.5 / math.sqrt(shape[1]), shape).astype(
+    return rng.normal(0.0, 1.0 if "embed" in name else 1.5 / math.sqrt(shape[-1]), shape).astype(
         np.float32
     )
 

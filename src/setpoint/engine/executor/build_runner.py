@@ -31,7 +31,7 @@ from setpoint.engine.kernels.device import check_device
 from setpoint.engine.kernels.host_memory import why_small_pages
 from setpoint.engine.kernels.kernel_registry import Choice, choose_ops
 from setpoint.engine.kernels.ops import Ops
-from setpoint.engine.layers.context import Backends, multiply
+from setpoint.engine.layers.context import Backends, multiply, multiply_grouped
 from setpoint.engine.models.loader import load_weights
 from setpoint.engine.models.model_registry import build_model, is_native
 from setpoint.engine.models.transformers_model import load_transformers_model
@@ -104,7 +104,9 @@ def build_runner(config: EngineConfig, group: Group = ALONE) -> ModelRunner:
     runner = ModelRunner(
         model=model,
         spec=spec,
-        backends=Backends(chosen.ops.impl, chosen.attention.impl, multiply, group),
+        backends=Backends(
+            chosen.ops.impl, chosen.attention.impl, multiply, multiply_grouped, group
+        ),
         page_size=config.page_size,
         dtype=_dtype(config.dtype),
         kv_dtype=_dtype(config.kv_dtype, KV_DTYPES),
@@ -202,7 +204,14 @@ def _load_native(
         split_model(model, group)
     blocks = choose_blocks(device, dtype) if quantization is None else None
     return model, load_weights(
-        model, folder, wrapped=bool(spec.wrapper), dtype=dtype, device=device, blocks=blocks, **how
+        model,
+        folder,
+        wrapped=bool(spec.wrapper),
+        dtype=dtype,
+        device=device,
+        exact=choose_linear(device, dtype, None).impl,
+        blocks=blocks,
+        **how,
     )
 
 

@@ -22,6 +22,7 @@ from setpoint.core.work import Work
 from setpoint.engine.attention.attention_backend import AttentionBatch, AttentionVariant
 from setpoint.engine.executor.inproc import InprocExecutor, InprocStep
 from setpoint.engine.layers.context import Backends
+from setpoint.engine.quant.grouped import GroupedWeight
 from setpoint.engine.quant.linear_method import PackedWeight
 from setpoint.engine.runner.eager_way import EagerWay
 from setpoint.engine.runner.model_runner import ModelRunner
@@ -121,10 +122,22 @@ def _timed(runner: ModelRunner, works: Works, kind: str) -> Backends:
             works["sampling"].num_bytes += out.nbytes  # logits
         return out
 
+    def multiply_grouped(weight: GroupedWeight, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        began = time.perf_counter()
+        out = backends.multiply_grouped(weight, x, ids)
+        work = works[kind]
+        work.seconds += time.perf_counter() - began
+        work.num_calls += 1
+        work.num_bytes += weight.num_bytes * len(ids.unique()) // weight.num_experts
+        work.flops += 2 * len(out) * x.shape[1] * out.shape[1] * (2 if id(weight) in gated else 1)
+        work.product = _name(x.dtype)
+        return out
+
     return Backends(
         _TimedOps(backends.ops, works),
         _TimedAttention(backends.attention, works),
         multiply,
+        multiply_grouped,
         backends.group,
     )
 
@@ -139,9 +152,9 @@ class _TimedOps:
 
     @staticmethod
     def _timed(operation: Callable[..., Any], works: Works) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
+        def timed(*args: Any, **options: Any) -> Any:
             began = time.perf_counter()
-            out = operation(*args)
+            out = operation(*args, **options)
             work = works["elementwise"]
             work.seconds += time.perf_counter() - began
             work.num_calls += 1

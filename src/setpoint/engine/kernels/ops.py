@@ -118,6 +118,27 @@ class Ops(Protocol):
         """
         ...
 
+    def route(
+        self, logits: torch.Tensor, count: int, *, normalise: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """logits [T, E] -> (ids [T, count] int32, weights [T, count] fp32): the experts with the
+        largest softmax of each row, the largest first, equal ones by rising id, and these softmaxes
+        or, with ``normalise``, their shares of their sum. In fp32 whatever the dtype, as in
+        transformers. The weights of a row with a NaN are NaN, and its ids are valid."""
+        ...
+
+    def combine(
+        self,
+        parts: torch.Tensor,
+        weights: torch.Tensor,
+        shared: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """parts [T · k, C], those of a token side by side, and weights [T, k] fp32 -> the sum of
+        weights · parts of each token, [T, C], summed in the order of k; then ``shared`` [T, C] is
+        added, with ``gate`` [T, 1] times its sigmoid."""
+        ...
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [T, 2 F] -> silu(gate) · up, [T, F], with gate the first F columns."""
         ...

@@ -100,6 +100,32 @@ class RefOps:
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
+    def route(
+        self, logits: torch.Tensor, count: int, *, normalise: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = logits.float().softmax(-1)
+        weights, ids = scores.sort(dim=-1, descending=True, stable=True)
+        weights = weights[:, :count]
+        if normalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return ids[:, :count].int(), weights.contiguous()
+
+    def combine(
+        self,
+        parts: torch.Tensor,
+        weights: torch.Tensor,
+        shared: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        wide = _wide(parts.dtype)
+        each = parts.view(*weights.shape, -1).to(wide)
+        out = each[:, 0] * weights[:, 0, None].to(wide)
+        for index in range(1, weights.shape[1]):
+            out += each[:, index] * weights[:, index, None].to(wide)
+        if shared is not None:
+            out += shared.to(wide) * (1 if gate is None else gate.to(wide).sigmoid())
+        return out.to(parts.dtype)
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.to(_wide(gate_up.dtype)).chunk(2, dim=-1)
         return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)

@@ -12,6 +12,7 @@ import torch
 from setpoint.engine.attention.attention_backend import AttentionBackend, AttentionBatch
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.parallel.group import Group
+from setpoint.engine.quant.grouped import GroupedWeight
 from setpoint.engine.quant.linear_method import PackedWeight
 
 
@@ -24,6 +25,8 @@ class Backends:
     attention: AttentionBackend
     multiply: Callable[[PackedWeight, torch.Tensor], torch.Tensor]
     """(weight, x [T, K], contiguous) -> [T, N], the same as calling the weight."""
+    multiply_grouped: Callable[[GroupedWeight, torch.Tensor, torch.Tensor], torch.Tensor]
+    """(weights of experts, x, ids), the same as calling the weights."""
     group: Group
     """The ranks that compute the model together."""
 
@@ -31,6 +34,11 @@ class Backends:
 def multiply(weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
     """The ``Backends.multiply`` that simply calls the weight."""
     return weight(x)
+
+
+def multiply_grouped(weight: GroupedWeight, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The ``Backends.multiply_grouped`` that simply calls the weights."""
+    return weight(x, ids)
 
 
 @dataclass(slots=True, frozen=True)

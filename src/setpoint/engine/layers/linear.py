@@ -127,10 +127,17 @@ class Linear(Layer):
 
     def of_shares(self, x: torch.Tensor, widths: Sequence[int], backends: Backends) -> torch.Tensor:
         """All outputs, of x [T, widths[rank]], which is this rank's share of the inputs."""
+        return self.join(self(self.inputs(x, widths, backends), backends), backends)
+
+    def inputs(self, x: torch.Tensor, widths: Sequence[int], backends: Backends) -> torch.Tensor:
+        """The inputs that this rank multiplies, of x [T, widths[rank]], its share of them."""
+        return x if self.columns is not None else backends.group.gather(x, widths)
+
+    def join(self, out: torch.Tensor, backends: Backends) -> torch.Tensor:
+        """All outputs, of this rank's: a part of them, or partial sums."""
         if self.columns is not None:
-            return backends.group.add(backends.multiply(self.packed, x))
-        x = backends.group.gather(x, widths)
-        return backends.group.gather(backends.multiply(self.packed, x), self.widths)
+            return backends.group.add(out)
+        return backends.group.gather(out, self.widths)
 
 
 class GatedLinear(Linear):
@@ -144,8 +151,16 @@ class GatedLinear(Linear):
     """True if the method also applies the activation; written by ``finish_loading`` or
     ``keep_blocks``."""
 
-    def __init__(self, in_features: int, size: int, gated: str, *, bias: bool = False) -> None:
-        super().__init__(in_features, {"gate_proj": size, "up_proj": size}, bias=bias)
+    def __init__(
+        self,
+        in_features: int,
+        size: int,
+        gated: str,
+        *,
+        bias: bool = False,
+        names: tuple[str, str] = ("gate_proj", "up_proj"),
+    ) -> None:
+        super().__init__(in_features, dict.fromkeys(names, size), bias=bias)
         self.gated = gated
 
     def _pack(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from setpoint.engine.attention.attention_backend import AttentionBatch, Attentio
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.layers.attention import store_and_attend
 from setpoint.engine.layers.context import ForwardContext
+from setpoint.engine.quant.grouped import GroupedWeight
 from setpoint.engine.quant.linear_method import PackedWeight
 
 
@@ -29,6 +30,8 @@ class Pass:
     ctx: ForwardContext
     weights: Sequence[PackedWeight]
     """The weights, in the order of ``linear``'s index."""
+    grouped: Sequence[GroupedWeight]
+    """The weights of experts, in the order of ``experts``' index."""
     variants: Mapping[int, AttentionVariant]
     """Layer -> its variant."""
 
@@ -48,12 +51,15 @@ def running(forward_pass: Pass) -> Iterator[None]:
         _current.pop()
 
 
-class TracedProducts:
-    """``Backends.multiply`` for traced code."""
+W = TypeVar("W")
 
-    def __init__(self, products: Iterable[tuple[PackedWeight, int]]) -> None:
+
+class TracedProducts(Generic[W]):
+    """``Backends.multiply`` and ``multiply_grouped`` for traced code."""
+
+    def __init__(self, products: Iterable[tuple[W, int]]) -> None:
         """products: every weight that the code multiplies by, with its number of columns."""
-        self.weights: list[PackedWeight] = []
+        self.weights: list[W] = []
         self._places: dict[int, tuple[int, int]] = {}
         """id() of a weight -> (its index in ``weights``, its number of columns)."""
         for index, (weight, num_columns) in enumerate(products):
@@ -63,6 +69,12 @@ class TracedProducts:
     def multiply(self, weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
         index, num_columns = self._places[id(weight)]
         return torch.ops.setpoint.linear(x, index, num_columns)
+
+    def multiply_grouped(
+        self, weight: GroupedWeight, x: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
+        index, num_columns = self._places[id(weight)]
+        return torch.ops.setpoint.experts(x, ids, index, num_columns)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
@@ -79,6 +91,17 @@ def _linear_shape(x: torch.Tensor, index: int, num_columns: int) -> torch.Tensor
     return x.new_empty((x.shape[0], num_columns))
 
 
+def _experts(x: torch.Tensor, ids: torch.Tensor, index: int, num_columns: int) -> torch.Tensor:
+    forward_pass = _current[-1]
+    return forward_pass.ctx.multiply_grouped(forward_pass.grouped[index], x, ids)
+
+
+def _experts_shape(
+    x: torch.Tensor, ids: torch.Tensor, index: int, num_columns: int
+) -> torch.Tensor:
+    return x.new_empty((ids.shape[0] * ids.shape[1], num_columns))
+
+
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
     forward_pass = _current[-1]
     return store_and_attend(q, k, v, forward_pass.ctx, layer, forward_pass.variants[layer])
@@ -91,6 +114,11 @@ def _attend_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int)
 _library = torch.library.Library("setpoint", "DEF")
 for _signature, _run, _shape in (
     ("linear(Tensor x, int index, int num_columns) -> Tensor", _linear, _linear_shape),
+    (
+        "experts(Tensor x, Tensor ids, int index, int num_columns) -> Tensor",
+        _experts,
+        _experts_shape,
+    ),
     ("attend(Tensor q, Tensor k, Tensor v, int layer) -> Tensor", _attend, _attend_shape),
 ):
     _name = _library.define(_signature)

@@ -18,21 +18,23 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
+from setpoint.core.errors import ConfigError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.attention.attention_backend import AttentionVariant
 from setpoint.engine.layers.attention import PagedAttention
 from setpoint.engine.layers.context import Backends, ForwardContext
-from setpoint.engine.layers.linear import GatedLinear, Linear, TiedHead
+from setpoint.engine.layers.linear import Linear, TiedHead
 from setpoint.engine.layers.module import Layer
 from setpoint.engine.layers.norm import RMSNorm
 from setpoint.engine.layers.rotary import RotaryEmbedding
 from setpoint.engine.layers.token_embedding import Embedding
-from setpoint.engine.parallel.group import UNIT, head_spans, spans
+from setpoint.engine.parallel.group import head_spans
 
 
 class SelfAttention(Layer):
     """x [T, C] -> [T, C]. head_norm: takes D and returns the norm that each head of q and of k gets
-    before the rotation; None: no such norm."""
+    before the rotation; whole_norm: takes H · D and returns the norm that all heads of q, and all
+    of k, get together; None: no such norm."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class SelfAttention(Layer):
         qkv_bias: bool = False,
         out_bias: bool = False,
         head_norm: Callable[[int], Layer] | None = None,
+        whole_norm: Callable[[int], Layer] | None = None,
     ) -> None:
         super().__init__()
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -55,13 +58,23 @@ class SelfAttention(Layer):
             {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
             bias=qkv_bias,
         )
-        self.q_norm = None if head_norm is None else head_norm(spec.head_dim)
-        self.k_norm = None if head_norm is None else head_norm(spec.head_dim)
+        self.q_norm = self.k_norm = None
+        self.is_whole_norm = whole_norm is not None
+        if head_norm is not None:
+            self.q_norm, self.k_norm = head_norm(spec.head_dim), head_norm(spec.head_dim)
+        elif whole_norm is not None:
+            self.q_norm, self.k_norm = whole_norm(q_size), whole_norm(kv_size)
         self.attend = attend
         self.o_proj = Linear(q_size, spec.hidden_size, bias=out_bias, divides_inputs=True)
 
     def split(self, rank: int, size: int) -> None:
-        """Compute only the heads of one of ``size`` ranks."""
+        """Compute only the heads of one of ``size`` ranks. Raises ConfigError if all heads have a
+        norm together."""
+        if self.is_whole_norm:
+            raise ConfigError(
+                "This model cannot be divided among ranks yet: all its attention heads have a norm"
+                " together. Leave out --tp-size and --nnodes."
+            )
         num_heads, num_kv_heads, _ = self.heads
         of_ranks = head_spans(num_heads, num_kv_heads, size)
         counts = [(q[1] - q[0], kv[1] - kv[0]) for q, kv in of_ranks]
@@ -76,44 +89,29 @@ class SelfAttention(Layer):
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         q, k, v = self.qkv_proj(x, ctx).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
-        if self.q_norm is not None:
+        if self.is_whole_norm:
+            q, k = (
+                norm(heads.flatten(1), None, ctx.ops)[0].view(heads.shape)
+                for norm, heads in ((self.q_norm, q), (self.k_norm, k))
+            )
+        elif self.q_norm is not None:
             q, k = self.q_norm(q, None, ctx.ops)[0], self.k_norm(k, None, ctx.ops)[0]
         return self.o_proj.of_shares(self.attend(q, k, v, ctx), self.widths, ctx)
-
-
-class GatedMLP(Layer):
-    """x [T, C] -> [T, C]: down(activation(gate(x)) · up(x)). gated: name of the operation of
-    ``Ops`` (``ConfigReader.gated``)."""
-
-    def __init__(self, spec: ModelSpec, gated: str, *, bias: bool = False) -> None:
-        super().__init__()
-        size = spec.intermediate_size
-        self.gate_up_proj = GatedLinear(spec.hidden_size, size, gated, bias=bias)
-        self.down_proj = Linear(size, spec.hidden_size, bias=bias, divides_inputs=True)
-        self.widths: tuple[int, ...] = ()
-        """The number of inner values of each rank; written by ``split``."""
-
-    def split(self, rank: int, size: int) -> None:
-        """Note how the children are divided."""
-        of_ranks = spans(self.gate_up_proj.parts["up_proj"], size, unit=UNIT)
-        self.widths = tuple(end - begin for begin, end in of_ranks)
-
-    def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        x = self.gate_up_proj(x, ctx)
-        if not self.gate_up_proj.activates:
-            x = getattr(ctx.ops, self.gate_up_proj.gated)(x)
-        return self.down_proj.of_shares(x, self.widths, ctx)
 
 
 class PreNormLayer(Layer):
     """A layer with a norm before each of its two branches and none after them."""
 
-    def __init__(self, spec: ModelSpec, eps: float, attention: Layer, mlp: Layer) -> None:
+    def __init__(
+        self, spec: ModelSpec, eps: float, attention: Layer, mlp: Layer, *, mlp_name: str = "mlp"
+    ) -> None:
+        """mlp_name: what the checkpoint calls it."""
         super().__init__()
         self.input_layernorm = RMSNorm(spec.hidden_size, eps)
         self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, eps)
-        self.mlp = mlp
+        setattr(self, mlp_name, mlp)
+        self._mlp_name = mlp_name
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
@@ -121,7 +119,7 @@ class PreNormLayer(Layer):
         x, residual = self.input_layernorm(x, residual, ctx.ops)
         x = self.self_attn(x, ctx)
         x, residual = self.post_attention_layernorm(x, residual, ctx.ops)
-        return self.mlp(x, ctx), residual
+        return self.__dict__[self._mlp_name](x, ctx), residual
 
 
 class Decoder(Layer):

@@ -11,11 +11,12 @@ import torch
 from setpoint.core.model import ModelSpec
 from setpoint.engine.layers.attention import PagedAttention
 from setpoint.engine.layers.context import ForwardContext
+from setpoint.engine.layers.mlp import GatedMLP
 from setpoint.engine.layers.module import Layer
 from setpoint.engine.layers.norm import RMSNorm
 from setpoint.engine.layers.rotary import RotaryEmbedding
 from setpoint.engine.layers.token_embedding import Embedding
-from setpoint.engine.models.decoder import CausalLM, Decoder, GatedMLP, SelfAttention, head
+from setpoint.engine.models.decoder import CausalLM, Decoder, SelfAttention, head
 from setpoint.engine.models.model_config import ConfigReader
 
 GELU = "gelu_pytorch_tanh"
@@ -90,7 +91,9 @@ def _gemma(
         attention = SelfAttention(
             spec, attend, qkv_bias=bias, out_bias=bias, head_norm=norm if head_norm else None
         )
-        return GemmaLayer(spec, norm, attention, GatedMLP(spec, gated))
+        return GemmaLayer(
+            spec, norm, attention, GatedMLP(spec.hidden_size, spec.intermediate_size, gated)
+        )
 
     embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, scale=spec.hidden_size**0.5)
     model = Decoder(embed_tokens, map(layer, range(spec.num_layers)), norm(spec.hidden_size))

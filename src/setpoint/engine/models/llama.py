@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from setpoint.core.model import ModelSpec
 from setpoint.engine.layers.attention import PagedAttention
+from setpoint.engine.layers.mlp import GatedMLP
 from setpoint.engine.models.decoder import (
     CausalLM,
-    GatedMLP,
     PreNormLayer,
     SelfAttention,
     causal_lm,
@@ -23,7 +23,12 @@ def llama(spec: ModelSpec, config: ConfigReader) -> CausalLM:
         attention = SelfAttention(
             spec, PagedAttention(index, spec.head_dim), qkv_bias=bias, out_bias=bias
         )
-        return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated, bias=mlp_bias))
+        return PreNormLayer(
+            spec,
+            eps,
+            attention,
+            GatedMLP(spec.hidden_size, spec.intermediate_size, gated, bias=mlp_bias),
+        )
 
     return causal_lm(spec, eps, map(layer, range(spec.num_layers)))
 
@@ -39,6 +44,8 @@ def mistral(spec: ModelSpec, config: ConfigReader) -> CausalLM:
 
     def layer(index: int) -> PreNormLayer:
         attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=windows[index]))
-        return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
+        return PreNormLayer(
+            spec, eps, attention, GatedMLP(spec.hidden_size, spec.intermediate_size, gated)
+        )
 
     return causal_lm(spec, eps, map(layer, range(spec.num_layers)))

@@ -31,6 +31,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     method: LinearMethod,
+    exact: LinearMethod,
     blocks: BlockMethod | None,
     seed: int,
     wrapped: bool = False,
@@ -39,7 +40,8 @@ def load_weights(
 
     load_format: "auto" or "safetensors" reads ``folder``; "dummy" draws each tensor from ``seed``
     and its own name, so that the same model and seed give the same weights everywhere. wrapped: the
-    folder holds a multimodal model, and ``model`` is its language model. blocks: method for weights
+    folder holds a multimodal model, and ``model`` is its language model. exact: the method for
+    layers that are never quantised (``is_exact``). blocks: method for weights
     that the folder also holds as blocks; None: they are loaded in ``dtype``.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
@@ -64,7 +66,10 @@ def load_weights(
             for number, (name, module) in enumerate(modules):
                 if number % (len(modules) // 20 + 1) == 0:
                     report(f"loading the weights, {100 * number // len(modules)} %")
-                num_bytes += _fill(module, plan[name], source, dtype, device, method, blocks)
+                own, kept = (
+                    (exact, None) if getattr(module, "is_exact", False) else (method, blocks)
+                )
+                num_bytes += _fill(module, plan[name], source, dtype, device, own, kept)
             return num_bytes
         except RuntimeError as error:
             if "memory" in str(error):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from setpoint.core.errors import CheckpointError
-from setpoint.core.model import ModelSpec
+from setpoint.core.model import Mixture, ModelSpec
 
 GATED = {"silu": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_mul"}
 """Name of an activation in config.json -> the operation of ``kernels.ops.Ops`` that a gated MLP
@@ -80,9 +80,9 @@ class ConfigReader:
             f" supported{why and f': {why}'}."
         )
 
-    def flag(self, key: str) -> bool:
-        """The value of a key that must be true or false; False if it is absent."""
-        value = self._get(key, False)
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """The value of a key that must be true or false; ``default`` if it is absent."""
+        value = self._get(key, default)
         if not isinstance(value, bool):
             self.refuse(key, "it must be true or false")
         return value
@@ -116,6 +116,12 @@ class ConfigReader:
         computed from ``keys``, which count as read."""
         self._read.update(keys)
         return spec.windows or (None,) * spec.num_layers
+
+    def mixture(self, spec: ModelSpec) -> Mixture:
+        """The model's experts, which ``spec`` has."""
+        self._read.update(("num_experts", "num_local_experts"))
+        assert spec.mixture is not None, "checkpoint.families has every family of mixtures"
+        return spec.mixture
 
     def gated(self, key: str = "hidden_act", default: str = "silu") -> str:
         """The operation of ``Ops`` for a gated MLP with this activation."""

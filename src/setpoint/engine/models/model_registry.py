@@ -16,17 +16,20 @@ MODELS = {
     "Gemma3ForCausalLM": "setpoint.engine.models.gemma:gemma3",
     "LlamaForCausalLM": "setpoint.engine.models.llama:llama",
     "MistralForCausalLM": "setpoint.engine.models.llama:mistral",
+    "MixtralForCausalLM": "setpoint.engine.models.mixtures:mixtral",
+    "OlmoeForCausalLM": "setpoint.engine.models.mixtures:olmoe",
     "Phi3ForCausalLM": "setpoint.engine.models.phi3:phi3",
     "Qwen2ForCausalLM": "setpoint.engine.models.qwen:qwen2",
+    "Qwen2MoeForCausalLM": "setpoint.engine.models.mixtures:qwen2_moe",
     "Qwen3ForCausalLM": "setpoint.engine.models.qwen:qwen3",
+    "Qwen3MoeForCausalLM": "setpoint.engine.models.mixtures:qwen3_moe",
 }
 """Architecture -> ``build(spec, config)``, which returns a module with ``rotaries``,
 ``forward(input_ids, ctx) -> hidden`` and ``logits(hidden, backends)``."""
 
 NEARLY = {
-    "MoeForCausalLM": "it is a mixture of experts",
-    "MoEForCausalLM": "it is a mixture of experts",
-    "MixtralForCausalLM": "it is a mixture of experts",
+    "MoeForCausalLM": "it is a mixture of experts of another kind",
+    "MoEForCausalLM": "it is a mixture of experts of another kind",
 }
 """Endings of names of architectures that resemble supported ones -> why no declaration here
 supports them."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from setpoint.core.model import ModelSpec
 from setpoint.engine.layers.attention import PagedAttention
+from setpoint.engine.layers.mlp import GatedMLP
 from setpoint.engine.models.decoder import (
     CausalLM,
-    GatedMLP,
     PreNormLayer,
     SelfAttention,
     causal_lm,
@@ -25,7 +25,9 @@ def phi3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
 
     def layer(index: int) -> PreNormLayer:
         attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=windows[index]))
-        return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
+        return PreNormLayer(
+            spec, eps, attention, GatedMLP(spec.hidden_size, spec.intermediate_size, gated)
+        )
 
     model = causal_lm(spec, eps, map(layer, range(spec.num_layers)))
     if model.rotaries[0].kind not in ("default", "longrope"):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from setpoint.core.model import ModelSpec
 from setpoint.engine.layers.attention import PagedAttention
+from setpoint.engine.layers.mlp import GatedMLP
 from setpoint.engine.layers.norm import RMSNorm
 from setpoint.engine.models.decoder import (
     CausalLM,
-    GatedMLP,
     PreNormLayer,
     SelfAttention,
     causal_lm,
@@ -25,7 +25,9 @@ def qwen2(spec: ModelSpec, config: ConfigReader) -> CausalLM:
         attention = SelfAttention(
             spec, PagedAttention(index, spec.head_dim, window=windows[index]), qkv_bias=True
         )
-        return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
+        return PreNormLayer(
+            spec, eps, attention, GatedMLP(spec.hidden_size, spec.intermediate_size, gated)
+        )
 
     return causal_lm(spec, eps, map(layer, range(spec.num_layers)))
 
@@ -39,6 +41,8 @@ def qwen3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
         attention = SelfAttention(
             spec, attend, qkv_bias=bias, out_bias=bias, head_norm=lambda size: RMSNorm(size, eps)
         )
-        return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
+        return PreNormLayer(
+            spec, eps, attention, GatedMLP(spec.hidden_size, spec.intermediate_size, gated)
+        )
 
     return causal_lm(spec, eps, map(layer, range(spec.num_layers)))

@@ -60,13 +60,13 @@ class BlockWeight(PanelWeight):
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         assert ids.dtype == torch.int32
         assert ids.is_contiguous()
-        out = torch.empty((len(ids), self._k), dtype=torch.bfloat16)
+        out = torch.empty((len(ids), self.k), dtype=torch.bfloat16)
         call = self._rows_call
         call.ids = ids.data_ptr()
         call.out = out.data_ptr()
         call.rows = len(ids)
         call.threads = torch.get_num_threads()
-        self._kernels.block_rows(self._rows_address)
+        self.kernels.block_rows(self._rows_address)
         return out
 
 

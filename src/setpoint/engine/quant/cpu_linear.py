@@ -41,12 +41,12 @@ class PanelWeight:
         """packed: the panels, made of words or, with ``blocks``, of blocks of that kind. gate: see
         ``GatedMethod.pack_gated``; ``packed`` and ``bias`` are then interleaved by
         ``interleave``."""
-        self._columns, self._k, self._dtype = columns, k, dtype
+        self.columns, self.k, self.dtype = columns, k, dtype
         self._panels = packed
         self._bias = bias
-        self._kernels = kernels
+        self.kernels = kernels
         self.num_bytes = packed.nbytes + (0 if bias is None else bias.nbytes)
-        self._call = LinearCall(
+        self.call = LinearCall(
             weight=packed.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
             columns=columns,
@@ -55,20 +55,20 @@ class PanelWeight:
             gate=GATES[gate],
             blocks=blocks,
         )
-        self._call_address = ctypes.addressof(self._call)
+        self._call_address = ctypes.addressof(self.call)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        assert x.dtype == self._dtype
-        assert x.shape[1] == self._k
+        assert x.dtype == self.dtype
+        assert x.shape[1] == self.k
         assert x.is_contiguous()
         rows = len(x)
-        out = torch.empty((rows, self._columns), dtype=self._dtype)
-        call = self._call
+        out = torch.empty((rows, self.columns), dtype=self.dtype)
+        call = self.call
         call.x = x.data_ptr()
         call.out = out.data_ptr()
         call.rows = rows
         call.threads = torch.get_num_threads()
-        self._kernels.linear(self._call_address)
+        self.kernels.linear(self._call_address)
         return out
 
 
@@ -99,28 +99,28 @@ class PanelLinear:
     copies = True
 
     def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
         self.level = kernels.level
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PanelWeight:
         columns, k = weight.shape
         return PanelWeight(
-            self._panels(weight), bias, self._kernels, columns=columns, k=k, dtype=weight.dtype
+            self._panels(weight), bias, self.kernels, columns=columns, k=k, dtype=weight.dtype
         )
 
     def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str) -> PanelWeight:
         columns, k = weight.shape
-        width = self._kernels.vector_columns
+        width = self.kernels.vector_columns
         packed, bias = (
             self._panels(interleave(weight, width)),
             None if bias is None else interleave(bias, width),
         )
         return PanelWeight(
-            packed, bias, self._kernels, columns=columns // 2, k=k, dtype=weight.dtype, gate=gate
+            packed, bias, self.kernels, columns=columns // 2, k=k, dtype=weight.dtype, gate=gate
         )
 
     def _panels(self, weight: torch.Tensor) -> torch.Tensor:
-        return panels(weight, self._kernels.k_multiple if weight.dtype == torch.bfloat16 else 1)
+        return panels(weight, self.kernels.k_multiple if weight.dtype == torch.bfloat16 else 1)
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> PanelLinear:

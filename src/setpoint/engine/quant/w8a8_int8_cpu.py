@@ -31,15 +31,15 @@ class Int8Weight:
         kernels: Kernels,
         gate: str | None = None,
     ) -> None:
-        self._columns, self._k = weight.shape
-        assert self._k < MAX_K
-        self._dtype = weight.dtype
+        self.columns, self.k = weight.shape
+        assert self.k < MAX_K
+        self.dtype = weight.dtype
         if gate is not None:
-            self._columns //= 2
+            self.columns //= 2
             weight = interleave(weight, kernels.vector_columns)
             bias = None if bias is None else interleave(bias, kernels.vector_columns)
         self._bias = bias
-        self._kernels = kernels
+        self.kernels = kernels
         numbers, scales = _quantize_weight(weight, kernels)
         missing = -len(weight) % PANEL
         self._panels = panels(numbers, kernels.k_multiple)
@@ -49,30 +49,30 @@ class Int8Weight:
         )
         held = (self._panels, self._scales, self._shifts, *(() if bias is None else (bias,)))
         self.num_bytes = sum(tensor.nbytes for tensor in held)
-        self._call = Int8LinearCall(
+        self.call = Int8LinearCall(
             weight=self._panels.data_ptr(),
             scales=self._scales.data_ptr(),
             shifts=self._shifts.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
-            columns=self._columns,
-            k=self._k,
+            columns=self.columns,
+            k=self.k,
             k_words=self._panels.shape[1],
             dtype=DTYPES[weight.dtype],
             gate=GATES[gate],
         )
-        self._call_address = ctypes.addressof(self._call)
+        self._call_address = ctypes.addressof(self.call)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        assert x.dtype == self._dtype
-        assert x.shape[1] == self._k
+        assert x.dtype == self.dtype
+        assert x.shape[1] == self.k
         assert x.is_contiguous()
-        out = torch.empty((len(x), self._columns), dtype=self._dtype)
-        call = self._call
+        out = torch.empty((len(x), self.columns), dtype=self.dtype)
+        call = self.call
         call.x = x.data_ptr()
         call.out = out.data_ptr()
         call.rows = len(x)
         call.threads = torch.get_num_threads()
-        self._kernels.linear_int8(self._call_address)
+        self.kernels.linear_int8(self._call_address)
         return out
 
 
@@ -106,13 +106,13 @@ class Int8Linear:
     copies = True
 
     def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Weight:
-        return Int8Weight(weight, bias, self._kernels)
+        return Int8Weight(weight, bias, self.kernels)
 
     def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str) -> Int8Weight:
-        return Int8Weight(weight, bias, self._kernels, gate)
+        return Int8Weight(weight, bias, self.kernels, gate)
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> Int8Linear:

@@ -20,6 +20,7 @@ from torch import nn
 from setpoint.core.model import ModelSpec
 from setpoint.engine.kernels.device import to_device
 from setpoint.engine.layers.context import Backends
+from setpoint.engine.layers.experts import Grouped
 from setpoint.engine.layers.opaque import (
     Pass,
     TracedAttention,
@@ -61,10 +62,16 @@ class CompiledWay:
         """Written by ``compiling``, then by ``executor.compiling``."""
         self._compiling = False
         self._variants = model.variants
-        self._products = TracedProducts(
-            (module.packed, module.out_features)
+        products = [
+            (isinstance(module, Grouped), module.packed, module.out_features)
             for module in model.decoder.modules()
             if hasattr(module, "packed") and hasattr(module, "out_features")
+        ]
+        self._products, self._grouped = (
+            TracedProducts(
+                (packed, columns) for is_grouped, packed, columns in products if is_grouped == of
+            )
+            for of in (False, True)
         )
         self._ops = TracedOps()
         self._attention = TracedAttention(spec.num_heads, spec.num_kv_heads)
@@ -114,9 +121,10 @@ class CompiledWay:
             ops=self._ops,
             attention=self._attention,
             multiply=self._products.multiply,
+            multiply_grouped=self._grouped.multiply_grouped,
             kv=self._layers,
         )
-        with running(Pass(ctx, self._products.weights, self._variants)):
+        with running(Pass(ctx, self._products.weights, self._grouped.weights, self._variants)):
             if self._compiling:
                 return self._run(input_ids, traced)
             with torch.compiler.set_stance("fail_on_recompile"):

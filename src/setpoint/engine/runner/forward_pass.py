@@ -85,6 +85,7 @@ class ForwardPass:
             backends.ops,
             backends.attention,
             backends.multiply,
+            backends.multiply_grouped,
             backends.group,
             tuple(batches[group] for group in self.pool.group_of),
             self.cos_sin,

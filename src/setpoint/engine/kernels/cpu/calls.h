@@ -76,6 +76,38 @@ struct Int8LinearCall {
   int32_t dtype, gate, threads;
 };
 
+struct RouteCall {
+  const void* logits;  // [rows, experts]
+  int32_t* ids;        // [rows, chosen]
+  float* weights;      // [rows, chosen]
+  int64_t rows, experts, chosen;
+  int32_t normalise;  // whether the weights of a row are divided by their sum
+  int32_t dtype, threads;
+};
+
+// Pair i is the row i / pairs_per_row of x with expert ids[i].
+struct ExpertsCall {
+  const void* weights;  // [experts] LinearCall or Int8LinearCall, without x, out, rows and threads
+  const int32_t* ids;   // [rows]
+  const void* x;
+  void* out;     // [rows, out_bytes]
+  int64_t rows;  // pairs
+  int64_t pairs_per_row, experts, x_bytes, out_bytes;
+  int32_t is_int8, threads;
+};
+
+// Row r of out is the sum over i of weights[r, i] parts[r, i], and shared[r] in addition, times
+// sigmoid(gate[r]).
+struct CombineCall {
+  const void* parts;     // [rows, chosen, cols]
+  const float* weights;  // [rows, chosen]
+  const void* shared;    // [rows, cols] or null
+  const void* gate;      // [rows] or null: a factor of 1
+  void* out;             // [rows, cols]
+  int64_t rows, chosen, cols;
+  int32_t dtype, threads;
+};
+
 struct GatedCall {
   const void* gate_up;  // [rows, 2 cols]
   void* out;            // [rows, cols]

@@ -120,6 +120,30 @@ class Int8LinearCall(ctypes.Structure):
     ]
 
 
+class RouteCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("logits", "ids", "weights")),
+        *((name, _i64) for name in ("rows", "experts", "chosen")),
+        *((name, _i32) for name in ("normalise", "dtype", "threads")),
+    ]
+
+
+class ExpertsCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("weights", "ids", "x", "out")),
+        *((name, _i64) for name in ("rows", "pairs_per_row", "experts", "x_bytes", "out_bytes")),
+        *((name, _i32) for name in ("is_int8", "threads")),
+    ]
+
+
+class CombineCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("parts", "weights", "shared", "gate", "out")),
+        *((name, _i64) for name in ("rows", "chosen", "cols")),
+        *((name, _i32) for name in ("dtype", "threads")),
+    ]
+
+
 class PlaceCall(ctypes.Structure):
     _fields_ = [
         *(
@@ -208,6 +232,9 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     NormCall,
     LinearCall,
     Int8LinearCall,
+    RouteCall,
+    ExpertsCall,
+    CombineCall,
     GatedCall,
     SoftCapCall,
     RopeCall,

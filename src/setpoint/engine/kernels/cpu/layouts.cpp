@@ -91,6 +91,24 @@ std::string layouts() {
                FIELD(threads)});
   }
   {
+    typedef RouteCall Call;
+    add<Call>(text, "RouteCall",
+              {FIELD(logits), FIELD(ids), FIELD(weights), FIELD(rows), FIELD(experts),
+               FIELD(chosen), FIELD(normalise), FIELD(dtype), FIELD(threads)});
+  }
+  {
+    typedef ExpertsCall Call;
+    add<Call>(text, "ExpertsCall",
+              {FIELD(weights), FIELD(ids), FIELD(x), FIELD(out), FIELD(rows), FIELD(pairs_per_row),
+               FIELD(experts), FIELD(x_bytes), FIELD(out_bytes), FIELD(is_int8), FIELD(threads)});
+  }
+  {
+    typedef CombineCall Call;
+    add<Call>(text, "CombineCall",
+              {FIELD(parts), FIELD(weights), FIELD(shared), FIELD(gate), FIELD(out), FIELD(rows),
+               FIELD(chosen), FIELD(cols), FIELD(dtype), FIELD(threads)});
+  }
+  {
     typedef GatedCall Call;
     add<Call>(text, "GatedCall",
               {FIELD(gate_up), FIELD(out), FIELD(rows), FIELD(cols), FIELD(dtype), FIELD(threads)});

@@ -24,7 +24,9 @@ from setpoint.engine.kernels.cpu.calls import (
     AttentionCall,
     BestCall,
     BlockRowsCall,
+    CombineCall,
     EmbeddingCall,
+    ExpertsCall,
     GatedCall,
     GatherCall,
     GatherRowsCall,
@@ -35,6 +37,7 @@ from setpoint.engine.kernels.cpu.calls import (
     OwnIdsCall,
     PlaceCall,
     RopeCall,
+    RouteCall,
     SoftCapCall,
     TopCall,
     difference,
@@ -73,7 +76,9 @@ KERNELS = {
     "best_tokens": Kernel(BestCall, "sampling"),
     "mask_tokens": Kernel(MaskCall, "sampling"),
     "block_rows": Kernel(BlockRowsCall, "embedding"),
+    "combine": Kernel(CombineCall, "activation"),
     "embedding": Kernel(EmbeddingCall, "embedding"),
+    "experts": Kernel(ExpertsCall, "linear"),
     "gather": Kernel(GatherCall, "exchange"),
     "gather_rows": Kernel(GatherRowsCall, "exchange"),
     "gelu_tanh_mul": Kernel(GatedCall, "activation"),
@@ -83,6 +88,7 @@ KERNELS = {
     "place_tokens": Kernel(PlaceCall, "embedding", "sequences"),
     "rms_norm": Kernel(NormCall, "norm"),
     "rope_and_store": Kernel(RopeCall, "rope"),
+    "route": Kernel(RouteCall, "activation"),
     "silu_mul": Kernel(GatedCall, "activation"),
     "soft_cap": Kernel(SoftCapCall, "activation"),
     "top_tokens": Kernel(TopCall, "sampling"),
@@ -99,7 +105,9 @@ class Kernels:
     best_tokens: Callable[[int], None]
     mask_tokens: Callable[[int], None]
     block_rows: Callable[[int], None]
+    combine: Callable[[int], None]
     embedding: Callable[[int], None]
+    experts: Callable[[int], None]
     gather: Callable[[int], None]
     gather_rows: Callable[[int], None]
     gelu_tanh_mul: Callable[[int], None]
@@ -109,6 +117,7 @@ class Kernels:
     place_tokens: Callable[[int], None]
     rms_norm: Callable[[int], None]
     rope_and_store: Callable[[int], None]
+    route: Callable[[int], None]
     silu_mul: Callable[[int], None]
     soft_cap: Callable[[int], None]
     top_tokens: Callable[[int], None]

@@ -11,12 +11,14 @@ import torch
 
 from setpoint.engine.kernels.cpu.calls import (
     BestCall,
+    CombineCall,
     EmbeddingCall,
     GatedCall,
     MaskCall,
     NormCall,
     PlaceCall,
     RopeCall,
+    RouteCall,
     SoftCapCall,
     TopCall,
 )
@@ -47,6 +49,10 @@ class CpuOps:
         self._norm_address = ctypes.addressof(self._norm)
         self._rope = RopeCall(dtype=DTYPES[dtype])
         self._rope_address = ctypes.addressof(self._rope)
+        self._route = RouteCall(dtype=DTYPES[dtype])
+        self._route_address = ctypes.addressof(self._route)
+        self._combine = CombineCall(dtype=DTYPES[dtype])
+        self._combine_address = ctypes.addressof(self._combine)
         self._gated = GatedCall(dtype=DTYPES[dtype])
         self._gated_address = ctypes.addressof(self._gated)
         self._capped = SoftCapCall()
@@ -224,6 +230,49 @@ class CpuOps:
         call.threads = torch.get_num_threads()
         self._kernels.rope_and_store(self._rope_address)
         return q
+
+    def route(
+        self, logits: torch.Tensor, count: int, *, normalise: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert logits.is_contiguous()
+        assert logits.dtype == self._dtype
+        assert count <= logits.shape[1]
+        ids = torch.empty((len(logits), count), dtype=torch.int32)
+        weights = torch.empty((len(logits), count), dtype=torch.float32)
+        call = self._route
+        call.logits = logits.data_ptr()
+        call.ids = ids.data_ptr()
+        call.weights = weights.data_ptr()
+        call.rows, call.experts = logits.shape
+        call.chosen = count
+        call.normalise = normalise
+        call.threads = torch.get_num_threads()
+        self._kernels.route(self._route_address)
+        return ids, weights
+
+    def combine(
+        self,
+        parts: torch.Tensor,
+        weights: torch.Tensor,
+        shared: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        given = [each for each in (parts, shared, gate) if each is not None]
+        assert all(each.dtype == self._dtype and each.is_contiguous() for each in given)
+        assert weights.dtype == torch.float32
+        assert weights.is_contiguous()
+        out = torch.empty((len(weights), parts.shape[1]), dtype=self._dtype)
+        call = self._combine
+        call.parts = parts.data_ptr()
+        call.weights = weights.data_ptr()
+        call.shared = None if shared is None else shared.data_ptr()
+        call.gate = None if gate is None else gate.data_ptr()
+        call.out = out.data_ptr()
+        call.rows, call.chosen = weights.shape
+        call.cols = parts.shape[1]
+        call.threads = torch.get_num_threads()
+        self._kernels.combine(self._combine_address)
+        return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         out = self._prepare_gated(gate_up)

@@ -1,0 +1,52 @@
+"""Reads the sizes of mixtures of experts from config.json."""
+
+from __future__ import annotations
+
+from setpoint.checkpoint.configfile import ConfigFile
+from setpoint.core.model import Mixture
+
+MAX_EXPERTS = 4096
+
+
+def none(config: ConfigFile, num_layers: int) -> Mixture | None:
+    """A model without experts."""
+    return None
+
+
+def mixtral(config: ConfigFile, num_layers: int) -> Mixture:
+    """Every layer has experts, of the model's intermediate size."""
+    return _mixture(config, "num_local_experts", "intermediate_size", range(num_layers))
+
+
+def olmoe(config: ConfigFile, num_layers: int) -> Mixture:
+    return _mixture(config, "num_experts", "intermediate_size", range(num_layers))
+
+
+def qwen(config: ConfigFile, num_layers: int) -> Mixture:
+    """Qwen2-MoE and Qwen3-MoE: the layers that ``decoder_sparse_step`` and ``mlp_only_layers``
+    leave, and in Qwen2-MoE a shared expert."""
+    step = config.positive("decoder_sparse_step", 1)
+    dense = config.ids("mlp_only_layers")
+    layers = [
+        layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0
+    ]
+    shared = 0
+    if config.config.get("shared_expert_intermediate_size") is not None:
+        shared = config.positive("shared_expert_intermediate_size")
+    return _mixture(config, "num_experts", "moe_intermediate_size", layers, shared_size=shared)
+
+
+def _mixture(
+    config: ConfigFile,
+    num_key: str,
+    size_key: str,
+    layers: range | list[int],
+    *,
+    shared_size: int = 0,
+) -> Mixture:
+    num_experts = config.positive(num_key, at_most=MAX_EXPERTS)
+    num_chosen = config.positive("num_experts_per_tok")
+    if num_chosen > num_experts:
+        config.fail("num_experts_per_tok", f"is {num_chosen}, but there are {num_experts} experts")
+    size = config.positive(size_key)
+    return Mixture(num_experts, num_chosen, size, frozenset(layers), shared_size)

@@ -1,0 +1,154 @@
+// A layer of experts: the choice of each token's experts, products in which every row has the
+// weight of its own expert, and the sum over a token's experts.
+//
+// The rows of an expert are multiplied together, by the kernel that multiplies any weight of that
+// kind. A row's result does not depend on the rows beside it (panels.h), and a token's sum is in the
+// order of its choice, so a token's bits do not depend on the batch.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "buffer.h"
+#include "calls.h"
+#include "simd.h"
+#include "threads.h"
+
+extern "C" {
+void setpoint_linear(const LinearCall* call);
+void setpoint_linear_int8(const Int8LinearCall* call);
+}
+
+namespace {
+
+// Memory of the calling thread for one use at a time.
+template <int kUse>
+char* scratch(int64_t bytes) {
+  thread_local Buffer buffer;
+  return buffer.at_least(bytes);
+}
+
+// A NaN counts as the least value, so that the order is one.
+inline float ordered(float value) { return value == value ? value : -__builtin_inff(); }
+
+// The indices of the `count` largest of values, the largest first, of equal ones the lower index.
+void largest(const float* values, int64_t num_values, int64_t count, std::vector<int32_t>& found) {
+  found.resize(num_values);
+  for (int64_t i = 0; i < num_values; ++i) found[i] = i;
+  std::partial_sort(found.begin(), found.begin() + count, found.end(), [=](int32_t a, int32_t b) {
+    const float x = ordered(values[a]), y = ordered(values[b]);
+    return x > y || (x == y && a < b);
+  });
+}
+
+template <class T>
+void route(const RouteCall& call) {
+  const int64_t experts = call.experts, chosen = call.chosen;
+  for_rows(call.rows, 16 * experts, call.threads, [=, &call](int64_t row) {
+    thread_local std::vector<float> scores;
+    thread_local std::vector<int32_t> order;
+    scores.resize(experts);
+    const T* logits = (const T*)call.logits + row * experts;
+    float most = -__builtin_inff(), sum = 0;
+    for (int64_t e = 0; e < experts; ++e) {
+      scores[e] = load_part(logits + e, 1)[0];
+      most = scores[e] > most ? scores[e] : most;
+    }
+    for (int64_t e = 0; e < experts; ++e) sum += scores[e] = std::exp(scores[e] - most);
+    for (int64_t e = 0; e < experts; ++e) scores[e] /= sum;
+    largest(scores.data(), experts, chosen, order);
+    float of_chosen = 1;
+    if (call.normalise) {
+      of_chosen = 0;
+      for (int64_t i = 0; i < chosen; ++i) of_chosen += scores[order[i]];
+    }
+    for (int64_t i = 0; i < chosen; ++i) {
+      call.ids[row * chosen + i] = order[i];
+      call.weights[row * chosen + i] = scores[order[i]] / of_chosen;
+    }
+  });
+}
+
+void multiply(const LinearCall& call) { setpoint_linear(&call); }
+void multiply(const Int8LinearCall& call) { setpoint_linear_int8(&call); }
+
+template <class Linear>
+void multiply(const ExpertsCall& call) {
+  const int64_t pairs = call.rows;
+  // The pairs by expert: those of expert e are order[begins[e]] to order[begins[e + 1]].
+  auto* begins = (int64_t*)scratch<0>((call.experts + 1 + pairs) * 8);
+  int64_t* order = begins + call.experts + 1;
+  std::fill_n(begins, call.experts + 1, 0);
+  for (int64_t i = 0; i < pairs; ++i) ++begins[call.ids[i] + 1];
+  for (int64_t e = 0; e < call.experts; ++e) begins[e + 1] += begins[e];
+  for (int64_t i = pairs - 1; i >= 0; --i) order[--begins[call.ids[i] + 1]] = i;
+  // Each begin has become that of the expert before it.
+  const auto range = [=](int64_t e) {
+    return std::pair(begins[e + 1], e + 1 < call.experts ? begins[e + 2] : pairs);
+  };
+  const auto x_of = [&](int64_t pair) {
+    return (const char*)call.x + pair / call.pairs_per_row * call.x_bytes;
+  };
+  const auto out_of = [&](int64_t pair) { return (char*)call.out + pair * call.out_bytes; };
+  for (int64_t e = 0; e < call.experts; ++e) {
+    const auto [begin, end] = range(e);
+    if (begin == end) continue;
+    Linear linear = ((const Linear*)call.weights)[e];
+    linear.threads = call.threads;
+    linear.rows = end - begin;
+    if (linear.rows == 1) {
+      linear.x = x_of(order[begin]);
+      linear.out = out_of(order[begin]);
+      multiply(linear);
+      continue;
+    }
+    char* x = scratch<1>(linear.rows * call.x_bytes);
+    char* out = scratch<2>(linear.rows * call.out_bytes);
+    for_rows(linear.rows, call.x_bytes / 4, call.threads, [&, begin = begin](int64_t i) {
+      memcpy(x + i * call.x_bytes, x_of(order[begin + i]), call.x_bytes);
+    });
+    linear.x = x;
+    linear.out = out;
+    multiply(linear);
+    for_rows(linear.rows, call.out_bytes / 4, call.threads, [&, begin = begin](int64_t i) {
+      memcpy(out_of(order[begin + i]), out + i * call.out_bytes, call.out_bytes);
+    });
+  }
+}
+
+template <class T>
+void combine(const CombineCall& call) {
+  const int64_t cols = call.cols, chosen = call.chosen;
+  for_rows(call.rows, cols * chosen, call.threads, [=, &call](int64_t row) {
+    const T* parts = (const T*)call.parts + row * chosen * cols;
+    const float* weights = call.weights + row * chosen;
+    const T* shared = call.shared ? (const T*)call.shared + row * cols : nullptr;
+    float share = 1;
+    if (call.gate) share = 1 / (1 + std::exp(-load_part((const T*)call.gate + row, 1)[0]));
+    T* out = (T*)call.out + row * cols;
+    for_vectors(cols, [=](int64_t c, int64_t n) {
+      vf sum = vf{};
+      for (int64_t i = 0; i < chosen; ++i)
+        sum = load_part(parts + i * cols + c, n) * weights[i] + sum;
+      if (shared) sum = load_part(shared + c, n) * share + sum;
+      store_part(out + c, sum, n);
+    });
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+void setpoint_route(const RouteCall* call) {
+  call->dtype == kBF16 ? route<bf16>(*call) : route<float>(*call);
+}
+
+void setpoint_experts(const ExpertsCall* call) {
+  call->is_int8 ? multiply<Int8LinearCall>(*call) : multiply<LinearCall>(*call);
+}
+
+void setpoint_combine(const CombineCall* call) {
+  call->dtype == kBF16 ? combine<bf16>(*call) : combine<float>(*call);
+}
+}

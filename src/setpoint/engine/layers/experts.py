@@ -1,0 +1,95 @@
+"""Mixtures of experts: an MLP per expert, of which each token uses a few.
+
+The experts are layers of their own, with the checkpoint's names, and so are loaded, quantised and
+divided among ranks like every other matrix. Their products are grouped: one operation multiplies
+all tokens by the experts that they have chosen (``engine.quant.grouped``).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from setpoint.core.model import Mixture
+from setpoint.engine.layers.context import ForwardContext
+from setpoint.engine.layers.linear import Linear
+from setpoint.engine.layers.mlp import GatedMLP
+from setpoint.engine.layers.module import Layer
+from setpoint.engine.quant.grouped import GroupedWeight, group
+from setpoint.engine.quant.linear_method import LinearMethod
+
+
+class Router(Linear):
+    """x [T, C] -> a score of each expert, [T, E]. It is small and decides, so it is never
+    quantised, and every rank has all of it."""
+
+    is_exact = True
+
+    def split(self, rank: int, size: int) -> None:
+        """Keep all of it."""
+
+
+class Grouped(Layer):
+    """The experts' matrices of one kind, together. Contract: it comes after them in the model's
+    tree, because weights are loaded in that order."""
+
+    packed: GroupedWeight
+
+    def __init__(self, layers: list[Linear]) -> None:
+        super().__init__()
+        self.source = tuple(layers)  # in a tuple, so that they are not registered as children again
+
+    @property
+    def out_features(self) -> int:
+        """Columns of a product on this rank."""
+        first = self.source[0]
+        held = sum(end - begin for begin, end in first.held)
+        return held // 2 if getattr(first, "activates", False) else held
+
+    def finish_loading(self, method: LinearMethod) -> int:
+        self.packed = group([layer.packed for layer in self.source])
+        return 0
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        return ctx.multiply_grouped(self.packed, x, ids)
+
+
+class SparseMLP(Layer):
+    """x [T, C] -> [T, C]: the sum of weight · expert(x) over the experts that the router chooses for
+    each token, and the shared expert, which every token uses, if there is one."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        mixture: Mixture,
+        gated: str,
+        *,
+        normalise: bool,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:
+        """normalise: whether the weights of a token's experts are made to sum to one. names: of the
+        matrices gate, up and down of an expert in the checkpoint."""
+        super().__init__()
+        self.gate = Router(hidden_size, mixture.num_experts)
+        self.experts = nn.ModuleList(
+            GatedMLP(hidden_size, mixture.size, gated, names=names)
+            for _ in range(mixture.num_experts)
+        )
+        self.gate_up = Grouped([expert.gate_up_proj for expert in self.experts])
+        self.down = Grouped([expert.down for expert in self.experts])
+        self.shared_expert = self.shared_expert_gate = None
+        if mixture.shared_size:
+            self.shared_expert = GatedMLP(hidden_size, mixture.shared_size, gated)
+            self.shared_expert_gate = Router(hidden_size, 1)
+        self._num_chosen = mixture.num_chosen
+        self._normalise = normalise
+
+    def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        first: GatedMLP = self.experts[0]
+        ids, weights = ctx.ops.route(self.gate(x, ctx), self._num_chosen, normalise=self._normalise)
+        inner = first.activated(self.gate_up(x, ids, ctx), ctx)
+        parts = self.down(first.down.inputs(inner, first.widths, ctx), ids, ctx)
+        shared = gate = None
+        if self.shared_expert is not None:
+            shared, gate = self.shared_expert.share(x, ctx), self.shared_expert_gate(x, ctx)
+        return first.down.join(ctx.ops.combine(parts, weights, shared, gate), ctx)
