@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from setpoint.checkpoint.configfile import ConfigFile
+from setpoint.checkpoint.configfile import ConfigFile, short_repr
 from setpoint.core.model import Mixture
 
 MAX_EXPERTS = 4096
@@ -26,7 +26,9 @@ def qwen(config: ConfigFile, num_layers: int) -> Mixture:
     """Qwen2-MoE and Qwen3-MoE: the layers that ``decoder_sparse_step`` and ``mlp_only_layers``
     leave, and in Qwen2-MoE a shared expert."""
     step = config.positive("decoder_sparse_step", 1)
-    dense = config.ids("mlp_only_layers")
+    dense = config.config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        config.fail("mlp_only_layers", f"must be a list of layers, not {short_repr(dense)}")
     layers = [
         layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0
     ]

@@ -192,6 +192,9 @@ class ModelSpec:
     @property
     def rank_counts(self) -> list[int]:
         """The numbers of ranks that can divide the model's heads (``engine.parallel``): up to that
-        of the K and V heads, and its multiples up to that of the heads of q."""
+        of the K and V heads, and its multiples up to that of the heads of q. Heads that have a norm
+        together are not divided."""
+        if self.whole_norms:
+            return [1]
         few, all_heads = self.num_kv_heads, self.num_heads
         return [*range(1, few + 1), *range(2 * few, all_heads + 1, few)]

@@ -158,7 +158,7 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) ->
     moments = [
         [ids, ids] if num_groups > 1 else [],
         [ids, hidden],
-        [hidden, hidden, hidden, q + 2 * kv, q] + [q, kv] * spec.head_norms,
+        [hidden, hidden, hidden, q + 2 * kv, q] + [q, kv] * (spec.head_norms or spec.whole_norms),
         *_mlp_moments(spec, token, hidden, inner),
         [hidden] * (3 + spec.num_norms // 2),
     ]
@@ -182,11 +182,12 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) ->
 
 def _mlp_moments(spec: ModelSpec, token: int, hidden: int, inner: int) -> list[list[int]]:
     """The moments of ``captured_bytes`` in an MLP and in a mixture. token: bytes of an element of
-    all tokens. The ids of a token's experts and their weights have four bytes each."""
+    all tokens. The ids of a token's experts and their weights have four bytes each, as have the
+    ids of the step's tokens, which exist as well."""
     dense = [hidden, hidden, hidden, inner, hidden]
     if spec.mixture is None:
         return [dense]
-    mixture, streams = spec.mixture, [hidden, hidden, hidden]
+    mixture, streams = spec.mixture, [4 * CAPTURED_TOKENS, hidden, hidden, hidden]
     choice = 4 * CAPTURED_TOKENS * mixture.num_chosen
     parts = token * mixture.num_chosen * spec.hidden_size
     chosen = [*streams, choice, choice]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from resolving import SPEC
 
 from setpoint.core.control import MemoryUsage
+from setpoint.core.model import Mixture
 from setpoint.core.pool import PoolStats
 from setpoint.core.records import StepDone, Turn
 from setpoint.observe.readers import EngineReaders
@@ -17,7 +19,11 @@ from setpoint.testing.harness import Harness
 
 WEIGHTS = 269_000_000
 MODEL = WorkModel(
-    spec=SPEC, weights_bytes=WEIGHTS, dtype_bytes=2, kv_bytes=SPEC.kv_bytes_per_token(2)
+    spec=SPEC,
+    weights_bytes=WEIGHTS,
+    experts_share=0.0,
+    dtype_bytes=2,
+    kv_bytes=SPEC.kv_bytes_per_token(2),
 )
 
 NO_MEMORY = (MemoryUsage(), None)
@@ -30,6 +36,23 @@ def step(at: float, **counts: int) -> StepDone:
     numbers: dict[str, Any] = zero | counts
     pool = PoolStats(total=100, free=60, evictable=0, locked=40, held=0)
     return StepDone(step_id=1, finished_at=at, pool=pool, new_token_ratio=0.5, **numbers)
+
+
+def test_a_decoded_token_of_a_mixture_by_hand() -> None:
+    """Two of 30 layers have 8 experts of size 100, of which a token uses 2, a router and a shared
+    expert of size 50; 80 % of the weights are experts."""
+    mixture = Mixture(8, 2, 100, frozenset({3, 4}), shared_size=50)
+    model = replace(MODEL, spec=replace(SPEC, mixture=mixture), experts_share=0.8)
+    attention = 2 * 576 * 576 + 2 * 576 * 192
+    sparse, dense = 576 * 8 + 3 * 576 * (2 * 100 + 50), 3 * 576 * 1536
+    weights = 30 * attention + 2 * sparse + 28 * dense
+    one = model.of(step(1.0, num_decode_rows=1))
+    assert one.flops == pytest.approx(2 * weights)
+    two = model.of(step(1.0, num_decode_rows=2))
+    # One token reads a quarter of the experts, two tokens 1 - (3/4)².
+    read = WEIGHTS * 0.8 * (0.4375 - 0.25)
+    moved = MODEL.of(step(1.0, num_decode_rows=1)).read_bytes - WEIGHTS
+    assert two.read_bytes - one.read_bytes == pytest.approx(read + moved)
 
 
 def test_a_prompt_of_the_default_model_by_hand() -> None:

@@ -55,8 +55,8 @@ class Grouped(Layer):
 
 
 class SparseMLP(Layer):
-    """x [T, C] -> [T, C]: the sum of weight · expert(x) over the experts that the router chooses for
-    each token, and the shared expert, which every token uses, if there is one."""
+    """x [T, C] -> [T, C]: the sum of weight · expert(x) over the experts that the router chooses
+    for each token, and the shared expert, which every token uses, if there is one."""
 
     def __init__(
         self,

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from setpoint.core.errors import ConfigError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.attention.attention_backend import AttentionVariant
 from setpoint.engine.layers.attention import PagedAttention
@@ -68,13 +67,8 @@ class SelfAttention(Layer):
         self.o_proj = Linear(q_size, spec.hidden_size, bias=out_bias, divides_inputs=True)
 
     def split(self, rank: int, size: int) -> None:
-        """Compute only the heads of one of ``size`` ranks. Raises ConfigError if all heads have a
-        norm together."""
-        if self.is_whole_norm:
-            raise ConfigError(
-                "This model cannot be divided among ranks yet: all its attention heads have a norm"
-                " together. Leave out --tp-size and --nnodes."
-            )
+        """Compute only the heads of one of ``size`` ranks."""
+        assert not self.is_whole_norm, "ModelSpec.rank_counts"
         num_heads, num_kv_heads, _ = self.heads
         of_ranks = head_spans(num_heads, num_kv_heads, size)
         counts = [(q[1] - q[0], kv[1] - kv[0]) for q, kv in of_ranks]

@@ -45,6 +45,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_experts": (0,),
     "num_local_experts": (0, 1),
     "n_routed_experts": (0,),
+    "scoring_func": ("softmax",),
+    "routed_scaling_factor": (1.0,),
+    "topk_method": ("greedy",),
     "quantization_config": (),
 }
 """Keys that can change the computation -> the values that do not; null and an absent key never
@@ -120,7 +123,8 @@ class ConfigReader:
     def mixture(self, spec: ModelSpec) -> Mixture:
         """The model's experts, which ``spec`` has."""
         self._read.update(("num_experts", "num_local_experts"))
-        assert spec.mixture is not None, "checkpoint.families has every family of mixtures"
+        if spec.mixture is None:
+            self.refuse("model_type", "its mixture of experts goes by another name")
         return spec.mixture
 
     def gated(self, key: str = "hidden_act", default: str = "silu") -> str:

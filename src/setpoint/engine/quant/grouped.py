@@ -12,6 +12,7 @@ import torch
 from setpoint.engine.kernels.cpu.calls import ExpertsCall, Int8LinearCall, LinearCall
 from setpoint.engine.kernels.cpu.library import Kernels
 from setpoint.engine.quant.linear_method import PackedWeight
+from setpoint.engine.quant.plain import PlainWeight
 
 
 class GroupedWeight(Protocol):
@@ -60,6 +61,28 @@ class LoopedExperts:
         return out
 
 
+class StackedExperts:
+    """Implements GroupedWeight with torch's grouped product, for unchanged weights on devices other
+    than CPUs: no number goes back to the host. Has not run on a GPU."""
+
+    def __init__(self, weights: Sequence[PlainWeight]) -> None:
+        assert all(weight.bias is None for weight in weights), "no mixture has biases yet"
+        self.num_bytes = sum(weight.num_bytes for weight in weights)
+        self.num_experts = len(weights)
+        self._stacked = torch.stack([weight.weight for weight in weights])
+        for weight, part in zip(weights, self._stacked, strict=True):
+            weight.weight = part  # so that it is held once
+
+    def __call__(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        pairs = ids.flatten()
+        order = pairs.argsort(stable=True)
+        experts = torch.arange(self.num_experts, device=x.device)
+        ends = (pairs.unsqueeze(1) == experts).sum(0).cumsum(0).int()
+        rows = x[order // (len(pairs) // len(x))]
+        found = torch.nn.functional.grouped_mm(rows, self._stacked.transpose(1, 2), offs=ends)
+        return torch.empty_like(found).index_copy_(0, order, found)
+
+
 class KernelExperts:
     """Implements GroupedWeight on the C++ kernels (kernels/cpu/experts.cpp). A row's bits are those
     of its expert's weight alone, in any batch."""
@@ -105,4 +128,7 @@ def group(weights: Sequence[PackedWeight]) -> GroupedWeight:
     if all(hasattr(weight, "call") for weight in weights):
         # Blocks of different kinds are different calls of one kernel.
         return KernelExperts(weights)
+    first = weights[0]
+    if isinstance(first, PlainWeight) and first.weight.device.type != "cpu":
+        return StackedExperts(weights)
     return LoopedExperts(weights)

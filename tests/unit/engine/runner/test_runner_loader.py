@@ -191,8 +191,8 @@ def test_unsupported_config(folder: Path, change: dict[str, object], message: st
     ("architecture", "why"),
     [
         ("MambaForCausalLM", ""),
-        ("MixtralForCausalLM", " (it is a mixture of experts)"),
-        ("Qwen3MoeForCausalLM", " (it is a mixture of experts)"),
+        ("Glm4MoeForCausalLM", " (it is a mixture of experts of another kind)"),
+        ("PhiMoEForCausalLM", " (it is a mixture of experts of another kind)"),
     ],
 )
 def test_unsupported_architecture_names_the_supported_ones(

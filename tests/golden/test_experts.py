@@ -1,0 +1,157 @@
+"""Mixtures of experts: the kernels against the reference at every level, and a token's bits, which
+depend on nothing but the token."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.engine.executor.build_runner import EngineConfig
+from setpoint.engine.kernels.cpu import build
+from setpoint.engine.kernels.cpu import ops as cpu_ops
+from setpoint.engine.kernels.ref import RefOps
+from setpoint.engine.quant import blocks, cpu_linear, plain, w8a8_int8_cpu
+from setpoint.engine.quant.grouped import KernelExperts, LoopedExperts, StackedExperts, group
+from setpoint.engine.quant.linear_method import Blocks, PackedWeight
+from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.goldens import GOLDENS
+from setpoint.testing.plans import Driver
+from setpoint.testing.ranks import ranks
+
+BF16, FP32 = torch.bfloat16, torch.float32
+LEVELS = build.supported_levels()
+EXPERTS, K, COLUMNS = 5, 96, 80
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+@pytest.mark.parametrize("normalise", [False, True])
+def test_routes_match_the_reference(dtype: torch.dtype, level: str, normalise: bool) -> None:
+    ops, ref = cpu_ops.create(dtype, level=level), RefOps()
+    for rows, (experts, count) in itertools.product(
+        (1, 3, 67), ((1, 1), (8, 2), (60, 4), (128, 8))
+    ):
+        torch.manual_seed(rows * experts)
+        logits = torch.randn(rows, experts).mul(3).to(dtype)
+        ids, weights = ops.route(logits, count, normalise=normalise)
+        expected_ids, expected = ref.route(logits, count, normalise=normalise)
+        assert torch.equal(ids, expected_ids)
+        assert torch.allclose(weights, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_ties_go_to_the_first_and_nan_stays_in_its_row(level: str) -> None:
+    logits = torch.zeros(3, 6)
+    logits[1, 4], logits[2, 2] = 1.0, float("nan")
+    for ops in (cpu_ops.create(FP32, level=level), RefOps()):
+        ids, weights = ops.route(logits, 3, normalise=True)
+        assert ids[:2].tolist() == [[0, 1, 2], [4, 0, 1]]
+        assert torch.isfinite(weights[:2]).all()
+        assert weights[2].isnan().all()
+        assert ((ids >= 0) & (ids < 6)).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_combinations_match_the_reference(dtype: torch.dtype, level: str) -> None:
+    ops, ref = cpu_ops.create(dtype, level=level), RefOps()
+    for rows, count, columns in itertools.product((1, 3, 67), (1, 2, 8), (16, 100, 576)):
+        torch.manual_seed(rows * count * columns)
+        parts, weights = torch.randn(rows * count, columns).to(dtype), torch.rand(rows, count)
+        shared, gate = torch.randn(rows, columns).to(dtype), torch.randn(rows, 1).to(dtype)
+        for more in ((), (shared,), (shared, gate)):
+            found, expected = ops.combine(parts, weights, *more), ref.combine(parts, weights, *more)
+            tolerance = 2e-6 if dtype == FP32 else 2**-7
+            assert torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def packed(kind: str, level: str, seed: int, gate: str | None) -> PackedWeight:
+    torch.manual_seed(seed)
+    weight = torch.randn(2 * COLUMNS if gate else COLUMNS, K)
+    if kind == "Q8_0":
+        scales = torch.rand(len(weight), K // 32, 1).half()
+        codes = torch.randint(-127, 128, (len(weight), K // 32, 32), dtype=torch.int8)
+        raw = torch.cat([scales.view(torch.uint8), codes.view(torch.uint8)], dim=2)
+        method = blocks.create(BF16, level=level)
+        whole = Blocks(kind, raw.flatten(1))
+        return method.pack_gated(whole, None, gate) if gate else method.pack(whole, None)
+    weight = weight.to(FP32 if kind == "fp32" else BF16)
+    module = w8a8_int8_cpu if kind == "int8" else cpu_linear
+    method = module.create(weight.dtype, level=level)
+    return method.pack_gated(weight, None, gate) if gate else method.pack(weight, None)
+
+
+CHOICES = {
+    "one row": torch.tensor([[3, 0]]),
+    "few rows": torch.tensor([[3, 0], [0, 3], [4, 1]]),
+    "all on one expert": torch.full((40, 1), 2),
+    "many rows": torch.stack([torch.randperm(EXPERTS)[:2] for _ in range(150)]),
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["bf16", "fp32", "int8", "Q8_0"])
+@pytest.mark.parametrize("gate", [None, "silu_mul"])
+def test_each_row_is_the_product_with_its_expert(kind: str, level: str, gate: str | None) -> None:
+    weights = [packed(kind, level, seed, gate) for seed in range(EXPERTS)]
+    grouped = group(weights)
+    assert isinstance(grouped, KernelExperts)
+    for ids in CHOICES.values():
+        ids = ids.int()
+        for per_row in (ids.shape[1], 1):
+            rows = torch.randn(ids.numel() // per_row, K).to(FP32 if kind == "fp32" else BF16)
+            found = grouped(rows, ids)
+            for pair, expert in enumerate(ids.flatten().tolist()):
+                alone = weights[expert](rows[pair // per_row, None])
+                assert torch.equal(found[pair, None], alone), (pair, expert)
+
+
+@pytest.mark.parametrize("kind", [LoopedExperts, StackedExperts])
+def test_other_weights_on_torch(kind: type[LoopedExperts | StackedExperts]) -> None:
+    weights = [plain.create(FP32).pack(torch.randn(COLUMNS, K), None) for _ in range(EXPERTS)]
+    assert isinstance(group(weights), LoopedExperts)
+    grouped = kind(weights)
+    ids = CHOICES["many rows"].int()
+    rows = torch.randn(len(ids), K)
+    found = grouped(rows, ids).view(*ids.shape, COLUMNS)
+    for row, (token, chosen) in enumerate(zip(rows, ids.tolist(), strict=True)):
+        for index, expert in enumerate(chosen):
+            assert torch.allclose(found[row, index], weights[expert](token[None])[0], atol=1e-5)
+
+
+MIXTURES = {
+    golden.name: golden.config for golden in GOLDENS if "num_experts_per_tok" in golden.config
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("quantization", [None, "w8a8_int8"])
+def test_tokens_do_not_depend_on_the_batch(
+    tmp_path: Path, name: str, quantization: str | None
+) -> None:
+    folder = write_tiny(tmp_path, MIXTURES[name])
+    config = EngineConfig(
+        str(folder), read_spec(folder), page_size=4, num_threads=1, quantization=quantization
+    )
+    prompts = {
+        slot: torch.randint(
+            3, 131, (length,), generator=torch.Generator().manual_seed(slot)
+        ).tolist()
+        for slot, length in enumerate((37, 1, 16, 50))
+    }
+    rows = {"num_rows": 256, "max_slots": 8, "context_len": 128}
+    with ranks(config, 1, **rows) as executor:
+        groups = len(executor.executor.runner.pool.layout.groups)
+        together = Driver(executor, 4, 32, groups).generate(prompts, 12)
+    with ranks(config, 1, **rows) as executor:
+        chunked = Driver(executor, 4, 32, groups).generate(prompts, 12, chunk=5)
+    assert chunked == together
+    for slot, prompt in prompts.items():
+        with ranks(config, 1, **rows) as executor:
+            assert (
+                Driver(executor, 4, 32, groups).generate({slot: prompt}, 12)[slot] == together[slot]
+            )
