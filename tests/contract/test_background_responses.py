@@ -274,6 +274,7 @@ def test_cancelled_and_deleted_responses_stay_so(tmp_path: Path) -> None:
             }
             assert (await server.http.get(f"{ROUTE}/{ids[1]}")).status_code == 404
             third = (await server.http.post(f"{ROUTE}/{ids[2]}/cancel")).json()
+            assert "status" in third, third
             assert (third["status"], third["output"][0]["status"]) == ("cancelled", "incomplete")
             events = await events_after(server, ids[2])
             done = [event["item"] for event in events if event["type"].endswith("item.done")]

@@ -124,8 +124,11 @@ def test_other_weights_on_torch(kind: type[LoopedExperts | StackedExperts]) -> N
 
 
 MIXTURES = {
-    golden.name: golden.config for golden in GOLDENS if "num_experts_per_tok" in golden.config
+    golden.config["model_type"]: golden.config
+    for golden in reversed(GOLDENS)
+    if "num_experts_per_tok" in golden.config
 }
+"""Model type -> the first golden model of it."""
 
 
 @pytest.mark.parametrize("name", MIXTURES)
@@ -150,8 +153,9 @@ def test_tokens_do_not_depend_on_the_batch(
     with ranks(config, 1, **rows) as executor:
         chunked = Driver(executor, 4, 32, groups).generate(prompts, 12, chunk=5)
     assert chunked == together
-    for slot, prompt in prompts.items():
+    for slot in (0, 2):
         with ranks(config, 1, **rows) as executor:
             assert (
-                Driver(executor, 4, 32, groups).generate({slot: prompt}, 12)[slot] == together[slot]
+                Driver(executor, 4, 32, groups).generate({slot: prompts[slot]}, 12)[slot]
+                == together[slot]
             )
