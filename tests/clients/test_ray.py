@@ -258,7 +258,7 @@ def test_a_ray_elsewhere_is_refused(python: str, tmp_path: Path) -> None:
         tmp_path, ["--use-ray"], python=python, env={**ENVIRON, "RAY_ADDRESS": "ray://127.0.0.1:1"}
     )
     assert server.wait_end(timeout_s=LONG_S) != 0
-    assert "a client's address" in server.errors.splitlines()[-1]
+    assert "the address of a Ray client" in server.errors.splitlines()[-1]
 
 
 BUILD = """
@@ -299,7 +299,7 @@ def test_the_file_of_the_guide_builds_and_wrong_arguments_are_refused(python: st
         done.stdout.splitlines(),
         (
             "A replica does not have the option dp_size",
-            "no number",
+            "num_cpus must be a number",
             "cache_aware or ray",
             "max_total_tokens",
         ),
