@@ -231,12 +231,13 @@ def app(arguments: dict[str, Any]) -> Any:
         routing["request_router_class"] = CacheAwareRouter
     elif wanted.router != "ray":
         raise ConfigError(f"router must be cache_aware or ray, got {wanted.router!r}.")
+    drain_s = line.options.server.drain_timeout + END_S
     replicas = (
         serve.deployment(Replica)
         .options(
             ray_actor_options={"num_cpus": wanted.num_cpus},
             max_ongoing_requests=MOST_OPEN,
-            graceful_shutdown_timeout_s=line.options.server.drain_timeout + END_S,
+            graceful_shutdown_timeout_s=drain_s,
             graceful_shutdown_wait_loop_s=0.5,
             autoscaling_config=scaling,
             request_router_config=RequestRouterConfig(**routing),
@@ -245,6 +246,11 @@ def app(arguments: dict[str, Any]) -> Any:
     )
     return (
         serve.deployment(Ingress)
-        .options(ray_actor_options={"num_cpus": 0}, max_ongoing_requests=16 * MOST_OPEN)
+        .options(
+            ray_actor_options={"num_cpus": 0},
+            max_ongoing_requests=16 * MOST_OPEN,
+            # An update replaces it, too, and the streams that pass through it are the replicas'.
+            graceful_shutdown_timeout_s=drain_s,
+        )
         .bind(replicas)
     )
