@@ -138,11 +138,20 @@ def test_a_collector_that_never_answers(tiny_model: Path, tmp_path: Path) -> Non
 
 
 def test_a_log_that_nobody_reads(tiny_model: Path, tmp_path: Path) -> None:
-    """Its pipe is full: a write to it waits for ever."""
+    """Its pipe is full from the start. Red before: the first line waited for ever."""
+    port = free_port()
     command = [
         *(sys.executable, "-m", "setpoint.cli", "serve", "--model-path", str(tiny_model)),
-        *("--port", str(free_port()), "--drain-timeout", "1", "--log-level", "debug"),
+        *("--port", str(port), "--drain-timeout", "1", "--log-level", "debug"),
     ]
+
+    def answers() -> bool:
+        body = {"text": "a", "sampling_params": {"max_new_tokens": 2}}
+        try:
+            return httpx.post(f"http://127.0.0.1:{port}/generate", json=body).status_code == 200
+        except httpx.HTTPError:
+            return False
+
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb"), os.fdopen(writing, "wb") as unread:
         os.set_blocking(writing, False)
@@ -156,9 +165,8 @@ def test_a_log_that_nobody_reads(tiny_model: Path, tmp_path: Path) -> None:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=unread
         )
         try:
-            children = psutil.Process(process.pid).children
-            wait_until(children)
-            started = children()
+            wait_until(answers)
+            started = psutil.Process(process.pid).children()
             process.send_signal(signal.SIGTERM)
             process.wait(PATIENCE_S)
             assert not psutil.wait_procs(started, timeout=PATIENCE_S)[1]

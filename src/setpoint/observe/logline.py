@@ -8,6 +8,7 @@ client can forge a line by its content.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -29,6 +30,7 @@ from setpoint.core.records import (
 )
 from setpoint.core.result import EAGER
 from setpoint.observe.figures import Figures
+from setpoint.observe.log_stream import log_stream
 from setpoint.observe.work import WorkMeter
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ _ExceptionInfo = (
 def setup_logging(level: str, *, rank: str = "", milliseconds: bool = False) -> None:
     """Log to stderr as ``[2026-01-31 12:00:00 TP0] message``; rank is "" or e.g. " TP0"."""
     stamp = "%(asctime)s.%(msecs)03d" if milliseconds else "%(asctime)s"
-    handler = logging.StreamHandler()
+    handler = logging.StreamHandler(log_stream(sys.stderr))
     handler.setFormatter(
         LineFormatter(f"[{stamp}{rank}] %(levelprefix)s%(message)s", datefmt="%Y-%m-%d %H:%M:%S")
     )
