@@ -20,8 +20,12 @@ def check_nodes(options: Options) -> None:
     parallel = options.parallel
     if parallel.node_rank >= parallel.nnodes:
         raise ConfigError(
-            f"--node-rank {parallel.node_rank} does not exist with --nnodes {parallel.nnodes}: the"
-            f" nodes are numbered from 0 to {parallel.nnodes - 1}."
+            f"--node-rank {parallel.node_rank} does not exist with --nnodes {parallel.nnodes}: "
+            + (
+                "the only node is number 0."
+                if parallel.nnodes == 1
+                else f"the nodes are numbered from 0 to {parallel.nnodes - 1}."
+            )
         )
     if parallel.dist_init_addr is not None:
         meeting_place(parallel)

@@ -24,7 +24,10 @@ CPU = Hardware(device="cpu", num_cores=8, available_bytes=1 << 34)
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"node_rank": 1}, "--node-rank 1 does not exist with --nnodes 1: .* from 0 to 0"),
+        (
+            {"node_rank": 1},
+            "--node-rank 1 does not exist with --nnodes 1: the only node is number 0",
+        ),
         (TWO | {"node_rank": 2}, "--node-rank 2 does not exist with --nnodes 2"),
         ({"tp_size": 3, "nnodes": 2}, "--tp-size 3 cannot be divided evenly among --nnodes 2"),
         ({"nnodes": 2}, "--tp-size 1 cannot be divided evenly among --nnodes 2"),

@@ -54,7 +54,7 @@ class CompatibilityOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             GROUP,
             "Data-parallel attention over --dp-size ranks.",
-            no_effect="there is one rank",
+            no_effect="each of the --dp-size engines has the attention of its own requests",
         ),
     ] = False
     enable_hierarchical_cache: Annotated[
@@ -82,7 +82,7 @@ class CompatibilityOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             GROUP,
             "Count metrics in every scheduler, not only in the first.",
-            no_effect="there is one scheduler",
+            no_effect="every engine of --dp-size is counted, with a label of its own",
         ),
     ] = False
     collect_tokens_histogram: Annotated[

@@ -123,12 +123,16 @@ class KernelExperts:
         return out
 
 
+PLAIN = {"cpu": LoopedExperts}
+"""Device type -> how unchanged weights are grouped there, if not by StackedExperts."""
+
+
 def group(weights: Sequence[PackedWeight]) -> GroupedWeight:
     """The weights of all experts, which one method has packed."""
     if all(hasattr(weight, "call") for weight in weights):
         # Blocks of different kinds are different calls of one kernel.
         return KernelExperts(weights)
     first = weights[0]
-    if isinstance(first, PlainWeight) and first.weight.device.type != "cpu":
-        return StackedExperts(weights)
+    if isinstance(first, PlainWeight):
+        return PLAIN.get(first.weight.device.type, StackedExperts)(weights)
     return LoopedExperts(weights)
