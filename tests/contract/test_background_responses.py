@@ -31,6 +31,7 @@ from background_responses import (
 )
 
 from conftest import serving
+from setpoint.frontend.apis.openai.responses.background import Background
 from setpoint.frontend.storage.storage import Storage
 from setpoint.testing.byte_tokenizer import EOS_ID
 from setpoint.testing.fake_engine import FakeEngine
@@ -281,6 +282,28 @@ def test_cancelled_and_deleted_responses_stay_so(tmp_path: Path) -> None:
             assert done == third["output"]
             assert not server.engine.running
         assert not list((tmp_path / "b" / "responses").iterdir())
+
+    asyncio.run(main())
+
+
+def test_cancelled_before_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red before: a request that was being handled when the task was made cancelled it before it
+    ran, so that nothing was stored, and the answer was 507."""
+    cancelling: list[asyncio.Task[None]] = []
+    start = Background._start
+
+    def cancel_and_start(self: Background, response: Any, work: Any) -> None:
+        cancelling.append(asyncio.create_task(self.cancel(response)))
+        start(self, response, work)
+
+    async def main() -> None:
+        async with server_on(tmp_path / "a", engine_of("cut")) as server:
+            monkeypatch.setattr(Background, "_start", cancel_and_start)
+            own_id = await begun(server, body_of("cut"))
+            await asyncio.gather(*cancelling)
+            found = (await server.http.get(f"{ROUTE}/{own_id}")).json()
+            assert found["status"] == "cancelled"
+            assert not server.engine.running
 
     asyncio.run(main())
 

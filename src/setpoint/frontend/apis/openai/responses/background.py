@@ -106,6 +106,7 @@ class Background:
 
     async def _stop(self, response: BackgroundResponse) -> None:
         await self._have_tasks.wait()
+        await asyncio.sleep(0)  # a task that is cancelled before its first step stores nothing
         if response.task is not None and not response.task.done():
             response.is_cancelled = True
             response.task.cancel()
