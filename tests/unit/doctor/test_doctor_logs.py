@@ -177,6 +177,20 @@ def test_a_clock_that_goes_back_is_repaired_and_noted() -> None:
     assert "clock goes back once" in seen.sources[0].notes[0]
 
 
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(1, "An engine of the server died (line 2)."), (3, "died 3 times (last in line 10).")],
+)
+def test_an_engine_that_died_and_was_replaced_is_noted(count: int, words: str) -> None:
+    lines = [
+        PLAIN[1],
+        "[2025-09-03 18:33:20] ERROR: Engine 0 died: The engine process was ended by SIGSEGV.",
+        "[2025-09-03 18:33:20] WARNING: Engine 0 is started again (1 of at most 3 in an hour).",
+        PLAIN[1].replace("18:33:19", "18:33:40"),
+    ]
+    assert words in " ".join(read("\n".join(lines * count) + "\n").sources[0].notes)
+
+
 def test_midnight_without_dates_is_no_step_back() -> None:
     seen = read(LATE_2024.replace("16:43:29", "23:59:59").replace("16:43:31", "00:00:01"))
     assert seen.ranks[0].moments[1].at - seen.ranks[0].moments[0].at == 2

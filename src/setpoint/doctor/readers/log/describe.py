@@ -103,6 +103,16 @@ def _odd(life: Life, server: ServerLog) -> list[str]:
     elif back:
         times = "once" if back == 1 else f"{back} times"
         notes.append(f"The clock goes back {times}; the times after that were shifted to follow.")
+    if deaths := life.engine_deaths:
+        what = (
+            f"An engine of the server died (line {deaths[0]})."
+            if len(deaths) == 1
+            else f"Engines of the server died {len(deaths)} times (last in line {deaths[-1]})."
+        )
+        notes.append(
+            f"{what} The server starts a new one for as long as --max-engine-restarts allows, and"
+            " open requests go on there."
+        )
     if server.tests_retraction:
         notes.append(
             "The server retracts requests on purpose (SGLANG_TEST_RETRACT); these retractions do"

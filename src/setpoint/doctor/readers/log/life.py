@@ -27,6 +27,8 @@ class Life:
     """The kind of the last batch: "prefill" or "decode"."""
     num_before_ready: int = 0
     """Number of batch lines between its options and its ready line, which are another server's."""
+    engine_deaths: list[int] = field(default_factory=list)
+    """The lines that say that one of the server's engines died."""
     styles: set[str] = field(default_factory=set)
     """Marks of the log's generation."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -29,6 +30,7 @@ _TOLD = {
 """Messages that name the step, wherever the source begins."""
 _OF_THE_POOL = (b"even after retracting", b"Try to lower your batch size", b"runs out of memory")
 """Messages about the KV pool, for which no memory of the device was requested."""
+_ENGINE_DIED = re.compile(r"^(?:ERROR: )?Engine \d+ died: ")
 _JUST_BEFORE = 3
 """Lines between a traceback and the message that belongs to it."""
 
@@ -154,6 +156,8 @@ class ServerLog:
             self._take(number)
             life = self._begin_life(number)
         said = Evidence(self._first + number, visible_text(line))
+        if _ENGINE_DIED.search(words):
+            life.engine_deaths.append(self._first + number)
         if "Decision: " in words or words.startswith("Model: "):
             self.is_setpoint = True
         startup.learn(life.facts, words, said)
