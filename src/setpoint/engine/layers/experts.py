@@ -40,11 +40,15 @@ class Grouped(Layer):
         self.source = tuple(layers)  # in a tuple, so that they are not registered as children again
 
     @property
+    def activates(self) -> bool:
+        """As ``GatedLinear.activates``; False for other matrices."""
+        return getattr(self.source[0], "activates", False)
+
+    @property
     def out_features(self) -> int:
         """Columns of a product on this rank."""
-        first = self.source[0]
-        held = sum(end - begin for begin, end in first.held)
-        return held // 2 if getattr(first, "activates", False) else held
+        held = sum(end - begin for begin, end in self.source[0].held)
+        return held // 2 if self.activates else held
 
     def finish_loading(self, method: LinearMethod) -> int:
         self.packed = group([layer.packed for layer in self.source])
