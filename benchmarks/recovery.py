@@ -65,6 +65,8 @@ KINDS: list[tuple[str, str, dict[str, Any]]] = [
     ("stop strings", "completions", {"stop": ["the end", " and then"], "temperature": 1}),
 ]
 LIMIT_S = 600.0
+SETTLE_S = 1.0
+"""So long after a round, the server has closed the connections of its streams."""
 METRIC = re.compile(
     r"sglang:(?P<name>max_total_num_tokens|kv_available_tokens|kv_evictable_tokens)"
     r'\{(?:.*dp_rank="(?P<rank>\d+)")?.*\} (?P<value>\S+)'
@@ -242,6 +244,7 @@ async def measure(args: argparse.Namespace) -> int:
                 server.url, args.streams, lambda victim=victim: os.kill(victim, sign)
             )
             found.take(f"round {number}", streams, is_disturbed=True)
+            await asyncio.sleep(SETTLE_S)
             found.memory.append((frontend.memory_info().rss, frontend.num_fds()))
         await all_ready(server.url, args.dp_size, has_standby)
         held = await pools(server.url)
