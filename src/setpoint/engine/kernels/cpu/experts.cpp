@@ -2,8 +2,8 @@
 // weight of its own expert, and the sum over a token's experts.
 //
 // The rows of an expert are multiplied together, by the kernel that multiplies any weight of that
-// kind. A row's result does not depend on the rows beside it (panels.h), and a token's sum is in the
-// order of its choice, so a token's bits do not depend on the batch.
+// kind. A row's result does not depend on the rows beside it (panels.h), and a token's sum is in
+// the order of its choice, so a token's bits do not depend on the batch.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
