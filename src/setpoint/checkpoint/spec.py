@@ -15,7 +15,7 @@ from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, short_repr
 from setpoint.checkpoint.description import Description, read_description
 from setpoint.checkpoint.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
 from setpoint.checkpoint.safetensors_file import TensorInfo
-from setpoint.core.model import BLOCK_KINDS, KeptBlocks, ModelSpec
+from setpoint.core.model import BLOCK_KINDS, KeptBlocks, Mixture, ModelSpec
 
 EMBEDDING = "model.embed_tokens.weight"
 MAX_HEADS = 1 << 16
@@ -80,18 +80,20 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
         "head_dim": head_dim,
         "vocab_size": reader.positive("vocab_size"),
     }
+    mixture = family.mixture(reader, spec["num_layers"])
     return ModelSpec(
         architecture=architecture,
         model_type=str(config.get("model_type", "")),
         context_len=_context_len(reader, family),
         tie_embeddings=tie,
         dtype=reader.dtype(tensors),
-        num_parameters=_count_stored(tensors, tie) or _count_planned(spec, reader, tie, family),
+        num_parameters=_count_stored(tensors, tie)
+        or _count_planned(spec, config, tie, family, mixture),
         eos_token_ids=_eos_ids(description, reader),
         num_rotaries=family.num_rotaries,
         head_norms=family.head_norms,
         whole_norms=family.whole_norms,
-        mixture=family.mixture(reader, spec["num_layers"]),
+        mixture=mixture,
         num_norms=family.num_norms,
         rope_by_context=_rope(reader)[0] in ROPES_BY_CONTEXT,
         blocks=_blocks(description.blocks, tensors),
@@ -210,7 +212,9 @@ def _count_stored(tensors: Iterable[TensorInfo], tie: bool) -> int:
     )
 
 
-def _count_planned(spec: dict[str, int], reader: ConfigFile, tie: bool, family: Family) -> int:
+def _count_planned(
+    spec: dict[str, int], config: dict[str, Any], tie: bool, family: Family, mixture: Mixture | None
+) -> int:
     """Number of parameters computed from the dimensions, for a folder without weights
     (``--load-format dummy``)."""
     hidden, inner, head_dim = spec["hidden_size"], spec["intermediate_size"], spec["head_dim"]
@@ -218,7 +222,7 @@ def _count_planned(spec: dict[str, int], reader: ConfigFile, tie: bool, family: 
         spec["num_heads"] * head_dim,
         (spec["num_heads"] + 2 * spec["num_kv_heads"]) * head_dim,
     )
-    config, num_layers = reader.config, spec["num_layers"]
+    num_layers = spec["num_layers"]
     layer = hidden * (qkv_rows + q_rows) + family.num_norms * hidden
     if config.get("attention_bias"):
         layer += qkv_rows + hidden
@@ -232,7 +236,7 @@ def _count_planned(spec: dict[str, int], reader: ConfigFile, tie: bool, family: 
     if config.get("mlp_bias"):
         mlp += 2 * inner + hidden
     mlps = num_layers * mlp
-    if mixture := family.mixture(reader, num_layers):
+    if mixture:
         sparse = mixture.expert_parameters(hidden) + mixture.other_parameters(hidden)
         mlps += len(mixture.layers) * (sparse - mlp)
     return num_layers * layer + mlps + spec["vocab_size"] * hidden * (1 if tie else 2) + hidden

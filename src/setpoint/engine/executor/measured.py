@@ -109,15 +109,20 @@ def _timed(runner: ModelRunner, works: Works, kind: str) -> Backends:
         if getattr(module, "activates", False)
     }
 
-    def multiply(weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
-        began = time.perf_counter()
-        out = backends.multiply(weight, x)
+    def count(
+        began: float, weight: Any, num_bytes: int, num_products: int, x: torch.Tensor
+    ) -> None:
         work = works[kind]
         work.seconds += time.perf_counter() - began
         work.num_calls += 1
-        work.num_bytes += weight.num_bytes
-        work.flops += 2 * x.numel() * out.shape[1] * (2 if id(weight) in gated else 1)
+        work.num_bytes += num_bytes
+        work.flops += 2 * num_products * (2 if id(weight) in gated else 1)
         work.product = getattr(weight, "product", _name(x.dtype))
+
+    def multiply(weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
+        began = time.perf_counter()
+        out = backends.multiply(weight, x)
+        count(began, weight, weight.num_bytes, x.numel() * out.shape[1], x)
         if kind == "head":
             works["sampling"].num_bytes += out.nbytes  # logits
         return out
@@ -125,12 +130,8 @@ def _timed(runner: ModelRunner, works: Works, kind: str) -> Backends:
     def multiply_grouped(weight: GroupedWeight, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         began = time.perf_counter()
         out = backends.multiply_grouped(weight, x, ids)
-        work = works[kind]
-        work.seconds += time.perf_counter() - began
-        work.num_calls += 1
-        work.num_bytes += weight.num_bytes * len(ids.unique()) // weight.num_experts
-        work.flops += 2 * len(out) * x.shape[1] * out.shape[1] * (2 if id(weight) in gated else 1)
-        work.product = _name(x.dtype)
+        read = weight.num_bytes * len(ids.unique()) // weight.num_experts
+        count(began, weight, read, x.shape[1] * out.numel(), x)
         return out
 
     return Backends(

@@ -99,28 +99,28 @@ class PanelLinear:
     copies = True
 
     def __init__(self, kernels: Kernels) -> None:
-        self.kernels = kernels
+        self._kernels = kernels
         self.level = kernels.level
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PanelWeight:
         columns, k = weight.shape
         return PanelWeight(
-            self._panels(weight), bias, self.kernels, columns=columns, k=k, dtype=weight.dtype
+            self._panels(weight), bias, self._kernels, columns=columns, k=k, dtype=weight.dtype
         )
 
     def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str) -> PanelWeight:
         columns, k = weight.shape
-        width = self.kernels.vector_columns
+        width = self._kernels.vector_columns
         packed, bias = (
             self._panels(interleave(weight, width)),
             None if bias is None else interleave(bias, width),
         )
         return PanelWeight(
-            packed, bias, self.kernels, columns=columns // 2, k=k, dtype=weight.dtype, gate=gate
+            packed, bias, self._kernels, columns=columns // 2, k=k, dtype=weight.dtype, gate=gate
         )
 
     def _panels(self, weight: torch.Tensor) -> torch.Tensor:
-        return panels(weight, self.kernels.k_multiple if weight.dtype == torch.bfloat16 else 1)
+        return panels(weight, self._kernels.k_multiple if weight.dtype == torch.bfloat16 else 1)
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> PanelLinear:

@@ -106,13 +106,13 @@ class Int8Linear:
     copies = True
 
     def __init__(self, kernels: Kernels) -> None:
-        self.kernels = kernels
+        self._kernels = kernels
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Weight:
-        return Int8Weight(weight, bias, self.kernels)
+        return Int8Weight(weight, bias, self._kernels)
 
     def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str) -> Int8Weight:
-        return Int8Weight(weight, bias, self.kernels, gate)
+        return Int8Weight(weight, bias, self._kernels, gate)
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> Int8Linear:
