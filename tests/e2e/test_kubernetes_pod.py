@@ -150,7 +150,9 @@ def test_it_can_write_to_its_volumes_only(pod: Pod) -> None:
     writable = {at for at in options if "rw" in options[at] and not re.match("/(proc|sys|dev)", at)}
     assert len(writable) == len(CONTAINER["volumeMounts"])
     assert "Read-only file system" not in pod.log
-    assert "WARNING" not in pod.log
+    of_machine = "Fallback: C++ kernels run at the level"  # where a better one is lacking
+    warnings = [line for line in pod.log.splitlines() if "WARNING" in line]
+    assert [line for line in warnings if of_machine not in line] == []
 
 
 def picker() -> dict[str, str]:
