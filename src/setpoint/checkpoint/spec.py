@@ -98,7 +98,6 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
         rope_by_context=_rope(reader)[0] in ROPES_BY_CONTEXT,
         blocks=_blocks(description.blocks, tensors),
         wrapper=wrapper,
-        pooling=None,
         windows=family.windows(reader, spec["num_layers"]),
         config=config,
         **spec,
