@@ -71,7 +71,7 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
         reader.check_number(key)
     tensors = description.language_tensors if wrapper else description.tensors
     tie = reader.flag("tie_word_embeddings")
-    spec = {
+    spec: dict[str, Any] = {
         "num_layers": reader.positive("num_hidden_layers", at_most=MAX_LAYERS),
         "hidden_size": hidden,
         "intermediate_size": reader.positive("intermediate_size"),
