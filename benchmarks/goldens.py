@@ -28,7 +28,7 @@ from transformers.utils import logging
 from setpoint.checkpoint.source import DEFAULT_MODEL, locate
 from setpoint.frontend.text.template_source import find_chat_template
 from setpoint.testing.against_transformers import (
-    TOLERANCE,
+    TOLERANCES,
     Agreement,
     measure,
     template_differences,
@@ -60,7 +60,9 @@ class Row:
     @property
     def agrees(self) -> bool:
         return (
-            self.found.relative < TOLERANCE and not self.found.wrong and not self.templates_differ
+            self.found.relative < TOLERANCES["float32"]
+            and not self.found.wrong
+            and not self.templates_differ
         )
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from setpoint.testing.against_transformers import (
-    TOLERANCE,
+    TOLERANCES,
     measure,
     template_differences,
     write_tiny,
@@ -26,6 +26,7 @@ def check(
     seed: int = 0,
     num_new: int = 8,
     attention: str = "auto",
+    dtype: str = "float32",
 ) -> None:
     write_tiny(folder, golden.config, seed=seed)
     found = measure(
@@ -36,9 +37,10 @@ def check(
         attention=attention,
         model_impl=golden.model_impl,
         device=device,
+        dtype=dtype,
     )
     assert found.implementation == golden.model_impl
-    assert found.relative < TOLERANCE
+    assert found.relative < TOLERANCES[dtype]
     assert (found.wrong, found.near_ties) == (0, 0)
     assert found.num_tokens == 2 * num_new * len(golden.prompt_lengths)
     assert found.num_cached > sum(golden.prompt_lengths) // 2
@@ -50,6 +52,11 @@ def check(
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
 def test_tiny_model(tmp_path: Path, golden: Golden, device: str) -> None:
     check(tmp_path, golden, device)
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+def test_the_definition_in_float64(tmp_path: Path, golden: Golden, device: str) -> None:
+    check(tmp_path, golden, device, dtype="float64")
 
 
 @pytest.mark.parametrize("golden", THROUGH_TRANSFORMERS, ids=lambda golden: golden.name)

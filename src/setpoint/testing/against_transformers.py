@@ -11,8 +11,10 @@ import json
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import jinja2
 import numpy as np
 import torch
 from safetensors.numpy import save_file
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from setpoint.checkpoint.spec import read_spec
@@ -37,9 +40,9 @@ from setpoint.testing.tiny_models import draw
 
 PAGE, CHUNK = 4, 24
 """Prompts are cut within pages and across them."""
-TOLERANCE = 4e-5
-"""Upper limit of the largest difference of a logit, divided by the spread of the logits, in
-fp32."""
+TOLERANCES = {"float32": 4e-5, "float64": 1e-9}
+"""Dtype -> upper limit of the largest difference of a logit, divided by the spread of the
+logits."""
 SPECIALS = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
 REFUSED = "(refused)"
 TIED_SCALE = np.float32(0.2)
@@ -141,6 +144,42 @@ class Agreement:
         self.num_tokens += len(ids)
 
 
+class _WideArithmetic(TorchFunctionMode):
+    """What asks for fp32 gets float64."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.float:
+            return args[0].double()
+        args = [torch.float64 if each is torch.float32 else each for each in args]
+        kwargs = {
+            key: torch.float64 if each is torch.float32 else each
+            for key, each in (kwargs or {}).items()
+        }
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _wide(model: torch.nn.Module) -> Iterator[None]:
+    """transformers' norms, softmaxes and routers compute in float64, where they would round to
+    fp32. The angles of rotary positions stay fp32, as they are in Setpoint."""
+
+    def exact(forward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(forward)
+        def narrow(*args: Any, **kwargs: Any) -> Any:
+            with torch._C.DisableTorchFunction():
+                return forward(*args, **kwargs)
+
+        return narrow
+
+    for module in model.modules():
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            module.forward = exact(module.forward)
+    with _WideArithmetic():
+        yield
+
+
 def measure(
     folder: Path,
     *,
@@ -151,14 +190,15 @@ def measure(
     num_threads: int = 1,
     model_impl: str = "auto",
     device: str = "cpu",
+    dtype: str = "float32",
 ) -> Agreement:
-    """Compare random prompts in fp32. They run together, in chunks, and twice: the second time from
+    """Compare random prompts in fp32 or float64. They run together, in chunks, and twice: the second time from
     the cache."""
     config = EngineConfig(
         str(folder),
         read_spec(folder),
-        dtype="float32",
-        kv_dtype="float32",
+        dtype=dtype,
+        kv_dtype=dtype,
         page_size=PAGE,
         attention_backend=attention,
         num_threads=num_threads,
@@ -184,7 +224,10 @@ def measure(
         rng.integers(0, runner.spec.vocab_size, length).tolist() for length in prompt_lengths
     ]
     reference = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder,
+        dtype=getattr(torch, dtype),
+        attn_implementation="eager",
+        experts_implementation="eager",
     ).eval()
     agreement = Agreement(parameters=_parameters(folder, reference))
     agreement.implementation = runner.report.model_impl
@@ -195,7 +238,7 @@ def measure(
     agreement.num_cached = sum(outcome.num_cached for outcome in harness.outcomes.values())
     for seq_id, rows in recording.logits.items():
         prompt, ids = recording.prompts[seq_id], [int(row.argmax()) for row in rows]
-        with torch.inference_mode():
+        with torch.inference_mode(), _wide(reference) if dtype == "float64" else nullcontext():
             theirs = reference(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
         agreement.add(torch.stack(rows), theirs, ids)
     found = [tuple(int(row.argmax()) for row in rows) for rows in recording.logits.values()]

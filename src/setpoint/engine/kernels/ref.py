@@ -103,7 +103,7 @@ class RefOps:
     def route(
         self, logits: torch.Tensor, count: int, *, normalise: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = logits.float().softmax(-1)
+        scores = logits.to(_wide(logits.dtype)).softmax(-1)
         weights, ids = scores.sort(dim=-1, descending=True, stable=True)
         weights = weights[:, :count]
         if normalise:
