@@ -192,8 +192,8 @@ def measure(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> Agreement:
-    """Compare random prompts in fp32 or float64. They run together, in chunks, and twice: the second time from
-    the cache."""
+    """Compare random prompts in fp32 or float64. They run together, in chunks, and twice: the
+    second time from the cache."""
     config = EngineConfig(
         str(folder),
         read_spec(folder),
@@ -223,12 +223,7 @@ def measure(
     prompts = [
         rng.integers(0, runner.spec.vocab_size, length).tolist() for length in prompt_lengths
     ]
-    reference = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=getattr(torch, dtype),
-        attn_implementation="eager",
-        experts_implementation="eager",
-    ).eval()
+    reference = _reference(folder, dtype)
     agreement = Agreement(parameters=_parameters(folder, reference))
     agreement.implementation = runner.report.model_impl
     for turn in ("cold", "warm"):
@@ -236,14 +231,24 @@ def measure(
             harness.submit(f"{turn} {index}", prompt, max_new_tokens=num_new, temperature=0.0)
         harness.drain()
     agreement.num_cached = sum(outcome.num_cached for outcome in harness.outcomes.values())
-    for seq_id, rows in recording.logits.items():
-        prompt, ids = recording.prompts[seq_id], [int(row.argmax()) for row in rows]
-        with torch.inference_mode(), _wide(reference) if dtype == "float64" else nullcontext():
+    wide = _wide(reference) if dtype == "float64" else nullcontext()
+    with torch.inference_mode(), wide:
+        for seq_id, rows in recording.logits.items():
+            prompt, ids = recording.prompts[seq_id], [int(row.argmax()) for row in rows]
             theirs = reference(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
-        agreement.add(torch.stack(rows), theirs, ids)
+            agreement.add(torch.stack(rows), theirs, ids)
     found = [tuple(int(row.argmax()) for row in rows) for rows in recording.logits.values()]
     assert sorted(found) == sorted(tuple(outcome.ids) for outcome in harness.outcomes.values())
     return agreement
+
+
+def _reference(folder: Path, dtype: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=getattr(torch, dtype),
+        attn_implementation="eager",
+        experts_implementation="eager",
+    ).eval()
 
 
 def _parameters(folder: Path, reference: Any) -> tuple[int, int, int]:

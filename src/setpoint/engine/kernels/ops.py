@@ -123,8 +123,9 @@ class Ops(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """logits [T, E] -> (ids [T, count] int32, weights [T, count] fp32): the experts with the
         largest softmax of each row, the largest first, equal ones by rising id, and these softmaxes
-        or, with ``normalise``, their shares of their sum. In fp32 (float64 for float64) whatever
-        the dtype, as in transformers. The weights of a row with a NaN are NaN, and its ids are valid."""
+        or, with ``normalise``, their shares of their sum. In fp32, or in
+        float64 for float64, as in transformers. The weights of a row with a NaN are NaN, and its
+        ids are valid."""
         ...
 
     def combine(
