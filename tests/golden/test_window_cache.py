@@ -79,7 +79,9 @@ def poison(harness: Harness) -> None:
     """Free pages, and the dummy page, hold what no sequence may read."""
     runner = harness.executor.runner  # type: ignore[attr-defined]
     free = np.flatnonzero(harness.cache._pool._is_free)
-    runner.pool.memory[:, :, [0, *free.tolist()]] = torch.nan
+    for slab in runner.pool.slabs:
+        for part in slab:
+            part[[0, *free.tolist()]] = torch.nan
 
 
 def answers(

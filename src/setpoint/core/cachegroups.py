@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from setpoint.core.model import ModelSpec
+from setpoint.core.model import CachePart, ModelSpec, numbers_per_token
 from setpoint.core.pagerows import PageRow, WindowColumns
 
 PADDING = 1.08
@@ -23,15 +23,6 @@ class CacheGroup:
     window: int | None
     """Number of positions that a token sees, including its own; None: all positions up to its
     own."""
-    shape: tuple[int, ...]
-    """Shape of what one layer keeps for one token: (K and V, heads, size of a head)."""
-
-    def bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of one token over all layers of the group."""
-        numbers = 1
-        for extent in self.shape:
-            numbers *= extent
-        return numbers * len(self.layers) * element_bytes
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,13 +33,12 @@ class CacheLayout:
     groups: tuple[CacheGroup, ...]
     num_slabs: int
     """Number of layers that a page has room for. The j-th layer of a group uses slab j."""
+    parts: tuple[CachePart, ...]
+    """What a layer keeps for each token."""
 
     def page_bytes(self, page_size: int, element_bytes: int) -> int:
         """Bytes of one page, whichever group it serves."""
-        largest = max(
-            group.bytes_per_token(element_bytes) // len(group.layers) for group in self.groups
-        )
-        return largest * self.num_slabs * page_size
+        return numbers_per_token(self.parts) * self.num_slabs * page_size * element_bytes
 
     @property
     def page_row(self) -> PageRow:
@@ -83,15 +73,15 @@ def cache_layout(spec: ModelSpec, context_len: int) -> CacheLayout:
         kinds[window if window is not None and window < context_len else None].append(layer)
     counts = Counter({window: len(layers) for window, layers in kinds.items()})
     num_slabs = _num_slabs(counts, context_len)
-    shape = (2, spec.num_kv_heads, spec.head_dim)
     order = sorted(kinds, key=lambda window: (window is not None, window or 0))
     return CacheLayout(
         tuple(
-            CacheGroup(tuple(kinds[window][begin : begin + num_slabs]), window, shape)
+            CacheGroup(tuple(kinds[window][begin : begin + num_slabs]), window)
             for window in order
             for begin in range(0, counts[window], num_slabs)
         ),
         num_slabs,
+        spec.cache_parts,
     )
 
 

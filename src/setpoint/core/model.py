@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,6 +132,15 @@ class Mixture:
 
 
 @dataclass(slots=True, frozen=True)
+class CachePart:
+    """One of the arrays that a layer caches: ``heads`` · ``size`` numbers for each token."""
+
+    name: str
+    heads: int
+    size: int
+
+
+@dataclass(slots=True, frozen=True)
 class ModelSpec:
     """The numbers of a decoder that planning and the frontend need; written once by
     ``checkpoint``."""
@@ -183,11 +193,16 @@ class ModelSpec:
     config: dict[str, Any] = field(default_factory=dict)
     """config.json as read, for the engine's declaration of the model."""
 
+    @property
+    def cache_parts(self) -> tuple[CachePart, ...]:
+        """What a layer caches for each token, in the order of ``ForwardContext.kv``."""
+        return tuple(CachePart(name, self.num_kv_heads, self.head_dim) for name in ("k", "v"))
+
     def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of K and V of one token over all layers (docs/sglang/options.md#pool-limits).
+        """Bytes that all layers cache for one token (docs/sglang/options.md#pool-limits).
 
         ``core.cachegroups`` says how much of it a pool keeps."""
-        return 2 * self.num_kv_heads * self.head_dim * self.num_layers * element_bytes
+        return numbers_per_token(self.cache_parts) * self.num_layers * element_bytes
 
     @property
     def rank_counts(self) -> list[int]:
@@ -198,3 +213,8 @@ class ModelSpec:
             return [1]
         few, all_heads = self.num_kv_heads, self.num_heads
         return [*range(1, few + 1), *range(2 * few, all_heads + 1, few)]
+
+
+def numbers_per_token(parts: Iterable[CachePart]) -> int:
+    """How many numbers a layer with these parts caches for each token."""
+    return sum(part.heads * part.size for part in parts)

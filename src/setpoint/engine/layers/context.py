@@ -51,5 +51,6 @@ class ForwardContext(Backends):
     cos_sin: tuple[torch.Tensor, ...]
     """The table of each of the model's rotary embeddings, [context_len, R], with R <= D rotated
     dimensions (layers.rotary)."""
-    kv: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-    """For each layer, its K cache and its V cache, [num_pages + 1, page_size, Hkv, D]."""
+    kv: tuple[tuple[torch.Tensor, ...], ...]
+    """For each layer, the caches of its parts (``ModelSpec.cache_parts``), K and V for most,
+    [num_pages + 1, page_size, heads, size]."""

@@ -43,7 +43,7 @@ class ClaimAhead:
         self._begin = self._end = 0
         """The range of pages whose memory is being claimed."""
         self._stripe = 0
-        """The first stripe (the K or the V of a slab) in which those pages are not claimed yet."""
+        """The first stripe (a part of a slab) in which those pages are not claimed yet."""
         self._works = claims_later(pool.device)
 
     def hand_out(self, pages: npt.NDArray[np.int32]) -> None:

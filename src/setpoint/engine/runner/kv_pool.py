@@ -1,10 +1,13 @@
-"""The paged KV pool: one block of device memory, and for each layer a view of its K and V pages.
+"""The paged KV pool: one block of device memory, and for each layer a view of the pages of each of
+its parts (``ModelSpec.cache_parts``).
 
-A slab has room for the K and V of one layer per page. Layers of different cache groups share a
-slab, in which each has pages of its own (``core.cachegroups``).
+A slab has room for the parts of one layer per page, one part after the other. Layers of different
+cache groups share a slab, in which each has pages of its own (``core.cachegroups``).
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -25,8 +28,7 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        parts, heads, head_dim = layout.groups[0].shape
-        self._shape = (layout.num_slabs, parts, num_pages + 1, page_size, heads, head_dim)
+        self._pages = (num_pages + 1, page_size)
         self._dtype = dtype
         self.device = device
         self.layout = layout
@@ -41,17 +43,22 @@ class KVPool:
 
     def take(self) -> None:
         """Allocate the pool's memory, whose content is undefined. Raises OutOfMemoryError."""
+        shapes = [(*self._pages, part.heads, part.size) for part in self.layout.parts]
+        sizes = [math.prod(shape) for shape in shapes]
         try:
-            self.memory = claim(self._shape, self._dtype, self.device)
+            self.memory = claim((self.layout.num_slabs, sum(sizes)), self._dtype, self.device)
         except RuntimeError as error:
             raise OutOfMemoryError(
-                f"No memory on {self.device} for a KV pool of {self._shape[2] - 1} pages of"
-                f" {self._shape[3]} tokens: {error}"
+                f"No memory on {self.device} for a KV pool of {self._pages[0] - 1} pages of"
+                f" {self._pages[1]} tokens: {error}"
             ) from None
-        self.slabs = tuple((slab[0], slab[1]) for slab in self.memory)
-        """K and V of each slab, each [num_pages + 1, page_size, Hkv, D], contiguous."""
+        self.slabs = tuple(
+            tuple(part.view(shape) for part, shape in zip(slab.split(sizes), shapes, strict=True))
+            for slab in self.memory
+        )
+        """The parts of each slab, each [num_pages + 1, page_size, heads, size], contiguous."""
         self.layers = tuple(self.slabs[slab] for slab in self._slab_of)
-        """K and V of each layer's slab."""
+        """The parts of each layer's slab."""
 
     def release(self) -> None:
         """Give the memory back, until ``take``."""
