@@ -164,7 +164,13 @@ def _open(files: list[Path], stack: ExitStack) -> dict[str, tuple[Path, Any, str
                 f"{file} cannot be read ({error}): truncated or not safetensors; fetch it again."
             ) from None
         names = handle.keys()
-        found.update({name: (file, handle, name) for name in names})
+        for name in names:
+            if name in found:
+                raise CheckpointError(
+                    f"Tensor {name!r} is both in {found[name][0]} and in {file}; one of them is"
+                    " from another model."
+                )
+            found[name] = (file, handle, name)
     return found
 
 

@@ -110,6 +110,16 @@ def test_shards_load_like_one_file(folder: Path) -> None:
     assert torch.equal(one.lm_head.packed(x), two.lm_head.packed(x))
 
 
+def test_a_tensor_in_two_shards(folder: Path) -> None:
+    shard(folder)
+    second = folder / "model-00002-of-00002.safetensors"
+    save_file({**load_file(second), "lm_head.weight": np.zeros((4, 4), np.float32)}, second)
+    with pytest.raises(
+        CheckpointError, match=r"'lm_head.weight' is both in .*1-of.* and in .*2-of"
+    ):
+        build(folder)
+
+
 def test_missing_shard_and_missing_files(folder: Path) -> None:
     spec = read_spec(folder)
     shard(folder)
