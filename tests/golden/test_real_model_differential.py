@@ -1,9 +1,9 @@
 """Greedy ids do not depend on how the work is cut up: cache, chunks, pages, company, depth,
 retraction, resumption.
 
-Scheduler, loop, runner and model in one process, as the engine process puts them together. On a
-tiny model in float64 the ids are bit-identical; on the default model in float32 they follow the
-near-tie rule (``setpoint.testing.neartie``).
+Scheduler, loop, runner and model in one process, as the engine process puts them together. On tiny
+models in float64, or on the C++ kernels in bfloat16, the ids are identical; on the default model in
+float32 they follow the near-tie rule (``setpoint.testing.neartie``).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.scheduler.policy import POLICIES
+from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.harness import Harness
 from setpoint.testing.neartie import NEAR_TIE, Greedy, Tally
 from setpoint.testing.plans import allocate_rows
@@ -54,6 +56,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "few_slots": {"max_running_requests": 3},
 }
+KERNEL_MODELS = ("qwen2_moe: shared expert",)
+"""Models whose answers on the C++ kernels are the same bits however the work is cut up."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +147,23 @@ def some_prompts(vocab_size: int, *, seed: int, count: int = 12) -> tuple[tuple[
     return tuple(map(tuple, prompts))
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory, device: str) -> Model:
-    folder = write_tiny_llama(tmp_path_factory.mktemp("tiny"), seed=4)
+@pytest.fixture(scope="module", params=["llama", *KERNEL_MODELS])
+def tiny(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, device: str
+) -> Model:
+    folder = tmp_path_factory.mktemp("tiny")
+    if request.param == "llama":
+        write_tiny_llama(folder, seed=4)
+    else:
+        config = next(golden.config for golden in GOLDENS if golden.name == request.param)
+        write_tiny(folder, config)
     return Model(
-        folder, "float64", some_prompts(131, seed=1), num_new=24, num_tokens=2048, device=device
+        folder,
+        "float64" if request.param == "llama" or device != "cpu" else "bfloat16",
+        some_prompts(131, seed=1),
+        num_new=24,
+        num_tokens=2048,
+        device=device,
     )
 
 

@@ -35,6 +35,7 @@ MODELS = (
     "phi3: 4 mini: tied, partial rotation, long list",
     "gemma2: caps, untied",
     "gemma3_text: two local to one global",
+    "qwen3_moe: first layer dense, tied",
 )
 
 
