@@ -13,6 +13,7 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build_runner import EngineConfig
 from setpoint.engine.kernels.cpu import build
 from setpoint.engine.kernels.cpu import ops as cpu_ops
+from setpoint.engine.kernels.ops import SCORINGS, Routing
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.quant import blocks, cpu_linear, plain, w8a8_int8_cpu
 from setpoint.engine.quant.grouped import KernelExperts, LoopedExperts, StackedExperts, group
@@ -30,25 +31,46 @@ EXPERTS, K, COLUMNS = 5, 96, 80
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("normalise", [False, True])
-def test_routes_match_the_reference(dtype: torch.dtype, level: str, normalise: bool) -> None:
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_routes_match_the_reference(
+    dtype: torch.dtype, level: str, scoring: str, normalise: bool
+) -> None:
     ops, ref = cpu_ops.create(dtype, level=level), RefOps()
     for rows, (experts, count) in itertools.product(
         (1, 3, 67), ((1, 1), (8, 2), (60, 4), (128, 8))
     ):
         torch.manual_seed(rows * experts)
         logits = torch.randn(rows, experts).mul(3).to(dtype)
-        ids, weights = ops.route(logits, count, normalise=normalise)
-        expected_ids, expected = ref.route(logits, count, normalise=normalise)
+        routing = Routing(count, scoring, normalise)
+        ids, weights = ops.route(logits, routing)
+        expected_ids, expected = ref.route(logits, routing)
         assert torch.equal(ids, expected_ids)
         assert torch.allclose(weights, expected, rtol=1e-6, atol=1e-9)
 
 
+def test_a_softmax_over_the_chosen_is_transformers() -> None:
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssConfig, GptOssTopKRouter
+
+    torch.manual_seed(0)
+    router = GptOssTopKRouter(
+        GptOssConfig(hidden_size=16, num_local_experts=9, num_experts_per_tok=4)
+    ).double()
+    torch.nn.init.normal_(router.weight)
+    torch.nn.init.normal_(router.bias)
+    x = torch.randn(50, 16, dtype=torch.float64)
+    logits, expected, expected_ids = router(x)
+    ids, weights = RefOps().route(logits, Routing(4, "softmax_of_chosen"))
+    assert torch.equal(ids, expected_ids.int())
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-15)
+
+
 @pytest.mark.parametrize("level", LEVELS)
-def test_ties_go_to_the_first_and_nan_stays_in_its_row(level: str) -> None:
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_ties_go_to_the_first_and_nan_stays_in_its_row(level: str, scoring: str) -> None:
     logits = torch.zeros(3, 6)
     logits[1, 4], logits[2, 2] = 1.0, float("nan")
     for ops in (cpu_ops.create(FP32, level=level), RefOps()):
-        ids, weights = ops.route(logits, 3, normalise=True)
+        ids, weights = ops.route(logits, Routing(3, scoring, normalise=True))
         assert ids[:2].tolist() == [[0, 1, 2], [4, 0, 1]]
         assert torch.isfinite(weights[:2]).all()
         assert weights[2].isnan().all()

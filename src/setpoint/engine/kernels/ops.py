@@ -12,14 +12,35 @@ dimensions only. Arithmetic is done in fp32 (float64 for float64 input) and roun
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+SCORINGS = {"softmax": 0, "softmax_of_chosen": 1}
+"""Name of a scoring function -> its number in the C++ code (calls.h, Scoring)."""
 
 
 class KernelsUnavailable(Exception):
     """Raised by the factory of an implementation that cannot run here; the message is the reason,
     for the log."""
+
+
+@dataclass(slots=True, frozen=True)
+class Routing:
+    """How the logits of a router choose the experts of a token and weigh them. The experts with the
+    largest scores are chosen, the largest first, equal ones by rising id."""
+
+    num_chosen: int
+    scoring: str = "softmax"
+    """A key of SCORINGS. "softmax": scores and weights are the softmax over all experts
+    (Mixtral, Qwen, OLMoE). "softmax_of_chosen": scores are the logits, weights the softmax over the
+    chosen ones (gpt-oss). Both are computed in at least fp32."""
+    normalise: bool = False
+    """The weights of a token are divided by their sum."""
+
+    def __post_init__(self) -> None:
+        assert self.scoring in SCORINGS
 
 
 class Ops(Protocol):
@@ -118,14 +139,9 @@ class Ops(Protocol):
         """
         ...
 
-    def route(
-        self, logits: torch.Tensor, count: int, *, normalise: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """logits [T, E] -> (ids [T, count] int32, weights [T, count] fp32): the experts with the
-        largest softmax of each row, the largest first, equal ones by rising id, and these softmaxes
-        or, with ``normalise``, their shares of their sum. In fp32, or in
-        float64 for float64, as in transformers. The weights of a row with a NaN are NaN, and its
-        ids are valid."""
+    def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+        """logits [T, E] -> (ids [T, num_chosen] int32, weights [T, num_chosen], fp32 or, for
+        float64, float64). The weights of a row with a NaN are NaN, and its ids are valid."""
         ...
 
     def combine(

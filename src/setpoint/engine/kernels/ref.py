@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from setpoint.engine.kernels.ops import Routing
+
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of the arithmetic: fp32, or float64 for float64."""
@@ -100,15 +102,19 @@ class RefOps:
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
-    def route(
-        self, logits: torch.Tensor, count: int, *, normalise: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = logits.to(_wide(logits.dtype)).softmax(-1)
+    def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+        of_chosen = routing.scoring == "softmax_of_chosen"
+        scores = logits.to(_wide(logits.dtype))
+        if not of_chosen:
+            scores = scores.softmax(-1)
         weights, ids = scores.sort(dim=-1, descending=True, stable=True)
-        weights = weights[:, :count]
-        if normalise:
+        ids, weights = ids[:, : routing.num_chosen], weights[:, : routing.num_chosen]
+        if of_chosen:
+            weights = weights.softmax(-1)
+        if routing.normalise:
             weights = weights / weights.sum(-1, keepdim=True)
-        return ids[:, :count].int(), weights.contiguous()
+        has_nan = logits.isnan().any(-1, keepdim=True)
+        return ids.int().contiguous(), weights.masked_fill(has_nan, torch.nan)
 
     def combine(
         self,

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from setpoint.core.model import Mixture
+from setpoint.engine.kernels.ops import Routing
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.layers.linear import Linear
 from setpoint.engine.layers.mlp import GatedMLP
@@ -67,16 +68,18 @@ class SparseMLP(Layer):
         hidden_size: int,
         mixture: Mixture,
         gated: str,
+        routing: Routing,
         *,
-        normalise: bool,
+        router: str = "gate",
+        bias: bool = False,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
-        """normalise: whether the weights of a token's experts are made to sum to one. names: of the
-        matrices gate, up and down of an expert in the checkpoint."""
+        """router: its name in the checkpoint. bias: whether the router and the experts have biases.
+        names: of the matrices gate, up and down of an expert in the checkpoint."""
         super().__init__()
-        self.gate = Router(hidden_size, mixture.num_experts)
+        setattr(self, router, Router(hidden_size, mixture.num_experts, bias=bias))
         self.experts = nn.ModuleList(
-            GatedMLP(hidden_size, mixture.size, gated, names=names)
+            GatedMLP(hidden_size, mixture.size, gated, bias=bias, names=names)
             for _ in range(mixture.num_experts)
         )
         self.gate_up = Grouped([expert.gate_up_proj for expert in self.experts])
@@ -85,12 +88,12 @@ class SparseMLP(Layer):
         if mixture.shared_size:
             self.shared_expert = GatedMLP(hidden_size, mixture.shared_size, gated)
             self.shared_expert_gate = Router(hidden_size, 1)
-        self._num_chosen = mixture.num_chosen
-        self._normalise = normalise
+        self._router = router
+        self._routing = routing
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         first: GatedMLP = self.experts[0]
-        ids, weights = ctx.ops.route(self.gate(x, ctx), self._num_chosen, normalise=self._normalise)
+        ids, weights = ctx.ops.route(self.__dict__[self._router](x, ctx), self._routing)
         inner = first.activated(self.gate_up(x, ids, ctx), ctx)
         parts = self.down(first.down.inputs(inner, first.widths, ctx), ids, ctx)
         shared = gate = None

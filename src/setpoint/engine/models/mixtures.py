@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from setpoint.core.model import ModelSpec
+from setpoint.engine.kernels.ops import Routing
 from setpoint.engine.layers.attention import PagedAttention
 from setpoint.engine.layers.experts import SparseMLP
 from setpoint.engine.layers.mlp import GatedMLP
@@ -18,11 +19,12 @@ from setpoint.engine.models.qwen import WINDOW_KEYS
 def mixtral(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     eps, gated = config.number("rms_norm_eps", 1e-5), config.gated()
     windows, mixture = config.windows(spec, "sliding_window"), config.mixture(spec)
+    routing = Routing(mixture.num_chosen, normalise=True)
 
     def layer(index: int) -> PreNormLayer:
         attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=windows[index]))
         names = ("w1", "w3", "w2")
-        mlp = SparseMLP(spec.hidden_size, mixture, gated, normalise=True, names=names)
+        mlp = SparseMLP(spec.hidden_size, mixture, gated, routing, names=names)
         return PreNormLayer(spec, eps, attention, mlp, mlp_name="block_sparse_moe")
 
     return causal_lm(spec, eps, map(layer, range(spec.num_layers)))
@@ -32,7 +34,7 @@ def olmoe(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     """OLMoE: q and k have a norm over all their heads together."""
     eps, gated = config.number("rms_norm_eps", 1e-5), config.gated()
     bias, mixture = config.flag("attention_bias"), config.mixture(spec)
-    normalise = config.flag("norm_topk_prob")
+    routing = Routing(mixture.num_chosen, normalise=config.flag("norm_topk_prob"))
 
     def layer(index: int) -> PreNormLayer:
         attention = SelfAttention(
@@ -42,7 +44,7 @@ def olmoe(spec: ModelSpec, config: ConfigReader) -> CausalLM:
             out_bias=bias,
             whole_norm=lambda size: RMSNorm(size, eps),
         )
-        mlp = SparseMLP(spec.hidden_size, mixture, gated, normalise=normalise)
+        mlp = SparseMLP(spec.hidden_size, mixture, gated, routing)
         return PreNormLayer(spec, eps, attention, mlp)
 
     return causal_lm(spec, eps, map(layer, range(spec.num_layers)))
@@ -79,11 +81,11 @@ def _qwen(
     attention: Callable[[int], SelfAttention],
 ) -> CausalLM:
     gated, mixture = config.gated(), config.mixture(spec)
-    normalise = config.flag("norm_topk_prob")
+    routing = Routing(mixture.num_chosen, normalise=config.flag("norm_topk_prob"))
 
     def layer(index: int) -> PreNormLayer:
         mlp = (
-            SparseMLP(spec.hidden_size, mixture, gated, normalise=normalise)
+            SparseMLP(spec.hidden_size, mixture, gated, routing)
             if index in mixture.layers
             else GatedMLP(spec.hidden_size, spec.intermediate_size, gated)
         )

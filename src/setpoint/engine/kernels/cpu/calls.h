@@ -76,11 +76,15 @@ struct Int8LinearCall {
   int32_t dtype, gate, threads;
 };
 
+// kernels.ops.Routing says what they are.
+enum Scoring : int32_t { kSoftmax = 0, kSoftmaxOfChosen = 1 };
+
 struct RouteCall {
   const void* logits;  // [rows, experts]
   int32_t* ids;        // [rows, chosen]
   float* weights;      // [rows, chosen]
   int64_t rows, experts, chosen;
+  int32_t scoring;
   int32_t normalise;  // whether the weights of a row are divided by their sum
   int32_t dtype, threads;
 };

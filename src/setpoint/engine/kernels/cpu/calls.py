@@ -124,7 +124,7 @@ class RouteCall(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("logits", "ids", "weights")),
         *((name, _i64) for name in ("rows", "experts", "chosen")),
-        *((name, _i32) for name in ("normalise", "dtype", "threads")),
+        *((name, _i32) for name in ("scoring", "normalise", "dtype", "threads")),
     ]
 
 

@@ -41,6 +41,14 @@ void largest(const float* values, int64_t num_values, int64_t count, std::vector
   });
 }
 
+// In place.
+void softmax(float* values, int64_t count) {
+  float most = -__builtin_inff(), sum = 0;
+  for (int64_t i = 0; i < count; ++i) most = values[i] > most ? values[i] : most;
+  for (int64_t i = 0; i < count; ++i) sum += values[i] = std::exp(values[i] - most);
+  for (int64_t i = 0; i < count; ++i) values[i] /= sum;
+}
+
 template <class T>
 void route(const RouteCall& call) {
   const int64_t experts = call.experts, chosen = call.chosen;
@@ -49,23 +57,23 @@ void route(const RouteCall& call) {
     thread_local std::vector<int32_t> order;
     scores.resize(experts);
     const T* logits = (const T*)call.logits + row * experts;
-    float most = -__builtin_inff(), sum = 0;
+    bool has_nan = false;
     for (int64_t e = 0; e < experts; ++e) {
       scores[e] = load_part(logits + e, 1)[0];
-      most = scores[e] > most ? scores[e] : most;
+      has_nan |= scores[e] != scores[e];
     }
-    for (int64_t e = 0; e < experts; ++e) sum += scores[e] = std::exp(scores[e] - most);
-    for (int64_t e = 0; e < experts; ++e) scores[e] /= sum;
+    if (call.scoring == kSoftmax) softmax(scores.data(), experts);
     largest(scores.data(), experts, chosen, order);
-    float of_chosen = 1;
-    if (call.normalise) {
-      of_chosen = 0;
-      for (int64_t i = 0; i < chosen; ++i) of_chosen += scores[order[i]];
-    }
+    float* weights = call.weights + row * chosen;
     for (int64_t i = 0; i < chosen; ++i) {
       call.ids[row * chosen + i] = order[i];
-      call.weights[row * chosen + i] = scores[order[i]] / of_chosen;
+      weights[i] = has_nan ? __builtin_nanf("") : scores[order[i]];
     }
+    if (call.scoring == kSoftmaxOfChosen) softmax(weights, chosen);
+    if (!call.normalise) return;
+    float sum = 0;
+    for (int64_t i = 0; i < chosen; ++i) sum += weights[i];
+    for (int64_t i = 0; i < chosen; ++i) weights[i] /= sum;
   });
 }
 

@@ -94,7 +94,7 @@ std::string layouts() {
     typedef RouteCall Call;
     add<Call>(text, "RouteCall",
               {FIELD(logits), FIELD(ids), FIELD(weights), FIELD(rows), FIELD(experts),
-               FIELD(chosen), FIELD(normalise), FIELD(dtype), FIELD(threads)});
+               FIELD(chosen), FIELD(scoring), FIELD(normalise), FIELD(dtype), FIELD(threads)});
   }
   {
     typedef ExpertsCall Call;

@@ -23,7 +23,7 @@ from setpoint.engine.kernels.cpu.calls import (
     TopCall,
 )
 from setpoint.engine.kernels.cpu.library import DTYPES, KV_DTYPES, Kernels, load
-from setpoint.engine.kernels.ops import KernelsUnavailable
+from setpoint.engine.kernels.ops import SCORINGS, KernelsUnavailable, Routing
 
 
 class CpuOps:
@@ -231,9 +231,8 @@ class CpuOps:
         self._kernels.rope_and_store(self._rope_address)
         return q
 
-    def route(
-        self, logits: torch.Tensor, count: int, *, normalise: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+        count = routing.num_chosen
         assert logits.is_contiguous()
         assert logits.dtype == self._dtype
         assert count <= logits.shape[1]
@@ -245,7 +244,8 @@ class CpuOps:
         call.weights = weights.data_ptr()
         call.rows, call.experts = logits.shape
         call.chosen = count
-        call.normalise = normalise
+        call.scoring = SCORINGS[routing.scoring]
+        call.normalise = routing.normalise
         call.threads = torch.get_num_threads()
         self._kernels.route(self._route_address)
         return ids, weights
