@@ -44,7 +44,7 @@ def byte_level(file: GGUFFile, texts: Sequence[str], log: Callable[[str], None])
     tokenizer = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in LLAMA3_NAMES)
     )
-    if pre == "qwen2":
+    if pre in ("qwen2", "olmo"):
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = split()
     tokenizer.decoder = decoders.ByteLevel()
@@ -66,6 +66,7 @@ def _gpt2() -> pre_tokenizers.PreTokenizer:
 
 PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _gpt2,
+    "olmo": _gpt2,
     "smollm": lambda: pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), _gpt2()]
     ),

@@ -28,10 +28,13 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from setpoint.checkpoint import gguf_llama, gguf_tokenizer, safetensors_file
+from setpoint.checkpoint import gguf_tokenizer, safetensors_file
 from setpoint.checkpoint.description import Description
+from setpoint.checkpoint.gguf_architectures import DECODERS, decoder_of
+from setpoint.checkpoint.gguf_config import read_config
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.checkpoint.gguf_kinds import check_kind
+from setpoint.checkpoint.gguf_tensors import Target, targets
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE
 from setpoint.core.progress import report
@@ -39,9 +42,6 @@ from setpoint.core.weightfiles import SINGLE_NAME
 
 FORMAT = 4
 """Version of the folders that this module writes. Raise it to convert every file again."""
-
-ARCHITECTURES = {"llama": gguf_llama}
-"""GGUF's general.architecture -> the module that converts that architecture."""
 
 CHUNK_ELEMENTS = 1 << 22
 """Number of elements that are dequantised at a time: 16 MiB of float32, so that they stay in the
@@ -58,8 +58,8 @@ class _Plan:
     generation: dict[str, Any]
     tokens: gguf_tokenizer.Tokens
     dtype: str
-    weights: list[gguf_llama.Target]
-    blocks: list[gguf_llama.Target]
+    weights: list[Target]
+    blocks: list[Target]
     """The weights whose blocks are kept."""
 
     @property
@@ -209,12 +209,12 @@ def _digest(path: Path, root: Path) -> str:
 
 def _plan(file: GGUFFile) -> _Plan:
     """The plan for a file. Raises CheckpointError if the file cannot be converted."""
-    check_kind(file, ARCHITECTURES)
-    architecture = ARCHITECTURES[file.require("general.architecture", str)]
-    config = architecture.read_config(file)
-    targets = architecture.targets(file, config)
+    check_kind(file, DECODERS)
+    decoder = decoder_of(file)
+    config = read_config(file, decoder)
+    weights = targets(file, decoder, config)
     tokens = gguf_tokenizer.read_tokens(file, config["vocab_size"])
-    dtype = _dtype(targets)
+    dtype = _dtype(weights)
     config |= {
         "torch_dtype": dtype,
         "bos_token_id": tokens.bos,
@@ -226,8 +226,8 @@ def _plan(file: GGUFFile) -> _Plan:
         "eos_token_id": list(tokens.stops),
         "pad_token_id": tokens.pad,
     }
-    blocks = [target for target in targets if target.source.kind.name in BLOCK_KINDS]
-    return _Plan(config, generation, tokens, dtype, targets, blocks)
+    blocks = [target for target in weights if target.source.kind.name in BLOCK_KINDS]
+    return _Plan(config, generation, tokens, dtype, weights, blocks)
 
 
 def _description(path: Path, plan: _Plan) -> Description:
@@ -250,8 +250,8 @@ def _write_files(file: GGUFFile, plan: _Plan, folder: Path, *, log: Callable[[st
     )
     context_len = plan.config["max_position_embeddings"]
     gguf_tokenizer.write(file, plan.tokens, folder, context_len=context_len, log=log)
-    weights = _all_cast(file, plan.weights, plan.dtype)
-    safetensors_file.write(folder / SINGLE_NAME, _weight_infos(plan), weights)
+    chunks = _all_cast(file, plan.weights, plan.dtype)
+    safetensors_file.write(folder / SINGLE_NAME, _weight_infos(plan), chunks)
     if plan.blocks:
         # Dequantising them has already shown that their values are finite.
         rows = (_rows(file, target).tobytes() for target in plan.blocks)
@@ -275,29 +275,33 @@ def _block_infos(plan: _Plan) -> list[safetensors_file.TensorInfo]:
     return infos
 
 
-def _all_cast(file: GGUFFile, targets: list[gguf_llama.Target], dtype: str) -> Iterator[bytes]:
-    for number, target in enumerate(targets):
-        report(f"converting {file.path.name}, {100 * number // len(targets)} %")
+def _all_cast(file: GGUFFile, weights: list[Target], dtype: str) -> Iterator[bytes]:
+    for number, target in enumerate(weights):
+        report(f"converting {file.path.name}, {100 * number // len(weights)} %")
         yield from _cast(file, target, dtype)
 
 
-def _rows(file: GGUFFile, target: gguf_llama.Target) -> npt.NDArray[np.uint8]:
+def _rows(file: GGUFFile, target: Target) -> npt.NDArray[np.uint8]:
     """The raw rows of ``target`` in the new order. In every ggml type a row is self-contained, so
     that rows can be reordered before they are dequantised."""
     rows = file.rows(target.source)
     return rows if target.row_order is None else rows[target.row_order]
 
 
-def _dtype(targets: list[gguf_llama.Target]) -> str:
+def _dtype(weights: list[Target]) -> str:
     """The dtype of the converted weights: that of the matrices if they share a 16- or 32-bit float
     type, which loses nothing; otherwise bfloat16.
 
-    Every GGUF file stores norms as F32, but they were trained in the matrices' dtype, so they are
-    converted to it too. Dequantised values have more bits than bfloat16; that rounding error is
-    small compared with the error of the quantisation, and bfloat16 is the dtype in which the models
-    were trained.
+    Every GGUF file stores norms and routers as F32, but they were trained in the matrices' dtype,
+    so they are converted to it too. Dequantised values have more bits than bfloat16; that rounding
+    error is small compared with the error of the quantisation, and bfloat16 is the dtype in which
+    the models were trained.
     """
-    kinds = {target.source.kind.name for target in targets if len(target.source.shape) > 1}
+    kinds = {
+        target.source.kind.name
+        for target in weights
+        if len(target.source.shape) > 1 and not target.is_router
+    }
     return (
         {"F16": "float16", "F32": "float32"}.get(min(kinds), "bfloat16")
         if len(kinds) == 1
@@ -305,7 +309,7 @@ def _dtype(targets: list[gguf_llama.Target]) -> str:
     )
 
 
-def _cast(file: GGUFFile, target: gguf_llama.Target, dtype: str) -> Iterator[bytes]:
+def _cast(file: GGUFFile, target: Target, dtype: str) -> Iterator[bytes]:
     """The bytes of ``target`` in ``dtype``, a chunk of rows at a time."""
     source, rows = target.source, _rows(file, target)
     step = max(1, CHUNK_ELEMENTS // source.shape[-1])

@@ -64,6 +64,15 @@ class GGUFTensor:
         contiguous bytes, in every quantisation."""
         return int(np.prod(self.shape[:-1], dtype=np.int64))
 
+    def parts(self) -> list[GGUFTensor]:
+        """The tensors that are stacked in this one, along its first dimension."""
+        count, *shape = self.shape
+        size = self.num_bytes // count
+        return [
+            GGUFTensor(self.name, tuple(shape), self.kind, self.offset + index * size, size)
+            for index in range(count)
+        ]
+
 
 class GGUFFile:
     """An open GGUF file; use it as a context manager.

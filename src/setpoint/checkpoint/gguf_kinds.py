@@ -59,8 +59,6 @@ FAMILIES = {
     "gemma2": "Gemma 2",
     "gemma3": "Gemma 3",
     "phi3": "Phi-3 and Phi-4",
-    "qwen2": "Qwen2 and 2.5",
-    "qwen3": "Qwen3",
 }
 """general.architecture of families that are served, but not from GGUF files -> their names."""
 

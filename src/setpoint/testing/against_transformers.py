@@ -191,9 +191,10 @@ def measure(
     model_impl: str = "auto",
     device: str = "cpu",
     dtype: str = "float32",
+    judged_by: Path | None = None,
 ) -> Agreement:
     """Compare random prompts in fp32 or float64. They run together, in chunks, and twice: the
-    second time from the cache."""
+    second time from the cache. judged_by: the folder that transformers reads; None: ``folder``."""
     config = EngineConfig(
         str(folder),
         read_spec(folder),
@@ -220,10 +221,9 @@ def measure(
         max_running_requests=len(prompt_lengths),
     )
     rng = np.random.default_rng(7)
-    prompts = [
-        rng.integers(0, runner.spec.vocab_size, length).tolist() for length in prompt_lengths
-    ]
-    reference = _reference(folder, dtype)
+    vocab_size = runner.spec.vocab_size
+    prompts = [rng.integers(0, vocab_size, length).tolist() for length in prompt_lengths]
+    reference = _reference(judged_by or folder, dtype)
     agreement = Agreement(parameters=_parameters(folder, reference))
     agreement.implementation = runner.report.model_impl
     for turn in ("cold", "warm"):

@@ -171,7 +171,7 @@ def test_linear_rope_scaling_is_kept_and_others_are_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"arch": "qwen2"}, "architecture 'qwen2'"),
+        ({"arch": "gemma2"}, "architecture 'gemma2'"),
         ({"drop": ("llama.block_count",)}, "'llama.block_count' is missing"),
         ({"drop": ("tokenizer.ggml.tokens",)}, "'tokenizer.ggml.tokens' is missing"),
         ({"drop": ("tokenizer.ggml.merges",)}, "'tokenizer.ggml.merges' is missing"),
@@ -186,7 +186,7 @@ def test_linear_rope_scaling_is_kept_and_others_are_refused(tmp_path: Path) -> N
         ),
         ({"keys": {"llama.attention.head_count_kv": 3}}, "cannot share"),
         ({"keys": {"llama.rope.dimension_count": 8}}, "rope.dimension_count"),
-        ({"keys": {"llama.expert_count": 8}}, "llama.expert_count = 8"),
+        ({"keys": {"llama.expert_count": 8}}, "'llama.expert_used_count' is missing"),
         ({"keys": {"split.count": 3}}, "gguf-split --merge"),
         ({"keys": {"tokenizer.ggml.model": "bert"}}, "tokenizer 'bert'"),
         ({"keys": {"tokenizer.ggml.pre": "tekken"}}, "pre-tokenizer 'tekken'"),
@@ -263,7 +263,7 @@ def test_a_damaged_header_never_hangs_or_crashes(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         try:
             with GGUFFile(path) as file:
-                gguf_convert.gguf_llama.targets(file, gguf_convert.gguf_llama.read_config(file))
+                gguf_convert._plan(file)
         except CheckpointError:
             num_refused += 1
     assert num_refused > 30  # many flips only change a token's text

@@ -41,8 +41,6 @@ def folder(path: Path, **config: Any) -> Path:
 
 
 FAMILIES = [
-    ("qwen2", "Qwen2 and 2.5"),
-    ("qwen3", "Qwen3"),
     ("gemma2", "Gemma 2"),
     ("gemma3", "Gemma 3"),
     ("phi3", "Phi-3 and Phi-4"),
@@ -71,7 +69,7 @@ def test_a_gguf_file_of_another_family_names_the_way_out(
     assert not cache.exists(), "nothing is left of a file that was refused"
 
 
-@pytest.mark.parametrize("architecture", ["gpt-oss", "qwen3moe", "mamba", "never-heard-of"])
+@pytest.mark.parametrize("architecture", ["gpt-oss", "phimoe", "mamba", "never-heard-of"])
 def test_a_gguf_file_of_a_family_without_a_way_out_says_where_to_look(
     tmp_path: Path, cache: Path, architecture: str
 ) -> None:
@@ -83,7 +81,7 @@ def test_a_gguf_file_of_a_family_without_a_way_out_says_where_to_look(
 
 def test_a_repository_that_is_no_hub_id_is_not_named(tmp_path: Path) -> None:
     for url in ("https://huggingface.co/a; rm -rf /", "https://example.com/a/b", 7):
-        keys = {"general.architecture": "qwen3", "general.base_model.0.repo_url": url}
+        keys = {"general.architecture": "phi3", "general.base_model.0.repo_url": url}
         message = refusal(write(tmp_path / "m.gguf", keys=keys))
         assert "--model-path FOLDER" in message
         assert "rm -rf" not in message

@@ -1,19 +1,16 @@
-"""Maps GGUF's "llama" architecture to a Hugging Face folder: metadata keys to config keys, and
-tensors to tensors.
+"""Maps a GGUF file's metadata to config.json.
 
 Works on a parsed header; of the weights it reads only the rope factors. It knows nothing of
-quantisation or of the files on disk. To support another architecture, write a module like this one
-and add a line to ``gguf_convert.ARCHITECTURES``.
+quantisation or of the files on disk.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from setpoint.checkpoint.gguf_architectures import Decoder, Experts
 from setpoint.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from setpoint.core.errors import CheckpointError
 
@@ -26,38 +23,30 @@ LLAMA3_ROPE = {
 """The rope parameters of every Llama 3.1–3.3 release. A GGUF file stores only the factors that
 follow from them, so those factors are checked against these parameters."""
 
-NEUTRAL = (
-    ("expert_count", 0),
-    ("attention.sliding_window", 0),
-    ("attention.clamp_kqv", 0.0),
-    ("attention.scale", 0.0),
-    ("logit_scale", 0.0),
-    ("embedding_scale", 0.0),
-    ("residual_scale", 0.0),
+NEUTRAL: tuple[tuple[str, tuple[float, ...]], ...] = (
+    ("attention.sliding_window", (0,)),
+    ("attention.clamp_kqv", (0.0,)),
+    ("attention.scale", (0.0,)),
+    ("logit_scale", (0.0,)),
+    ("embedding_scale", (0.0,)),
+    ("residual_scale", (0.0,)),
+    ("leading_dense_block_count", (0,)),
+    ("nextn_predict_layers", (0,)),
+    ("expert_weights_scale", (0.0, 1.0)),
+    ("expert_gating_func", (0, 1)),  # softmax
+    ("expert_group_count", (0, 1)),
 )
-"""(key that changes the computation, value that means "not used"). Any other value is refused."""
+"""(key that changes the computation, values that mean "not used"). Any other value is refused."""
 
 
-RowOrder = npt.NDArray[np.intp]
-
-
-@dataclass(slots=True, frozen=True)
-class Target:
-    """One tensor of the new checkpoint, and the source of its rows."""
-
-    name: str
-    source: GGUFTensor
-    row_order: RowOrder | None = None
-    """Row i of the result is row ``row_order[i]`` of the source; None keeps the order."""
-
-
-def read_config(file: GGUFFile) -> dict[str, Any]:
+def read_config(file: GGUFFile, decoder: Decoder) -> dict[str, Any]:
     """The part of config.json that describes the model. The caller adds the token ids and the
-    dtype."""
+    dtype. Raises CheckpointError for a value that is missing or not supported."""
     arch = file.require("general.architecture", str)
-    for key, neutral in NEUTRAL:
-        value = file.metadata.get(f"{arch}.{key}", neutral)
-        if value != neutral:
+    neutral = [*NEUTRAL, *([] if decoder.experts else [("expert_count", (0,))])]
+    for key, values in neutral:
+        value = file.metadata.get(f"{arch}.{key}", values[0])
+        if value not in values:
             raise CheckpointError(f"{file.path}: {arch}.{key} = {value} is not supported.")
     hidden = file.require(f"{arch}.embedding_length", int)
     num_heads = file.require(f"{arch}.attention.head_count", int)
@@ -79,8 +68,8 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
             f"{file.path}: tensor 'token_embd.weight' is missing, so the model is incomplete."
         )
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [decoder.architecture],
+        "model_type": decoder.model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "intermediate_size": file.require(f"{arch}.feed_forward_length", int),
@@ -96,76 +85,33 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": "output.weight" not in file.tensors,
+        **(_of_experts(file, arch, decoder.experts) if decoder.experts else {}),
     }
 
 
-def targets(file: GGUFFile, config: dict[str, Any]) -> list[Target]:
-    """All tensors of the new checkpoint. Raises CheckpointError if one is missing or has a wrong
-    shape, or if the file has a tensor that the model does not use."""
-    hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q_rows, kv_rows = (
-        config["num_attention_heads"] * head_dim,
-        config["num_key_value_heads"] * head_dim,
-    )
-    block = (
-        ("attn_norm", "input_layernorm", (hidden,), None),
-        (
-            "attn_q",
-            "self_attn.q_proj",
-            (q_rows, hidden),
-            _undo_permutation(config["num_attention_heads"], head_dim),
-        ),
-        (
-            "attn_k",
-            "self_attn.k_proj",
-            (kv_rows, hidden),
-            _undo_permutation(config["num_key_value_heads"], head_dim),
-        ),
-        ("attn_v", "self_attn.v_proj", (kv_rows, hidden), None),
-        ("attn_output", "self_attn.o_proj", (hidden, q_rows), None),
-        ("ffn_norm", "post_attention_layernorm", (hidden,), None),
-        ("ffn_gate", "mlp.gate_proj", (inner, hidden), None),
-        ("ffn_up", "mlp.up_proj", (inner, hidden), None),
-        ("ffn_down", "mlp.down_proj", (hidden, inner), None),
-    )
-    wanted: list[tuple[str, str, tuple[int, ...], RowOrder | None]] = []
-    wanted.append(
-        ("token_embd.weight", "model.embed_tokens.weight", (config["vocab_size"], hidden), None)
-    )
-    for layer in range(config["num_hidden_layers"]):
-        wanted += [
-            (f"blk.{layer}.{old}.weight", f"model.layers.{layer}.{new}.weight", shape, order)
-            for old, new, shape, order in block
-        ]
-    wanted.append(("output_norm.weight", "model.norm.weight", (hidden,), None))
-    if not config["tie_word_embeddings"]:
-        wanted.append(("output.weight", "lm_head.weight", (config["vocab_size"], hidden), None))
-
-    left = dict(file.tensors)
-    left.pop(ROPE_FACTORS, None)
-    found = []
-    for old, new, shape, order in wanted:
-        tensor = left.pop(old, None)
-        if tensor is None or tensor.shape != shape:
-            state = "missing" if tensor is None else f"of shape {tensor.shape}"
-            raise CheckpointError(
-                f"{file.path}: tensor {old!r} is {state}; the metadata asks for {shape}."
-            )
-        found.append(Target(new, tensor, order))
-    if left:
+def _of_experts(file: GGUFFile, arch: str, experts: Experts) -> dict[str, Any]:
+    number = file.require(f"{arch}.expert_count", int)
+    chosen = file.require(f"{arch}.expert_used_count", int)
+    if not 1 <= chosen <= number:
         raise CheckpointError(
-            f"{file.path}: tensor {min(left)!r} ({len(left)} in all) does not belong to a"
-            f" {config['model_type']} model."
+            f"{file.path}: {arch}.expert_used_count is {chosen}, but there are {number} experts."
+        )
+    normalise = file.get(f"{arch}.expert_weights_norm", bool)
+    if normalise not in (None, experts.normalise):
+        raise CheckpointError(
+            f"{file.path}: {arch}.expert_weights_norm = {normalise} is not supported."
+        )
+    found = {
+        experts.num_key: number,
+        "num_experts_per_tok": chosen,
+        experts.size_key: file.require(f"{arch}.{experts.sized_by}", int),
+        "norm_topk_prob": experts.normalise,
+    }
+    if experts.is_shared:
+        found["shared_expert_intermediate_size"] = file.require(
+            f"{arch}.expert_shared_feed_forward_length", int
         )
     return found
-
-
-def _undo_permutation(num_heads: int, head_dim: int) -> RowOrder:
-    """The row order that undoes llama.cpp's, which stores the rows of a head as rotation pairs (0,
-    d/2), (1, d/2 + 1), …. This order has the first elements of all pairs, then the second ones."""
-    return (
-        np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2).swapaxes(1, 2).ravel()
-    )
 
 
 def _rope_scaling(file: GGUFFile, arch: str, head_dim: int) -> dict[str, Any] | None:

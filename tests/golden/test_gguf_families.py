@@ -1,0 +1,97 @@
+"""GGUF files of each family against transformers with the dequantised weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+
+from setpoint.checkpoint.gguf_convert import converted_folder
+from setpoint.checkpoint.spec import read_spec
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.quant.grouped import KernelExperts
+from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.planning.memory import weight_bytes
+from setpoint.testing.against_transformers import TOLERANCES, measure
+from setpoint.testing.gguf_families import CONFIGS, mixed, write_model
+from setpoint.testing.plans import Driver
+
+KINDS = {
+    "Q4_0": lambda name: Kind.Q4_0,
+    "Q4_1 and Q8_0": lambda name: Kind.Q8_0 if "down" in name else Kind.Q4_1,
+    "Q4_K_M": mixed,
+    "BF16": lambda name: Kind.BF16,
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def convert(path: Path) -> Path:
+    return converted_folder(path, log=lambda line: None)
+
+
+def runner_of(folder: Path) -> ModelRunner:
+    runner = build_runner(EngineConfig(str(folder), read_spec(folder), page_size=4, num_threads=2))
+    runner.allocate(num_pages=64, max_slots=4, context_len=64)
+    return runner
+
+
+def logits_of(runner: ModelRunner, ids: list[int]) -> torch.Tensor:
+    driver = Driver(InprocExecutor(runner), 4, 16)
+    plan = driver.plan()
+    driver.admit(plan, 0, ids)
+    plan.add_row(0, 0, 0, len(ids), 1)
+    return runner.forward(plan.build()).logits
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_logits_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
+    path, checkpoint = write_model(tmp_path, architecture, KINDS["Q4_1 and Q8_0"])
+    found = measure(
+        convert(path),
+        judged_by=checkpoint,
+        dtype="float64",
+        context_len=128,
+        prompt_lengths=(37, 1, 50),
+        num_new=6,
+    )
+    assert found.wrong == 0
+    assert found.relative < TOLERANCES["float64"]
+    assert found.parameters[0] == found.parameters[1] == found.parameters[2]
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_answers_are_those_of_the_checkpoint_bit_for_bit(
+    tmp_path: Path, architecture: str, kinds: str
+) -> None:
+    path, checkpoint = write_model(tmp_path, architecture, KINDS[kinds])
+    folder = convert(path)
+    spec = read_spec(folder)
+    assert spec.mixture == read_spec(checkpoint).mixture
+    kept, wide = runner_of(folder), runner_of(checkpoint)
+    for ids in ([5], list(range(3, 36))):
+        logits = logits_of(kept, ids)
+        assert torch.equal(logits, logits_of(wide, ids))
+        assert logits.isfinite().all()
+    if kinds == "BF16" or spec.mixture is None:
+        return
+    for layer in kept.model.model.layers:
+        mlp = getattr(layer, "mlp", None) or layer.block_sparse_moe
+        assert isinstance(mlp.gate_up.packed, KernelExperts)
+        assert isinstance(mlp.down.packed, KernelExperts)
+        assert all(expert.gate_up_proj.blocks and expert.down.blocks for expert in mlp.experts)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_the_plan_of_memory_counts_the_blocks(tmp_path: Path, architecture: str) -> None:
+    folder = convert(write_model(tmp_path, architecture, KINDS["Q4_0"])[0])
+    planned = weight_bytes(read_spec(folder), 2, head_copied=True, blocks=True)
+    # The panels of a router with five columns are padded to 32, a share only of so small a model.
+    assert runner_of(folder).report.weight_bytes == pytest.approx(planned, rel=0.04)
