@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from setpoint.checkpoint.spec import read_spec
+from setpoint.core.expert_placement import places
 from setpoint.engine.executor.build_runner import EngineConfig
 from setpoint.engine.kernels.cpu import build
 from setpoint.engine.kernels.cpu import ops as cpu_ops
@@ -91,6 +92,28 @@ def test_combinations_match_the_reference(dtype: torch.dtype, level: str) -> Non
             assert torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_tokens_of_slots_are_counted(level: str) -> None:
+    experts, chosen = 6, 3
+    table = torch.from_numpy(places((3, 0, 1, 2, 5, 4, 3, 3, 0), experts))
+    for rows in (1, 67):
+        torch.manual_seed(rows)
+        ids = torch.stack([torch.randperm(experts)[:chosen] for _ in range(rows)]).int()
+        for given, num_slots in ((None, experts), (table, 9)):
+            ops = (cpu_ops.create(FP32, level=level), RefOps())
+            loads = [torch.full((num_slots,), 7) for _ in ops]
+            found, expected = (
+                each.place_experts(ids, load, given) for each, load in zip(ops, loads, strict=True)
+            )
+            assert torch.equal(found, expected)
+            assert torch.equal(*loads)
+            assert loads[0].sum() == 7 * num_slots + rows * chosen
+            if given is not None:
+                slots_of_3 = found[ids == 3].tolist()
+                tokens = (ids == 3).nonzero()[:, 0].tolist()
+                assert slots_of_3 == [(0, 6, 7)[token % 3] for token in tokens]
+
+
 def packed(kind: str, level: str, seed: int, gate: str | None) -> PackedWeight:
     torch.manual_seed(seed)
     weight = torch.randn(2 * COLUMNS if gate else COLUMNS, K)
@@ -130,6 +153,10 @@ def test_each_row_is_the_product_with_its_expert(kind: str, level: str, gate: st
             for pair, expert in enumerate(ids.flatten().tolist()):
                 alone = weights[expert](rows[pair // per_row, None])
                 assert torch.equal(found[pair, None], alone), (pair, expert)
+            # A rank with the experts from 2 on leaves the rows of the others alone.
+            some = group(weights[2:], 2)(rows, ids)
+            is_here = ids.flatten() >= 2
+            assert torch.equal(some[is_here], found[is_here])
 
 
 @pytest.mark.parametrize("kind", [LoopedExperts, StackedExperts])
@@ -140,6 +167,9 @@ def test_other_weights_on_torch(kind: type[LoopedExperts | StackedExperts]) -> N
     ids = CHOICES["many rows"].int()
     rows = torch.randn(len(ids), K)
     found = grouped(rows, ids).view(*ids.shape, COLUMNS)
+    some = kind(weights[2:4], 2)(rows, ids).view(*ids.shape, COLUMNS)
+    is_here = (ids >= 2) & (ids < 4)
+    assert torch.allclose(some[is_here], found[is_here], atol=1e-5)
     for row, (token, chosen) in enumerate(zip(rows, ids.tolist(), strict=True)):
         for index, expert in enumerate(chosen):
             assert torch.allclose(found[row, index], weights[expert](token[None])[0], atol=1e-5)

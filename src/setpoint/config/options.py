@@ -20,6 +20,7 @@ from setpoint.config.groups.compatibility import CompatibilityOptions
 from setpoint.config.groups.declare import Option, declared, masked
 from setpoint.config.groups.events import EventOptions
 from setpoint.config.groups.execution import ExecutionOptions
+from setpoint.config.groups.experts import ExpertOptions
 from setpoint.config.groups.logs import LogOptions
 from setpoint.config.groups.memory import MemoryOptions
 from setpoint.config.groups.metrics import MetricOptions
@@ -51,6 +52,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     traces: TraceOptions = TraceOptions()
     events: EventOptions = EventOptions()
     parallel: ParallelOptions = ParallelOptions()
+    experts: ExpertOptions = ExpertOptions()
     compatibility: CompatibilityOptions = CompatibilityOptions()
 
     @classmethod

@@ -63,7 +63,11 @@ def memory_model(
             "cpu" if kernels and options.model.kv_cache_dtype in CPU_KV_DTYPES else "torch_ref"
         )
     return MemoryModel(
-        spec=_share_of_memory(model, options.parallel, options.execution.device),
+        spec=_share_of_memory(
+            _with_copies(model, options.experts.ep_num_redundant_experts),
+            options.parallel,
+            options.execution.device,
+        ),
         device=options.execution.device,
         dtype_bytes=config.dtype_bytes,
         quantization=options.model.quantization,
@@ -82,6 +86,19 @@ def memory_model(
         captured=attention == "cpu"
         and not options.execution.disable_cuda_graph
         and (model_impl or options.model.model_impl) != "transformers",
+    )
+
+
+def _with_copies(spec: ModelSpec, redundant: int) -> ModelSpec:
+    """The model with the slots that hold copies of experts (--ep-num-redundant-experts)."""
+    if spec.mixture is None or not redundant:
+        return spec
+    number = spec.mixture.num_experts
+    each = spec.mixture.expert_parameters(spec.hidden_size) // number
+    return replace(
+        spec,
+        mixture=replace(spec.mixture, num_experts=number + redundant),
+        num_parameters=spec.num_parameters + len(spec.mixture.layers) * redundant * each,
     )
 
 

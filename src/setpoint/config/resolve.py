@@ -13,6 +13,7 @@ from setpoint.config import sglang
 from setpoint.config.check import check_options
 from setpoint.config.decisions import Book, Decision
 from setpoint.config.environment import EnvSettings
+from setpoint.config.expert_ranks import check_experts
 from setpoint.config.groups.chat_formats import NONE, OPEN
 from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.hardware import Hardware
@@ -85,6 +86,7 @@ def resolve(
 
 def _check_ranks(options: Options, model: ModelSpec, device: str) -> None:
     """Raise ConfigError if the model cannot be divided among --tp-size ranks."""
+    check_experts(options, model)
     size, possible = options.parallel.tp_size, model.rank_counts
     if size == 1:
         return

@@ -272,6 +272,10 @@ KNOWN_VALUES = {
         ),
     ),
     "kv_cache_dtype": ("mxfp8", "nvfp4", "fp4_mx_block16"),
+    "moe_a2a_backend": (
+        *("deepep", "deepep_v2", "mooncake", "nixl", "mori", "ascend_fuseep", "ascend_tp"),
+        *("flashinfer", "flashinfer_megamoe", "megamoe", "pplx"),
+    ),
     "device": ("xpu", "npu", "hpu", "mps", "musa"),
     "load_format": (
         *(
@@ -322,13 +326,13 @@ KNOWN_VALUES = {
     ),
 }
 """Values of an option that SGLang accepts and this version does not."""
-_PARALLEL_SIZES = ("pp_size", "ep_size")
+_SIZES = ("pp_size", "moe_dense_tp_size")
 
 
 def is_known_value(field: str, value: object) -> bool:
     """Whether SGLang accepts ``value`` for an option that has fewer choices here."""
     return value in KNOWN_VALUES.get(field, ()) or (
-        field in _PARALLEL_SIZES and isinstance(value, int) and value > 1
+        field in _SIZES and isinstance(value, int) and value > 1
     )
 
 
@@ -360,6 +364,10 @@ INSTEAD = {
     ),
     "--hicache-storage-backend": "The cache is kept in memory only; leave it out.",
     "--kv-cache-dtype": "The smallest KV cache types of this version are fp8_e4m3 and fp8_e5m2.",
+    "--moe-a2a-backend": (
+        "Every rank has all tokens, so nothing is sent to experts; their results go the way of all"
+        " exchanges. Leave it out."
+    ),
     "--quantization": "On a CPU, w8a8_int8 stores weights in 8 bits.",
 }
 """Option -> advice for users who ask for a feature that SGLang has and this version does not."""

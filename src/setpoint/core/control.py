@@ -252,6 +252,30 @@ class RecordingState(msgspec.Struct, frozen=True, kw_only=True):
     """Why the recording has ended; None while it goes on."""
 
 
+class ExpertLoads(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens the experts of a mixture have got."""
+
+    num_layers: int
+    """Layers with experts."""
+    num_experts: int
+    """Experts of a layer."""
+    num_tokens: int
+    """Since the weights were loaded: a token counts once for each expert that it has used in each
+    layer."""
+    num_unused: int
+    """Experts of all layers together that have got no token."""
+    balancedness: float
+    """Mean / max of the tokens of a layer's experts, averaged over the layers: 1 if all get the
+    same, 1 / num_experts if one gets all."""
+    rank_tokens: list[int]
+    """The tokens of each rank's experts since these were placed; one number if every rank has a
+    part of every expert."""
+    eplb_balancedness: float
+    """The same as ``balancedness``, of a layer's ranks since the experts were placed."""
+    num_rebalances: int
+    """How often experts were placed anew (--enable-eplb)."""
+
+
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     """The part of InternalState that the scheduler does not know: what the readers of the engine's
     records have gathered, and its memory."""
@@ -264,6 +288,8 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     memory_usage: MemoryUsage = MemoryUsage()
     recording: RecordingState | None = None
     """None if nothing is recorded."""
+    experts: ExpertLoads | None = None
+    """None for a model without experts."""
 
 
 class InternalState(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -30,6 +30,7 @@ from setpoint.core.messages import Failed, Ready, Starting
 from setpoint.core.progress import reported_to
 from setpoint.core.records import Observer
 from setpoint.engine.executor.engine_operations import EngineOperator
+from setpoint.engine.executor.expert_balancing import ExpertBalancer, expert_loads
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.executor.tensor_parallel import (
     OtherRanks,
@@ -164,6 +165,10 @@ def _build(
     write_stacks_when_asked()
     beat = heartbeat(socket)
     executor = _executor(runner, others)
+    operator = _operator(job, executor, beat, others)
+    if isinstance(operator, TensorParallelOperator) and config.options.experts.enable_eplb:
+        every = config.options.experts.eplb_rebalance_num_iterations
+        executor.balancer = ExpertBalancer(runner, operator.place_experts, every=every)
     loop = Loop(
         scheduler,
         executor,
@@ -171,10 +176,12 @@ def _build(
         depth=config.overlap_depth,
         clock=clock,
         observer=observer,
-        operator=_operator(job, executor, beat, others),
+        operator=operator,
         heartbeat=beat,
         report=lambda: readers.report(
-            _memory_usage(runner), None if recording is None else recording.state()
+            _memory_usage(runner),
+            None if recording is None else recording.state(),
+            expert_loads(runner, executor.balancer),
         ),
         moments=readers.moments.since,
     )

@@ -46,6 +46,10 @@ def engine_config(config: ResolvedConfig, spec: ModelSpec, folder: str) -> Engin
         num_threads=config.num_threads,
         seed=config.random_seed,
         capture=not options.execution.disable_cuda_graph,
+        ep_size=options.experts.ep_size,
+        ep_num_redundant_experts=options.experts.ep_num_redundant_experts,
+        init_expert_location=options.experts.init_expert_location,
+        moe_dense_tp_size=options.experts.moe_dense_tp_size,
     )
 
 

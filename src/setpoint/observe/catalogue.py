@@ -100,6 +100,22 @@ ENGINE_GAUGES = _series(
         "Memory in GiB that was free when the engine was ready; on a CPU, that of the machine.",
     ),
     ("graph_memory_usage_gb", "Memory of captured steps in GiB; one amount for all.", "phase"),
+    (
+        "eplb_balancedness",
+        "Mean / max of the tokens that the ranks' experts got since they were placed, averaged over"
+        " the layers: 1 if all got the same.",
+    ),
+    (
+        "setpoint:expert_balancedness",
+        "The same for the experts of a layer, since the weights were loaded.",
+    ),
+    ("setpoint:unused_experts", "Experts of all layers that have got no token yet."),
+    ("setpoint:expert_rebalances", "How often experts were placed anew (--enable-eplb)."),
+    (
+        "setpoint:expert_rank_tokens",
+        "Tokens that the experts of each rank got since they were placed, over all layers.",
+        "ep_rank",
+    ),
     ("setpoint:fallbacks", "Features that run in a slower way than was asked for."),
 )
 

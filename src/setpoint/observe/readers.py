@@ -3,7 +3,7 @@ are enabled."""
 
 from __future__ import annotations
 
-from setpoint.core.control import EngineReport, MemoryUsage, RecordingState
+from setpoint.core.control import EngineReport, ExpertLoads, MemoryUsage, RecordingState
 from setpoint.observe.engine_metrics import EngineMetrics
 from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines
@@ -33,12 +33,19 @@ class EngineReaders(Tee):
         readers = (self._figures, meter, lines, self.moments, self._metrics)
         super().__init__(*(each for each in readers if each is not None))
 
-    def report(self, memory: MemoryUsage, recording: RecordingState | None) -> EngineReport:
-        """The readers' reports as one, with the engine's memory and the state of its recording."""
+    def report(
+        self,
+        memory: MemoryUsage,
+        recording: RecordingState | None,
+        experts: ExpertLoads | None = None,
+    ) -> EngineReport:
+        """The readers' reports as one, with the engine's memory, the state of its recording and the
+        loads of its experts."""
         return EngineReport(
             figures=self._figures.report(),
             turn_times=self._figures.turns,
             metrics=None if self._metrics is None else self._metrics.report(),
             memory_usage=memory,
             recording=recording,
+            experts=experts,
         )

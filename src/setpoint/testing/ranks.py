@@ -21,6 +21,7 @@ from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.executor.tensor_parallel import (
     OtherRanks,
     TensorParallelExecutor,
+    TensorParallelOperator,
     follow,
 )
 from setpoint.engine.kernels.cpu.rank_memory import SharedMemoryGroup
@@ -32,12 +33,20 @@ SMALL_BYTES = 1 << 16
 """Size of the shared memory, so small that large exchanges are made in several parts."""
 
 
+KEEP: dict[str, Any] = {"available_bytes": lambda: 1 << 40, "heartbeat": lambda: None}
+"""What an operator is given besides."""
+
+
 class CheckedExecutor:
     """Implements ``core.executor.Executor`` by another one, and keeps a checksum of the logits of
     each of its steps."""
 
-    def __init__(self, executor: InprocExecutor) -> None:
+    def __init__(
+        self, executor: InprocExecutor, operator: TensorParallelOperator | None = None
+    ) -> None:
+        """operator: of all ranks, if there are several."""
         self.executor = executor
+        self.operator = operator
         self.checksums: list[int] = []
 
     def submit(self, plan: StepPlan) -> _CheckedStep:
@@ -95,7 +104,11 @@ def ranks(
         threads.append(thread)
     try:
         others = OtherRanks(groups[0], links, num_sharing=size)
-        yield CheckedExecutor(TensorParallelExecutor(runners[0], others))
+        executor = TensorParallelExecutor(runners[0], others)
+        operator = TensorParallelOperator(
+            runners[0], executor.profiler, config, **KEEP, others=others
+        )
+        yield CheckedExecutor(executor, operator)
     finally:
         for link in links:
             link.close()
@@ -108,8 +121,7 @@ def ranks(
 def _follow(
     runner: ModelRunner, link: Connection, config: EngineConfig, errors: list[BaseException]
 ) -> None:
-    keep: dict[str, Any] = {"available_bytes": lambda: 1 << 40, "heartbeat": lambda: None}
     try:
-        follow(runner, link, EngineOperator(runner, Profiler(runner.device), config, **keep))
+        follow(runner, link, EngineOperator(runner, Profiler(runner.device), config, **KEEP))
     except BaseException as error:
         errors.append(error)

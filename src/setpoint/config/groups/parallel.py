@@ -157,10 +157,6 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
     pp_size: Annotated[
         int, Option(GROUP, "Number of pipeline stages; only 1 is supported yet.", choices=(1,))
     ] = 1
-    ep_size: Annotated[
-        int,
-        Option(GROUP, "Number of expert-parallel ranks; only 1 is supported yet.", choices=(1,)),
-    ] = 1
 
     @property
     def ranks_per_node(self) -> int:

@@ -9,13 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from setpoint.core.errors import ConfigError
+from setpoint.core.expert_placement import Placement, first_placements
 from setpoint.core.model import ModelSpec
 from setpoint.core.records import Fallback
 from setpoint.engine.attention.attention_backend import (
@@ -36,7 +36,7 @@ from setpoint.engine.models.loader import load_weights
 from setpoint.engine.models.model_registry import build_model, is_native
 from setpoint.engine.models.transformers_model import load_transformers_model
 from setpoint.engine.parallel.group import ALONE, Group
-from setpoint.engine.parallel.split import rank_spec, split_model
+from setpoint.engine.parallel.split import mixtures, rank_spec, split_model
 from setpoint.engine.quant.linear_method import LinearMethod, choose_blocks, choose_linear
 from setpoint.engine.runner.model_runner import LoadReport, ModelRunner
 
@@ -76,6 +76,15 @@ class EngineConfig:
     """Seed of dummy weights."""
     capture: bool = True
     """Whether small steps are captured and replayed if possible (runner.replay_way)."""
+    ep_size: int = 1
+    """Number of ranks that divide the experts, each expert whole: all ranks, or 1: every rank has
+    a part of every expert."""
+    ep_num_redundant_experts: int = 0
+    """Slots for experts of a layer besides one for each."""
+    init_expert_location: str = "trivial"
+    """Which experts are in which slots at first: "trivial", or a file (``read_placements``)."""
+    moe_dense_tp_size: int | None = None
+    """1: every rank has all of the MLPs that are not experts; None: they are divided."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -101,6 +110,8 @@ def build_runner(config: EngineConfig, group: Group = ALONE) -> ModelRunner:
     chosen = _choose(config, spec, device)
     native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
     model, weight_bytes = _load(config, native, device, chosen.linear.impl, group)
+    for mixture in mixtures(model):
+        mixture.expert_slots.count_on(device)
     runner = ModelRunner(
         model=model,
         spec=spec,
@@ -137,7 +148,26 @@ def load_model(config: EngineConfig, runner: ModelRunner) -> nn.Module:
     linear = _choose(config, runner.spec, runner.device).linear.impl
     native, group = runner.report.model_impl == "setpoint", runner.backends.group
     model, _ = _load(config, native, runner.device, linear, group)
+    for mixture in mixtures(model):
+        mixture.expert_slots.count_on(runner.device)
     return model
+
+
+def load_experts(
+    config: EngineConfig, runner: ModelRunner, layer: int, placement: Placement
+) -> None:
+    """Load the experts that this rank needs for a placement in a layer (counted among those with
+    experts) and does not hold. config: the runner's. Raises CheckpointError or OutOfMemoryError
+    with nothing changed."""
+    slots = mixtures(runner.model)[layer].expert_slots
+    try:
+        taken = slots.take(placement)
+        method = _choose(config, runner.spec, runner.device).linear.impl
+        how = _how(config, runner.device, method)
+        load_weights(runner.model, config.model_folder, only=set(taken), **how)
+    except BaseException:
+        slots.drop()
+        raise
 
 
 def _choose(config: EngineConfig, spec: ModelSpec, device: torch.device) -> _Chosen:
@@ -173,50 +203,54 @@ def _load(
             f"--tp-size {group.size} needs a model of Setpoint's own; {config.spec.architecture}"
             " runs on transformers' model, which cannot be divided here."
         )
-    load = (
-        partial(_load_native, quantization=config.quantization, group=group)
-        if native
-        else load_transformers_model
-    )
-    return load(
-        config.spec,
-        config.model_folder,
-        load_format=config.load_format,
-        dtype=_dtype(config.dtype),
-        device=device,
-        method=method,
-        seed=config.seed,
-    )
-
-
-def _load_native(
-    spec: ModelSpec,
-    folder: str,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    quantization: str | None,
-    group: Group,
-    **how: Any,
-) -> tuple[nn.Module, int]:
-    model = build_model(spec)
+    how = _how(config, device, method)
+    if not native:
+        del how["exact"], how["blocks"], how["wrapped"]
+        return load_transformers_model(config.spec, config.model_folder, **how)
+    model = build_model(config.spec)
     if group.size > 1:
-        split_model(model, group)
-    blocks = choose_blocks(device, dtype) if quantization is None else None
-    return model, load_weights(
-        model,
-        folder,
-        wrapped=bool(spec.wrapper),
-        dtype=dtype,
-        device=device,
-        exact=choose_linear(device, dtype, None).impl,
-        blocks=blocks,
-        **how,
+        placements = None if config.ep_size == 1 else _placements(config)
+        split_model(model, group, placements, whole_mlps=config.moe_dense_tp_size == 1)
+    return model, load_weights(model, config.model_folder, **how)
+
+
+def _how(config: EngineConfig, device: torch.device, method: LinearMethod) -> dict[str, Any]:
+    """The arguments of ``load_weights``."""
+    dtype = _dtype(config.dtype)
+    return {
+        "load_format": config.load_format,
+        "dtype": dtype,
+        "device": device,
+        "method": method,
+        "exact": choose_linear(device, dtype, None).impl,
+        "blocks": choose_blocks(device, dtype) if config.quantization is None else None,
+        "seed": config.seed,
+        "wrapped": bool(config.spec.wrapper),
+    }
+
+
+def _placements(config: EngineConfig) -> list[Placement]:
+    mixture, redundant = config.spec.mixture, config.ep_num_redundant_experts
+    if mixture is None:
+        raise ConfigError(
+            f"--ep-size {config.ep_size} needs a mixture of experts; {config.spec.architecture} has"
+            " none."
+        )
+    return first_placements(
+        config.init_expert_location,
+        num_layers=len(mixture.layers),
+        num_experts=mixture.num_experts,
+        num_slots=mixture.num_experts + redundant,
+        num_ranks=config.ep_size,
     )
 
 
 def _weights(model: nn.Module, config: EngineConfig) -> str:
-    kinds = Counter(module.blocks for module in model.modules() if hasattr(module, "keep_blocks"))
+    kinds = Counter(
+        module.blocks
+        for module in model.modules()
+        if hasattr(module, "keep_blocks") and not getattr(module, "is_elsewhere", False)
+    )
     kept = [f"{count} {kind}" for kind, count in sorted(kinds.items()) if kind]
     rest = config.quantization if config.quantization == "w8a8_int8" else config.dtype
     return (

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from torch import nn
 
 from setpoint.core.errors import CheckpointError, OutOfMemoryError, RequestError, SetpointError
+from setpoint.core.expert_placement import Placement
 from setpoint.core.operations import (
     FreezeGarbage,
     LoadWeights,
@@ -26,8 +28,9 @@ from setpoint.core.operations import (
     StopProfile,
 )
 from setpoint.core.progress import reported_to
-from setpoint.engine.executor.build_runner import EngineConfig, load_model
+from setpoint.engine.executor.build_runner import EngineConfig, load_experts, load_model
 from setpoint.engine.executor.profiling import Profiler
+from setpoint.engine.parallel.split import mixtures
 from setpoint.engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -77,6 +80,20 @@ class EngineOperator:
                 self._change(operation)
                 return ""
 
+    def load_experts(self, layer: int, placement: Placement) -> None:
+        """``build_runner.load_experts``, of the weights that are in use. Raises CheckpointError or
+        OutOfMemoryError with nothing changed."""
+        with self._reading(self._config):
+            load_experts(self._config, self._runner, layer, placement)
+
+    def move_experts(self, layer: int, placement: Placement) -> None:
+        """Fill the slots of a layer with the experts that have been loaded."""
+        mixtures(self._runner.model)[layer].expert_slots.place(placement)
+
+    def drop_experts(self, layer: int) -> None:
+        """Give up the experts that have been loaded."""
+        mixtures(self._runner.model)[layer].expert_slots.drop()
+
     def _change(self, operation: ReleaseMemory | RestoreMemory | LoadWeights) -> None:
         """Change memory or weights."""
         if not self._runner.can_be_taken_apart:
@@ -124,9 +141,15 @@ class EngineOperator:
         self._released = left
 
     def _model(self, config: EngineConfig) -> nn.Module:
+        with self._reading(config):
+            return load_model(config, self._runner)
+
+    @contextmanager
+    def _reading(self, config: EngineConfig) -> Iterator[None]:
+        """Read weights in the block, whatever is in their files."""
         try:
             with reported_to(lambda doing: self._heartbeat()):
-                return load_model(config, self._runner)
+                yield
         except SetpointError:
             raise
         except Exception as error:  # a file that is cut short, a disk that fails

@@ -14,6 +14,7 @@ import numpy as np
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.request import Ids, pack_ids
 from setpoint.core.result import EAGER, HiddenStates, PositionLogprobs, StepResult, one_each
+from setpoint.engine.executor.expert_balancing import ExpertBalancer
 from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.kernels.device import Mark, marker, seconds_between, to_host, wait
 from setpoint.engine.runner.model_runner import Forward, ModelRunner
@@ -29,6 +30,8 @@ class InprocExecutor:
         self._ways = ways
         self._mark = marker(runner.device)
         self.profiler = Profiler(runner.device)
+        self.balancer: ExpertBalancer | None = None
+        """Set if experts are balanced."""
 
     def submit(self, plan: StepPlan) -> InprocStep:
         return InprocStep(self, plan, self._ways, self._mark)

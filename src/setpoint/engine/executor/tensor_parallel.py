@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from setpoint.core.errors import ConfigError, EngineDeadError, RequestError, SetpointError
+from setpoint.core.expert_placement import Placement
 from setpoint.core.operations import LoadWeights, ReleaseMemory, RestoreMemory
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.plan_codec import decode_plan, encode_plan
@@ -66,7 +67,21 @@ class Operate(msgspec.Struct, frozen=True, tag=True, array_like=True):
     operation: Operation
 
 
-ToRank = Step | Logits | Allocate | Operate
+class LoadExperts(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Load the experts of a layer for a placement, and answer."""
+
+    layer: int
+    placement: Placement
+
+
+class MoveExperts(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Use the experts that were loaded last from the next step on, or give them up."""
+
+    layer: int
+    placement: Placement | None
+
+
+ToRank = Step | Logits | Allocate | Operate | LoadExperts | MoveExperts
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -162,6 +177,8 @@ class TensorParallelExecutor(InprocExecutor):
         others.group.before_logits = self._announce
 
     def submit(self, plan: StepPlan) -> InprocStep:
+        if self.balancer is not None:
+            self.balancer.before_step()
         self._others.send(Step(encode_plan(plan), self._sampled))
         self._sampled = None
         return _LeadingStep(self, plan, None, self._mark)
@@ -207,6 +224,25 @@ class TensorParallelOperator(EngineOperator):
             reason = refusal or refusing[0].reason
             raise RuntimeError(f"Only some ranks could do {type(operation).__name__}: {reason}")
 
+    def place_experts(self, layer: int, placement: Placement) -> None:
+        """Fill the slots of a layer anew on all ranks, between two steps. Raises SetpointError with
+        nothing changed if a rank cannot load its experts."""
+        self._others.send(LoadExperts(layer, placement))
+        refusal: SetpointError | None = None
+        try:
+            self.load_experts(layer, placement)
+        except SetpointError as error:
+            refusal = error
+        try:
+            self._others.check()
+        except RequestError as error:
+            refusal = error
+        self._others.send(MoveExperts(layer, placement if refusal is None else None))
+        if refusal is not None:
+            self.drop_experts(layer)
+            raise refusal
+        self.move_experts(layer, placement)
+
 
 def follow(runner: ModelRunner, link: Connection, operator: EngineOperator) -> None:
     """Do what rank 0 asks for, until it closes the link. operator: for this rank's runner."""
@@ -236,6 +272,12 @@ def follow(runner: ModelRunner, link: Connection, operator: EngineOperator) -> N
                 )
             case Operate(operation):
                 _answer(link, lambda: operator.operate(0, operation))
+            case LoadExperts(layer, placement):
+                _answer(link, lambda: operator.load_experts(layer, placement))
+            case MoveExperts(layer, None):
+                operator.drop_experts(layer)
+            case MoveExperts(layer, placement):
+                operator.move_experts(layer, placement)
 
 
 def _prepare(runner: ModelRunner) -> bool:

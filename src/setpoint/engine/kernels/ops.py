@@ -144,6 +144,15 @@ class Ops(Protocol):
         float64, float64). The weights of a row with a NaN are NaN, and its ids are valid."""
         ...
 
+    def place_experts(
+        self, ids: torch.Tensor, load: torch.Tensor, places: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """ids [T, k] int32 -> the slots that hold these experts, [T, k] int32, and one is added to
+        load [slots] int64 for each. Row e of places [E, W] int32 has the number n of the slots of
+        expert e and then these slots, of which token t takes the one at t mod n. Without places,
+        the slot of an expert has its number, and the result is ids."""
+        ...
+
     def combine(
         self,
         parts: torch.Tensor,

@@ -116,6 +116,18 @@ class RefOps:
         has_nan = logits.isnan().any(-1, keepdim=True)
         return ids.int().contiguous(), weights.masked_fill(has_nan, torch.nan)
 
+    def place_experts(
+        self, ids: torch.Tensor, load: torch.Tensor, places: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        slots = ids
+        if places is not None:
+            rows = places[ids.long()]
+            tokens = torch.arange(len(ids), device=ids.device)[:, None]
+            slots = rows.gather(2, (1 + tokens % rows[..., 0])[..., None].long())[..., 0]
+        pairs = slots.flatten().long()
+        load.index_add_(0, pairs, torch.ones_like(pairs))
+        return slots
+
     def combine(
         self,
         parts: torch.Tensor,

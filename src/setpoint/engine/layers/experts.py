@@ -13,6 +13,7 @@ from torch import nn
 from setpoint.core.model import Mixture
 from setpoint.engine.kernels.ops import Routing
 from setpoint.engine.layers.context import ForwardContext
+from setpoint.engine.layers.expert_slots import ExpertSlots
 from setpoint.engine.layers.linear import Linear
 from setpoint.engine.layers.mlp import GatedMLP
 from setpoint.engine.layers.module import Layer
@@ -31,14 +32,23 @@ class Router(Linear):
 
 
 class Grouped(Layer):
-    """The experts' matrices of one kind, together. Contract: it comes after them in the model's
-    tree, because weights are loaded in that order."""
+    """The matrices of one kind of the experts in this rank's slots, together. Contract: it comes
+    after them in the model's tree, because weights are loaded in that order."""
 
     packed: GroupedWeight
 
     def __init__(self, layers: list[Linear]) -> None:
         super().__init__()
+        self.hold(layers, 0)
+
+    def hold(self, layers: list[Linear], first: int) -> None:
+        """Hold these matrices, in the slots from ``first`` on."""
         self.source = tuple(layers)  # in a tuple, so that they are not registered as children again
+        self.first = first
+
+    def refresh(self) -> None:
+        """Multiply by the matrices that are held now, also in steps that have been captured."""
+        self.packed.replace([layer.packed for layer in self.source])
 
     @property
     def activates(self) -> bool:
@@ -52,7 +62,7 @@ class Grouped(Layer):
         return held // 2 if self.activates else held
 
     def finish_loading(self, method: LinearMethod) -> int:
-        self.packed = group([layer.packed for layer in self.source])
+        self.packed = group([layer.packed for layer in self.source], self.first)
         return 0
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
@@ -84,6 +94,9 @@ class SparseMLP(Layer):
         )
         self.gate_up = Grouped([expert.gate_up_proj for expert in self.experts])
         self.down = Grouped([expert.down for expert in self.experts])
+        self.expert_slots = ExpertSlots(
+            self.experts, {"gate_up_proj": self.gate_up, "down": self.down}
+        )
         self.shared_expert = self.shared_expert_gate = None
         if mixture.shared_size:
             self.shared_expert = GatedMLP(hidden_size, mixture.shared_size, gated)
@@ -92,11 +105,15 @@ class SparseMLP(Layer):
         self._routing = routing
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        first: GatedMLP = self.experts[0]
+        is_whole = self.expert_slots.own is not None
+        expert: GatedMLP = self.experts[self.expert_slots.one]
         ids, weights = ctx.ops.route(self.__dict__[self._router](x, ctx), self._routing)
-        inner = first.activated(self.gate_up(x, ids, ctx), ctx)
-        parts = self.down(first.down.inputs(inner, first.widths, ctx), ids, ctx)
+        slots = self.expert_slots.of(ids, ctx)
+        inner = expert.activated(self.gate_up(x, slots, ctx), ctx)
+        parts = self.down(expert.down.inputs(inner, expert.widths, ctx), slots, ctx)
+        parts = self.expert_slots.gather(parts, slots, ctx)
         shared = gate = None
         if self.shared_expert is not None:
-            shared, gate = self.shared_expert.share(x, ctx), self.shared_expert_gate(x, ctx)
-        return first.down.join(ctx.ops.combine(parts, weights, shared, gate), ctx)
+            shared = self.shared_expert(x, ctx) if is_whole else self.shared_expert.share(x, ctx)
+            gate = self.shared_expert_gate(x, ctx)
+        return expert.down.join(ctx.ops.combine(parts, weights, shared, gate), ctx)

@@ -62,9 +62,12 @@ class Linear(Layer):
         self.weight: nn.Parameter | None = nn.Parameter(
             torch.empty(size, in_features), requires_grad=False
         )
+        self.has_bias = bias
         self.bias: nn.Parameter | None = (
             nn.Parameter(torch.empty(size), requires_grad=False) if bias else None
         )
+        self.is_elsewhere = False
+        """Whether other ranks have the whole layer; written by ``leave_out`` and ``take``."""
         self._adds_bias = True
         """False if another rank adds it to the sum; written by ``split_inputs``."""
         self.blocks = ""
@@ -100,6 +103,26 @@ class Linear(Layer):
         )
         self._adds_bias = rank == 0
 
+    def leave_out(self) -> None:
+        """Hold nothing: other ranks have the whole layer."""
+        self._resize(0)
+        self.is_elsewhere = True
+        if hasattr(self, "packed"):
+            del self.packed
+
+    def take(self) -> None:
+        """Hold the whole layer again, which must be loaded next."""
+        self._resize(self.out_features)
+        self.is_elsewhere = False
+
+    def _resize(self, rows: int) -> None:
+        self.held = [(0, min(rows, of_part)) for of_part in self.parts.values()]
+        self.weight = nn.Parameter(
+            torch.empty(rows, self.in_features, device="meta"), requires_grad=False
+        )
+        if self.has_bias:
+            self.bias = nn.Parameter(torch.empty(rows, device="meta"), requires_grad=False)
+
     def finish_loading(self, method: LinearMethod) -> int:
         """Pass the loaded weight to the method. Returns the bytes held afterwards."""
         assert self.weight is not None, "loaded twice"
@@ -131,13 +154,14 @@ class Linear(Layer):
 
     def inputs(self, x: torch.Tensor, widths: Sequence[int], backends: Backends) -> torch.Tensor:
         """The inputs that this rank multiplies, of x [T, widths[rank]], its share of them."""
-        return x if self.columns is not None else backends.group.gather(x, widths)
+        is_whole = self.columns is not None or not widths
+        return x if is_whole else backends.group.gather(x, widths)
 
     def join(self, out: torch.Tensor, backends: Backends) -> torch.Tensor:
         """All outputs, of this rank's: a part of them, or partial sums."""
         if self.columns is not None:
             return backends.group.add(out)
-        return backends.group.gather(out, self.widths)
+        return backends.group.gather(out, self.widths) if self.widths else out
 
 
 class GatedLinear(Linear):

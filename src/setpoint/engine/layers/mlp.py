@@ -14,6 +14,8 @@ class GatedMLP(Layer):
     """x [T, C] -> [T, C]: down(activation(gate(x)) · up(x)). gated: name of the operation of
     ``Ops`` (``ConfigReader.gated``). names: of the matrices gate, up and down in the checkpoint."""
 
+    is_mlp = True
+
     def __init__(
         self,
         hidden_size: int,

@@ -35,6 +35,7 @@ def load_weights(
     blocks: BlockMethod | None,
     seed: int,
     wrapped: bool = False,
+    only: Container[nn.Module] | None = None,
 ) -> int:
     """Allocate and fill every parameter. Returns the size of the weights in bytes.
 
@@ -42,7 +43,8 @@ def load_weights(
     and its own name, so that the same model and seed give the same weights everywhere. wrapped: the
     folder holds a multimodal model, and ``model`` is its language model. exact: the method for
     layers that are never quantised (``is_exact``). blocks: method for weights
-    that the folder also holds as blocks; None: they are loaded in ``dtype``.
+    that the folder also holds as blocks; None: they are loaded in ``dtype``. only: the layers to
+    fill, of a model that has been loaded from this folder; None: all.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(
@@ -55,14 +57,13 @@ def load_weights(
             source = Checkpoint(
                 Path(folder), stack, wrapped=wrapped, with_blocks=blocks is not None
             )
-        plan = {
-            name: list(_parts(module, name, source.files)) for name, module in model.named_modules()
-        }
-        if isinstance(source, Checkpoint):
+        modules = [each for each in model.named_modules() if only is None or each[1] in only]
+        plan = {name: list(_parts(module, name, source.files)) for name, module in modules}
+        if isinstance(source, Checkpoint) and only is None:
             found = (part for parts in plan.values() for _, of in parts for part in of)
             source.check({part.name: part.shape for part in found}, optional=_heads(model))
         try:
-            modules, num_bytes = list(model.named_modules()), 0
+            num_bytes = 0
             for number, (name, module) in enumerate(modules):
                 if number % (len(modules) // 20 + 1) == 0:
                     report(f"loading the weights, {100 * number // len(modules)} %")
@@ -128,6 +129,8 @@ def _fill(
     method: LinearMethod,
     blocks: BlockMethod | None,
 ) -> int:
+    if getattr(module, "is_elsewhere", False):
+        return 0
     num_bytes, kept = 0, None
     for name, parts in parameters:
         if name == "weight" and blocks is not None and hasattr(module, "keep_blocks"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
+from setpoint.core.expert_placement import Placement
 from setpoint.core.model import ModelSpec
 from setpoint.engine.parallel.group import Group, head_spans
 
@@ -22,11 +25,38 @@ def cached_spec(spec: ModelSpec, size: int) -> ModelSpec:
     return replace(spec, num_kv_heads=max(spec.num_kv_heads, size))
 
 
-def split_model(model: nn.Module, group: Group) -> None:
+def mixtures(model: nn.Module) -> list[Any]:
+    """The model's layers of experts (``engine.layers.experts``)."""
+    return [module for module in model.modules() if hasattr(module, "expert_slots")]
+
+
+def split_model(
+    model: nn.Module,
+    group: Group,
+    placements: Sequence[Placement] | None = None,
+    *,
+    whole_mlps: bool = False,
+) -> None:
     """Leave each layer the part that this rank computes: of its outputs or, if the group adds
     partial sums and the layer allows it, of its inputs. Layers without a method ``split`` are the
-    same on all ranks."""
+    same on all ranks.
+
+    placements: for each layer with experts, the expert in each slot of all ranks; None: each rank
+    has a part of every expert. whole_mlps: leave every rank all of the other MLPs.
+    """
+    undivided = set[nn.Module]()
+    if placements is not None:
+        for module, placement in zip(mixtures(model), placements, strict=True):
+            each = len(placement) // group.size
+            module.expert_slots.divide(placement, (group.rank * each, (group.rank + 1) * each))
+            undivided.update(module.experts.modules())
+    if whole_mlps:
+        for module in model.modules():
+            if getattr(module, "is_mlp", False):
+                undivided.update(module.modules())
     for module in model.modules():
+        if module in undivided:
+            continue
         if group.sums and getattr(module, "divides_inputs", False):
             module.split_inputs(group.rank, group.size)
         elif hasattr(module, "split"):

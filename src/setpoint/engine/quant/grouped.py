@@ -25,7 +25,12 @@ class GroupedWeight(Protocol):
     def __call__(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """x [T, K] or [T · k, K], contiguous, and ids [T, k] int32 -> [T · k, N]: row t · k + j is
         the product with expert ids[t, j] of row t of x or, if x has a row for each, of row
-        t · k + j."""
+        t · k + j. Experts are counted from ``first``; a row whose expert is not among them is
+        undefined."""
+        ...
+
+    def replace(self, weights: Sequence[PackedWeight]) -> None:
+        """Multiply by these weights from now on, also in steps that have been captured."""
         ...
 
 
@@ -42,22 +47,23 @@ class KernelWeight(PackedWeight, Protocol):
 class LoopedExperts:
     """Implements GroupedWeight for any packed weights: multiplies by one expert after the other."""
 
-    def __init__(self, weights: Sequence[PackedWeight]) -> None:
+    def __init__(self, weights: Sequence[PackedWeight], first: int = 0) -> None:
         self.num_bytes = sum(weight.num_bytes for weight in weights)
         self.num_experts = len(weights)
+        self._first = first
+        self.replace(weights)
+
+    def replace(self, weights: Sequence[PackedWeight]) -> None:
         self._weights = weights
 
     def __call__(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        pairs = ids.flatten()
+        pairs = ids.flatten() - self._first
         rows = torch.arange(len(pairs), device=x.device) // (len(pairs) // len(x))
-        out: torch.Tensor | None = None
+        out = x.new_empty((len(pairs), self._weights[0](x[:1]).shape[1]))
         for expert in pairs.unique().tolist():
-            places = (pairs == expert).nonzero()[:, 0]
-            found = self._weights[expert](x[rows[places]])
-            if out is None:
-                out = found.new_empty((len(pairs), found.shape[1]))
-            out[places] = found
-        assert out is not None, "a step has at least one token"
+            if 0 <= expert < self.num_experts:
+                places = (pairs == expert).nonzero()[:, 0]
+                out[places] = self._weights[expert](x[rows[places]])
         return out
 
 
@@ -65,16 +71,28 @@ class StackedExperts:
     """Implements GroupedWeight with torch's grouped product, for unchanged weights on devices other
     than CPUs: no number goes back to the host. Has not run on a GPU."""
 
-    def __init__(self, weights: Sequence[PlainWeight]) -> None:
+    def __init__(self, weights: Sequence[PlainWeight], first: int = 0) -> None:
         assert all(weight.bias is None for weight in weights), "no mixture has biases yet"
         self.num_bytes = sum(weight.num_bytes for weight in weights)
         self.num_experts = len(weights)
-        self._stacked = torch.stack([weight.weight for weight in weights])
+        self._first = first
+        self._stacked = torch.empty(
+            (len(weights), *weights[0].weight.shape),
+            dtype=weights[0].weight.dtype,
+            device=weights[0].weight.device,
+        )
+        self.replace(weights)
+
+    def replace(self, weights: Sequence[PlainWeight]) -> None:
+        # All at once, because weights that stay may be views of what is overwritten.
+        self._stacked.copy_(torch.stack([weight.weight for weight in weights]))
         for weight, part in zip(weights, self._stacked, strict=True):
             weight.weight = part  # so that it is held once
 
     def __call__(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        pairs = ids.flatten()
+        pairs = ids.flatten() - self._first
+        is_here = (pairs >= 0) & (pairs < self.num_experts)
+        pairs = pairs.where(is_here, self.num_experts)  # these come last
         order = pairs.argsort(stable=True)
         experts = torch.arange(self.num_experts, device=x.device)
         ends = (pairs.unsqueeze(1) == experts).sum(0).cumsum(0).int()
@@ -87,23 +105,27 @@ class KernelExperts:
     """Implements GroupedWeight on the C++ kernels (kernels/cpu/experts.cpp). A row's bits are those
     of its expert's weight alone, in any batch."""
 
-    def __init__(self, weights: Sequence[KernelWeight]) -> None:
-        first = weights[0]
+    def __init__(self, weights: Sequence[KernelWeight], first: int = 0) -> None:
+        one = weights[0]
         self.num_bytes = sum(weight.num_bytes for weight in weights)
         self.num_experts = len(weights)
-        self._weights = weights
-        self._kernels, self._dtype, self._k = first.kernels, first.dtype, first.k
-        self._columns = first.columns
-        calls = type(first.call) * len(weights)
-        self._calls = calls(*(weight.call for weight in weights))
+        self._kernels, self._dtype, self._k = one.kernels, one.dtype, one.k
+        self._columns = one.columns
+        self._calls = (type(one.call) * len(weights))()
+        self.replace(weights)
         self._call = ExpertsCall(
             weights=ctypes.addressof(self._calls),
+            first=first,
             experts=len(weights),
-            x_bytes=first.k * first.dtype.itemsize,
-            out_bytes=first.columns * first.dtype.itemsize,
-            is_int8=isinstance(first.call, Int8LinearCall),
+            x_bytes=one.k * one.dtype.itemsize,
+            out_bytes=one.columns * one.dtype.itemsize,
+            is_int8=isinstance(one.call, Int8LinearCall),
         )
         self._call_address = ctypes.addressof(self._call)
+
+    def replace(self, weights: Sequence[KernelWeight]) -> None:
+        self._calls[:] = [weight.call for weight in weights]
+        self._weights = weights
 
     def __call__(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         assert x.dtype == self._dtype
@@ -127,12 +149,12 @@ PLAIN = {"cpu": LoopedExperts}
 """Device type -> how unchanged weights are grouped there, if not by StackedExperts."""
 
 
-def group(weights: Sequence[PackedWeight]) -> GroupedWeight:
-    """The weights of all experts, which one method has packed."""
+def group(weights: Sequence[PackedWeight], first: int = 0) -> GroupedWeight:
+    """The weights of experts, which one method has packed. first: the number of the first one."""
     if all(hasattr(weight, "call") for weight in weights):
         # Blocks of different kinds are different calls of one kernel.
-        return KernelExperts(weights)
-    first = weights[0]
-    if isinstance(first, PlainWeight):
-        return PLAIN.get(first.weight.device.type, StackedExperts)(weights)
-    return LoopedExperts(weights)
+        return KernelExperts(weights, first)
+    one = weights[0]
+    if isinstance(one, PlainWeight):
+        return PLAIN.get(one.weight.device.type, StackedExperts)(weights, first)
+    return LoopedExperts(weights, first)

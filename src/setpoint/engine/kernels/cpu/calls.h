@@ -89,14 +89,25 @@ struct RouteCall {
   int32_t dtype, threads;
 };
 
-// Pair i is the row i / pairs_per_row of x with expert ids[i].
+// The slot of pair i is places[ids[i], 1 + row % count], where count is places[ids[i], 0]. Without
+// places, each expert has the slot of its own number, and only the load is counted.
+struct PlaceExpertsCall {
+  const int32_t* ids;     // [rows, chosen]
+  const int32_t* places;  // [experts, width]: the number of an expert's slots, and these; or null
+  int32_t* slots;         // [rows, chosen], or null without places
+  int64_t* load;          // [slots]: one is added for each pair
+  int64_t rows, chosen, width;
+};
+
+// Pair i is the row i / pairs_per_row of x with expert ids[i] - first, if it is one of `experts`; the
+// results of the other pairs stay as they are.
 struct ExpertsCall {
   const void* weights;  // [experts] LinearCall or Int8LinearCall, without x, out, rows and threads
   const int32_t* ids;   // [rows]
   const void* x;
   void* out;     // [rows, out_bytes]
   int64_t rows;  // pairs
-  int64_t pairs_per_row, experts, x_bytes, out_bytes;
+  int64_t pairs_per_row, first, experts, x_bytes, out_bytes;
   int32_t is_int8, threads;
 };
 

@@ -128,10 +128,20 @@ class RouteCall(ctypes.Structure):
     ]
 
 
+class PlaceExpertsCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("ids", "places", "slots", "load")),
+        *((name, _i64) for name in ("rows", "chosen", "width")),
+    ]
+
+
 class ExpertsCall(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("weights", "ids", "x", "out")),
-        *((name, _i64) for name in ("rows", "pairs_per_row", "experts", "x_bytes", "out_bytes")),
+        *(
+            (name, _i64)
+            for name in ("rows", "pairs_per_row", "first", "experts", "x_bytes", "out_bytes")
+        ),
         *((name, _i32) for name in ("is_int8", "threads")),
     ]
 
@@ -233,6 +243,7 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     LinearCall,
     Int8LinearCall,
     RouteCall,
+    PlaceExpertsCall,
     ExpertsCall,
     CombineCall,
     GatedCall,

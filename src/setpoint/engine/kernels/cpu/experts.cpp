@@ -77,28 +77,42 @@ void route(const RouteCall& call) {
   });
 }
 
+void place(const PlaceExpertsCall& call) {
+  for (int64_t i = 0; i < call.rows * call.chosen; ++i) {
+    int32_t slot = call.ids[i];
+    if (call.places) {
+      const int32_t* of_expert = call.places + slot * call.width;
+      slot = call.slots[i] = of_expert[1 + i / call.chosen % of_expert[0]];
+    }
+    ++call.load[slot];
+  }
+}
+
 void multiply(const LinearCall& call) { setpoint_linear(&call); }
 void multiply(const Int8LinearCall& call) { setpoint_linear_int8(&call); }
 
 template <class Linear>
 void multiply(const ExpertsCall& call) {
-  const int64_t pairs = call.rows;
+  const int64_t pairs = call.rows, experts = call.experts;
   // The pairs by expert: those of expert e are order[begins[e]] to order[begins[e + 1]].
-  auto* begins = (int64_t*)scratch<0>((call.experts + 1 + pairs) * 8);
-  int64_t* order = begins + call.experts + 1;
-  std::fill_n(begins, call.experts + 1, 0);
-  for (int64_t i = 0; i < pairs; ++i) ++begins[call.ids[i] + 1];
-  for (int64_t e = 0; e < call.experts; ++e) begins[e + 1] += begins[e];
-  for (int64_t i = pairs - 1; i >= 0; --i) order[--begins[call.ids[i] + 1]] = i;
-  // Each begin has become that of the expert before it.
-  const auto range = [=](int64_t e) {
-    return std::pair(begins[e + 1], e + 1 < call.experts ? begins[e + 2] : pairs);
+  auto* begins = (int64_t*)scratch<0>((experts + 2 + pairs) * 8);
+  int64_t* order = begins + experts + 2;
+  std::fill_n(begins, experts + 2, 0);
+  // The expert of a pair; all that are elsewhere count as one more.
+  const auto expert_of = [=, &call](int64_t pair) {
+    const auto expert = (uint64_t)(call.ids[pair] - call.first);
+    return expert < (uint64_t)experts ? (int64_t)expert : experts;
   };
+  for (int64_t i = 0; i < pairs; ++i) ++begins[expert_of(i) + 1];
+  for (int64_t e = 0; e <= experts; ++e) begins[e + 1] += begins[e];
+  for (int64_t i = pairs - 1; i >= 0; --i) order[--begins[expert_of(i) + 1]] = i;
+  // Each begin has become that of the expert before it.
+  const auto range = [=](int64_t e) { return std::pair(begins[e + 1], begins[e + 2]); };
   const auto x_of = [&](int64_t pair) {
     return (const char*)call.x + pair / call.pairs_per_row * call.x_bytes;
   };
   const auto out_of = [&](int64_t pair) { return (char*)call.out + pair * call.out_bytes; };
-  for (int64_t e = 0; e < call.experts; ++e) {
+  for (int64_t e = 0; e < experts; ++e) {
     const auto [begin, end] = range(e);
     if (begin == end) continue;
     Linear linear = ((const Linear*)call.weights)[e];
@@ -151,6 +165,8 @@ extern "C" {
 void setpoint_route(const RouteCall* call) {
   call->dtype == kBF16 ? route<bf16>(*call) : route<float>(*call);
 }
+
+void setpoint_place_experts(const PlaceExpertsCall* call) { place(*call); }
 
 void setpoint_experts(const ExpertsCall* call) {
   call->is_int8 ? multiply<Int8LinearCall>(*call) : multiply<LinearCall>(*call);

@@ -97,10 +97,17 @@ std::string layouts() {
                FIELD(chosen), FIELD(scoring), FIELD(normalise), FIELD(dtype), FIELD(threads)});
   }
   {
+    typedef PlaceExpertsCall Call;
+    add<Call>(text, "PlaceExpertsCall",
+              {FIELD(ids), FIELD(places), FIELD(slots), FIELD(load), FIELD(rows), FIELD(chosen),
+               FIELD(width)});
+  }
+  {
     typedef ExpertsCall Call;
     add<Call>(text, "ExpertsCall",
               {FIELD(weights), FIELD(ids), FIELD(x), FIELD(out), FIELD(rows), FIELD(pairs_per_row),
-               FIELD(experts), FIELD(x_bytes), FIELD(out_bytes), FIELD(is_int8), FIELD(threads)});
+               FIELD(first), FIELD(experts), FIELD(x_bytes), FIELD(out_bytes), FIELD(is_int8),
+               FIELD(threads)});
   }
   {
     typedef CombineCall Call;

@@ -36,6 +36,7 @@ from setpoint.engine.kernels.cpu.calls import (
     NormCall,
     OwnIdsCall,
     PlaceCall,
+    PlaceExpertsCall,
     RopeCall,
     RouteCall,
     SoftCapCall,
@@ -85,6 +86,7 @@ KERNELS = {
     "linear": Kernel(LinearCall, "linear"),
     "linear_int8": Kernel(Int8LinearCall, "linear"),
     "own_ids": Kernel(OwnIdsCall, "exchange"),
+    "place_experts": Kernel(PlaceExpertsCall, "activation"),
     "place_tokens": Kernel(PlaceCall, "embedding", "sequences"),
     "rms_norm": Kernel(NormCall, "norm"),
     "rope_and_store": Kernel(RopeCall, "rope"),
@@ -114,6 +116,7 @@ class Kernels:
     linear: Callable[[int], None]
     linear_int8: Callable[[int], None]
     own_ids: Callable[[int], None]
+    place_experts: Callable[[int], None]
     place_tokens: Callable[[int], None]
     rms_norm: Callable[[int], None]
     rope_and_store: Callable[[int], None]

@@ -17,6 +17,7 @@ from setpoint.engine.kernels.cpu.calls import (
     MaskCall,
     NormCall,
     PlaceCall,
+    PlaceExpertsCall,
     RopeCall,
     RouteCall,
     SoftCapCall,
@@ -51,6 +52,8 @@ class CpuOps:
         self._rope_address = ctypes.addressof(self._rope)
         self._route = RouteCall(dtype=DTYPES[dtype])
         self._route_address = ctypes.addressof(self._route)
+        self._placing = PlaceExpertsCall()
+        self._placing_address = ctypes.addressof(self._placing)
         self._combine = CombineCall(dtype=DTYPES[dtype])
         self._combine_address = ctypes.addressof(self._combine)
         self._gated = GatedCall(dtype=DTYPES[dtype])
@@ -249,6 +252,23 @@ class CpuOps:
         call.threads = torch.get_num_threads()
         self._kernels.route(self._route_address)
         return ids, weights
+
+    def place_experts(
+        self, ids: torch.Tensor, load: torch.Tensor, places: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        assert ids.dtype == torch.int32
+        assert ids.is_contiguous()
+        assert load.dtype == torch.int64
+        slots = ids if places is None else torch.empty_like(ids)
+        call = self._placing
+        call.ids = ids.data_ptr()
+        call.load = load.data_ptr()
+        call.places = None if places is None else places.data_ptr()
+        call.slots = slots.data_ptr()
+        call.rows, call.chosen = ids.shape
+        call.width = 0 if places is None else places.shape[1]
+        self._kernels.place_experts(self._placing_address)
+        return slots
 
     def combine(
         self,

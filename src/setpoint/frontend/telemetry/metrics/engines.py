@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from setpoint.core.control import EngineFacts, InternalState, MetricsReport
+from setpoint.core.control import EngineFacts, ExpertLoads, InternalState, MetricsReport
 from setpoint.observe.catalogue import BY_NAME, REQUESTS_PER_KEY
 from setpoint.observe.series import Histogram
 
@@ -49,6 +49,7 @@ class EngineFigures:
         self.gauges["sglang:graph_memory_usage_gb"] = {("all",): state.report.memory_usage.graph}
         self.gauges["sglang:routing_key_running_req_count"] = _by_range(state.running_per_key)
         self.gauges["sglang:routing_key_all_req_count"] = _by_range(state.open_per_key)
+        self.gauges |= _of_experts(state.report.experts)
         self.gauges |= {name: _samples(values) for name, values in self._latest.gauges.items()}
 
     def samples(self) -> dict[str, dict[tuple[str, ...], Any]]:
@@ -116,6 +117,21 @@ def _present(facts: EngineFacts, state: InternalState) -> dict[str, float]:
         "sglang:max_total_num_tokens": facts.max_total_num_tokens,
         "sglang:weight_memory_usage_gb": report.memory_usage.weight,
         "sglang:kv_cache_memory_usage_gb": report.memory_usage.kvcache,
+    }
+
+
+def _of_experts(loads: ExpertLoads | None) -> Samples:
+    if loads is None:
+        return {}
+    by_rank: dict[tuple[str, ...], float] = {
+        (str(rank),): number for rank, number in enumerate(loads.rank_tokens)
+    }
+    return {
+        "sglang:eplb_balancedness": {(): loads.eplb_balancedness},
+        "setpoint:expert_balancedness": {(): loads.balancedness},
+        "setpoint:unused_experts": {(): loads.num_unused},
+        "setpoint:expert_rebalances": {(): loads.num_rebalances},
+        "setpoint:expert_rank_tokens": by_rank,
     }
 
 

@@ -1,0 +1,93 @@
+"""The loads of experts, and their balancing among ranks while serving (--enable-eplb, decision
+0064). Both belong to rank 0, which routes the same tokens as every rank."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from setpoint.core.control import ExpertLoads
+from setpoint.core.errors import SetpointError
+from setpoint.core.expert_placement import Placement, balanced, balancedness, rank_loads
+from setpoint.engine.parallel.split import mixtures
+from setpoint.engine.runner.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+class ExpertBalancer:
+    """Places experts anew, a layer before each step, once in so many steps."""
+
+    def __init__(
+        self, runner: ModelRunner, move: Callable[[int, Placement], None], *, every: int
+    ) -> None:
+        """move: fills the slots of a layer on all ranks, or raises SetpointError with nothing
+        changed. every: number of steps between two balancings."""
+        self.num_rebalances = 0
+        self._runner = runner
+        self._move = move
+        self._every = every
+        self._num_steps = 0
+        self._pending = deque[tuple[int, Placement]]()
+
+    def before_step(self) -> None:
+        """Called before each step."""
+        self._num_steps += 1
+        if self._pending:
+            self._move_one(*self._pending.popleft())
+        elif self._num_steps > self._every:
+            self._num_steps = 0
+            self._plan()
+
+    def _plan(self) -> None:
+        size, before, after = self._runner.backends.group.size, [], []
+        for layer, mixture in enumerate(mixtures(self._runner.model)):
+            slots = mixture.expert_slots
+            load = slots.new_load()
+            found = balanced(load, slots.placement, size)
+            if found != slots.placement:
+                self._pending.append((layer, found))
+            before.append(rank_loads(load, slots.placement, size))
+            after.append(rank_loads(load, found, size))
+        if self._pending:
+            self.num_rebalances += 1
+            logger.info(
+                "Experts are placed anew in %d layers. Balancedness of the last %d steps: %.3f, as"
+                " placed then %.3f.",
+                len(self._pending),
+                self._every,
+                balancedness(np.stack(before)),
+                balancedness(np.stack(after)),
+            )
+
+    def _move_one(self, layer: int, placement: Placement) -> None:
+        try:
+            self._move(layer, placement)
+        except SetpointError as error:
+            self._pending.clear()
+            logger.warning("The experts stay where they are: %s", error)
+
+
+def expert_loads(runner: ModelRunner, balancer: ExpertBalancer | None) -> ExpertLoads | None:
+    """The loads at this moment; None for a model without experts, and while its weights are
+    released."""
+    found = [] if runner.model is None else mixtures(runner.model)
+    if not found:
+        return None
+    slots = [mixture.expert_slots for mixture in found]
+    size = 1 if slots[0].own is None else runner.backends.group.size
+    experts = np.stack([each.expert_load() for each in slots])
+    ranks = np.stack([each.slot_load().reshape(size, -1).sum(1) for each in slots])
+    return ExpertLoads(
+        num_layers=len(slots),
+        num_experts=experts.shape[1],
+        num_tokens=int(experts.sum()),
+        num_unused=int((experts == 0).sum()),
+        balancedness=balancedness(experts),
+        rank_tokens=ranks.sum(0).tolist(),
+        eplb_balancedness=balancedness(ranks),
+        num_rebalances=0 if balancer is None else balancer.num_rebalances,
+    )

@@ -1,0 +1,289 @@
+"""Ranks with whole experts (--ep-size) have the bits of one process, wherever the experts lie and
+while they are placed anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.core.errors import ConfigError
+from setpoint.core.expert_placement import Placement
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
+from setpoint.engine.executor.expert_balancing import ExpertBalancer, expert_loads
+from setpoint.engine.parallel.split import mixtures
+from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.gloo_groups import gloo_groups
+from setpoint.testing.goldens import tiny_config
+from setpoint.testing.plans import Driver
+from setpoint.testing.ranks import ranks
+
+CONTEXT = 128
+ROWS = {"num_rows": 512, "max_slots": 8, "context_len": CONTEXT}
+RNG = np.random.default_rng(7)
+PROMPTS = {
+    slot: RNG.integers(3, 131, length).tolist() for slot, length in enumerate((37, 1, 16, 50))
+}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4}
+MODELS: dict[str, dict[str, Any]] = {
+    "mixtral": tiny_config(
+        "MixtralForCausalLM",
+        "mixtral",
+        **HEADS,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=None,
+    ),
+    "mixtral with one expert for all tokens": tiny_config(
+        "MixtralForCausalLM",
+        "mixtral",
+        **HEADS,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        sliding_window=None,
+    ),
+    "qwen2 with a shared expert and a dense layer": tiny_config(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        **HEADS,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=96,
+        decoder_sparse_step=1,
+        mlp_only_layers=[1],
+        norm_topk_prob=True,
+    ),
+    "qwen3": tiny_config(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        **HEADS,
+        head_dim=32,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        norm_topk_prob=True,
+    ),
+}
+
+
+def config_of(folder: Path, **fields: Any) -> EngineConfig:
+    given = {"dtype": "bfloat16", "kv_dtype": "bfloat16", "page_size": 4, "num_threads": 1}
+    return EngineConfig(str(folder), read_spec(folder), **(given | fields))
+
+
+def written(folder: Path, name: str, change: Callable[[torch.Tensor], object] = id) -> Path:
+    """A tiny model, and a change of its routers' weights [E, C]."""
+    folder = write_tiny(folder, MODELS[name])
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for tensor, value in tensors.items():
+        if tensor.endswith((".mlp.gate.weight", ".block_sparse_moe.gate.weight")):
+            change(value)
+    save_file(tensors, path, metadata={"format": "pt"})
+    return folder
+
+
+def prefer_the_first_half(router: torch.Tensor) -> None:
+    """Two of the first four experts, which rank 0 has, always are among the chosen three."""
+    router[1], router[3] = -router[0], -router[2]
+    router[:4] *= 20
+
+
+def tie(router: torch.Tensor) -> None:
+    """All experts get the same score, so the first ones are chosen and the others have no
+    tokens."""
+    router[:] = router[0].clone()
+
+
+def outcome(
+    config: EngineConfig, size: int, groups: Any = (), *, chunk: int = 1 << 30
+) -> tuple[Any, ...]:
+    with ranks(config, size, groups, **ROWS) as executor:
+        runner = executor.executor.runner
+        driver = Driver(executor, 4, CONTEXT // 4, len(runner.pool.layout.groups))
+        found = driver.generate(PROMPTS, 12, chunk=chunk)
+        loads = expert_loads(runner, None)
+        assert loads is not None
+        return found, executor.checksums, loads.num_tokens, loads.num_unused
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("change", [id, tie])
+def test_whole_experts_on_ranks(
+    tmp_path: Path, name: str, change: Callable[[torch.Tensor], object]
+) -> None:
+    config = config_of(written(tmp_path, name, change))
+    alone = outcome(config, 1)
+    mixture = config.spec.mixture
+    assert alone[2] > 0
+    if change is tie:
+        assert alone[3] == len(mixture.layers) * (mixture.num_experts - mixture.num_chosen)
+    for size in (2, 4):
+        assert outcome(replace(config, ep_size=size), size) == alone, size
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"quantization": "w8a8_int8"},
+        {"dtype": "float32", "kv_dtype": "float32"},
+        {"capture": False},
+        {"moe_dense_tp_size": 1},
+        {"ep_num_redundant_experts": 4},
+    ],
+    ids=str,
+)
+def test_whole_experts_in_every_precision(tmp_path: Path, fields: dict[str, Any]) -> None:
+    config = config_of(written(tmp_path, "qwen2 with a shared expert and a dense layer"), **fields)
+    for chunk in (5, 1 << 30):
+        alone = outcome(config, 1, chunk=chunk)[:3]
+        assert outcome(replace(config, ep_size=2), 2, chunk=chunk)[:3] == alone
+
+
+def test_whole_experts_through_gloo(tmp_path: Path) -> None:
+    folder = written(tmp_path, "qwen2 with a shared expert and a dense layer")
+    config = config_of(folder, capture=False)
+    alone = outcome(config, 1)
+    assert outcome(replace(config, ep_size=2), 2, gloo_groups(2)) == alone
+
+
+def test_whole_experts_beside_partial_sums(tmp_path: Path) -> None:
+    """As on GPUs, in float64 on the reference."""
+    folder = written(tmp_path, "qwen2 with a shared expert and a dense layer")
+    config = config_of(folder, dtype="float64", kv_dtype="float64", ep_num_redundant_experts=2)
+    found = outcome(replace(config, ep_size=2), 2, gloo_groups(2, sums=True))
+    assert found[0] == outcome(config, 1)[0]
+
+
+def test_a_rank_holds_its_share_of_the_experts(tmp_path: Path) -> None:
+    config = config_of(written(tmp_path, "qwen3"))
+    layers = mixtures(build_runner(config).model)
+    whole = sum(mixture.gate_up.packed.num_bytes for mixture in layers)
+    with ranks(replace(config, ep_size=2, ep_num_redundant_experts=2), 2, **ROWS) as executor:
+        held = mixtures(executor.executor.runner.model)
+    assert sum(mixture.gate_up.packed.num_bytes for mixture in held) == whole * 5 // 8
+    assert all(
+        matrix.is_elsewhere and not hasattr(matrix, "packed")
+        for mixture in held
+        for expert in list(mixture.experts)[5:]
+        for matrix in (expert.gate_up_proj, expert.down)
+    )
+
+
+@pytest.mark.parametrize("quantization", [None, "w8a8_int8"])
+@pytest.mark.parametrize("capture", [True, False])
+def test_experts_move_between_steps(
+    tmp_path: Path, quantization: str | None, capture: bool
+) -> None:
+    """Random placements in the middle of a generation, one layer before each step."""
+    folder = written(tmp_path, "qwen3")
+    config = config_of(folder, quantization=quantization, capture=capture)
+    rng = np.random.default_rng(3)
+
+    def random_placement() -> Placement:
+        slots = [*range(8), *rng.integers(0, 8, 4).tolist()]
+        return tuple(rng.permutation(slots).tolist())
+
+    with ranks(config, 1, **ROWS) as executor:
+        driver = Driver(executor, 4, CONTEXT // 4, 1)
+        alone = driver.generate(PROMPTS, 24, chunk=5), executor.checksums
+        tokens = [
+            m.expert_slots.expert_load().tolist() for m in mixtures(runner_of(executor).model)
+        ]
+    config = replace(config, ep_size=2, ep_num_redundant_experts=4)
+    with ranks(config, 2, **ROWS) as executor:
+        num_layers = len(mixtures(runner_of(executor).model))
+
+        class EveryStep:
+            moved = 0
+
+            def before_step(self) -> None:
+                executor.operator.place_experts(self.moved % num_layers, random_placement())
+                self.moved += 1
+
+        balancer = executor.executor.balancer = EveryStep()
+        driver = Driver(executor, 4, CONTEXT // 4, 1)
+        found = driver.generate(PROMPTS, 24, chunk=5), executor.checksums
+        moved = mixtures(runner_of(executor).model)
+        assert [mixture.expert_slots.expert_load().tolist() for mixture in moved] == tokens
+        assert all(len(m.expert_slots.placement) == 12 for m in moved)
+    assert balancer.moved > 30
+    assert found == alone
+
+
+def test_balancing_evens_a_skewed_load_out(tmp_path: Path) -> None:
+    config = config_of(written(tmp_path, "qwen3", prefer_the_first_half))
+    with ranks(config, 1, **ROWS) as executor:
+        alone = Driver(executor, 4, CONTEXT // 4, 1).generate(PROMPTS, 60)
+    with ranks(replace(config, ep_size=2), 2, **ROWS) as executor:
+        runner = runner_of(executor)
+        balancer = executor.executor.balancer = ExpertBalancer(
+            runner, executor.operator.place_experts, every=20
+        )
+        driver = Driver(executor, 4, CONTEXT // 4, 1)
+        found = driver.generate(PROMPTS, 60)
+        after = expert_loads(runner, balancer)
+    assert found == alone
+    with ranks(replace(config, ep_size=2), 2, **ROWS) as executor:
+        Driver(executor, 4, CONTEXT // 4, 1).generate(PROMPTS, 60)
+        before = expert_loads(runner_of(executor), None)
+    assert before is not None
+    assert after is not None
+    assert after.num_rebalances >= 1
+    assert before.num_tokens == after.num_tokens
+    assert before.eplb_balancedness < 0.75 < 0.85 < after.eplb_balancedness
+
+
+def test_experts_that_cannot_be_read_stay_where_they_are(tmp_path: Path) -> None:
+    folder = written(tmp_path, "qwen3")
+    config = replace(config_of(folder), ep_size=2)
+    with ranks(config, 2, **ROWS) as executor:
+        runner = runner_of(executor)
+        slots = mixtures(runner.model)[0].expert_slots
+        before = slots.placement
+        driver = Driver(executor, 4, CONTEXT // 4, 1)
+        whole = driver.generate(PROMPTS, 8)
+        (folder / "model.safetensors").rename(folder / "gone")
+        balancer = executor.executor.balancer = ExpertBalancer(
+            runner, executor.operator.place_experts, every=1
+        )
+        again = {slot + 4: ids for slot, ids in PROMPTS.items()}
+        assert list(driver.generate(again, 8).values()) == list(whole.values())
+        assert balancer.num_rebalances > 0
+        assert slots.placement == before
+        held = set(before[slice(*slots.own)])
+        experts = enumerate(mixtures(runner.model)[0].experts)
+        assert all(e.down.is_elsewhere == (n not in held) for n, e in experts)
+
+
+def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, tiny_config("LlamaForCausalLM", "llama", **HEADS))
+    with (
+        pytest.raises(ConfigError, match="--ep-size 2 needs a mixture of experts"),
+        ranks(replace(config_of(folder), ep_size=2), 2, **ROWS),
+    ):
+        pass
+
+
+def runner_of(executor: Any) -> Any:
+    return executor.executor.runner
+
+
+def test_padding_counts_no_tokens(tmp_path: Path) -> None:
+    """The load of a captured step is that of its tokens alone."""
+    config = config_of(written(tmp_path, "mixtral"))
+    with ranks(config, 1, **ROWS) as executor:
+        Driver(executor, 4, CONTEXT // 4, 1).generate({0: PROMPTS[0]}, 5)
+        loads = [m.expert_slots.slot_load() for m in mixtures(runner_of(executor).model)]
+    tokens = len(PROMPTS[0]) + 4
+    assert [int(load.sum()) for load in loads] == [2 * tokens] * len(loads)
