@@ -20,6 +20,9 @@ Placement = tuple[int, ...]
 Loads = np.ndarray[Any, np.dtype[np.int64]]
 """A number of tokens for each expert, slot or rank (the last axis)."""
 
+ROUNDING = 1e-9
+"""Relative differences of sums that mean nothing."""
+
 
 def trivial(num_experts: int, num_slots: int) -> Placement:
     """One expert after the other, and from the first one again in the slots that remain."""
@@ -84,10 +87,9 @@ def balanced(load: Loads, current: Placement, num_ranks: int) -> Placement:
         rank = min(free, key=lambda rank: (expert in held[rank], loads[rank], rank))
         held[rank].append(expert)
         loads[rank] += load[expert] / number[expert]
-    before = rank_loads(load, current, num_ranks).max()
-    if max(loads) >= before:
-        return current
-    return tuple(expert for experts in _renumbered(held, current) for expert in experts)
+    found = tuple(expert for experts in _renumbered(held, current) for expert in experts)
+    before, after = (rank_loads(load, each, num_ranks).max() for each in (current, found))
+    return found if after < before * (1 - ROUNDING) else current
 
 
 def _renumbered(held: Sequence[list[int]], current: Placement) -> list[list[int]]:

@@ -30,7 +30,7 @@ from setpoint.core.messages import Failed, Ready, Starting
 from setpoint.core.progress import reported_to
 from setpoint.core.records import Observer
 from setpoint.engine.executor.engine_operations import EngineOperator
-from setpoint.engine.executor.expert_balancing import ExpertBalancer, expert_loads
+from setpoint.engine.executor.expert_balancing import ExpertBalancer
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.executor.tensor_parallel import (
     OtherRanks,
@@ -165,10 +165,6 @@ def _build(
     write_stacks_when_asked()
     beat = heartbeat(socket)
     executor = _executor(runner, others)
-    operator = _operator(job, executor, beat, others)
-    if isinstance(operator, TensorParallelOperator) and config.options.experts.enable_eplb:
-        every = config.options.experts.eplb_rebalance_num_iterations
-        executor.balancer = ExpertBalancer(runner, operator.place_experts, every=every)
     loop = Loop(
         scheduler,
         executor,
@@ -176,12 +172,12 @@ def _build(
         depth=config.overlap_depth,
         clock=clock,
         observer=observer,
-        operator=operator,
+        operator=_operator(job, executor, beat, others),
         heartbeat=beat,
         report=lambda: readers.report(
             _memory_usage(runner),
             None if recording is None else recording.state(),
-            expert_loads(runner, executor.balancer),
+            executor.expert_loads(),
         ),
         moments=readers.moments.since,
     )
@@ -240,15 +236,20 @@ def _operator(
     beat: Callable[[], None],
     others: OtherRanks | None,
 ) -> EngineOperator:
-    device = job.config.options.execution.device
+    """What carries out operations, and balances experts if that is asked for."""
+    device, experts = job.config.options.execution.device, job.config.options.experts
     make = EngineOperator if others is None else partial(TensorParallelOperator, others=others)
-    return make(
+    operator = make(
         executor.runner,
         executor.profiler,
         engine_config(job.config, job.spec, job.folder),
         available_bytes=lambda: device_bytes(device),
         heartbeat=beat,
     )
+    if experts.enable_eplb:
+        every, place = experts.eplb_rebalance_num_iterations, operator.place_experts
+        executor.balancer = ExpertBalancer(executor.runner, place, every=every)
+    return operator
 
 
 def _phases(runner: ModelRunner, *, waited_s: float, whole_s: float) -> dict[str, float]:

@@ -25,6 +25,7 @@ from setpoint.core.control import (
     EngineFacts,
     EngineFigures,
     EngineReport,
+    ExpertLoads,
     FlushCache,
     GetMoments,
     GetState,
@@ -232,6 +233,16 @@ class FakeEngine:
                 figures=EngineFigures(new_token_ratio=0.5),
                 metrics=self.metrics,
                 memory_usage=MemoryUsage(weight=0.25, kvcache=0.5, graph=0.125),
+                experts=ExpertLoads(
+                    num_layers=2,
+                    num_experts=4,
+                    num_tokens=160,
+                    num_unused=1,
+                    balancedness=0.5,
+                    rank_tokens=[100, 60],
+                    eplb_balancedness=0.8,
+                    num_rebalances=3,
+                ),
             ),
         )
 

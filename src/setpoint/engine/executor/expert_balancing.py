@@ -1,5 +1,5 @@
 """The loads of experts, and their balancing among ranks while serving (--enable-eplb, decision
-0064). Both belong to rank 0, which routes the same tokens as every rank."""
+0067). Both belong to rank 0, which routes the same tokens as every rank."""
 
 from __future__ import annotations
 

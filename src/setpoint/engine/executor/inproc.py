@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from setpoint.core.control import ExpertLoads
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.request import Ids, pack_ids
 from setpoint.core.result import EAGER, HiddenStates, PositionLogprobs, StepResult, one_each
-from setpoint.engine.executor.expert_balancing import ExpertBalancer
+from setpoint.engine.executor.expert_balancing import ExpertBalancer, expert_loads
 from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.kernels.device import Mark, marker, seconds_between, to_host, wait
 from setpoint.engine.runner.model_runner import Forward, ModelRunner
@@ -38,6 +39,10 @@ class InprocExecutor:
 
     def idle(self) -> bool:
         return self.runner.claim_ahead.advance()
+
+    def expert_loads(self) -> ExpertLoads | None:
+        """What ``expert_balancing.expert_loads`` says now."""
+        return expert_loads(self.runner, self.balancer)
 
     def shutdown(self) -> None:
         """Does nothing: the engine has no other process to end."""

@@ -7,9 +7,8 @@ own (``core.expert_placement``). Slots can be filled anew between two steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -17,14 +16,23 @@ from setpoint.core.expert_placement import Loads, Placement, of_experts, places,
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.parallel.group import Span
 
-if TYPE_CHECKING:
-    from setpoint.engine.layers.experts import Grouped
+
+class Matrices(Protocol):
+    """The matrices of one kind of the experts in this rank's slots (``layers.experts.Grouped``)."""
+
+    def hold(self, layers: list[Any], first: int) -> None:
+        """Hold those of these layers, in the slots from ``first`` on."""
+        ...
+
+    def refresh(self) -> None:
+        """Multiply by the matrices that are held now, also in steps that have been captured."""
+        ...
 
 
 class ExpertSlots:
     """The slots of one layer, and a count of their tokens that each step adds to."""
 
-    def __init__(self, experts: nn.ModuleList, groups: Mapping[str, Grouped]) -> None:
+    def __init__(self, experts: nn.ModuleList, groups: Mapping[str, Matrices]) -> None:
         """groups: attribute of an expert -> the matrices of that name, together."""
         self.own: Span | None = None
         """The slots of this rank; None if it has a part of every expert. Written by ``divide``."""
@@ -36,9 +44,9 @@ class ExpertSlots:
         """[slots] int64: the tokens of each slot since the experts were placed."""
         self._places: torch.Tensor | None = None
         """The placement as ``Ops.place_experts`` reads it; None if ``own`` is."""
-        self._past = np.zeros(len(experts), np.int64)
+        self._past: Loads | int = 0
         """The tokens of each expert before they were placed."""
-        self._seen = self._past
+        self._seen: Loads | int = 0
         """The result of ``expert_load`` when ``new_load`` was called last."""
 
     def divide(self, placement: Placement, own: Span) -> None:

@@ -99,8 +99,8 @@ struct PlaceExpertsCall {
   int64_t rows, chosen, width;
 };
 
-// Pair i is the row i / pairs_per_row of x with expert ids[i] - first, if it is one of `experts`; the
-// results of the other pairs stay as they are.
+// Pair i is the row i / pairs_per_row of x with expert ids[i] - first, if it is one of `experts`;
+// the results of the other pairs stay as they are.
 struct ExpertsCall {
   const void* weights;  // [experts] LinearCall or Int8LinearCall, without x, out, rows and threads
   const int32_t* ids;   // [rows]
