@@ -241,7 +241,7 @@ def test_balancing_evens_a_skewed_load_out(tmp_path: Path) -> None:
     assert after is not None
     assert after.num_rebalances >= 1
     assert before.num_tokens == after.num_tokens
-    assert before.eplb_balancedness < 0.75 < 0.85 < after.eplb_balancedness
+    assert before.eplb_balancedness < 0.8 < 0.85 < after.eplb_balancedness
 
 
 def test_experts_that_cannot_be_read_stay_where_they_are(tmp_path: Path) -> None:
