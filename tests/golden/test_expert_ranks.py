@@ -13,13 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import ConfigError
 from setpoint.core.expert_placement import Placement
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.expert_balancing import ExpertBalancer, expert_loads
+from setpoint.engine.kernels.cpu.library import load
 from setpoint.engine.parallel.split import mixtures
 from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.gguf_families import mixed, write_model
 from setpoint.testing.gloo_groups import gloo_groups
 from setpoint.testing.goldens import tiny_config
 from setpoint.testing.plans import Driver
@@ -163,6 +166,24 @@ def test_whole_experts_beside_partial_sums(tmp_path: Path) -> None:
     config = config_of(folder, dtype="float64", kv_dtype="float64", ep_num_redundant_experts=2)
     found = outcome(replace(config, ep_size=2), 2, gloo_groups(2, sums=True))
     assert found[0] == outcome(config, 1)[0]
+
+
+def test_whole_experts_in_the_blocks_of_a_gguf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices of several kinds of blocks, while experts move."""
+    load()  # before the cache of kernels is elsewhere
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path, _ = write_model(tmp_path, "llama", mixed)
+    config = config_of(converted_folder(path, log=lambda line: None))
+    alone = outcome(config, 1)
+    with ranks(replace(config, ep_size=2, ep_num_redundant_experts=2), 2, **ROWS) as executor:
+        balancer = executor.executor.balancer = ExpertBalancer(
+            runner_of(executor), executor.operator.place_experts, every=2
+        )
+        driver = Driver(executor, 4, CONTEXT // 4, 1)
+        assert (driver.generate(PROMPTS, 12), executor.checksums) == alone[:2]
+    assert balancer.num_rebalances > 0
 
 
 def test_a_rank_holds_its_share_of_the_experts(tmp_path: Path) -> None:

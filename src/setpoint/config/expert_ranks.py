@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
+from setpoint.core.expert_placement import first_placements
 from setpoint.core.model import ModelSpec
 
 
@@ -41,3 +42,10 @@ def check_experts(options: Options, model: ModelSpec) -> None:
             + (f" and {redundant} redundant ones" if redundant else "")
             + f" evenly; --ep-num-redundant-experts {redundant + more} would fit."
         )
+    first_placements(  # refuses a file that does not fit
+        experts.init_expert_location,
+        num_layers=len(model.mixture.layers),
+        num_experts=number,
+        num_slots=number + redundant,
+        num_ranks=size,
+    )

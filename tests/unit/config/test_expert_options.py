@@ -37,6 +37,7 @@ FOUR = {"tp_size": 4, "ep_size": 4, "ep_num_redundant_experts": 2}
             "10 experts and 3 redundant ones evenly; --ep-num-redundant-experts 6 would fit.",
         ),
         ({"tp_size": 2, "enable_eplb": True}, "--enable-eplb is about ranks that hold whole"),
+        (FOUR | {"init_expert_location": "/nowhere.json"}, "/nowhere.json cannot be read"),
         ({"ep_num_redundant_experts": 2}, "--ep-num-redundant-experts 2 is about ranks that hold"),
         ({"moe_dense_tp_size": 1}, "--moe-dense-tp-size 1 is about ranks that hold whole experts"),
         ({"init_expert_location": "a.json"}, "--init-expert-location a.json is about ranks that"),

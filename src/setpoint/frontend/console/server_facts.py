@@ -29,6 +29,7 @@ async def facts_of(service: Service) -> dict[str, Any]:
         "pool_tokens": info.get("max_total_num_tokens"),
         "memory_gb": state["memory_usage"],
         "limits": {name: state["settings"].get(name) for name in _LIMITS},
+        "experts": state.get("experts"),
         "paused": state["paused"],
         "options": _options(info["decisions"], service.live.frontend.described),
     }

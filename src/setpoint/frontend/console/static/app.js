@@ -98,7 +98,18 @@ function showFacts() {
   if (facts.pool_tokens) parts.push(`KV pool of ${exact(facts.pool_tokens)} tokens${each}`);
   const most = facts.limits?.max_running_requests;
   if (most) parts.push(`at most ${exact(most)} running requests${each}`);
+  if (facts.experts) parts.push(expertWords(facts.experts));
   setText(byId("about"), parts.filter(Boolean).join(" · "));
+}
+
+/** How evenly tokens use the experts, and the ranks that hold them: 1 is even. */
+function expertWords(experts) {
+  const { num_experts, num_layers, rank_tokens, num_rebalances } = experts;
+  const words = `${exact(num_layers)} layers of ${exact(num_experts)} experts`;
+  if (!experts.num_tokens) return words;
+  if (rank_tokens.length === 1) return `${words}, balancedness ${experts.balancedness.toFixed(2)}`;
+  const placed = num_rebalances ? `, placed anew ${exact(num_rebalances)} times` : "";
+  return `${words} on ${exact(rank_tokens.length)} ranks, balancedness ${experts.eplb_balancedness.toFixed(2)}${placed}`;
 }
 
 /** The word beside the model's name. */
