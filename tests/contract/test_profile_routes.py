@@ -49,6 +49,24 @@ def test_profiles(serve: Serve, tmp_path: Path) -> None:
     serve(scenario, profiles_folder=str(tmp_path))
 
 
+def test_records_of_experts(serve: Serve, tmp_path: Path) -> None:
+    async def scenario(server: Any) -> None:
+        http, engine = server.http, server.engine
+        for method in ("GET", "POST"):
+            for action in ("start", "stop", "dump"):
+                answer = await http.request(method, f"/{action}_expert_distribution_record")
+                assert answer.status_code == 200
+                assert engine.operations[-1].action == action
+                path = engine.operations[-1].path
+            assert Path(path).parent == tmp_path
+        engine.refuse_operation = "There are no experts."
+        answer = await http.post("/start_expert_distribution_record")
+        assert answer.status_code == 400
+        assert "There are no experts." in answer.text
+
+    serve(scenario, expert_records_folder=str(tmp_path))
+
+
 def test_a_relative_output_dir_is_below_the_servers_folder(serve: Serve, tmp_path: Path) -> None:
     async def scenario(server: Any) -> None:
         body = {"output_dir": "runs/one", "profile_id": "mine"}

@@ -3,6 +3,7 @@ while they are placed anew."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.spec import read_spec
-from setpoint.core.errors import ConfigError
-from setpoint.core.expert_placement import Placement
+from setpoint.core.errors import ConfigError, RequestError
+from setpoint.core.expert_placement import Placement, rank_loads
+from setpoint.core.operations import RecordExperts
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.expert_balancing import ExpertBalancer, expert_loads
 from setpoint.engine.kernels.cpu.library import load
@@ -294,6 +296,32 @@ def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
         ranks(replace(config_of(folder), ep_size=2), 2, **ROWS),
     ):
         pass
+
+
+def test_a_record_of_experts_places_them_at_the_next_start(tmp_path: Path) -> None:
+    config = config_of(written(tmp_path, "qwen3", prefer_the_first_half))
+    with ranks(replace(config, ep_size=2), 2, **ROWS) as executor:
+        driver, operator = Driver(executor, 4, CONTEXT // 4, 1), executor.operator
+        with pytest.raises(RequestError, match="No record of experts has been started"):
+            operator.operate(0, RecordExperts("stop"))
+        driver.generate({0: PROMPTS[0]}, 4)
+        assert operator.operate(0, RecordExperts("start")) == ""
+        driver.generate({1: PROMPTS[3]}, 4)
+        operator.operate(0, RecordExperts("stop"))
+        driver.generate({2: PROMPTS[2]}, 4)
+        path = operator.operate(0, RecordExperts("dump", str(tmp_path / "records" / "a.json")))
+        with pytest.raises(RequestError, match="No record"):
+            operator.operate(0, RecordExperts("dump", path))
+        operator.operate(0, RecordExperts("start"))
+        with pytest.raises(RequestError, match=r"Cannot write .* File exists"):
+            operator.operate(0, RecordExperts("dump", path))
+    counts = json.loads(Path(path).read_text())["logical_count"]
+    assert [sum(row) for row in counts] == [3 * (len(PROMPTS[3]) + 3)] * 2
+    config = replace(config, ep_size=2, init_expert_location=path)
+    with ranks(config, 2, **ROWS) as executor:
+        for mixture, row in zip(mixtures(runner_of(executor).model), counts, strict=True):
+            found = rank_loads(np.array(row), mixture.expert_slots.placement, 2)
+            assert found.max() < rank_loads(np.array(row), tuple(range(8)), 2).max()
 
 
 def runner_of(executor: Any) -> Any:

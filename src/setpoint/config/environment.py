@@ -121,6 +121,13 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
             "Allow a --context-length above the model's own limit.",
         ),
     ] = False
+    expert_distribution_recorder_dir: Annotated[
+        str,
+        EnvVar(
+            "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR",
+            "Folder for the files of /dump_expert_distribution_record.",
+        ),
+    ] = "/tmp"
     torch_profiler_dir: Annotated[
         str,
         EnvVar(

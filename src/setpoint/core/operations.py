@@ -5,7 +5,7 @@ load other weights or trace its steps. An operation runs between two steps, with
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -63,13 +63,29 @@ class StopProfile(msgspec.Struct, frozen=True, tag=True):
     """End the trace and write it. ``OperationDone.path`` names the file."""
 
 
+class RecordExperts(msgspec.Struct, frozen=True, tag=True):
+    """Count the tokens of each expert from a start to a stop, or write what was counted."""
+
+    action: Literal["start", "stop", "dump"]
+    path: str = ""
+    """The file for a dump, which must not exist yet; its folder is made if missing."""
+
+
 class FreezeGarbage(msgspec.Struct, frozen=True, tag=True):
     """Exclude all present Python objects from future garbage collections."""
 
 
 NEEDS_REST = (ReleaseMemory, RestoreMemory, LoadWeights)
 """The operations for which the engine must be idle or paused."""
-Operation = ReleaseMemory | RestoreMemory | LoadWeights | StartProfile | StopProfile | FreezeGarbage
+Operation = (
+    ReleaseMemory
+    | RestoreMemory
+    | LoadWeights
+    | StartProfile
+    | StopProfile
+    | RecordExperts
+    | FreezeGarbage
+)
 
 
 class Operator(Protocol):

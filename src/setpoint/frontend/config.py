@@ -69,6 +69,8 @@ class FrontendConfig:
     weight_version: str = "default"
     profiles_folder: str = "/tmp"
     """Clients' profiles are written in this folder or below it."""
+    expert_records_folder: str = "/tmp"
+    """Records of the experts' tokens are written in this folder."""
     health_generates: bool = True
     """Whether ``/health`` asks the engine for a token; otherwise it reports on the frontend alone.
     ``/health_generate`` always asks."""

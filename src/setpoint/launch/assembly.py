@@ -16,6 +16,7 @@ from setpoint.config.groups.traces import otlp_url
 from setpoint.config.options import Options, launch_command, server_args
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.control import EngineFacts
+from setpoint.core.model import ModelSpec
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.service import Service
 from setpoint.frontend.storage.storage import Storage
@@ -70,17 +71,14 @@ def make_service(
         reasoning_parser=options.model.reasoning_parser,
         weight_version=options.model.weight_version,
         spec=spec,
-        model_info={
-            "model_type": spec.model_type,
-            "architectures": [spec.architecture],
-            "load_format": options.model.load_format,
-        },
+        model_info=_model_info(spec, options),
         server_info={
             **server_info(config, startup_s=startup_s),
             "launch_command": launch_command(options, served.asked.given),
         },
         metrics=metrics_config(config, facts, startup_s=startup_s),
         profiles_folder=config.env.torch_profiler_dir,
+        expert_records_folder=config.env.expert_distribution_recorder_dir,
         health_generates=config.env.health_endpoint_generation,
         health_timeout_s=config.env.health_check_timeout_s,
         watchdog_s=options.server.watchdog_timeout,
@@ -89,6 +87,14 @@ def make_service(
     service = Service(frontend, client, engine.text, live, storage, checkpoints, supervisor)
     _add_readers(service, options)
     return service
+
+
+def _model_info(spec: ModelSpec, options: Options) -> dict[str, Any]:
+    return {
+        "model_type": spec.model_type,
+        "architectures": [spec.architecture],
+        "load_format": options.model.load_format,
+    }
 
 
 def _add_readers(service: Service, options: Options) -> None:

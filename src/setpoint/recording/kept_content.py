@@ -23,7 +23,7 @@ from setpoint.core.control import (
     Pause,
 )
 from setpoint.core.messages import Abort, Finish, Prepared, Shutdown, Stop, Submit, ToLoop, encode
-from setpoint.core.operations import LoadWeights, Operation, StartProfile
+from setpoint.core.operations import LoadWeights, Operation, RecordExperts, StartProfile
 from setpoint.core.plan import Admit, StepPlan
 from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.result import StepResult
@@ -211,7 +211,7 @@ class Withheld:
         match operation:
             case LoadWeights(folder):
                 return msgspec.structs.replace(operation, folder=self.name(folder))
-            case StartProfile(path):
+            case StartProfile(path) | RecordExperts(_, path):
                 return msgspec.structs.replace(operation, path=self.name(path))
         return operation
 

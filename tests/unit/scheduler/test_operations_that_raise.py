@@ -31,6 +31,7 @@ from setpoint.core.operations import (
     LoadWeights,
     MemoryPart,
     Operation,
+    RecordExperts,
     ReleaseMemory,
     RestoreMemory,
     StartProfile,
@@ -49,6 +50,7 @@ OPERATIONS: list[Operation] = [
     LoadWeights("folder", "auto", flush_cache=True),
     StartProfile("path"),
     StopProfile(),
+    RecordExperts("start"),
     FreezeGarbage(),
 ]
 CONTROLS: dict[str, Callable[[int], Call]] = {

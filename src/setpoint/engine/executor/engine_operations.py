@@ -22,6 +22,7 @@ from setpoint.core.operations import (
     LoadWeights,
     MemoryPart,
     Operation,
+    RecordExperts,
     ReleaseMemory,
     RestoreMemory,
     StartProfile,
@@ -29,6 +30,7 @@ from setpoint.core.operations import (
 )
 from setpoint.core.progress import reported_to
 from setpoint.engine.executor.build_runner import EngineConfig, load_experts, load_model
+from setpoint.engine.executor.expert_recording import ExpertRecorder
 from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.parallel.split import mixtures
 from setpoint.engine.runner.model_runner import ModelRunner
@@ -53,6 +55,7 @@ class EngineOperator:
         loaded."""
         self._runner = runner
         self._profiler = profiler
+        self._recorder = ExpertRecorder(runner)
         self._config = config
         self._available_bytes = available_bytes
         self._heartbeat = heartbeat
@@ -72,6 +75,8 @@ class EngineOperator:
                 return operation.path
             case StopProfile():
                 return self._profiler.stop()
+            case RecordExperts():
+                return self._recorder.operate(operation)
             case FreezeGarbage():
                 gc.collect()
                 gc.freeze()

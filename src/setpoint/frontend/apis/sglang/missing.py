@@ -13,7 +13,6 @@ ADAPTERS = "LoRA adapters"
 HICACHE = "a cache tier outside the KV pool (HiCache)"
 FROM_DISK = "weights from anywhere but a folder, which /update_weights_from_disk reads"
 REMOTE = "loading weights from another server"
-EXPERTS = "recording which experts tokens go to"
 CORPORA = "speculation from a corpus of n-grams"
 DECISIONS = "decisions between given answers; /v1/score gives the probabilities of single tokens"
 MISSING = {
@@ -36,9 +35,6 @@ MISSING = {
     "/remote_instance_transfer_engine_info": REMOTE,
     "/get_weights_by_name": "reading single weights, which are stored repacked",
     "/weights_checker": "checks of weights",
-    "/start_expert_distribution_record": EXPERTS,
-    "/stop_expert_distribution_record": EXPERTS,
-    "/dump_expert_distribution_record": EXPERTS,
     "/add_external_corpus": CORPORA,
     "/list_external_corpora": CORPORA,
     "/remove_external_corpus": CORPORA,

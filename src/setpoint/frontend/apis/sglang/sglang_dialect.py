@@ -12,6 +12,7 @@ from setpoint.frontend.apis.sglang import fault_tolerance
 from setpoint.frontend.apis.sglang.admin import FLUSH_ROUTE, AdminRoutes
 from setpoint.frontend.apis.sglang.controls import ControlBodies, ControlRoutes
 from setpoint.frontend.apis.sglang.doctor_route import DoctorRoutes
+from setpoint.frontend.apis.sglang.expert_records import PATHS, ExpertRecordRoutes
 from setpoint.frontend.apis.sglang.loads import LoadRoutes
 from setpoint.frontend.apis.sglang.log_settings import LOGGING_ROUTE, LogSettingsRoutes
 from setpoint.frontend.apis.sglang.metrics_route import METRICS_ROUTE, MetricsRoutes
@@ -33,7 +34,7 @@ class SGLangDialect(Dialect):
     prefix = ""
     hint = OpenAIDialect.hint
     public = ("/health", "/ready", METRICS_ROUTE)
-    changed_by_get = (FLUSH_ROUTE, START, STOP)
+    changed_by_get = (FLUSH_ROUTE, START, STOP, *PATHS)
     admin = (
         FLUSH_ROUTE,
         "/abort_request",
@@ -41,6 +42,7 @@ class SGLangDialect(Dialect):
         START,
         STOP,
         FREEZE,
+        *PATHS,
         LOGGING_ROUTE,
         "/pause_generation",
         "/continue_generation",
@@ -62,6 +64,7 @@ class SGLangDialect(Dialect):
         ControlRoutes(service, controls).install(self.router)
         ParsingRoutes(service, controls).install(self.router)
         ProfileRoutes(service, controls).install(self.router)
+        ExpertRecordRoutes(service).install(self.router)
         WeightRoutes(service, controls).install(self.router)
         fault_tolerance.FaultToleranceRoutes(service, controls).install(self.router)
         SessionRoutes(service, controls).install(self.router)

@@ -1,0 +1,57 @@
+"""Routes that record which experts tokens use (docs/controls.md)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
+
+from setpoint.core.operations import RecordExperts
+from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.service import Service
+
+PATHS = tuple(f"/{word}_expert_distribution_record" for word in ("start", "stop", "dump"))
+
+
+class ExpertRecordRoutes:
+    def __init__(self, service: Service) -> None:
+        self._engine = service.engine
+        self._folder = Path(service.config.expert_records_folder)
+
+    def install(self, parent: APIRouter) -> None:
+        router = APIRouter(tags=["control"])
+        for path, act in zip(PATHS, (self.start, self.stop, self.dump), strict=True):
+            add_route(router, path, act, "GET", "POST")
+        parent.include_router(router)
+
+    async def start(self) -> Response:
+        await self._operate("start")
+        return PlainTextResponse("Start recording expert distribution.\n")
+
+    async def stop(self) -> Response:
+        await self._operate("stop")
+        return PlainTextResponse("Stop recording expert distribution.\n")
+
+    async def dump(self) -> Response:
+        path = self._folder / f"expert_distribution_recorder_{time.time():.6f}.json"
+        files = await self._operate("dump", path)
+        return PlainTextResponse(f"Dump expert distribution record to {', '.join(files)}\n")
+
+    async def _operate(
+        self, action: Literal["start", "stop", "dump"], path: Path | None = None
+    ) -> list[str]:
+        """Have every engine do it; returns the files that they write."""
+        several = len(self._engine.lines) > 1
+
+        def path_of(rank: int) -> str:
+            if path is None:
+                return ""
+            return str(path.with_stem(f"{path.stem}-DP{rank}") if several else path)
+
+        done = await self._engine.on_all(
+            lambda line: line.operate(RecordExperts(action, path_of(line.rank)))
+        )
+        return [each.path for each in done]
