@@ -43,6 +43,10 @@ class Family:
     """True if all heads of q together have a norm, and those of k."""
     num_norms: int = 2
     """Number of norms over the hidden size in a layer."""
+    out_bias: bool = True
+    """True if ``attention_bias`` gives the output's projection one, too."""
+    latent: bool = False
+    """True if attention is latent attention."""
     mixture: Callable[[ConfigFile, int], Mixture | None] = mixtures.none
     """(config, number of layers) -> ``ModelSpec.mixture``."""
     windows: Callable[[ConfigFile, int], tuple[int | None, ...]] = windows.none
@@ -64,7 +68,54 @@ GEMMA3 = {
     "vocab_size": 262_208,
     "max_position_embeddings": 131_072,
 }
+DEEPSEEK = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+DEEPSEEK_V3 = Family(
+    defaults={
+        **DEEPSEEK,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+    },
+    latent=True,
+    mixture=mixtures.corrected,
+)
 FAMILIES = {
+    "deepseek_v2": Family(
+        defaults={
+            **DEEPSEEK,
+            "n_routed_experts": 64,
+            "moe_intermediate_size": 1407,
+            "n_shared_experts": 2,
+        },
+        latent=True,
+        mixture=mixtures.deepseek,
+    ),
+    "deepseek_v3": DEEPSEEK_V3,
+    "glm4_moe": Family(
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        },
+        out_bias=False,
+        mixture=mixtures.corrected,
+    ),
+    "kimi_k2": DEEPSEEK_V3,
     "gemma2": Family(
         defaults={**GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         num_norms=4,
@@ -113,7 +164,8 @@ FAMILIES = {
         mixture=mixtures.qwen,
     ),
 }
-"""model_type -> its family, from transformers' Gemma2Config, Gemma3TextConfig, MistralConfig,
+"""model_type -> its family, from transformers' DeepseekV2Config, DeepseekV3Config (which Kimi K2
+uses under another name), Glm4MoeConfig, Gemma2Config, Gemma3TextConfig, MistralConfig,
 MixtralConfig, OlmoeConfig, Phi3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config and
 Qwen3MoeConfig."""
 GATED = frozenset({"llama", *FAMILIES})

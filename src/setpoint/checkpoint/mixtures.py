@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from setpoint.checkpoint.configfile import ConfigFile, short_repr
 from setpoint.core.model import Mixture
 
@@ -35,7 +37,30 @@ def qwen(config: ConfigFile, num_layers: int) -> Mixture:
     shared = 0
     if config.config.get("shared_expert_intermediate_size") is not None:
         shared = config.positive("shared_expert_intermediate_size")
-    return _mixture(config, "num_experts", "moe_intermediate_size", layers, shared_size=shared)
+    mixture = _mixture(config, "num_experts", "moe_intermediate_size", layers)
+    return replace(mixture, shared_size=shared, shared_is_gated=shared > 0)
+
+
+def deepseek(config: ConfigFile, num_layers: int) -> Mixture:
+    """DeepSeek-V2: every ``moe_layer_freq``-th layer from ``first_k_dense_replace`` on, with
+    ``n_shared_experts`` experts that every token uses."""
+    step, first = config.positive("moe_layer_freq", 1), _count(config, "first_k_dense_replace")
+    layers = [layer for layer in range(first, num_layers) if layer % step == 0]
+    mixture = _mixture(config, "n_routed_experts", "moe_intermediate_size", layers)
+    return replace(mixture, shared_size=mixture.size * _count(config, "n_shared_experts"))
+
+
+def corrected(config: ConfigFile, num_layers: int) -> Mixture:
+    """DeepSeek-V3 and GLM-4.5: the same with a correction of the scores."""
+    return replace(deepseek(config, num_layers), is_corrected=True)
+
+
+def _count(config: ConfigFile, key: str) -> int:
+    """The value of ``key``, an integer of at least zero; 0 if it is absent or null."""
+    value = config.config.get(key) or 0
+    if type(value) is not int or value < 0:
+        config.fail(key, f"must be an integer of at least 0, not {short_repr(value)}")
+    return value
 
 
 def _mixture(
@@ -43,12 +68,10 @@ def _mixture(
     num_key: str,
     size_key: str,
     layers: range | list[int],
-    *,
-    shared_size: int = 0,
 ) -> Mixture:
     num_experts = config.positive(num_key, at_most=MAX_EXPERTS)
     num_chosen = config.positive("num_experts_per_tok")
     if num_chosen > num_experts:
         config.fail("num_experts_per_tok", f"is {num_chosen}, but there are {num_experts} experts")
     size = config.positive(size_key)
-    return Mixture(num_experts, num_chosen, size, frozenset(layers), shared_size)
+    return Mixture(num_experts, num_chosen, size, frozenset(layers))

@@ -8,6 +8,7 @@ declaration of the model reads them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, short_repr
 from setpoint.checkpoint.description import Description, read_description
 from setpoint.checkpoint.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
 from setpoint.checkpoint.safetensors_file import TensorInfo
-from setpoint.core.model import BLOCK_KINDS, KeptBlocks, Mixture, ModelSpec
+from setpoint.core.model import BLOCK_KINDS, KeptBlocks, Latent, ModelSpec
 
 EMBEDDING = "model.embed_tokens.weight"
 MAX_HEADS = 1 << 16
@@ -54,19 +55,8 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
     config = {**family.defaults, **config}
     reader = ConfigFile(path, {**_usual_names(config), **config})
     architecture = reader.architecture()
-    hidden, num_heads = (
-        reader.positive("hidden_size"),
-        reader.positive("num_attention_heads", at_most=MAX_HEADS),
-    )
-    num_kv_heads = reader.positive("num_key_value_heads", num_heads)
-    head_dim = reader.positive("head_dim", hidden // num_heads)
-    if num_heads % num_kv_heads:
-        reader.fail(
-            "num_key_value_heads",
-            f"is {num_kv_heads}, which does not divide the {num_heads} attention heads evenly",
-        )
-    if head_dim % 2:
-        reader.fail("head_dim", f"is {head_dim}; rotary positions need an even size")
+    hidden = reader.positive("hidden_size")
+    heads = _latent_heads(reader) if family.latent else _heads(reader, hidden)
     for key in NUMBERS:
         reader.check_number(key)
     tensors = description.language_tensors if wrapper else description.tensors
@@ -75,23 +65,21 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
         "num_layers": reader.positive("num_hidden_layers", at_most=MAX_LAYERS),
         "hidden_size": hidden,
         "intermediate_size": reader.positive("intermediate_size"),
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
+        **heads,
         "vocab_size": reader.positive("vocab_size"),
     }
     mixture = family.mixture(reader, spec["num_layers"])
-    return ModelSpec(
+    head_norms = family.head_norms or reader.flag("use_qk_norm")
+    planned = ModelSpec(
         architecture=architecture,
         model_type=str(config.get("model_type", "")),
         context_len=_context_len(reader, family),
         tie_embeddings=tie,
         dtype=reader.dtype(tensors),
-        num_parameters=_count_stored(tensors, tie)
-        or _count_planned(spec, config, tie, family, mixture),
+        num_parameters=_count_stored(tensors, tie, spec["num_layers"]),
         eos_token_ids=_eos_ids(description, reader),
         num_rotaries=family.num_rotaries,
-        head_norms=family.head_norms,
+        head_norms=head_norms,
         whole_norms=family.whole_norms,
         mixture=mixture,
         num_norms=family.num_norms,
@@ -102,6 +90,45 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
         config=config,
         **spec,
     )
+    if planned.num_parameters:
+        return planned
+    return replace(planned, num_parameters=_count_planned(planned, family))
+
+
+def _heads(reader: ConfigFile, hidden: int) -> dict[str, Any]:
+    """The fields of the spec about heads."""
+    num_heads = reader.positive("num_attention_heads", at_most=MAX_HEADS)
+    num_kv_heads = reader.positive("num_key_value_heads", num_heads)
+    head_dim = reader.positive("head_dim", hidden // num_heads)
+    if num_heads % num_kv_heads:
+        reader.fail(
+            "num_key_value_heads",
+            f"is {num_kv_heads}, which does not divide the {num_heads} attention heads evenly",
+        )
+    if head_dim % 2:
+        reader.fail("head_dim", f"is {head_dim}; rotary positions need an even size")
+    return {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+
+
+def _latent_heads(reader: ConfigFile) -> dict[str, Any]:
+    """The same with latent attention, by DeepSeek's keys."""
+    num_heads = reader.positive("num_attention_heads", at_most=MAX_HEADS)
+    if (given := reader.positive("num_key_value_heads", num_heads)) != num_heads:
+        reader.fail(
+            "num_key_value_heads",
+            f"is {given}; with latent attention it must be num_attention_heads, {num_heads}",
+        )
+    latent = Latent(
+        rank=reader.positive("kv_lora_rank"),
+        rope_size=reader.positive("qk_rope_head_dim"),
+        key_size=reader.positive("qk_nope_head_dim"),
+        value_size=reader.positive("v_head_dim"),
+        q_rank=reader.positive("q_lora_rank") if reader.config["q_lora_rank"] is not None else 0,
+    )
+    if latent.rope_size % 2:
+        reader.fail("qk_rope_head_dim", f"is {latent.rope_size}; rotations need an even size")
+    head_dim = latent.rank + latent.rope_size
+    return {"num_heads": num_heads, "num_kv_heads": 1, "head_dim": head_dim, "latent": latent}
 
 
 def _language_config(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -203,34 +230,37 @@ def _blocks(stored: Iterable[TensorInfo], tensors: Iterable[TensorInfo]) -> Kept
     )
 
 
-def _count_stored(tensors: Iterable[TensorInfo], tie: bool) -> int:
+def _count_stored(tensors: Iterable[TensorInfo], tie: bool, num_layers: int) -> int:
     """Number of stored parameters. Some checkpoints store a tied head a second time; it counts
-    once."""
-    return sum(
-        tensor.num_elements for tensor in tensors if not (tie and tensor.name == "lm_head.weight")
-    )
+    once. Layers after the last, which predict further tokens, do not count."""
+
+    def counts(name: str) -> bool:
+        layer = name.removeprefix("model.layers.").partition(".")[0]
+        beyond = name.startswith("model.layers.") and layer.isdigit() and int(layer) >= num_layers
+        return not beyond and not (tie and name == "lm_head.weight")
+
+    return sum(tensor.num_elements for tensor in tensors if counts(tensor.name))
 
 
-def _count_planned(
-    spec: dict[str, int], config: dict[str, Any], tie: bool, family: Family, mixture: Mixture | None
-) -> int:
+def _count_planned(spec: ModelSpec, family: Family) -> int:
     """Number of parameters computed from the dimensions, for a folder without weights
     (``--load-format dummy``)."""
-    hidden, inner, head_dim = spec["hidden_size"], spec["intermediate_size"], spec["head_dim"]
-    q_rows, qkv_rows = (
-        spec["num_heads"] * head_dim,
-        (spec["num_heads"] + 2 * spec["num_kv_heads"]) * head_dim,
-    )
-    num_layers = spec["num_layers"]
-    layer = hidden * (qkv_rows + q_rows) + family.num_norms * hidden
+    hidden, inner, head_dim = spec.hidden_size, spec.intermediate_size, spec.head_dim
+    config, mixture, num_layers = spec.config, spec.mixture, spec.num_layers
+    matrices = spec.attention_matrices
+    layer = family.num_norms * hidden + sum(rows * columns for columns, rows in matrices.values())
+    rows_in = sum(rows for name, (_, rows) in matrices.items() if name in ("q", "k", "v"))
+    if latent := spec.latent:
+        layer += latent.q_rank + latent.rank  # their norms
+        rows_in = sum(rows for name, (_, rows) in matrices.items() if name in ("q_a", "kv_a"))
     if config.get("attention_bias"):
-        layer += qkv_rows + hidden
+        layer += rows_in + hidden * family.out_bias
     if family.qkv_bias and config.get("qkv_bias", True):
-        layer += qkv_rows
-    if family.head_norms:
+        layer += rows_in
+    if spec.head_norms:
         layer += 2 * head_dim
-    if family.whole_norms:
-        layer += (spec["num_heads"] + spec["num_kv_heads"]) * head_dim
+    if spec.whole_norms:
+        layer += (spec.num_heads + spec.num_kv_heads) * head_dim
     mlp = 3 * hidden * inner
     if config.get("mlp_bias"):
         mlp += 2 * inner + hidden
@@ -238,4 +268,5 @@ def _count_planned(
     if mixture:
         sparse = mixture.expert_parameters(hidden) + mixture.other_parameters(hidden)
         mlps += len(mixture.layers) * (sparse - mlp)
-    return num_layers * layer + mlps + spec["vocab_size"] * hidden * (1 if tie else 2) + hidden
+    embeddings = spec.vocab_size * hidden * (1 if spec.tie_embeddings else 2)
+    return num_layers * layer + mlps + embeddings + hidden

@@ -108,7 +108,8 @@ def _share_of_memory(spec: ModelSpec, parallel: ParallelOptions, device: str) ->
     memories = parallel.nnodes if device == "cpu" else parallel.tp_size
     if memories == 1:
         return spec
-    heads, size = spec.num_kv_heads, parallel.tp_size
+    heads = spec.num_heads if spec.latent else spec.num_kv_heads
+    size = parallel.tp_size
     ends = [heads * rank // size for rank in range(0, size + 1, size // memories)]
     most = max(end - begin for begin, end in pairwise(ends))
 
@@ -119,7 +120,8 @@ def _share_of_memory(spec: ModelSpec, parallel: ParallelOptions, device: str) ->
     return replace(
         spec,
         num_heads=part(spec.num_heads),
-        num_kv_heads=most,
+        # Every rank caches the whole latent vector.
+        num_kv_heads=size // memories if spec.latent else most,
         intermediate_size=part(spec.intermediate_size),
         mixture=None
         if spec.mixture is None

@@ -60,6 +60,7 @@ def resolve(
             book.fill(name, value, why)
     device = settle_model(book, model, hardware, env)
     _check_ranks(options, model, device)
+    _check_latent(options, model)
     placement = place_ranks(options, env, hardware, device=device)
     steps = settle_steps(book, hardware, device, placement)
     settle_rules(book, device, steps.chunk)
@@ -82,6 +83,15 @@ def resolve(
         decode_after_piece=steps.decode_after_piece,
         places=placement.places,
     )
+
+
+def _check_latent(options: Options, model: ModelSpec) -> None:
+    """Raise ConfigError for what latent attention does not have."""
+    if model.latent and options.execution.enable_torch_compile:
+        raise ConfigError(
+            f"--enable-torch-compile does not work with the latent attention of"
+            f" {model.architecture}; leave it out: steps of few tokens are captured without it."
+        )
 
 
 def _check_ranks(options: Options, model: ModelSpec, device: str) -> None:

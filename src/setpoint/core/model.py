@@ -115,6 +115,10 @@ class Mixture:
     """The layers that have experts. The others have one MLP of the model's intermediate size."""
     shared_size: int = 0
     """Inner size of the MLP that every token uses besides its experts; 0: there is none."""
+    shared_is_gated: bool = False
+    """True if the router also weighs that MLP."""
+    is_corrected: bool = False
+    """True if a number per expert is added to the scores for the choice."""
 
     def expert_parameters(self, hidden_size: int) -> int:
         """Parameters of all experts of a layer."""
@@ -122,13 +126,41 @@ class Mixture:
 
     def other_parameters(self, hidden_size: int) -> int:
         """Parameters of a layer's router, and of its shared expert with the gate of that."""
-        shared = (3 * self.shared_size + 1) * hidden_size if self.shared_size else 0
-        return self.num_experts * hidden_size + shared
+        shared = (3 * self.shared_size + self.shared_is_gated) * hidden_size
+        return self.num_experts * (hidden_size + self.is_corrected) + shared
 
     def used(self, num_tokens: int) -> float:
         """The share of the experts that a step of so many tokens reads, if all are equally
         likely."""
         return float(1.0 - (1.0 - self.num_chosen / self.num_experts) ** num_tokens)
+
+
+@dataclass(slots=True, frozen=True)
+class Latent:
+    """Latent attention (MLA, arXiv 2405.04434): K and V of all heads are made of one cached vector
+    per token; written once by ``checkpoint``. Such a model has one K and V head, of ``rank`` +
+    ``rope_size`` numbers (decision 0066)."""
+
+    rank: int
+    """Numbers of the cached vector that K and V are made of."""
+    rope_size: int
+    """Numbers of a key that are rotated; all heads share them."""
+    key_size: int
+    """Numbers of a head's query and key that are not rotated."""
+    value_size: int
+    """Numbers of a head's output."""
+    q_rank: int = 0
+    """Size of the vector that queries are made of; 0: they are made of the hidden state."""
+
+    @property
+    def query_size(self) -> int:
+        """Numbers of a head's query before its unrotated part meets K's part of kv_b_proj."""
+        return self.key_size + self.rope_size
+
+    @property
+    def up_size(self) -> int:
+        """A head's rows of kv_b_proj, which has ``rank`` columns."""
+        return self.key_size + self.value_size
 
 
 @dataclass(slots=True, frozen=True)
@@ -163,7 +195,7 @@ class ModelSpec:
     num_parameters: int
     """Number of distinct parameters; tied ones count once."""
     num_rotaries: int = 1
-    """Number of rotation tables that the engine keeps; each has a row of head_dim numbers per
+    """Number of rotation tables that the engine keeps; each has a row of ``rope_dim`` numbers per
     position."""
     eos_token_ids: tuple[int, ...] = ()
     """Token ids that end a turn: those that the model's configs name and, once an engine has
@@ -172,6 +204,8 @@ class ModelSpec:
     """True if each head of q and of k has a norm."""
     whole_norms: bool = False
     """True if all heads of q together have a norm, and those of k."""
+    latent: Latent | None = None
+    """Set if attention is latent attention."""
     mixture: Mixture | None = None
     """The model's experts; None if it has none."""
     num_norms: int = 2
@@ -196,7 +230,47 @@ class ModelSpec:
     @property
     def cache_parts(self) -> tuple[CachePart, ...]:
         """What a layer caches for each token, in the order of ``ForwardContext.kv``."""
-        return tuple(CachePart(name, self.num_kv_heads, self.head_dim) for name in ("k", "v"))
+        names = ("latent",) if self.latent else ("k", "v")
+        return tuple(CachePart(name, self.num_kv_heads, self.head_dim) for name in names)
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a head's V in the cache, and of its output of attention."""
+        return self.latent.rank if self.latent else self.head_dim
+
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a head that a row of a rotation table is for."""
+        return self.latent.rope_size if self.latent else self.head_dim
+
+    @property
+    def attention_matrices(self) -> dict[str, tuple[int, int]]:
+        """Name -> (inputs, outputs) of the matrices of a layer's attention."""
+        hidden, heads = self.hidden_size, self.num_heads
+        if (latent := self.latent) is None:
+            q, kv = heads * self.head_dim, self.num_kv_heads * self.head_dim
+            return {"q": (hidden, q), "k": (hidden, kv), "v": (hidden, kv), "o": (q, hidden)}
+        q = heads * latent.query_size
+        queries = (
+            {"q_a": (hidden, latent.q_rank), "q_b": (latent.q_rank, q)}
+            if latent.q_rank
+            else {"q": (hidden, q)}
+        )
+        return {
+            **queries,
+            "kv_a": (hidden, latent.rank + latent.rope_size),
+            "kv_b": (latent.rank, heads * latent.up_size),
+            "o": (heads * latent.value_size, hidden),
+        }
+
+    @property
+    def attention_numbers(self) -> int:
+        """Numbers per token between the projections of a layer's attention: queries, keys, values
+        and outputs in all their forms."""
+        if (latent := self.latent) is None:
+            return 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        each = latent.query_size + self.head_dim + 2 * latent.rank + latent.value_size
+        return 2 * latent.q_rank + self.num_heads * each + self.head_dim + latent.rank
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes that all layers cache for one token (docs/sglang/options.md#pool-limits).

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from setpoint.core.model import ModelSpec
+from setpoint.core.model import ModelSpec, numbers_per_token
 from setpoint.core.records import Record, StepDone
 from setpoint.observe.figures import Figures
 
@@ -44,22 +44,24 @@ class WorkModel:
         spec, decoded = self.spec, step.num_decode_rows + step.num_forced
         tokens = step.num_new_tokens + decoded
         hidden, inner = spec.hidden_size, spec.intermediate_size
-        q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        weights: float = hidden * (2 * q + 2 * kv) + 3 * hidden * inner
+        q, cached = spec.num_heads * spec.head_dim, numbers_per_token(spec.cache_parts)
+        attention = sum(inputs * outputs for inputs, outputs in spec.attention_matrices.values())
+        weights: float = attention + 3 * hidden * inner
         read: float = self.weights_bytes
         if mixture := spec.mixture:
             inner = mixture.num_chosen * mixture.size + mixture.shared_size
             sparse = len(mixture.layers) / spec.num_layers
             dense = (1 - sparse) * spec.intermediate_size
-            weights = hidden * (2 * q + 2 * kv + sparse * mixture.num_experts)
+            weights = attention + hidden * sparse * mixture.num_experts
             weights += 3 * hidden * (sparse * inner + dense)
             read *= 1 - self.experts_share * (1 - mixture.used(tokens))
         element = self.dtype_bytes * spec.num_layers
         # A layer's input and output, q, k, v, and the output of attention.
-        moved = tokens * element * (2 * hidden + 2 * q + 2 * kv)
-        attended = element * (step.num_new_tokens * (q + 2 * kv) + decoded * q)
+        moved = tokens * element * (2 * hidden + spec.attention_numbers)
+        attended = element * (step.num_new_tokens * (q + cached) + decoded * q)
+        of_pair = 2 * spec.num_heads * (spec.head_dim + spec.value_dim)
         return Work(
-            flops=spec.num_layers * (2 * weights * tokens + 4 * q * step.num_pairs),
+            flops=spec.num_layers * (2 * weights * tokens + of_pair * step.num_pairs),
             read_bytes=read + moved + attended + self.kv_bytes * step.num_behind,
             write_bytes=self.kv_bytes * tokens + moved + element * tokens * 3 * inner,
         )

@@ -39,6 +39,9 @@ USEFUL_TOKENS = 2048
 MOST_OF_MEMORY = 0.95
 """Largest --mem-fraction-static that is advised."""
 
+EXACT = "kv_b"
+"""The matrix of attention that is never quantised (decision 0066)."""
+
 INT8_CHANNEL_BYTES = 8
 """Bytes that an output channel of 8-bit weights needs in addition to the weights: its scale and the
 sum of its weights."""
@@ -90,10 +93,7 @@ def weight_bytes(
     if not int8:
         return wide
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    q_size, qkv_size = (
-        spec.num_heads * spec.head_dim,
-        (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim,
-    )
+    matrices = [each for name, each in spec.attention_matrices.items() if name != EXACT]
     # (inner size, how many MLPs in the model have it)
     mlps = [(inner, spec.num_layers)]
     if mixture := spec.mixture:
@@ -103,9 +103,9 @@ def weight_bytes(
             (mixture.size, mixture.num_experts * sparse),
             (mixture.shared_size, sparse if mixture.shared_size else 0),
         ]
-    weights = spec.num_layers * hidden * (qkv_size + q_size)
+    weights = spec.num_layers * sum(inputs * outputs for inputs, outputs in matrices)
     weights += sum(count * 3 * hidden * size for size, count in mlps)
-    channels = spec.num_layers * (qkv_size + hidden)
+    channels = spec.num_layers * sum(outputs for _, outputs in matrices)
     channels += sum(count * (2 * size + hidden) for size, count in mlps)
     if spec.pooling is None:
         weights += spec.vocab_size * hidden
@@ -117,13 +117,12 @@ def activation_bytes(spec: ModelSpec, *, num_tokens: int, dtype_bytes: int) -> i
     """Peak bytes of the temporaries of a forward pass of ``num_tokens`` tokens, without logits.
 
     Each token needs the residual, a layer's input and its normalised form, and in addition either
-    attention's temporaries (q, k, v and its output) or the MLP's (gate, up, their product, and that
-    product again in the layout of the matrix product), whichever are larger. Of a mixture these are
-    the inner values and the outputs of the experts that a token uses, and one expert's rows side by
-    side.
+    attention's temporaries (``ModelSpec.attention_numbers``) or the MLP's (gate, up, their product,
+    and that product again in the layout of the matrix product), whichever are larger. Of a mixture
+    these are the inner values and the outputs of the experts that a token uses, and one expert's
+    rows side by side.
     """
-    qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    largest = max(qkv, 4 * spec.intermediate_size)
+    largest = max(spec.attention_numbers, 4 * spec.intermediate_size)
     if mixture := spec.mixture:
         sparse = (mixture.num_chosen + 1) * (3 * mixture.size + spec.hidden_size)
         largest = max(largest, sparse + 3 * mixture.shared_size + spec.hidden_size)
@@ -154,11 +153,10 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) ->
         token * spec.hidden_size,
         token * spec.intermediate_size,
     )
-    q, kv = token * spec.num_heads * spec.head_dim, token * spec.num_kv_heads * spec.head_dim
     moments = [
         [ids, ids] if num_groups > 1 else [],
         [ids, hidden],
-        [hidden, hidden, hidden, q + 2 * kv, q] + [q, kv] * (spec.head_norms or spec.whole_norms),
+        *([hidden, hidden, hidden, *live] for live in _attention_moments(spec, token)),
         *_mlp_moments(spec, token, hidden, inner),
         [hidden] * (3 + spec.num_norms // 2),
     ]
@@ -180,6 +178,21 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) ->
     return sum(size * count for size, count in most.items()) + places
 
 
+def _attention_moments(spec: ModelSpec, token: int) -> list[list[int]]:
+    """The moments of ``captured_bytes`` in a layer's attention, without what exists around it."""
+    if (latent := spec.latent) is None:
+        q, kv = token * spec.num_heads * spec.head_dim, token * spec.num_kv_heads * spec.head_dim
+        return [[q + 2 * kv, q] + [q, kv] * (spec.head_norms or spec.whole_norms)]
+    of_heads, low = token * spec.num_heads, token * latent.q_rank
+    query, rank = of_heads * latent.query_size, of_heads * latent.rank
+    own = [query, token * spec.head_dim, token * latent.rank]
+    return [
+        [low, low, query] if low else [query],
+        [*own, rank, of_heads * spec.head_dim, rank],
+        [*own, rank, of_heads * latent.value_size],
+    ]
+
+
 def _mlp_moments(spec: ModelSpec, token: int, hidden: int, inner: int) -> list[list[int]]:
     """The moments of ``captured_bytes`` in an MLP and in a mixture. token: bytes of an element of
     all tokens. The ids of a token's experts and their weights have four bytes each, as have the
@@ -198,7 +211,8 @@ def _mlp_moments(spec: ModelSpec, token: int, hidden: int, inner: int) -> list[l
     ]
     if mixture.shared_size:
         shared = [token * mixture.shared_size, hidden]
-        moments += [[*chosen, parts, *shared], [*chosen, parts, hidden, token, hidden]]
+        gate = [token] if mixture.shared_is_gated else []
+        moments += [[*chosen, parts, *shared], [*chosen, parts, hidden, *gate, hidden]]
     return [dense, *moments] if len(mixture.layers) < spec.num_layers else moments
 
 
@@ -209,7 +223,8 @@ def reference_attention_bytes(
     and the row's gathered K and V."""
     wide = max(dtype_bytes, 4)
     scores = min(REFERENCE_SCORES, spec.num_heads * num_tokens * context_len)
-    return wide * (4 * scores + 2 * context_len * spec.num_kv_heads * spec.head_dim)
+    gathered = context_len * spec.num_kv_heads * (spec.head_dim + spec.value_dim)
+    return wide * (4 * scores + gathered)
 
 
 def table_bytes(num_slots: int, *, context_len: int, page_size: int, num_groups: int = 1) -> int:
@@ -327,7 +342,7 @@ class MemoryModel:
             touched = 4 * entries + (1 + groups) * 4 * KIB * num_slots
             tables = min(tables, touched)
         total = tables + (
-            4 * self.spec.num_rotaries * self.context_len * self.spec.head_dim
+            4 * self.spec.num_rotaries * self.context_len * self.spec.rope_dim
             if footprint is None
             else footprint.rotations
         )

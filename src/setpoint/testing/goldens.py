@@ -168,6 +168,45 @@ def _qwen_moe(version: int, name: str, **keys: Any) -> Golden:
     return _mixture(name, architecture, f"qwen{version}", **{**own, **keys})
 
 
+def _deepseek(version: int, name: str, **keys: Any) -> Golden:
+    own = {
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 48,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 24,
+        "v_head_dim": 20,
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "norm_topk_prob": version == 3,
+    }
+    config = tiny_config(
+        f"DeepseekV{version}ForCausalLM", f"deepseek_v{version}", **{**own, **keys}
+    )
+    return Golden(f"deepseek_v{version}: {name}", config, "chatml")
+
+
+def _glm(name: str, **keys: Any) -> Golden:
+    own = {
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "head_dim": 32,
+    }
+    config = tiny_config("Glm4MoeForCausalLM", "glm4_moe", **{**own, **keys})
+    return Golden(f"glm4_moe: {name}", config, "chatml")
+
+
+MSCALE = {"mscale": 0.707, "mscale_all_dim": 0.9, "beta_fast": 2.0}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
@@ -230,6 +269,36 @@ GOLDENS = (
     _qwen_moe(3, "three of eight experts", norm_topk_prob=True),
     _qwen_moe(3, "first layer dense, tied", mlp_only_layers=[0], tie_word_embeddings=True),
     _qwen_moe(3, "one expert, biases", num_experts=1, num_experts_per_tok=1, attention_bias=True),
+    _deepseek(2, "greedy", topk_method="greedy", n_group=1, topk_group=1),
+    _deepseek(
+        2,
+        "groups, queries without a latent vector, yarn",
+        topk_method="group_limited_greedy",
+        q_lora_rank=None,
+        routed_scaling_factor=16.0,
+        rope_scaling={**YARN, **MSCALE},
+        max_position_embeddings=64,
+    ),
+    _deepseek(2, "every layer sparse, biases", first_k_dense_replace=0, attention_bias=True),
+    _deepseek(3, "groups", routed_scaling_factor=2.5),
+    _deepseek(
+        3,
+        "queries without a latent vector, yarn, no groups",
+        q_lora_rank=None,
+        n_group=1,
+        topk_group=1,
+        rope_scaling={**YARN, **MSCALE, "mscale": 0.9},
+        max_position_embeddings=64,
+    ),
+    _deepseek(
+        3,
+        "halves rotated, not normalised, biases",
+        rope_interleave=False,
+        norm_topk_prob=False,
+        attention_bias=True,
+    ),
+    _glm("norms of heads, groups", use_qk_norm=True, n_group=4, topk_group=2),
+    _glm("biases, tied", attention_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-5),
     _phi3("mini 4k, window", num_key_value_heads=4, sliding_window=16),
     _phi3("4, no window", num_key_value_heads=1),
     _phi3(

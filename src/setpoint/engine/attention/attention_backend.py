@@ -32,6 +32,13 @@ class AttentionShape:
     """Data type of q and of the output."""
     kv_dtype: torch.dtype
     device: torch.device
+    latent_rank: int = 0
+    """If not 0, K and V are one cache part, and V is the first so many numbers of each K."""
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a head's V, and of its output."""
+        return self.latent_rank or self.head_dim
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,8 +105,10 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """Causal attention within each row.
 
-        q [T, H, D] (token rows may be strided) and one layer's caches [num_pages + 1, page_size,
-        Hkv, D] (contiguous) -> contiguous [T, H, D] in q's dtype. Scores, softmax and the sum are
+        q [T, H, D] (token rows may be strided), one layer's K cache [num_pages + 1, page_size, Hkv,
+        D] (contiguous) and V cache [num_pages + 1, page_size, Hkv, value_dim] -> contiguous [T, H,
+        value_dim] in q's dtype. The V cache is contiguous or the first value_dim numbers of each
+        head of the K cache (latent attention). Scores, softmax and the sum are
         computed in at least fp32 (float64 for float64). A row's result depends only on its own
         tokens.
         """

@@ -26,7 +26,7 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 HEAD_DIM_MULTIPLE = 16
 """Head dimensions must be a multiple of this, so that they fill whole vectors at the widest
 instruction level."""
-MAX_GROUP = 64
+MAX_GROUP = 128
 """Most query heads per key/value head (plan.h, kQueryRows)."""
 
 
@@ -43,6 +43,7 @@ class Plan:
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
+            value_dim=shape.value_dim,
             page_size=shape.page_size,
             q_dtype=DTYPES[shape.dtype],
             kv_dtype=KV_DTYPES[shape.kv_dtype],
@@ -96,13 +97,14 @@ class CpuAttention:
         if plan is None:
             plan = self._plans[batch.group] = Plan(self._shape, self._kernels)
         plan.cover(batch)
-        out = torch.empty(q.shape, dtype=self._shape.dtype)
+        out = torch.empty((*q.shape[:2], self._shape.value_dim), dtype=self._shape.dtype)
         call = plan.call
         call.q = q.data_ptr()
         call.q_stride = q_stride[0]
         call.out = out.data_ptr()
         call.k_cache = k_cache.data_ptr()
         call.v_cache = v_cache.data_ptr()
+        call.value_stride = v_cache.stride(2)
         call.scale = variant.scale
         call.softcap = variant.softcap or 0.0
         call.window = variant.window or 0
@@ -118,10 +120,11 @@ def create(shape: AttentionShape, *, level: str | None = None) -> CpuAttention:
             "the C++ kernels take bf16 and fp32, and fp8 in the cache, not"
             f" {shape.dtype} with {shape.kv_dtype} in the cache"
         )
-    if shape.head_dim % HEAD_DIM_MULTIPLE:
-        raise KernelsUnavailable(
-            f"the head dimension {shape.head_dim} is not a multiple of {HEAD_DIM_MULTIPLE}"
-        )
+    for size in (shape.head_dim, shape.value_dim):
+        if size % HEAD_DIM_MULTIPLE:
+            raise KernelsUnavailable(
+                f"the head dimension {size} is not a multiple of {HEAD_DIM_MULTIPLE}"
+            )
     if shape.num_heads > MAX_GROUP * shape.num_kv_heads:
         raise KernelsUnavailable(f"more than {MAX_GROUP} query heads share a key/value head")
     return CpuAttention(shape, load(level))

@@ -33,7 +33,7 @@ class TorchRefAttention:
         variant: AttentionVariant,
     ) -> torch.Tensor:
         page_size = k_cache.shape[1]
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = q.new_empty((*q.shape[:2], v_cache.shape[-1]))
         bounds = batch.cu_q_host.tolist()
         # NOTE: this reads the pages of all rows at once. ``page_table[slots[row]]`` would read the
         # slot back: indexing with a 0-dimensional tensor makes the host wait for the device.
@@ -63,7 +63,7 @@ class TorchRefAttention:
         variant: AttentionVariant,
     ) -> torch.Tensor:
         """Attention of one row: q [c, H, D] at positions start..start+c-1 over keys and values [kv,
-        Hkv, D] -> [c, H, D]."""
+        Hkv, D and value_dim] -> [c, H, value_dim]."""
         num_queries, num_heads, head_dim = q.shape
         num_kv_heads = keys.shape[1]
         end = start + num_queries
@@ -91,9 +91,9 @@ class TorchRefAttention:
         weights = torch.softmax(scores, dim=-1).view(num_kv_heads, -1, end - begin)
         out = torch.matmul(weights, values.permute(1, 0, 2))
         return (
-            out.view(num_kv_heads, -1, num_queries, head_dim)
+            out.view(num_kv_heads, -1, num_queries, out.shape[-1])
             .permute(2, 0, 1, 3)
-            .reshape(num_queries, num_heads, head_dim)
+            .reshape(num_queries, num_heads, -1)
             .to(q.dtype)
         )
 

@@ -122,7 +122,7 @@ def _timed(runner: ModelRunner, works: Works, kind: str) -> Backends:
     def multiply(weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
         began = time.perf_counter()
         out = backends.multiply(weight, x)
-        count(began, weight, weight.num_bytes, x.numel() * out.shape[1], x)
+        count(began, weight, weight.num_bytes, x.numel() * out.shape[-1], x)
         if kind == "head":
             works["sampling"].num_bytes += out.nbytes  # logits
         return out
@@ -202,8 +202,9 @@ class _TimedAttention:
             batch.kv_lens_host.astype(np.int64),
             variant.window,
         )
-        work.num_bytes += 2 * keys * k_cache[0, 0].nbytes
-        work.flops += 4 * pairs * out[0].numel()
+        parts = 1 if v_cache.data_ptr() == k_cache.data_ptr() else 2
+        work.num_bytes += parts * keys * k_cache[0, 0].nbytes
+        work.flops += 2 * pairs * (q[0].numel() + out[0].numel())
         work.product = _name(q.dtype)
         return out
 

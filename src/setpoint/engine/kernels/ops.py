@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-SCORINGS = {"softmax": 0, "softmax_of_chosen": 1}
+SCORINGS = {"softmax": 0, "softmax_of_chosen": 1, "sigmoid": 2}
 """Name of a scoring function -> its number in the C++ code (calls.h, Scoring)."""
 
 
@@ -35,9 +35,17 @@ class Routing:
     scoring: str = "softmax"
     """A key of SCORINGS. "softmax": scores and weights are the softmax over all experts
     (Mixtral, Qwen, OLMoE). "softmax_of_chosen": scores are the logits, weights the softmax over the
-    chosen ones (gpt-oss). Both are computed in at least fp32."""
+    chosen ones (gpt-oss). "sigmoid": scores and weights are the sigmoids of the logits
+    (DeepSeek-V3). All are computed in at least fp32."""
     normalise: bool = False
     """The weights of a token are divided by their sum."""
+    scaling: float = 1.0
+    """Factor on the weights after that."""
+    num_groups: int = 1
+    """The experts are this many groups of neighbours, of which a token may choose from
+    ``num_open`` only: those with the largest sums of their ``num_best`` largest scores."""
+    num_open: int = 1
+    num_best: int = 1
 
     def __post_init__(self) -> None:
         assert self.scoring in SCORINGS
@@ -139,9 +147,37 @@ class Ops(Protocol):
         """
         ...
 
-    def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-        """logits [T, E] -> (ids [T, num_chosen] int32, weights [T, num_chosen], fp32 or, for
-        float64, float64). The weights of a row with a NaN are NaN, and its ids are valid."""
+    def rope_and_store_latent(
+        self,
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        latent: torch.Tensor,
+        k_rope: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        cache: torch.Tensor,
+        kv_index: torch.Tensor,
+        *,
+        interleaved: bool,
+    ) -> torch.Tensor:
+        """The same for latent attention (``layers.latent_attention``): rotate q_rope and k_rope,
+        write [latent, rotated k_rope] to the cache, return [q_latent, rotated q_rope], [T, H, R +
+        P].
+
+        q_latent [T, H, R] and latent [T, R], contiguous; q_rope [T, H, P] and k_rope [T, P],
+        strided but for the last dimension; cos_sin [max positions, P]; cache [num_pages + 1,
+        page_size, 1, R + P]. interleaved: the rotation pairs the dimensions 2 i and 2 i + 1, which
+        become i and i + P/2 of the result.
+        """
+        ...
+
+    def route(
+        self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """logits [T, E], correction [E] in at least fp32, which is added to the scores for the
+        choice alone, of groups and of experts -> (ids [T, num_chosen] int32, weights [T,
+        num_chosen], fp32 or, for float64, float64). The weights of a row with a NaN are NaN, and
+        its ids are valid."""
         ...
 
     def place_experts(

@@ -7,6 +7,9 @@ import torch
 
 from setpoint.engine.kernels.ops import Routing
 
+LEAST_SUM = 1e-20
+"""Added to the sum that weights are divided by, so that scores of zero give weights of zero."""
+
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of the arithmetic: fp32, or float64 for float64."""
@@ -102,19 +105,41 @@ class RefOps:
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
-    def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-        of_chosen = routing.scoring == "softmax_of_chosen"
+    def rope_and_store_latent(
+        self,
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        latent: torch.Tensor,
+        k_rope: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        cache: torch.Tensor,
+        kv_index: torch.Tensor,
+        *,
+        interleaved: bool,
+    ) -> torch.Tensor:
+        q, k = q_rope, k_rope.unsqueeze(1)
+        if interleaved:
+            q, k = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q, k))
+        q, k = self.rotate(q, k, cos_sin, positions)
+        store(torch.cat((latent.unsqueeze(1), k), dim=-1), cache, kv_index)
+        return torch.cat((q_latent, q), dim=-1)
+
+    def route(
+        self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         scores = logits.to(_wide(logits.dtype))
-        if not of_chosen:
-            scores = scores.softmax(-1)
-        weights, ids = scores.sort(dim=-1, descending=True, stable=True)
-        ids, weights = ids[:, : routing.num_chosen], weights[:, : routing.num_chosen]
-        if of_chosen:
+        if routing.scoring != "softmax_of_chosen":
+            scores = scores.sigmoid() if routing.scoring == "sigmoid" else scores.softmax(-1)
+        ids = _choose(scores if correction is None else scores + correction, routing)
+        weights = scores.gather(-1, ids)
+        if routing.scoring == "softmax_of_chosen":
             weights = weights.softmax(-1)
         if routing.normalise:
-            weights = weights / weights.sum(-1, keepdim=True)
+            weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
         has_nan = logits.isnan().any(-1, keepdim=True)
-        return ids.int().contiguous(), weights.masked_fill(has_nan, torch.nan)
+        weights = (weights * routing.scaling).masked_fill(has_nan, torch.nan)
+        return ids.int(), weights
 
     def place_experts(
         self, ids: torch.Tensor, load: torch.Tensor, places: torch.Tensor | None = None
@@ -151,6 +176,19 @@ class RefOps:
     def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.to(_wide(gate_up.dtype)).chunk(2, dim=-1)
         return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
+def _choose(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """The ids [T, num_chosen] of the experts with the largest scores [T, E] in the open groups."""
+    if routing.num_groups > 1:
+        groups = scores.unflatten(-1, (routing.num_groups, -1))
+        best = groups.sort(dim=-1, descending=True).values[..., : routing.num_best].sum(-1)
+        order = best.sort(dim=-1, descending=True, stable=True).indices
+        closed = torch.ones_like(best, dtype=torch.bool)
+        closed = closed.scatter(-1, order[:, : routing.num_open], value=False)
+        scores = groups.masked_fill(closed.unsqueeze(-1), -torch.inf).flatten(1)
+    order = scores.sort(dim=-1, descending=True, stable=True).indices
+    return order[:, : routing.num_chosen].contiguous()
 
 
 def scale_rows(x: torch.Tensor, scale: float) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""Self-attention between the projections: rotates q and k, stores K and V in the pool, and attends
-over it."""
+"""Self-attention between the projections: rotates q and k, stores a token's parts of the cache in
+the pool, and attends over it."""
 
 from __future__ import annotations
 
@@ -44,6 +44,45 @@ class PagedAttention(Layer):
         return ctx.attention.forward(q, k_cache, v_cache, batch, self.variant).flatten(1)
 
 
+class LatentAttention(Layer):
+    """Attention over latent vectors (decision 0066), with one head of K, the cached vector, and V,
+    its first ``rank`` numbers: q_latent [T, H, rank], q_rope [T, H, P], latent [T, rank], k_rope
+    [T, P] -> [T, H, rank]. What may be strided: ``Ops.rope_and_store_latent``.
+
+    interleaved: the rotation pairs neighbouring dimensions.
+    """
+
+    def __init__(self, layer: int, rank: int, scale: float, *, interleaved: bool) -> None:
+        super().__init__()
+        self.layer = layer
+        self.variant = AttentionVariant(scale)
+        self._rank = rank
+        self._interleaved = interleaved
+
+    def forward(
+        self,
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        latent: torch.Tensor,
+        k_rope: torch.Tensor,
+        ctx: ForwardContext,
+    ) -> torch.Tensor:
+        (cache,) = ctx.kv[self.layer]
+        batch = ctx.batches[self.layer]
+        q = ctx.ops.rope_and_store_latent(
+            q_latent,
+            q_rope,
+            latent,
+            k_rope,
+            ctx.cos_sin[0],
+            batch.positions,
+            cache,
+            batch.kv_index,
+            interleaved=self._interleaved,
+        )
+        return ctx.attention.forward(q, cache, cache[..., : self._rank], batch, self.variant)
+
+
 def store_and_attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -54,7 +93,8 @@ def store_and_attend(
 ) -> torch.Tensor:
     """q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]. q and k are already rotated, or are not to be
     rotated."""
-    (k_cache, v_cache), batch = ctx.kv[layer], ctx.batches[layer]
+    k_cache, v_cache = ctx.kv[layer]
+    batch = ctx.batches[layer]
     store(k, k_cache, batch.kv_index)
     store(v, v_cache, batch.kv_index)
     return ctx.attention.forward(q, k_cache, v_cache, batch, variant)

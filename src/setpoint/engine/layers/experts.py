@@ -14,21 +14,27 @@ from setpoint.core.model import Mixture
 from setpoint.engine.kernels.ops import Routing
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.layers.expert_slots import ExpertSlots
-from setpoint.engine.layers.linear import Linear
+from setpoint.engine.layers.linear import Linear, Undivided
 from setpoint.engine.layers.mlp import GatedMLP
 from setpoint.engine.layers.module import Layer
 from setpoint.engine.quant.grouped import GroupedWeight, group
 from setpoint.engine.quant.linear_method import LinearMethod
 
 
-class Router(Linear):
+class Router(Undivided):
     """x [T, C] -> a score of each expert, [T, E]. It is small and decides, so it is never
-    quantised, and every rank has all of it."""
+    quantised. corrected: whether it has ``Ops.route``'s correction."""
 
     is_exact = True
+    wide = ("e_score_correction_bias",)
 
-    def split(self, rank: int, size: int) -> None:
-        """Keep all of it."""
+    def __init__(
+        self, hidden_size: int, num_experts: int, *, bias: bool = False, corrected: bool = False
+    ) -> None:
+        super().__init__(hidden_size, num_experts, bias=bias)
+        self.e_score_correction_bias = (
+            nn.Parameter(torch.empty(num_experts), requires_grad=False) if corrected else None
+        )
 
 
 class Grouped(Layer):
@@ -81,13 +87,18 @@ class SparseMLP(Layer):
         routing: Routing,
         *,
         router: str = "gate",
+        shared: str = "shared_expert",
         bias: bool = False,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
-        """router: its name in the checkpoint. bias: whether the router and the experts have biases.
-        names: of the matrices gate, up and down of an expert in the checkpoint."""
+        """router, shared: names of the router and of the shared expert in the checkpoint. bias:
+        whether the router and the experts have biases. names: of the matrices gate, up and down of
+        an expert in the checkpoint."""
         super().__init__()
-        setattr(self, router, Router(hidden_size, mixture.num_experts, bias=bias))
+        corrected = mixture.is_corrected
+        setattr(
+            self, router, Router(hidden_size, mixture.num_experts, bias=bias, corrected=corrected)
+        )
         self.experts = nn.ModuleList(
             GatedMLP(hidden_size, mixture.size, gated, bias=bias, names=names)
             for _ in range(mixture.num_experts)
@@ -97,23 +108,23 @@ class SparseMLP(Layer):
         self.expert_slots = ExpertSlots(
             self.experts, {"gate_up_proj": self.gate_up, "down": self.down}
         )
-        self.shared_expert = self.shared_expert_gate = None
         if mixture.shared_size:
-            self.shared_expert = GatedMLP(hidden_size, mixture.shared_size, gated)
-            self.shared_expert_gate = Router(hidden_size, 1)
-        self._router = router
+            setattr(self, shared, GatedMLP(hidden_size, mixture.shared_size, gated))
+        self.shared_expert_gate = Router(hidden_size, 1) if mixture.shared_is_gated else None
+        self._router, self._shared = router, shared
         self._routing = routing
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         is_whole = self.expert_slots.own is not None
         expert: GatedMLP = self.experts[self.expert_slots.one]
-        ids, weights = ctx.ops.route(self.__dict__[self._router](x, ctx), self._routing)
+        router: Router = self.__dict__[self._router]
+        correction = router.e_score_correction_bias
+        ids, weights = ctx.ops.route(router(x, ctx), self._routing, correction)
         slots = self.expert_slots.of(ids, ctx)
         inner = expert.activated(self.gate_up(x, slots, ctx), ctx)
         parts = self.down(expert.down.inputs(inner, expert.widths, ctx), slots, ctx)
         parts = self.expert_slots.gather(parts, slots, ctx)
-        shared = gate = None
-        if self.shared_expert is not None:
-            shared = self.shared_expert(x, ctx) if is_whole else self.shared_expert.share(x, ctx)
-            gate = self.shared_expert_gate(x, ctx)
+        gate = self.shared_expert_gate and self.shared_expert_gate(x, ctx)
+        common = self.__dict__.get(self._shared)
+        shared = common and (common(x, ctx) if is_whole else common.share(x, ctx))
         return expert.down.join(ctx.ops.combine(parts, weights, shared, gate), ctx)

@@ -164,6 +164,13 @@ class Linear(Layer):
         return backends.group.gather(out, self.widths) if self.widths else out
 
 
+class Undivided(Linear):
+    """A linear layer of which every rank has all: its outputs are needed on each of them."""
+
+    def split(self, rank: int, size: int) -> None:
+        """Keep all of it."""
+
+
 class GatedLinear(Linear):
     """Gate and up of a gated MLP, stacked: x [T, K] -> [T, 2F] or, if ``activates``,
     activation(gate(x)) · up(x), [T, F].

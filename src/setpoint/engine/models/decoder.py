@@ -20,7 +20,7 @@ from torch import nn
 
 from setpoint.core.model import ModelSpec
 from setpoint.engine.attention.attention_backend import AttentionVariant
-from setpoint.engine.layers.attention import PagedAttention
+from setpoint.engine.layers.attention import LatentAttention, PagedAttention
 from setpoint.engine.layers.context import Backends, ForwardContext
 from setpoint.engine.layers.linear import Linear, TiedHead
 from setpoint.engine.layers.module import Layer
@@ -145,6 +145,8 @@ class CausalLM(Layer):
         softcap: float | None = None,
     ) -> None:
         super().__init__()
+        self.unused: tuple[str, ...] = ()
+        """Prefixes of tensors that a checkpoint may hold although the model does not use them."""
         self.rotaries = rotaries
         self.model = model
         self.lm_head = lm_head
@@ -160,7 +162,7 @@ class CausalLM(Layer):
         return {
             module.layer: module.variant
             for module in self.model.modules()
-            if isinstance(module, PagedAttention)
+            if isinstance(module, PagedAttention | LatentAttention)
         }
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
@@ -173,14 +175,17 @@ class CausalLM(Layer):
         return logits if self.softcap is None else backends.ops.soft_cap(logits, self.softcap)
 
 
-def causal_lm(spec: ModelSpec, eps: float, layers: Iterable[Layer]) -> CausalLM:
+def causal_lm(
+    spec: ModelSpec, eps: float, layers: Iterable[Layer], *, unused: tuple[str, ...] = ()
+) -> CausalLM:
     """The usual model around ``layers``: an embedding without a scale, RMSNorm, and a head with a
-    matrix of its own or the embedding's."""
+    matrix of its own or the embedding's. unused: see ``CausalLM``."""
     embed_tokens = Embedding(spec.vocab_size, spec.hidden_size)
     model = Decoder(embed_tokens, layers, RMSNorm(spec.hidden_size, eps))
-    return CausalLM(
-        [RotaryEmbedding.from_config(spec.config, spec.head_dim)], model, head(spec, embed_tokens)
-    )
+    rotary = RotaryEmbedding.from_config(spec.config, spec.rope_dim)
+    causal = CausalLM([rotary], model, head(spec, embed_tokens))
+    causal.unused = unused
+    return causal
 
 
 def head(spec: ModelSpec, embed_tokens: Embedding) -> Layer:

@@ -244,6 +244,8 @@ def library_attention(
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         variant = seat.variants[layer] = AttentionVariant(scale, softcap, sliding_window)
     q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    if len(ctx.kv[layer]) != 2:
+        raise Undrivable("the cache of its family is not one of keys and values")
     for new, cache in zip((k, v), ctx.kv[layer], strict=True):
         if new.shape[1:] != cache.shape[2:]:
             raise Undrivable(

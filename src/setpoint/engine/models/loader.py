@@ -61,7 +61,11 @@ def load_weights(
         plan = {name: list(_parts(module, name, source.files)) for name, module in modules}
         if isinstance(source, Checkpoint) and only is None:
             found = (part for parts in plan.values() for _, of in parts for part in of)
-            source.check({part.name: part.shape for part in found}, optional=_heads(model))
+            source.check(
+                {part.name: part.shape for part in found},
+                optional=_heads(model),
+                unused=getattr(model, "unused", ()),
+            )
         try:
             num_bytes = 0
             for number, (name, module) in enumerate(modules):
@@ -137,7 +141,9 @@ def _fill(
             kept = source.read_blocks(parts, blocks.kinds)
             if kept is not None:
                 continue
-        memory = torch.empty(getattr(module, name).shape, dtype=dtype, device=device)
+        wide = name in getattr(module, "wide", ())
+        own = torch.promote_types(dtype, torch.float32) if wide else dtype
+        memory = torch.empty(getattr(module, name).shape, dtype=own, device=device)
         for part in parts:
             source.read_into(part, memory[part.begin : part.begin + part.num_rows])
         setattr(module, name, nn.Parameter(memory, requires_grad=False))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from setpoint.core.errors import CheckpointError
-from setpoint.core.model import Mixture, ModelSpec
+from setpoint.core.model import Latent, Mixture, ModelSpec
 
 GATED = {"silu": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_mul"}
 """Name of an activation in config.json -> the operation of ``kernels.ops.Ops`` that a gated MLP
@@ -39,12 +39,17 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_qk_norm": (False,),
     "use_mrope": (False,),
     "rope_interleaved": (False,),
+    "rope_interleave": (False,),
     "is_causal": (True,),
     "use_bidirectional_attention": (False,),
     "dual_chunk_attention_config": (),
     "num_experts": (0,),
     "num_local_experts": (0, 1),
     "n_routed_experts": (0,),
+    "n_shared_experts": (0,),
+    "n_group": (1,),
+    "kv_lora_rank": (),
+    "q_lora_rank": (),
     "scoring_func": ("softmax",),
     "routed_scaling_factor": (1.0,),
     "topk_method": ("greedy",),
@@ -114,6 +119,27 @@ class ConfigReader:
             self.refuse(key, f"the largest supported value is {MAX_COUNT}")
         return value
 
+    def choice(self, key: str, default: str, *others: str) -> str:
+        """The value of a key that must be ``default``, which an absent key means, or one of
+        ``others``."""
+        value = self._get(key, default)
+        if value not in (default, *others):
+            self.refuse(key, f"supported values are {', '.join(map(repr, (default, *others)))}")
+        return str(value)
+
+    def latent(self, spec: ModelSpec) -> Latent:
+        """The sizes of the model's latent attention, which ``spec`` has."""
+        self._read.update(("kv_lora_rank", "q_lora_rank"))
+        if spec.latent is None:
+            self.refuse("model_type", "its latent attention goes by another name")
+        return spec.latent
+
+    def further_layers(self, spec: ModelSpec) -> tuple[str, ...]:
+        """Prefixes of the tensors of layers after the last, which predict further tokens and are
+        not used."""
+        count = self.count("num_nextn_predict_layers", 0)
+        return tuple(f"model.layers.{spec.num_layers + index}." for index in range(count))
+
     def windows(self, spec: ModelSpec, *keys: str) -> tuple[int | None, ...]:
         """For each layer, the number of positions that a token sees; None: all. ``spec`` has them,
         computed from ``keys``, which count as read."""
@@ -122,7 +148,9 @@ class ConfigReader:
 
     def mixture(self, spec: ModelSpec) -> Mixture:
         """The model's experts, which ``spec`` has."""
-        self._read.update(("num_experts", "num_local_experts"))
+        self._read.update(
+            ("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts")
+        )
         if spec.mixture is None:
             self.refuse("model_type", "its mixture of experts goes by another name")
         return spec.mixture

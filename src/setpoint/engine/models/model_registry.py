@@ -12,8 +12,11 @@ from setpoint.engine.layers.linear import NoHead
 from setpoint.engine.models.model_config import ConfigReader
 
 MODELS = {
+    "DeepseekV2ForCausalLM": "setpoint.engine.models.deepseek:deepseek_v2",
+    "DeepseekV3ForCausalLM": "setpoint.engine.models.deepseek:deepseek_v3",
     "Gemma2ForCausalLM": "setpoint.engine.models.gemma:gemma2",
     "Gemma3ForCausalLM": "setpoint.engine.models.gemma:gemma3",
+    "Glm4MoeForCausalLM": "setpoint.engine.models.mixtures:glm4_moe",
     "LlamaForCausalLM": "setpoint.engine.models.llama:llama",
     "MistralForCausalLM": "setpoint.engine.models.llama:mistral",
     "MixtralForCausalLM": "setpoint.engine.models.mixtures:mixtral",

@@ -101,9 +101,16 @@ class Checkpoint:
                 for name, entry in self.files.items()
             }
 
-    def check(self, wanted: Mapping[str, tuple[int, ...]], *, optional: list[str]) -> None:
+    def check(
+        self,
+        wanted: Mapping[str, tuple[int, ...]],
+        *,
+        optional: list[str],
+        unused: tuple[str, ...] = (),
+    ) -> None:
         """Raise CheckpointError unless the files hold exactly the wanted tensors, in their shapes.
-        Those in ``optional`` may be there in addition."""
+        Those in ``optional``, and those that begin with one of ``unused``, may be there in
+        addition."""
         for name, shape in wanted.items():
             if name not in self.files:
                 raise CheckpointError(
@@ -117,7 +124,8 @@ class Checkpoint:
                     f" {list(shape)}."
                 )
         for name, (file, _, stored) in self.files.items():
-            if name not in wanted and name not in optional and not name.endswith(IGNORED):
+            is_known = name in wanted or name in optional or name.startswith(unused)
+            if not is_known and not name.endswith(IGNORED):
                 raise CheckpointError(
                     f"Tensor {stored!r} in {file} does not belong to this architecture."
                 )

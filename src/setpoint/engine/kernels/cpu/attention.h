@@ -48,7 +48,7 @@ struct Attention {
 
   const AttentionCall& call;
   const AttentionWork& work;
-  const int64_t dim, group, dim_words;
+  const int64_t dim, value_dim, group, dim_words;
   const int64_t window;
   const PoolReader<KV> reader;
   const float tanh_scale;  // scores are tanh(tanh_scale * q.k) with a soft cap, q.k without
@@ -66,6 +66,7 @@ struct Attention {
       : call(c),
         work(w),
         dim(c.head_dim),
+        value_dim(c.value_dim),
         group(c.num_heads / c.num_kv_heads),
         dim_words((dim + P * W - 1) / (P * W) * W),
         window(c.window ? c.window : INT64_MAX),
@@ -78,7 +79,7 @@ struct Attention {
       return p;
     };
     packed_keys = (word*)take(kBlock * dim * 4);
-    packed_values = (word*)take(kBlock * dim * 4);
+    packed_values = (word*)take(kBlock * value_dim * 4);
     queries = (word*)take(query_words(c) * 4);
     scores = (float*)take(kScoreRows * kBlock * 4);
     probs = (word*)take(kQueryRows * kBlock * 4);
@@ -95,6 +96,10 @@ struct Attention {
   // Words of a head's queries for one word of K. On tiles, a few queries take the columns of a
   // whole tile.
   static int64_t query_columns(int64_t rows) { return kTiles && rows <= kStripRows ? kTile : rows; }
+
+  // Where a head's numbers begin in a row of K and of V.
+  int64_t key_begin(int64_t head) const { return head * dim; }
+  int64_t value_begin(int64_t head) const { return head * call.value_stride; }
 
   int64_t row_tokens(int32_t row) const { return call.cu_q[row + 1] - call.cu_q[row]; }
 
@@ -203,9 +208,9 @@ struct Attention {
   void merge_output(int64_t row, int64_t rows, Keys keys, const Columns& v, const Partial& to);
   void strip_scores(const word* q, Keys keys);
   void merge_strip(int64_t row, int64_t rows, Keys keys, const Partial& to);
-  void few_rows_block(const Block& block, int64_t begin, const word* q, int64_t rows, Ahead& ahead,
+  void few_rows_block(const Block& block, int64_t head, const word* q, int64_t rows, Ahead& ahead,
                       const Partial& to);
-  void many_rows_block(const Block& block, int64_t begin, const word* q, int64_t rows, Ahead& ahead,
+  void many_rows_block(const Block& block, int64_t head, const word* q, int64_t rows, Ahead& ahead,
                        const Partial& to);
 
   // Every output is merged by these instructions, no matter where the block's part comes from.

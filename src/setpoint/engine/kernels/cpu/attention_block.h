@@ -130,7 +130,7 @@ template <class Mul, class KV>
 inline void Attention<Mul, KV>::merge(const Partial& to, const Partial& part, int64_t rows) {
   merge_statistics(to, part.max, part.sum, rows);
   for (int64_t r = 0; r < rows; ++r)
-    for (int64_t i = r * dim; i < (r + 1) * dim; i += W)
+    for (int64_t i = r * value_dim; i < (r + 1) * value_dim; i += W)
       merge_vector(to.out + i, keep[r], load(part.out + i), add[r]);
 }
 
@@ -142,11 +142,11 @@ inline void Attention<Mul, KV>::merge_output(int64_t row, int64_t rows, Keys key
                                              const Partial& to) {
   const int64_t k0 = keys.begin / P;
   multiply<Mul>(
-      rows, probs + row * (kBlock / P) + k0, kBlock / P, keys.end / P - k0, 0, dim / W,
+      rows, probs + row * (kBlock / P) + k0, kBlock / P, keys.end / P - k0, 0, value_dim / W,
       [&](int64_t k, int64_t n, int i, int strip)
           __attribute__((always_inline)) { return v(k0 + k, n, i, strip); },
       [&](int m, int64_t n, vf sum) __attribute__((always_inline)) {
-        merge_vector(to.out + (row + m) * dim + n * W, keep[row + m], sum, add[row + m]);
+        merge_vector(to.out + (row + m) * value_dim + n * W, keep[row + m], sum, add[row + m]);
       });
 }
 
@@ -173,25 +173,27 @@ inline void Attention<Mul, KV>::merge_strip(int64_t row, int64_t rows, Keys keys
   const int64_t k0 = keys.begin / P;
   auto take = [&](auto columns, int64_t n) {
     strip_on_tiles<columns>(probs + row * (kBlock / P) + k0, kBlock / P * 4,
-                            packed_values + k0 * dim + n, kTile, kTile * dim, dim * 4,
-                            (keys.end - keys.begin) / kKeys, sums, columns * kTile * 4);
+                            packed_values + k0 * value_dim + n, kTile, kTile * value_dim,
+                            value_dim * 4, (keys.end - keys.begin) / kKeys, sums,
+                            columns * kTile * 4);
     for (int64_t m = 0; m < rows; ++m)
 #pragma GCC unroll 4
       for (int i = 0; i < columns; ++i)
-        merge_vector(to.out + (row + m) * dim + n + i * kTile, keep[row + m],
+        merge_vector(to.out + (row + m) * value_dim + n + i * kTile, keep[row + m],
                      load(sums + (m * columns + i) * kTile), add[row + m]);
   };
   int64_t n = 0;
-  for (; n + 4 * kTile <= dim; n += 4 * kTile) take(std::integral_constant<int, 4>(), n);
-  for (; n < dim; n += kTile) take(std::integral_constant<int, 1>(), n);
+  for (; n + 4 * kTile <= value_dim; n += 4 * kTile) take(std::integral_constant<int, 4>(), n);
+  for (; n < value_dim; n += kTile) take(std::integral_constant<int, 1>(), n);
 #endif
 }
 
 // One block against a head's query rows q, few enough to read K and V in place; the results are
 // merged into `to`.
 template <class Mul, class KV>
-inline void Attention<Mul, KV>::few_rows_block(const Block& block, int64_t begin, const word* q,
+inline void Attention<Mul, KV>::few_rows_block(const Block& block, int64_t head, const word* q,
                                                int64_t rows, Ahead& ahead, const Partial& to) {
+  const int64_t begin = key_begin(head), value = value_begin(head);
   const int64_t block_key = (int64_t)block.block * kBlock;
   const Keys keys = seen_by_any(0, rows, block_key);
 #if SP_TILES
@@ -202,7 +204,7 @@ inline void Attention<Mul, KV>::few_rows_block(const Block& block, int64_t begin
     softmax(0, rows, keys, block_key);
     merge_statistics(to, block_max, block_sum, rows);
     ahead.values.spread_over((keys.end - keys.begin) / P);
-    pack_values(block, begin, keys, ahead.values);
+    pack_values(block, value, keys, ahead.values);
     return merge_strip(0, rows, keys, to);
   }
 #endif
@@ -214,20 +216,20 @@ inline void Attention<Mul, KV>::few_rows_block(const Block& block, int64_t begin
   auto columns = [&, values = block.values, reader = reader](
                      int64_t k, int64_t n, int i, int strip) __attribute__((always_inline)) {
     if (i == 0) ahead.values.advance();
-    return Mul::as_vec(value_words(Mul(), reader, values, k, begin, n, i, strip));
+    return Mul::as_vec(value_words(Mul(), reader, values, k, value, n, i, strip));
   };
   merge_output(0, rows, keys, columns, to);
 }
 
 // The same for any number of query rows, on packed copies of K and V.
 template <class Mul, class KV>
-inline void Attention<Mul, KV>::many_rows_block(const Block& block, int64_t begin, const word* q,
+inline void Attention<Mul, KV>::many_rows_block(const Block& block, int64_t head, const word* q,
                                                 int64_t rows, Ahead& ahead, const Partial& to) {
   const int64_t block_key = (int64_t)block.block * kBlock;
   const Keys all = seen_by_any(0, rows, block_key);
   Keys of_strip[kQueryRows / kStrip + 1];
   ahead.keys.spread_over((all.end - all.begin) / W * (dim_words / W));
-  pack_keys(block, begin, all, ahead.keys);
+  pack_keys(block, key_begin(head), all, ahead.keys);
   for (int64_t row = 0; row < rows; row += kStrip) {
     const int64_t count = rows - row < kStrip ? rows - row : kStrip;
     const Keys keys = of_strip[row / kStrip] = seen_by_any(row, count, block_key);
@@ -243,13 +245,14 @@ inline void Attention<Mul, KV>::many_rows_block(const Block& block, int64_t begi
   }
   merge_statistics(to, block_max, block_sum, rows);
   ahead.values.spread_over((all.end - all.begin) / P);
-  pack_values(block, begin, all, ahead.values);
+  pack_values(block, value_begin(head), all, ahead.values);
   for (int64_t row = 0; row < rows; row += kStrip) {
     const int64_t count = rows - row < kStrip ? rows - row : kStrip;
     if constexpr (kTiles)
       merge_strip(row, count, of_strip[row / kStrip], to);
     else
-      merge_output(row, count, of_strip[row / kStrip], Packed<Mul>{packed_values, W, dim}, to);
+      merge_output(row, count, of_strip[row / kStrip], Packed<Mul>{packed_values, W, value_dim},
+                   to);
   }
 }
 

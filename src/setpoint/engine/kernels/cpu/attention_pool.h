@@ -50,14 +50,15 @@ inline auto Attention<Mul, KV>::find(int32_t row, int32_t block, const Block* he
   to.block = block;
   const int32_t* table = call.page_table + call.slots[row] * call.table_stride;
   const int64_t stride = call.num_kv_heads * dim,
+                value_stride = call.num_kv_heads * call.value_stride,
                 left = call.kv_lens[row] - (int64_t)block * kBlock;
   const int64_t num_keys = left < kBlock ? left : kBlock;
   int64_t page = (int64_t)block * kBlock / call.page_size,
           offset = (int64_t)block * kBlock % call.page_size;
   for (int64_t j = 0; j < num_keys; ++j) {
-    const int64_t at = (table[page] * call.page_size + offset) * stride;
-    to.keys[j] = (const KV*)call.k_cache + at;
-    to.values[j] = (const KV*)call.v_cache + at;
+    const int64_t at = table[page] * call.page_size + offset;
+    to.keys[j] = (const KV*)call.k_cache + at * stride;
+    to.values[j] = (const KV*)call.v_cache + at * value_stride;
     if (++offset == call.page_size) {
       offset = 0;
       ++page;
@@ -108,12 +109,13 @@ inline void Attention<Mul, KV>::pack_keys(const Block& block, int64_t begin, Key
 }
 
 template <class Mul, class KV>
-inline void Attention<Mul, KV>::pack_values(const Block& block, int64_t begin, Keys keys,
-                                            Prefetch& prefetch) {  // packed_values[key words][D]
-  const int64_t vectors = dim / W;
+inline void Attention<Mul, KV>::pack_values(
+    const Block& block, int64_t begin, Keys keys,
+    Prefetch& prefetch) {  // packed_values[key words][value_dim]
+  const int64_t vectors = value_dim / W;
   for (int64_t k = keys.begin / P; k < keys.end / P; ++k) {
     prefetch.advance();
-    word* to = packed_values + k * dim;
+    word* to = packed_values + k * value_dim;
     int n = 0;
     for (; n + 2 <= vectors; n += 2)
 #pragma GCC unroll 2

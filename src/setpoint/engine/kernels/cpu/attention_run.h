@@ -21,7 +21,7 @@ inline void Attention<Mul, KV>::start(const Partial& s, int64_t rows) {
     s.max[r] = -__builtin_inff();
     s.sum[r] = 0.f;
   }
-  for (int64_t i = 0; i < rows * dim; i += W) store(s.out + i, splat(-0.f));
+  for (int64_t i = 0; i < rows * value_dim; i += W) store(s.out + i, splat(-0.f));
 }
 
 template <class Mul, class KV>
@@ -29,12 +29,13 @@ template <class Q>
 inline void Attention<Mul, KV>::write_output(const Segment& segment, int64_t head,
                                              const Partial& s) {
   Q* out = (Q*)call.out +
-           ((call.cu_q[segment.row] + segment.token) * call.num_heads + head * group) * dim;
+           ((call.cu_q[segment.row] + segment.token) * call.num_heads + head * group) * value_dim;
   for (int64_t t = 0, r = 0; t < segment.tokens; ++t)
     for (int64_t g = 0; g < group; ++g, ++r) {
       const float factor = 1.f / s.sum[r];
-      Q* to = out + (t * call.num_heads + g) * dim;
-      for (int64_t i = 0; i < dim; i += W) store(to + i, load(s.out + r * dim + i) * factor);
+      Q* to = out + (t * call.num_heads + g) * value_dim;
+      for (int64_t i = 0; i < value_dim; i += W)
+        store(to + i, load(s.out + r * value_dim + i) * factor);
     }
 }
 
@@ -48,8 +49,8 @@ template <class Mul, class KV>
 inline Partial Attention<Mul, KV>::kept_partial(int32_t row, int64_t block, int64_t head) {
   const int64_t rows = row_tokens(row) * group;
   return partial_at(work.partials + work.partial_begin[row] +
-                        (block * call.num_kv_heads + head) * partial_words(rows, dim),
-                    rows, dim);
+                        (block * call.num_kv_heads + head) * partial_words(rows, value_dim),
+                    rows, value_dim);
 }
 
 // Partials of the rows of an item to where the rows' last finisher finds them.
@@ -61,7 +62,7 @@ inline void Attention<Mul, KV>::keep_partials(const AttentionItem& item, int64_t
     const Segment& s = work.segments[item.segment0 + i];
     const Partial to = kept_partial(s.row, block, head);
     const int64_t rows = s.tokens * group;
-    __builtin_memcpy(to.out, from.out + first * dim, rows * dim * 4);
+    __builtin_memcpy(to.out, from.out + first * value_dim, rows * value_dim * 4);
     __builtin_memcpy(to.max, from.max + first, rows * 4);
     __builtin_memcpy(to.sum, from.sum + first, rows * 4);
     first += rows;
@@ -75,7 +76,7 @@ inline void Attention<Mul, KV>::merge_kept(const Segment& s) {
                 merged = work.merged_blocks[s.row];  // the ones before `first` were skipped
   for (int64_t head = 0; head < call.num_kv_heads; ++head) {
     const Partial state =
-        first < merged ? kept_partial(s.row, 0, head) : partial_at(state_words, rows, dim);
+        first < merged ? kept_partial(s.row, 0, head) : partial_at(state_words, rows, value_dim);
     if (first >= merged) start(state, rows);
     for (int64_t block = first < merged ? merged : first; block < num_blocks; ++block)
       merge(state, kept_partial(s.row, block, head), rows);
@@ -102,9 +103,10 @@ inline auto Attention<Mul, KV>::look_ahead(int32_t index, int64_t head, int32_t 
     return {};
   }
   const Block& next = find(work.segments[item->segment0].row, block, held);
-  const int64_t bytes = dim * sizeof(KV);
-  return {{next.keys, head * dim, bytes, 0, next.num_keys, 0},
-          {next.values, head * dim, bytes, 0, next.num_keys, 0}};
+  // V that is a part of K comes with it.
+  const int64_t values = call.v_cache == call.k_cache ? 0 : next.num_keys;
+  return {{next.keys, key_begin(head), dim * (int64_t)sizeof(KV), 0, next.num_keys, 0},
+          {next.values, value_begin(head), value_dim * (int64_t)sizeof(KV), 0, values, 0}};
 }
 
 template <class Mul, class KV>
@@ -114,7 +116,8 @@ inline void Attention<Mul, KV>::compute_item(int32_t index, int32_t block0) {
   const int64_t rows = find_positions(item);
   const bool merges = !item.partial || item.block0 == 0;
   auto state = [&](int64_t head) {
-    return partial_at(state_words + (head - item.head0) * partial_words(rows, dim), rows, dim);
+    return partial_at(state_words + (head - item.head0) * partial_words(rows, value_dim), rows,
+                      value_dim);
   };
   auto queries_of = [&](int64_t head) {
     return queries + (head - item.head0) * query_columns(rows) * dim_words;
@@ -140,9 +143,9 @@ inline void Attention<Mul, KV>::compute_item(int32_t index, int32_t block0) {
     for (int64_t head = item.head0; head < item.head1; ++head) {
       Ahead ahead = look_ahead(index, head, b, &block);
       if (rows <= kStripRows)
-        few_rows_block(block, head * dim, queries_of(head), rows, ahead, state(head));
+        few_rows_block(block, head, queries_of(head), rows, ahead, state(head));
       else
-        many_rows_block(block, head * dim, queries_of(head), rows, ahead, state(head));
+        many_rows_block(block, head, queries_of(head), rows, ahead, state(head));
       if (merges) continue;
       keep_partials(item, b, head, state(head));
       start(state(head), rows);

@@ -77,13 +77,15 @@ struct Int8LinearCall {
 };
 
 // kernels.ops.Routing says what they are.
-enum Scoring : int32_t { kSoftmax = 0, kSoftmaxOfChosen = 1 };
+enum Scoring : int32_t { kSoftmax = 0, kSoftmaxOfChosen = 1, kSigmoid = 2 };
 
 struct RouteCall {
-  const void* logits;  // [rows, experts]
-  int32_t* ids;        // [rows, chosen]
-  float* weights;      // [rows, chosen]
-  int64_t rows, experts, chosen;
+  const void* logits;       // [rows, experts]
+  int32_t* ids;             // [rows, chosen]
+  float* weights;           // [rows, chosen]
+  const float* correction;  // [experts] or null
+  int64_t rows, experts, chosen, groups, open, best;
+  float scaling;
   int32_t scoring;
   int32_t normalise;  // whether the weights of a row are divided by their sum
   int32_t dtype, threads;
@@ -109,6 +111,15 @@ struct ExpertsCall {
   int64_t rows;  // pairs
   int64_t pairs_per_row, first, experts, x_bytes, out_bytes;
   int32_t is_int8, threads;
+};
+
+// out[t, h] is x[t, h] times the weight of head h. Strides of x in bytes.
+struct HeadsCall {
+  const void* weights;  // [heads] LinearCall, without x, out, rows and threads
+  const void* x;
+  void* out;  // [rows, heads, out_bytes]
+  int64_t rows, heads, x_bytes, x_row, x_head, out_bytes;
+  int32_t threads;
 };
 
 // Row r of out is the sum over i of weights[r, i] parts[r, i], and shared[r] in addition, times
@@ -150,18 +161,35 @@ struct RopeCall {
   int32_t dtype, kv_dtype, threads;
 };
 
+// Of latent attention: joins the two parts of q and of k, the second of them rotated.
+struct LatentRopeCall {
+  const void* q_latent;  // [rows, heads, rank]
+  const void* q_rope;    // [rows, heads, rope], strides q_row and q_head
+  const void* latent;    // [rows, rank]
+  const void* k_rope;    // [rows, rope], stride k_row
+  void* q;               // [rows, heads, rank + rope]
+  const float* cos_sin;  // [max positions, rope]
+  const int64_t* positions;
+  void* cache;  // [.., rank + rope]
+  const int64_t* kv_index;
+  int64_t rows, heads, rank, rope, q_row, q_head, k_row;
+  int32_t interleaved;  // whether neighbours are rotated together; they end up half a row apart
+  int32_t dtype, kv_dtype, threads;
+};
+
 struct AttentionCall {
   AttentionPlan* plan;
-  const void* q;  // [T, H, D], token stride q_stride
-  void* out;      // [T, H, D] contiguous
-  const void* k_cache;
-  const void* v_cache;  // [num_pages + 1, page_size, Hkv, D]
+  const void* q;        // [T, H, D], token stride q_stride
+  void* out;            // [T, H, value_dim] contiguous
+  const void* k_cache;  // [num_pages + 1, page_size, Hkv, D]
+  const void* v_cache;  // the same with rows of value_stride, of which the first value_dim are V
   const int32_t* cu_q;  // [n + 1]
   const int32_t* kv_lens;
   const int32_t* slots;
   const int32_t* page_table;  // [num_slots, table_stride]
   int64_t rows;               // n, sequences of the batch
   int64_t q_stride, table_stride, num_heads, num_kv_heads, head_dim, page_size;
+  int64_t value_dim, value_stride;
   int64_t window;  // positions that a token sees, its own included; 0: all up to its own
   float scale;
   float softcap;  // 0: none

@@ -39,6 +39,8 @@ class AttentionCall(ctypes.Structure):
                 "num_kv_heads",
                 "head_dim",
                 "page_size",
+                "value_dim",
+                "value_stride",
                 "window",
             )
         ),
@@ -96,6 +98,15 @@ class RopeCall(ctypes.Structure):
     ]
 
 
+class LatentRopeCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("q_latent", "q_rope", "latent", "k_rope", "q", "cos_sin")),
+        *((name, _pointer) for name in ("positions", "cache", "kv_index")),
+        *((name, _i64) for name in ("rows", "heads", "rank", "rope", "q_row", "q_head", "k_row")),
+        *((name, _i32) for name in ("interleaved", "dtype", "kv_dtype", "threads")),
+    ]
+
+
 class LinearCall(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("x", "weight", "bias", "out")),
@@ -122,8 +133,9 @@ class Int8LinearCall(ctypes.Structure):
 
 class RouteCall(ctypes.Structure):
     _fields_ = [
-        *((name, _pointer) for name in ("logits", "ids", "weights")),
-        *((name, _i64) for name in ("rows", "experts", "chosen")),
+        *((name, _pointer) for name in ("logits", "ids", "weights", "correction")),
+        *((name, _i64) for name in ("rows", "experts", "chosen", "groups", "open", "best")),
+        ("scaling", ctypes.c_float),
         *((name, _i32) for name in ("scoring", "normalise", "dtype", "threads")),
     ]
 
@@ -143,6 +155,14 @@ class ExpertsCall(ctypes.Structure):
             for name in ("rows", "pairs_per_row", "first", "experts", "x_bytes", "out_bytes")
         ),
         *((name, _i32) for name in ("is_int8", "threads")),
+    ]
+
+
+class HeadsCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("weights", "x", "out")),
+        *((name, _i64) for name in ("rows", "heads", "x_bytes", "x_row", "x_head", "out_bytes")),
+        ("threads", _i32),
     ]
 
 
@@ -245,10 +265,12 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     RouteCall,
     PlaceExpertsCall,
     ExpertsCall,
+    HeadsCall,
     CombineCall,
     GatedCall,
     SoftCapCall,
     RopeCall,
+    LatentRopeCall,
     AttentionCall,
     BestCall,
     TopCall,

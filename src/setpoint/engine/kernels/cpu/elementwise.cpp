@@ -117,17 +117,58 @@ void rope_and_store(const RopeCall& call) {
            });
 }
 
+// n numbers of x, each the second from the one before.
 template <class T>
-void rope_and_store_as(const RopeCall& call) {
-  switch (call.kv_dtype) {
+inline vf every_second(const T* x, int64_t n) {
+  vf found = vf{};
+  for (int64_t i = 0; i < n; ++i) found[i] = load_part(x + 2 * i, 1)[0];
+  return found;
+}
+
+// As rotate, with neighbours 2 i and 2 i + 1 of x as the pair i and i + half of the target.
+template <class T, class S>
+inline void rotate_neighbours(const T* x, S* target, const float* cos, const float* sin,
+                              int64_t half) {
+  for_vectors(half, [=](int64_t i, int64_t n) {
+    const vf a = every_second(x + 2 * i, n), b = every_second(x + 2 * i + 1, n),
+             c = load_part(cos + i, n), s = load_part(sin + i, n);
+    store_part(target + i, rounded(x, a * c - b * s), n);
+    store_part(target + half + i, rounded(x, b * c + a * s), n);
+  });
+}
+
+template <class T, class S>
+void latent_rope(const LatentRopeCall& call) {
+  const int64_t rank = call.rank, half = call.rope / 2, size = rank + call.rope;
+  for_rows(call.rows, (call.heads + 1) * size, call.threads, [=, &call](int64_t t) {
+    const float* cos = call.cos_sin + call.positions[t] * call.rope;
+    auto join = [=, &call](const T* first, const T* second, auto* target) {
+      for_vectors(
+          rank, [=](int64_t i, int64_t n) { store_part(target + i, load_part(first + i, n), n); });
+      call.interleaved ? rotate_neighbours(second, target + rank, cos, cos + half, half)
+                       : rotate(second, target + rank, cos, cos + half, half, 2 * half);
+    };
+    for (int64_t h = 0; h < call.heads; ++h)
+      join((const T*)call.q_latent + (t * call.heads + h) * rank,
+           (const T*)call.q_rope + t * call.q_row + h * call.q_head,
+           (T*)call.q + (t * call.heads + h) * size);
+    join((const T*)call.latent + t * rank, (const T*)call.k_rope + t * call.k_row,
+         (S*)call.cache + call.kv_index[t] * size);
+  });
+}
+
+// run(a number of the cache's type).
+template <class Run>
+void with_cache_type(int32_t kv_dtype, const Run& run) {
+  switch (kv_dtype) {
     case kF32:
-      return rope_and_store<T, float>(call);
+      return run(float());
     case kBF16:
-      return rope_and_store<T, bf16>(call);
+      return run(bf16());
     case kE4M3:
-      return rope_and_store<T, e4m3>(call);
+      return run(e4m3());
     case kE5M2:
-      return rope_and_store<T, e5m2>(call);
+      return run(e5m2());
   }
 }
 
@@ -156,7 +197,17 @@ void setpoint_soft_cap(const SoftCapCall* call) {
 }
 
 void setpoint_rope_and_store(const RopeCall* call) {
-  call->dtype == kBF16 ? rope_and_store_as<bf16>(*call) : rope_and_store_as<float>(*call);
+  with_cache_type(call->kv_dtype, [=](auto number) {
+    typedef decltype(number) S;
+    call->dtype == kBF16 ? rope_and_store<bf16, S>(*call) : rope_and_store<float, S>(*call);
+  });
+}
+
+void setpoint_latent_rope(const LatentRopeCall* call) {
+  with_cache_type(call->kv_dtype, [=](auto number) {
+    typedef decltype(number) S;
+    call->dtype == kBF16 ? latent_rope<bf16, S>(*call) : latent_rope<float, S>(*call);
+  });
 }
 
 }  // extern "C"

@@ -49,11 +49,26 @@ void softmax(float* values, int64_t count) {
   for (int64_t i = 0; i < count; ++i) values[i] /= sum;
 }
 
+// Sets the scores outside of the groups that a token may choose from to minus infinity.
+void close_groups(const RouteCall& call, float* scores) {
+  thread_local std::vector<float> sums;
+  thread_local std::vector<int32_t> order;
+  const int64_t size = call.experts / call.groups;
+  sums.assign(call.groups, 0.f);
+  for (int64_t g = 0; g < call.groups; ++g) {
+    largest(scores + g * size, size, call.best, order);
+    for (int64_t i = 0; i < call.best; ++i) sums[g] += scores[g * size + order[i]];
+  }
+  largest(sums.data(), call.groups, call.groups, order);
+  for (int64_t i = call.open; i < call.groups; ++i)
+    std::fill_n(scores + order[i] * size, size, -__builtin_inff());
+}
+
 template <class T>
 void route(const RouteCall& call) {
   const int64_t experts = call.experts, chosen = call.chosen;
   for_rows(call.rows, 16 * experts, call.threads, [=, &call](int64_t row) {
-    thread_local std::vector<float> scores;
+    thread_local std::vector<float> scores, choice;
     thread_local std::vector<int32_t> order;
     scores.resize(experts);
     const T* logits = (const T*)call.logits + row * experts;
@@ -61,19 +76,26 @@ void route(const RouteCall& call) {
     for (int64_t e = 0; e < experts; ++e) {
       scores[e] = load_part(logits + e, 1)[0];
       has_nan |= scores[e] != scores[e];
+      if (call.scoring == kSigmoid) scores[e] = 1 / (1 + std::exp(-scores[e]));
     }
     if (call.scoring == kSoftmax) softmax(scores.data(), experts);
-    largest(scores.data(), experts, chosen, order);
+    choice = scores;
+    if (call.correction)
+      for (int64_t e = 0; e < experts; ++e) choice[e] += call.correction[e];
+    if (call.groups > 1) close_groups(call, choice.data());
+    largest(choice.data(), experts, chosen, order);
     float* weights = call.weights + row * chosen;
     for (int64_t i = 0; i < chosen; ++i) {
       call.ids[row * chosen + i] = order[i];
       weights[i] = has_nan ? __builtin_nanf("") : scores[order[i]];
     }
     if (call.scoring == kSoftmaxOfChosen) softmax(weights, chosen);
-    if (!call.normalise) return;
-    float sum = 0;
-    for (int64_t i = 0; i < chosen; ++i) sum += weights[i];
-    for (int64_t i = 0; i < chosen; ++i) weights[i] /= sum;
+    float sum = 1;
+    if (call.normalise) {
+      sum = 1e-20f;  // scores of zero give weights of zero
+      for (int64_t i = 0; i < chosen; ++i) sum += weights[i];
+    }
+    for (int64_t i = 0; i < chosen; ++i) weights[i] = weights[i] / sum * call.scaling;
   });
 }
 

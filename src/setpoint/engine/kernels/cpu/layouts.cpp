@@ -93,8 +93,9 @@ std::string layouts() {
   {
     typedef RouteCall Call;
     add<Call>(text, "RouteCall",
-              {FIELD(logits), FIELD(ids), FIELD(weights), FIELD(rows), FIELD(experts),
-               FIELD(chosen), FIELD(scoring), FIELD(normalise), FIELD(dtype), FIELD(threads)});
+              {FIELD(logits), FIELD(ids), FIELD(weights), FIELD(correction), FIELD(rows),
+               FIELD(experts), FIELD(chosen), FIELD(groups), FIELD(open), FIELD(best),
+               FIELD(scaling), FIELD(scoring), FIELD(normalise), FIELD(dtype), FIELD(threads)});
   }
   {
     typedef PlaceExpertsCall Call;
@@ -108,6 +109,12 @@ std::string layouts() {
               {FIELD(weights), FIELD(ids), FIELD(x), FIELD(out), FIELD(rows), FIELD(pairs_per_row),
                FIELD(first), FIELD(experts), FIELD(x_bytes), FIELD(out_bytes), FIELD(is_int8),
                FIELD(threads)});
+  }
+  {
+    typedef HeadsCall Call;
+    add<Call>(text, "HeadsCall",
+              {FIELD(weights), FIELD(x), FIELD(out), FIELD(rows), FIELD(heads), FIELD(x_bytes),
+               FIELD(x_row), FIELD(x_head), FIELD(out_bytes), FIELD(threads)});
   }
   {
     typedef CombineCall Call;
@@ -134,6 +141,15 @@ std::string layouts() {
                FIELD(v_stride), FIELD(dtype), FIELD(kv_dtype), FIELD(threads)});
   }
   {
+    typedef LatentRopeCall Call;
+    add<Call>(
+        text, "LatentRopeCall",
+        {FIELD(q_latent), FIELD(q_rope),      FIELD(latent), FIELD(k_rope),   FIELD(q),
+         FIELD(cos_sin),  FIELD(positions),   FIELD(cache),  FIELD(kv_index), FIELD(rows),
+         FIELD(heads),    FIELD(rank),        FIELD(rope),   FIELD(q_row),    FIELD(q_head),
+         FIELD(k_row),    FIELD(interleaved), FIELD(dtype),  FIELD(kv_dtype), FIELD(threads)});
+  }
+  {
     typedef AttentionCall Call;
     add<Call>(text, "AttentionCall", {FIELD(plan),       FIELD(q),
                                       FIELD(out),        FIELD(k_cache),
@@ -143,6 +159,7 @@ std::string layouts() {
                                       FIELD(q_stride),   FIELD(table_stride),
                                       FIELD(num_heads),  FIELD(num_kv_heads),
                                       FIELD(head_dim),   FIELD(page_size),
+                                      FIELD(value_dim),  FIELD(value_stride),
                                       FIELD(window),     FIELD(scale),
                                       FIELD(softcap),    FIELD(q_dtype),
                                       FIELD(kv_dtype),   FIELD(threads)});

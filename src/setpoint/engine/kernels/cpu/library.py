@@ -30,7 +30,9 @@ from setpoint.engine.kernels.cpu.calls import (
     GatedCall,
     GatherCall,
     GatherRowsCall,
+    HeadsCall,
     Int8LinearCall,
+    LatentRopeCall,
     LinearCall,
     MaskCall,
     NormCall,
@@ -82,6 +84,8 @@ KERNELS = {
     "experts": Kernel(ExpertsCall, "linear"),
     "gather": Kernel(GatherCall, "exchange"),
     "gather_rows": Kernel(GatherRowsCall, "exchange"),
+    "heads": Kernel(HeadsCall, "linear"),
+    "latent_rope": Kernel(LatentRopeCall, "rope"),
     "gelu_tanh_mul": Kernel(GatedCall, "activation"),
     "linear": Kernel(LinearCall, "linear"),
     "linear_int8": Kernel(Int8LinearCall, "linear"),
@@ -112,6 +116,8 @@ class Kernels:
     experts: Callable[[int], None]
     gather: Callable[[int], None]
     gather_rows: Callable[[int], None]
+    heads: Callable[[int], None]
+    latent_rope: Callable[[int], None]
     gelu_tanh_mul: Callable[[int], None]
     linear: Callable[[int], None]
     linear_int8: Callable[[int], None]

@@ -14,6 +14,7 @@ from setpoint.engine.kernels.cpu.calls import (
     CombineCall,
     EmbeddingCall,
     GatedCall,
+    LatentRopeCall,
     MaskCall,
     NormCall,
     PlaceCall,
@@ -50,6 +51,8 @@ class CpuOps:
         self._norm_address = ctypes.addressof(self._norm)
         self._rope = RopeCall(dtype=DTYPES[dtype])
         self._rope_address = ctypes.addressof(self._rope)
+        self._latent = LatentRopeCall(dtype=DTYPES[dtype])
+        self._latent_address = ctypes.addressof(self._latent)
         self._route = RouteCall(dtype=DTYPES[dtype])
         self._route_address = ctypes.addressof(self._route)
         self._placing = PlaceExpertsCall()
@@ -234,7 +237,47 @@ class CpuOps:
         self._kernels.rope_and_store(self._rope_address)
         return q
 
-    def route(self, logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    def rope_and_store_latent(
+        self,
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        latent: torch.Tensor,
+        k_rope: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        cache: torch.Tensor,
+        kv_index: torch.Tensor,
+        *,
+        interleaved: bool,
+    ) -> torch.Tensor:
+        given = (q_latent, q_rope, latent, k_rope)
+        assert all(each.dtype == self._dtype and each.stride(-1) == 1 for each in given)
+        assert all(each.is_contiguous() for each in (q_latent, latent, cache))
+        assert cos_sin.dtype == torch.float32
+        rows, heads, rank = q_latent.shape
+        rope = k_rope.shape[1]
+        q = torch.empty((rows, heads, rank + rope), dtype=self._dtype)
+        call = self._latent
+        call.q_latent, call.q_rope = q_latent.data_ptr(), q_rope.data_ptr()
+        call.latent, call.k_rope = latent.data_ptr(), k_rope.data_ptr()
+        call.q = q.data_ptr()
+        call.cos_sin = cos_sin.data_ptr()
+        call.positions = positions.data_ptr()
+        call.cache = cache.data_ptr()
+        call.kv_index = kv_index.data_ptr()
+        call.rows, call.heads, call.rank, call.rope = rows, heads, rank, rope
+        call.q_row, call.q_head = q_rope.stride(0), q_rope.stride(1)
+        call.k_row = k_rope.stride(0)
+        call.interleaved = interleaved
+        call.kv_dtype = KV_DTYPES[cache.dtype]
+        call.threads = torch.get_num_threads()
+        self._kernels.latent_rope(self._latent_address)
+        return q
+
+    def route(
+        self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert correction is None or correction.dtype == torch.float32
         count = routing.num_chosen
         assert logits.is_contiguous()
         assert logits.dtype == self._dtype
@@ -247,6 +290,13 @@ class CpuOps:
         call.weights = weights.data_ptr()
         call.rows, call.experts = logits.shape
         call.chosen = count
+        call.correction = None if correction is None else correction.data_ptr()
+        call.groups, call.open, call.best = (
+            routing.num_groups,
+            routing.num_open,
+            routing.num_best,
+        )
+        call.scaling = routing.scaling
         call.scoring = SCORINGS[routing.scoring]
         call.normalise = routing.normalise
         call.threads = torch.get_num_threads()

@@ -45,8 +45,8 @@ struct AttentionItem {
 
 // fp32 words of one partial: output, maximum and sum of `rows` query rows, each in whole vectors.
 inline int64_t statistics_words(int64_t rows) { return (rows + 15) / 16 * 16; }
-inline int64_t partial_words(int64_t rows, int64_t head_dim) {
-  return rows * head_dim + 2 * statistics_words(rows);
+inline int64_t partial_words(int64_t rows, int64_t value_dim) {
+  return rows * value_dim + 2 * statistics_words(rows);
 }
 
 struct AttentionWork {
@@ -67,8 +67,8 @@ inline int64_t max_query_rows(const AttentionCall& call) {
   return std::max<int64_t>(kQueryRows, kStripRows * call.num_kv_heads);
 }
 inline int64_t max_state_words(const AttentionCall& call) {
-  return std::max(partial_words(kQueryRows, call.head_dim),
-                  call.num_kv_heads * partial_words(kStripRows, call.head_dim));
+  return std::max(partial_words(kQueryRows, call.value_dim),
+                  call.num_kv_heads * partial_words(kStripRows, call.value_dim));
 }
 
 // Words of the queries of all its heads: as rows, or as columns of which a tile holds kScoreRows.
@@ -77,10 +77,10 @@ inline int64_t query_words(const AttentionCall& call) {
 }
 
 inline int64_t attention_scratch_bytes(const AttentionCall& call) {
-  const int64_t words = 2 * kBlock * call.head_dim            // packed K and V
-                        + query_words(call)                   // queries
-                        + (kScoreRows + kQueryRows) * kBlock  // scores, probabilities
-                        + max_state_words(call)               // running results
+  const int64_t words = kBlock * (call.head_dim + call.value_dim)  // packed K and V
+                        + query_words(call)                        // queries
+                        + (kScoreRows + kQueryRows) * kBlock       // scores, probabilities
+                        + max_state_words(call)                    // running results
                         + 6 * kQueryRows  // of each query row: block statistics, factors, position
                         + 2 * 4 * kBlock  // addresses of K and V rows, of this block and the next
                         + 16 * 16;        // alignment
@@ -88,12 +88,12 @@ inline int64_t attention_scratch_bytes(const AttentionCall& call) {
 }
 
 struct Partial {
-  float* out;  // [rows, D], not yet divided by sum
+  float* out;  // [rows, value_dim], not yet divided by sum
   float* max;  // [rows], of the scores before the last factor on them (Attention::log2_scale)
   float* sum;
 };
-inline Partial partial_at(float* p, int64_t rows, int64_t dim) {
-  return {p, p + rows * dim, p + rows * dim + statistics_words(rows)};
+inline Partial partial_at(float* p, int64_t rows, int64_t value_dim) {
+  return {p, p + rows * value_dim, p + rows * value_dim + statistics_words(rows)};
 }
 
 class AttentionPlan {
@@ -277,7 +277,7 @@ class AttentionPlan {
       if (open_items[s.row]++ == 0) {
         partial_begin[s.row] = num_partial_words;
         num_partial_words +=
-            num_blocks(s.row) * heads_ * partial_words(s.tokens * group_, call_->head_dim);
+            num_blocks(s.row) * heads_ * partial_words(s.tokens * group_, call_->value_dim);
       }
     }
   }
