@@ -39,7 +39,7 @@ def of_architecture(architecture: str) -> dict:
         for golden in reversed(GOLDENS)
         if golden.config["architectures"] == [architecture]
     )
-    return config | HEADS
+    return config if "kv_lora_rank" in config else config | HEADS
 
 
 @pytest.fixture(autouse=True)

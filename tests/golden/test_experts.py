@@ -49,6 +49,43 @@ def test_routes_match_the_reference(
         assert torch.allclose(weights, expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("best", [1, 2])
+def test_groups_and_corrections_match_the_reference(
+    dtype: torch.dtype, level: str, scoring: str, best: int
+) -> None:
+    ops, ref = cpu_ops.create(dtype, level=level), RefOps()
+    for rows, (experts, count, groups, opened) in itertools.product(
+        (1, 67), ((8, 3, 4, 2), (60, 6, 3, 1), (256, 8, 8, 4), (6, 6, 2, 2))
+    ):
+        torch.manual_seed(rows * experts)
+        logits = torch.randn(rows, experts).mul(3).to(dtype)
+        logits[-1, :2] = -120.0  # sigmoids of zero
+        routing = Routing(count, scoring, best > 1, 2.5, groups, opened, best)
+        for correction in (None, torch.randn(experts)):
+            ids, weights = ops.route(logits, routing, correction)
+            expected_ids, expected = ref.route(logits, routing, correction)
+            assert torch.equal(ids, expected_ids)
+            assert torch.allclose(weights, expected, rtol=2e-6, atol=1e-9)
+            size = experts // groups
+            assert all(len(set((row // size).tolist())) <= opened for row in ids)
+
+
+def test_groups_of_equal_scores_are_taken_in_order() -> None:
+    routing = Routing(3, "sigmoid", True, 1.0, 4, 2, 2)
+    logits = torch.zeros(1, 8)
+    correction = torch.tensor([0.0, 0, 1, 0, 1, 0, 0, 0])
+    for ops in (cpu_ops.create(FP32), RefOps()):
+        assert ops.route(logits, routing)[0].tolist() == [[0, 1, 2]]
+        ids, weights = ops.route(logits, routing, correction)
+        assert ids.tolist() == [[2, 4, 3]]
+        assert torch.allclose(weights, torch.full((1, 3), 1 / 3))  # the correction only chooses
+        weights = ops.route(torch.full((1, 8), -200.0), routing)[1]
+        assert weights.tolist() == [[0.0, 0.0, 0.0]]
+
+
 def test_a_softmax_over_the_chosen_is_transformers() -> None:
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssConfig, GptOssTopKRouter
 

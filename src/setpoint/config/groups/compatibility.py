@@ -77,6 +77,14 @@ class CompatibilityOptions(msgspec.Struct, frozen=True, kw_only=True):
             no_effect="there is no second cache",
         ),
     ] = None
+    disable_chunked_prefix_cache: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Compute the attention of a latent model's prompt over a cached prefix in one piece.",
+            no_effect="latent attention reads the cache as it is, whatever the prefix is",
+        ),
+    ] = False
     enable_metrics_for_all_schedulers: Annotated[
         bool,
         Option(

@@ -32,13 +32,12 @@ class AttentionShape:
     """Data type of q and of the output."""
     kv_dtype: torch.dtype
     device: torch.device
-    latent_rank: int = 0
-    """If not 0, K and V are one cache part, and V is the first so many numbers of each K."""
+    v_head_dim: int = 0
+    """Size of a head's V and of its output; 0: head_dim."""
 
     @property
     def value_dim(self) -> int:
-        """Numbers of a head's V, and of its output."""
-        return self.latent_rank or self.head_dim
+        return self.v_head_dim or self.head_dim
 
 
 @dataclass(slots=True, frozen=True)

@@ -180,7 +180,7 @@ def _choose(config: EngineConfig, spec: ModelSpec, device: torch.device) -> _Cho
         dtype=dtype,
         kv_dtype=_dtype(config.kv_dtype, KV_DTYPES),
         device=device,
-        latent_rank=spec.latent.rank if spec.latent else 0,
+        v_head_dim=spec.value_dim,
     )
     return _Chosen(
         choose_ops(device, dtype),
