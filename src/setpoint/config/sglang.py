@@ -276,6 +276,7 @@ KNOWN_VALUES = {
         *("deepep", "deepep_v2", "mooncake", "nixl", "mori", "ascend_fuseep", "ascend_tp"),
         *("flashinfer", "flashinfer_megamoe", "megamoe", "pplx"),
     ),
+    "expert_distribution_recorder_mode": ("stat_approx", "per_pass", "per_token"),
     "device": ("xpu", "npu", "hpu", "mps", "musa"),
     "load_format": (
         *(

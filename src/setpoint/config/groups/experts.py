@@ -78,3 +78,13 @@ class ExpertOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(GROUP, "Number of steps from one balancing to the next (--enable-eplb).", low=1),
     ] = 1000
+    expert_distribution_recorder_mode: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "What /start_expert_distribution_record records: stat is the number of tokens of each"
+            " expert.",
+            choices=("stat",),
+            no_effect="the tokens are always counted",
+        ),
+    ] = None
