@@ -136,19 +136,21 @@ def test_tokens_of_slots_are_counted(level: str) -> None:
     for rows in (1, 67):
         torch.manual_seed(rows)
         ids = torch.stack([torch.randperm(experts)[:chosen] for _ in range(rows)]).int()
+        positions = torch.randint(0, 1000, (rows,))
         for given, num_slots in ((None, experts), (table, 9)):
             ops = (cpu_ops.create(FP32, level=level), RefOps())
             loads = [torch.full((num_slots,), 7) for _ in ops]
             found, expected = (
-                each.place_experts(ids, load, given) for each, load in zip(ops, loads, strict=True)
+                each.place_experts(ids, load, positions, given)
+                for each, load in zip(ops, loads, strict=True)
             )
             assert torch.equal(found, expected)
             assert torch.equal(*loads)
             assert loads[0].sum() == 7 * num_slots + rows * chosen
             if given is not None:
                 slots_of_3 = found[ids == 3].tolist()
-                tokens = (ids == 3).nonzero()[:, 0].tolist()
-                assert slots_of_3 == [(0, 6, 7)[token % 3] for token in tokens]
+                where = positions[(ids == 3).nonzero()[:, 0]].tolist()
+                assert slots_of_3 == [(0, 6, 7)[position % 3] for position in where]
 
 
 def packed(kind: str, level: str, seed: int, gate: str | None) -> PackedWeight:

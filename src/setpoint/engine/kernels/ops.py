@@ -181,12 +181,17 @@ class Ops(Protocol):
         ...
 
     def place_experts(
-        self, ids: torch.Tensor, load: torch.Tensor, places: torch.Tensor | None = None
+        self,
+        ids: torch.Tensor,
+        load: torch.Tensor,
+        positions: torch.Tensor,
+        places: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """ids [T, k] int32 -> the slots that hold these experts, [T, k] int32, and one is added to
         load [slots] int64 for each. Row e of places [E, W] int32 has the number n of the slots of
-        expert e and then these slots, of which token t takes the one at t mod n. Without places,
-        the slot of an expert has its number, and the result is ids."""
+        expert e and then these slots, of which a token at the position p (positions [T] int64)
+        takes the one at p mod n. Without places, the slot of an expert has its number, and the
+        result is ids."""
         ...
 
     def combine(

@@ -142,13 +142,17 @@ class RefOps:
         return ids.int(), weights
 
     def place_experts(
-        self, ids: torch.Tensor, load: torch.Tensor, places: torch.Tensor | None = None
+        self,
+        ids: torch.Tensor,
+        load: torch.Tensor,
+        positions: torch.Tensor,
+        places: torch.Tensor | None = None,
     ) -> torch.Tensor:
         slots = ids
         if places is not None:
             rows = places[ids.long()]
-            tokens = torch.arange(len(ids), device=ids.device)[:, None]
-            slots = rows.gather(2, (1 + tokens % rows[..., 0])[..., None].long())[..., 0]
+            index = 1 + positions[:, None] % rows[..., 0]
+            slots = rows.gather(2, index[..., None])[..., 0]
         pairs = slots.flatten().long()
         load.index_add_(0, pairs, torch.ones_like(pairs))
         return slots

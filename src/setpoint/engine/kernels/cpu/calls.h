@@ -91,10 +91,11 @@ struct RouteCall {
   int32_t dtype, threads;
 };
 
-// The slot of pair i is places[ids[i], 1 + row % count], where count is places[ids[i], 0]. Without
+// The slot of a pair is places[id, 1 + position % count], where count is places[id, 0]. Without
 // places, each expert has the slot of its own number, and only the load is counted.
 struct PlaceExpertsCall {
-  const int32_t* ids;     // [rows, chosen]
+  const int32_t* ids;        // [rows, chosen]
+  const int64_t* positions;  // [rows], or null without places
   const int32_t* places;  // [experts, width]: the number of an expert's slots, and these; or null
   int32_t* slots;         // [rows, chosen], or null without places
   int64_t* load;          // [slots]: one is added for each pair

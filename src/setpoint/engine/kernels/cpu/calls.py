@@ -142,7 +142,7 @@ class RouteCall(ctypes.Structure):
 
 class PlaceExpertsCall(ctypes.Structure):
     _fields_ = [
-        *((name, _pointer) for name in ("ids", "places", "slots", "load")),
+        *((name, _pointer) for name in ("ids", "positions", "places", "slots", "load")),
         *((name, _i64) for name in ("rows", "chosen", "width")),
     ]
 

@@ -104,7 +104,7 @@ void place(const PlaceExpertsCall& call) {
     int32_t slot = call.ids[i];
     if (call.places) {
       const int32_t* of_expert = call.places + slot * call.width;
-      slot = call.slots[i] = of_expert[1 + i / call.chosen % of_expert[0]];
+      slot = call.slots[i] = of_expert[1 + call.positions[i / call.chosen] % of_expert[0]];
     }
     ++call.load[slot];
   }

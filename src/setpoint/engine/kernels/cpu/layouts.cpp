@@ -100,8 +100,8 @@ std::string layouts() {
   {
     typedef PlaceExpertsCall Call;
     add<Call>(text, "PlaceExpertsCall",
-              {FIELD(ids), FIELD(places), FIELD(slots), FIELD(load), FIELD(rows), FIELD(chosen),
-               FIELD(width)});
+              {FIELD(ids), FIELD(positions), FIELD(places), FIELD(slots), FIELD(load), FIELD(rows),
+               FIELD(chosen), FIELD(width)});
   }
   {
     typedef ExpertsCall Call;

@@ -304,8 +304,13 @@ class CpuOps:
         return ids, weights
 
     def place_experts(
-        self, ids: torch.Tensor, load: torch.Tensor, places: torch.Tensor | None = None
+        self,
+        ids: torch.Tensor,
+        load: torch.Tensor,
+        positions: torch.Tensor,
+        places: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        assert positions.dtype == torch.int64
         assert ids.dtype == torch.int32
         assert ids.is_contiguous()
         assert load.dtype == torch.int64
@@ -313,6 +318,7 @@ class CpuOps:
         call = self._placing
         call.ids = ids.data_ptr()
         call.load = load.data_ptr()
+        call.positions = positions.data_ptr()
         call.places = None if places is None else places.data_ptr()
         call.slots = slots.data_ptr()
         call.rows, call.chosen = ids.shape
