@@ -29,6 +29,7 @@ from setpoint.engine.attention import cpu_attention as cpu_attention
 from setpoint.engine.attention.attention_backend import AttentionShape, AttentionVariant
 from setpoint.engine.kernels.cpu import library
 from setpoint.engine.kernels.cpu import ops as cpu_ops
+from setpoint.engine.kernels.ops import SILU
 from setpoint.engine.quant import cpu_linear as panels
 from setpoint.engine.quant.linear_method import PackedWeight
 
@@ -83,7 +84,7 @@ class Layers:
 
         def pack(name: str, weight: torch.Tensor) -> PackedWeight:
             return (
-                method.pack_gated(weight, None, "silu_mul")
+                method.pack_gated(weight, None, SILU)
                 if name == "gate_up"
                 else method.pack(weight, None)
             )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from safetensors.torch import load_file, save_file
 
 from setpoint.testing.against_transformers import write_tiny
@@ -18,8 +19,12 @@ BROKEN_ID = 77
 """A token whose embedding is NaN, and so are its scores of all experts."""
 
 
-def test_a_router_without_an_answer_fails_one_request(tmp_path: Path) -> None:
-    golden = next(each for each in GOLDENS if each.name == "qwen3_moe: three of eight experts")
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3_moe: three of eight experts", "gpt_oss: yarn as it is released, two of six experts"],
+)
+def test_a_router_without_an_answer_fails_one_request(tmp_path: Path, name: str) -> None:
+    golden = next(each for each in GOLDENS if each.name == name)
     model = write_tiny(tmp_path / "model", golden.config)
     write_byte_tokenizer(model)
     tensors = load_file(model / "model.safetensors")

@@ -24,6 +24,8 @@ VARIANTS = {
     "window8": AttentionVariant(0.3, window=8),
     "window31": AttentionVariant(0.3, window=31),
     "both": AttentionVariant(0.5, softcap=2.0, window=5),
+    "sinks": AttentionVariant(0.3, sinks=torch.linspace(-3, 3, HEADS)),
+    "all": AttentionVariant(0.5, softcap=2.0, window=5, sinks=torch.linspace(-3, 3, HEADS)),
 }
 
 
@@ -103,7 +105,9 @@ def dense(
                 scores = keys @ q[token, head].double() * variant.scale
                 if variant.softcap is not None:
                     scores = torch.tanh(scores / variant.softcap) * variant.softcap
-                out[token, head] = torch.softmax(scores, dim=0) @ values
+                if variant.sinks is not None:
+                    scores = torch.cat((scores, variant.sinks[head, None].double()))
+                out[token, head] = torch.softmax(scores, dim=0)[: len(seen)] @ values
     return out
 
 
@@ -124,7 +128,7 @@ def test_equals_dense_attention(
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_windows_and_soft_caps_equal_dense_attention(name: str) -> None:
+def test_windows_soft_caps_and_sinks_equal_dense_attention(name: str) -> None:
     q, k, v, batch = paged(4, 2, torch.float64)
     out = backend(4, 2, torch.float64).forward(q, k, v, batch, VARIANTS[name])
     torch.testing.assert_close(out, dense(q, k, v, batch, 4, VARIANTS[name]), rtol=0, atol=1e-12)

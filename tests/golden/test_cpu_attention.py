@@ -93,15 +93,17 @@ LATENT = [
     Case(4, 1, 48, 4, random_rows(11, 9, 300), latent_rank=32),
 ]
 CASES += LATENT
-VARIANTS: dict[str, tuple[float | None, int | None]] = {
-    "plain": (None, None),
-    "softcap": (2.5, None),
-    "window1": (None, 1),
-    "window100": (None, 100),
-    "window128": (None, 128),
-    "both": (50.0, 257),
+VARIANTS: dict[str, tuple[float | None, int | None, bool]] = {
+    "plain": (None, None, False),
+    "softcap": (2.5, None, False),
+    "window1": (None, 1, False),
+    "window100": (None, 100, False),
+    "window128": (None, 128, False),
+    "both": (50.0, 257, False),
+    "sinks": (None, None, True),
+    "all": (50.0, 100, True),
 }
-"""Soft cap and window."""
+"""Soft cap, window, and whether there are sinks, below and above the scores."""
 
 
 @dataclass
@@ -204,13 +206,15 @@ def make_problem(
         case.latent_rank,
     )
     batch = make_batch(counts, kv_lens, slots, table)
+    softcap, window, has_sinks = VARIANTS[variant]
+    sinks = torch.linspace(-5, 5, case.heads) if has_sinks else None
     return Problem(
         shape,
         merged[:, : case.heads],
         k_cache,
         v_cache,
         batch,
-        AttentionVariant(case.head_dim**-0.5, *VARIANTS[variant]),
+        AttentionVariant(case.head_dim**-0.5, softcap, window, sinks),
     )
 
 
@@ -266,7 +270,14 @@ def test_blocks_before_a_window_are_not_read(level: str):
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize(
     ("prefix", "name"),
-    [(0, "plain"), (300, "plain"), (0, "both"), (300, "window100"), (300, "softcap")],
+    [
+        (0, "plain"),
+        (300, "plain"),
+        (0, "both"),
+        (300, "window100"),
+        (300, "softcap"),
+        (300, "sinks"),
+    ],
 )
 @pytest.mark.parametrize("heads", [(9, 3), (20, 1)], ids=str)
 def test_a_row_alone_equals_the_row_in_a_batch(
@@ -283,7 +294,7 @@ def test_a_row_alone_equals_the_row_in_a_batch(
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-@pytest.mark.parametrize("name", ["plain", "softcap", "window100"])
+@pytest.mark.parametrize("name", ["plain", "softcap", "window100", "all"])
 @pytest.mark.parametrize("heads", [(6, 2), (16, 1)], ids=str)
 def test_chunks_equal_the_whole_prompt(
     name: str, heads: tuple[int, int], dtype: torch.dtype, level: str
@@ -318,6 +329,32 @@ def test_nan_is_not_hidden(dtype: torch.dtype, level: str):
     assert result[1, 0].isnan().all()
     assert result[0].isfinite().all()
     assert result[2].isfinite().all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_extreme_sinks(dtype: torch.dtype, level: str):
+    """A sink far below the scores changes no bit, one far above them leaves zeros, and a NaN stays
+    in its head."""
+    problem = make_problem(Case(6, 2, 64, 16, (Row(1, 200), Row(150, 300))), dtype)
+    plain = problem.run(level)
+    sinks = torch.full((6,), -1e4)
+    sinks[2:4] = torch.tensor([1e4, torch.nan])
+    problem.variant = replace(problem.variant, sinks=sinks)
+    result = problem.run(level)
+    for head in (0, 1, 4, 5):
+        assert torch.equal(result[:, head], plain[:, head])
+    assert result[:, 2].abs().max() < 1e-30
+    assert result[:, 3].isnan().all()
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_sinks_on_a_pool_in_fp8(kv_dtype: torch.dtype):
+    for dtype in (FP32, BF16):
+        problem = make_problem(CASES[1], dtype, kv_dtype, variant="all")
+        for level in LEVELS:
+            error = relative_error(problem.run(level), problem.reference())
+            assert error < (2e-6 if dtype == FP32 else 6e-3), f"{level}, {dtype}"
 
 
 @pytest.fixture

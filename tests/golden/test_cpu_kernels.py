@@ -10,12 +10,14 @@ import torch
 
 from setpoint.engine.kernels.cpu import build
 from setpoint.engine.kernels.cpu import ops as cpu_ops
+from setpoint.engine.kernels.ops import GELU_TANH, SILU, Gate
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.quant import cpu_linear as cpu_linear
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
+CLAMPED = Gate("clamped_swiglu_mul", (1.702, 1.5))
 LEVELS = build.supported_levels()
 
 
@@ -68,6 +70,12 @@ def test_norms_and_activation_match_reference(dtype: torch.dtype, level: str):
         gate_up = torch.randn(rows, 2 * columns).mul(4).to(dtype)
         gate_up[0, :4] = torch.tensor([0.0, 200.0, -200.0, -90.0]).to(dtype)
         assert close(ops.silu_mul(gate_up), ref.silu_mul(gate_up), dtype)
+        clamped = (1.702, 7.0)
+        assert close(
+            ops.clamped_swiglu_mul(gate_up, *clamped),
+            ref.clamped_swiglu_mul(gate_up, *clamped),
+            dtype,
+        )
         logits = gate_up.clone()
         logits[1 % rows, :2] = torch.tensor([torch.inf, torch.nan]).to(dtype)
         capped = ops.soft_cap(logits.clone(), 30.0)
@@ -183,7 +191,7 @@ def test_linear_matches_torch_and_a_row_knows_no_batch(columns, k, dtype, level)
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-@pytest.mark.parametrize("gate", ["silu_mul", "gelu_tanh_mul"])
+@pytest.mark.parametrize("gate", [SILU, GELU_TANH, CLAMPED], ids=str)
 @pytest.mark.parametrize(("size", "k"), [(48, 64), (70, 36), (1, 2)])
 def test_a_gated_product_matches_torch_and_a_row_knows_no_batch(size, k, gate, dtype, level):
     torch.manual_seed(size)
@@ -195,7 +203,7 @@ def test_a_gated_product_matches_torch_and_a_row_knows_no_batch(size, k, gate, d
         products = torch.nn.functional.linear(
             x.double(), weight.double(), None if b is None else b.double()
         )
-        exact = getattr(RefOps(), gate)(products)
+        exact = getattr(RefOps(), gate.operation)(products, *gate.arguments)
         assert torch.allclose(
             result.double(), exact, rtol=2**-7 if dtype == BF16 else 4e-6, atol=1e-5
         )

@@ -16,6 +16,7 @@ import torch
 from test_cpu_attention import CASES, Case, Problem, make_problem
 
 from setpoint.engine.kernels.cpu import build, library
+from setpoint.engine.kernels.ops import SILU
 from setpoint.engine.quant import cpu_linear as cpu_linear
 from setpoint.engine.quant import w8a8_int8_cpu
 
@@ -46,7 +47,7 @@ def seeded() -> None:
 
 @on_tiles
 @pytest.mark.parametrize(("columns", "k"), SIZES)
-@pytest.mark.parametrize("gate", [None, "silu_mul"])
+@pytest.mark.parametrize("gate", [None, SILU], ids=str)
 def test_products_on_tiles_have_the_bits_of_their_emulation(
     columns: int, k: int, gate: str | None
 ) -> None:

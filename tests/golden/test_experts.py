@@ -14,7 +14,7 @@ from setpoint.core.expert_placement import places
 from setpoint.engine.executor.build_runner import EngineConfig
 from setpoint.engine.kernels.cpu import build
 from setpoint.engine.kernels.cpu import ops as cpu_ops
-from setpoint.engine.kernels.ops import SCORINGS, Routing
+from setpoint.engine.kernels.ops import SCORINGS, SILU, Gate, Routing
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.quant import blocks, cpu_linear, plain, w8a8_int8_cpu
 from setpoint.engine.quant.grouped import KernelExperts, LoopedExperts, StackedExperts, group
@@ -27,6 +27,7 @@ from setpoint.testing.ranks import ranks
 BF16, FP32 = torch.bfloat16, torch.float32
 LEVELS = build.supported_levels()
 EXPERTS, K, COLUMNS = 5, 96, 80
+CLAMPED = Gate("clamped_swiglu_mul", (1.702, 1.5))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -153,7 +154,7 @@ def test_tokens_of_slots_are_counted(level: str) -> None:
                 assert slots_of_3 == [(0, 6, 7)[position % 3] for position in where]
 
 
-def packed(kind: str, level: str, seed: int, gate: str | None) -> PackedWeight:
+def packed(kind: str, level: str, seed: int, gate: Gate | None) -> PackedWeight:
     torch.manual_seed(seed)
     weight = torch.randn(2 * COLUMNS if gate else COLUMNS, K)
     if kind == "Q8_0":
@@ -179,8 +180,8 @@ CHOICES = {
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["bf16", "fp32", "int8", "Q8_0"])
-@pytest.mark.parametrize("gate", [None, "silu_mul"])
-def test_each_row_is_the_product_with_its_expert(kind: str, level: str, gate: str | None) -> None:
+@pytest.mark.parametrize("gate", [None, SILU, CLAMPED], ids=str)
+def test_each_row_is_the_product_with_its_expert(kind: str, level: str, gate: Gate | None) -> None:
     weights = [packed(kind, level, seed, gate) for seed in range(EXPERTS)]
     grouped = group(weights)
     assert isinstance(grouped, KernelExperts)

@@ -20,6 +20,7 @@ from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE, ModelSpec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build
+from setpoint.engine.kernels.ops import GELU_TANH, SILU, Gate
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import cpu_linear as panel_linear
 from setpoint.engine.quant.blocks import KINDS
@@ -29,9 +30,11 @@ from setpoint.testing import tiny_gguf
 from setpoint.testing.plans import Driver
 
 BF16 = torch.bfloat16
+CLAMPED = Gate("clamped_swiglu_mul", (1.702, 1.5))
 LEVELS = build.supported_levels()
-SCALES = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q6_K": (208,)}
-"""Where a block has its fp16 numbers; those not named have one at 0."""
+SCALES = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q6_K": (208,), "MXFP4": ()}
+"""Where a block has its fp16 numbers; those not named have one at 0.
+MXFP4 has an exponent of 8 bits instead."""
 ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 24, 25, 48, 49, 64, 123)
 
 
@@ -52,6 +55,8 @@ def quantised(
     scales[:, ::7] *= np.float16(1e-4)
     scales[0, ::5] = 0
     raw = rng.integers(0, 256, (columns, num_blocks, block.num_bytes), dtype=np.uint8)
+    if kind == "MXFP4":
+        raw[..., 0] = rng.choice([0, 1, 2, 100, 126, 127, 130], (columns, num_blocks))
     for at, values in zip(SCALES.get(kind, (0,)), scales, strict=False):
         raw[..., at : at + 2] = values[..., None].view(np.uint8)
     rows = raw.reshape(columns, -1)
@@ -88,7 +93,7 @@ def test_a_gated_product_on_blocks_is_that_on_bf16(size: int, kind: str, level: 
     k = row_of(kind, 3)
     blocks, weight = quantised(kind, 2 * size, k)
     x, bias = torch.randn(60, k).to(BF16), torch.randn(2 * size).to(BF16)
-    for b, gate in ((None, "silu_mul"), (bias, "gelu_tanh_mul")):
+    for b, gate in ((None, SILU), (bias, GELU_TANH), (bias, CLAMPED)):
         ours = block_linear.create(BF16, level=level).pack_gated(blocks, b, gate)
         panels = panel_linear.create(BF16, level=level).pack_gated(weight, b, gate)
         for rows in (1, 3, 8, 9, 60):

@@ -18,6 +18,7 @@ from setpoint.engine.kernels.cpu import build, choices, library
 from setpoint.engine.kernels.cpu.calls import LinearCall
 from setpoint.engine.kernels.cpu.choices import CLASS_ROWS, Choice, summary
 from setpoint.engine.kernels.cpu.probe import PROBED_ROWS, measure
+from setpoint.engine.kernels.ops import GELU_TANH, SILU
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import cpu_linear as panel_linear
 from setpoint.engine.quant import w8a8_int8_cpu
@@ -25,7 +26,7 @@ from setpoint.engine.quant import w8a8_int8_cpu
 BF16 = torch.bfloat16
 LEVELS = build.supported_levels()
 ROWS = (1, 2, 7, 8, 9, 13, 32, 33, 70, 300)
-GATES = (None, "silu_mul", "gelu_tanh_mul")
+GATES = (None, SILU, GELU_TANH)
 SUBNORMAL, HUGE = 2.0**-130, 3e38
 
 

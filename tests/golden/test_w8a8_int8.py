@@ -15,7 +15,7 @@ from setpoint.core.records import Fallback
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build as kernels
-from setpoint.engine.kernels.ops import KernelsUnavailable
+from setpoint.engine.kernels.ops import GELU_TANH, SILU, KernelsUnavailable
 from setpoint.engine.quant import w8a8_int8, w8a8_int8_cpu
 from setpoint.engine.quant.linear_method import PackedWeight
 from setpoint.engine.quant.w8a8_int8 import block_size, quantize_rows, rotate
@@ -140,8 +140,8 @@ def test_a_gated_layer_is_its_activation_of_both_products(
     exact = w8a8_int8.create(FP32).pack(weight.float(), wide)(x.float())
     method = w8a8_int8_cpu.create(dtype, level=level)
     for gate, activation in (
-        ("silu_mul", torch.nn.functional.silu),
-        ("gelu_tanh_mul", lambda v: torch.nn.functional.gelu(v, approximate="tanh")),
+        (SILU, torch.nn.functional.silu),
+        (GELU_TANH, lambda v: torch.nn.functional.gelu(v, approximate="tanh")),
     ):
         kernel = method.pack_gated(weight, vector, gate)
         result = kernel(x)

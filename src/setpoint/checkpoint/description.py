@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from setpoint.checkpoint.mxfp4 import as_matrices
 from setpoint.checkpoint.other_models import CONFIG_NAME, refuse_folder, refuse_other_configs
 from setpoint.checkpoint.safetensors_file import TensorInfo, read_header
 from setpoint.core.jsonfile import read_object
@@ -31,9 +32,9 @@ class Description:
     generation: dict[str, Any]
     """generation_config.json; empty without that file."""
     tensors: tuple[TensorInfo, ...]
-    """Every stored tensor; empty without weight files."""
+    """Every stored tensor, those in MXFP4 as matrices; empty without weight files."""
     blocks: tuple[TensorInfo, ...]
-    """The tensors of ``core.model.BLOCKS_FILE``; empty without that file."""
+    """The matrices in blocks: those of ``core.model.BLOCKS_FILE``, and those in MXFP4."""
 
     @property
     def language_tensors(self) -> tuple[TensorInfo, ...]:
@@ -55,11 +56,12 @@ def read_description(folder: Path, *, complete: bool = True) -> Description:
     generation_config = read_object(generation) if generation.exists() else {}
     files = weight_files(folder, complete=complete)
     refuse_other_configs(path, config)
+    tensors, in_tensors = as_matrices([tensor for file in files for tensor in read_header(file)])
     return Description(
         path=path,
         config=config,
         generation_path=generation,
         generation=generation_config,
-        tensors=tuple(tensor for file in files for tensor in read_header(file)),
-        blocks=tuple(read_header(blocks)) if files and blocks.is_file() else (),
+        tensors=tensors,
+        blocks=in_tensors + (tuple(read_header(blocks)) if files and blocks.is_file() else ()),
     )

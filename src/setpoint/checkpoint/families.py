@@ -41,6 +41,8 @@ class Family:
     """True if each head of q and k has a norm."""
     whole_norms: bool = False
     """True if all heads of q together have a norm, and those of k."""
+    sinks: bool = False
+    """True if each head of q has a sink."""
     num_norms: int = 2
     """Number of norms over the hidden size in a layer."""
     out_bias: bool = True
@@ -90,6 +92,14 @@ DEEPSEEK_V3 = Family(
     latent=True,
     mixture=mixtures.corrected,
 )
+GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 FAMILIES = {
     "deepseek_v2": Family(
         defaults={
@@ -119,7 +129,7 @@ FAMILIES = {
     "gemma2": Family(
         defaults={**GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         num_norms=4,
-        windows=windows.gemma2,
+        windows=windows.alternating,
     ),
     "gemma3_text": Family(
         defaults=GEMMA | GEMMA3,
@@ -128,6 +138,28 @@ FAMILIES = {
         head_norms=True,
         num_norms=4,
         windows=windows.gemma3,
+    ),
+    "gpt_oss": Family(
+        defaults={
+            "num_hidden_layers": 36,
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "vocab_size": 201_088,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "max_position_embeddings": 131_072,
+            "sliding_window": 128,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "rope_parameters": GPT_OSS_ROPE,
+        },
+        sinks=True,
+        windows=windows.alternating,
+        mixture=mixtures.gpt_oss,
     ),
     "mistral": Family(defaults={"sliding_window": 4096}, windows=windows.every_layer),
     "mixtral": Family(
@@ -165,8 +197,8 @@ FAMILIES = {
     ),
 }
 """model_type -> its family, from transformers' DeepseekV2Config, DeepseekV3Config (which Kimi K2
-uses under another name), Glm4MoeConfig, Gemma2Config, Gemma3TextConfig, MistralConfig,
-MixtralConfig, OlmoeConfig, Phi3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config and
+uses under another name), Glm4MoeConfig, Gemma2Config, Gemma3TextConfig, GptOssConfig,
+MistralConfig, MixtralConfig, OlmoeConfig, Phi3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config and
 Qwen3MoeConfig."""
 GATED = frozenset({"llama", *FAMILIES})
 """model_type of families in which every MLP has the three matrices gate, up and down, and whose

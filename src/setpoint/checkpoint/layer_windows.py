@@ -27,7 +27,8 @@ def every_layer(config: ConfigFile, num_layers: int) -> Windows:
     return () if window is None else (window,) * num_layers
 
 
-def gemma2(config: ConfigFile, num_layers: int) -> Windows:
+def alternating(config: ConfigFile, num_layers: int) -> Windows:
+    """Every other layer, from the first on, unless ``layer_types`` names others."""
     return _must_have(config, _by_layer(config, num_layers, lambda layer: layer % 2 == 0))
 
 

@@ -20,6 +20,11 @@ def mixtral(config: ConfigFile, num_layers: int) -> Mixture:
     return _mixture(config, "num_local_experts", "intermediate_size", range(num_layers))
 
 
+def gpt_oss(config: ConfigFile, num_layers: int) -> Mixture:
+    """As Mixtral, with biases."""
+    return replace(mixtral(config, num_layers), biases=True)
+
+
 def olmoe(config: ConfigFile, num_layers: int) -> Mixture:
     return _mixture(config, "num_experts", "intermediate_size", range(num_layers))
 

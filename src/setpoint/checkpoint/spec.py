@@ -19,6 +19,8 @@ from setpoint.checkpoint.safetensors_file import TensorInfo
 from setpoint.core.model import BLOCK_KINDS, KeptBlocks, Latent, ModelSpec
 
 EMBEDDING = "model.embed_tokens.weight"
+EXPERTS = ".experts."
+"""What the names of the tensors of experts have in common."""
 MAX_HEADS = 1 << 16
 MAX_LAYERS = 1 << 12
 """Largest accepted number of layers. The deepest models have a few hundred. The number is bounded
@@ -211,7 +213,7 @@ def _eos_ids(description: Description, reader: ConfigFile) -> tuple[int, ...]:
 
 
 def _blocks(stored: Iterable[TensorInfo], tensors: Iterable[TensorInfo]) -> KeptBlocks | None:
-    """What the engine keeps of a GGUF's blocks; None if there are none."""
+    """What the engine keeps of a checkpoint's blocks; None if there are none."""
     sizes = {tensor.name: tensor.num_elements for tensor in tensors}
     kept, held = {}, {}
     for tensor in stored:
@@ -227,6 +229,8 @@ def _blocks(stored: Iterable[TensorInfo], tensors: Iterable[TensorInfo]) -> Kept
         held_bytes=sum(held.values()),
         kinds=tuple(sorted({kind for _, kind in kept})),
         embedding_bytes=held.get(EMBEDDING, 0),
+        experts_parameters=sum(sizes.get(name, 0) for name in held if EXPERTS in name),
+        experts_bytes=sum(size for name, size in held.items() if EXPERTS in name),
     )
 
 
@@ -261,6 +265,8 @@ def _count_planned(spec: ModelSpec, family: Family) -> int:
         layer += 2 * head_dim
     if spec.whole_norms:
         layer += (spec.num_heads + spec.num_kv_heads) * head_dim
+    if family.sinks:
+        layer += spec.num_heads
     mlp = 3 * hidden * inner
     if config.get("mlp_bias"):
         mlp += 2 * inner + hidden

@@ -139,6 +139,8 @@ def _share_of_memory(spec: ModelSpec, parallel: ParallelOptions, device: str) ->
             num_bytes=part(blocks.num_bytes),
             held_bytes=part(blocks.held_bytes),
             embedding_bytes=part(blocks.embedding_bytes),
+            experts_parameters=part(blocks.experts_parameters),
+            experts_bytes=part(blocks.experts_bytes),
         ),
     )
 

@@ -185,12 +185,12 @@ def _quantization(book: Book, model: ModelSpec, device: str, dtype: str) -> None
     elif _blocks_run(device, dtype, book.get("model_impl")):
         kinds = " and ".join(model.blocks.kinds)
         why = (
-            f"the {kinds} blocks of the GGUF file are multiplied as they are, with the same"
+            f"the {kinds} blocks of the file are multiplied as they are, with the same"
             " results as in bfloat16; unquant dequantizes them at load"
         )
     else:
         why = (
-            "the blocks of the GGUF file are dequantized at load; only Setpoint's own models in"
+            "the blocks of the file are dequantized at load; only Setpoint's own models in"
             " bfloat16 on a CPU multiply them as they are"
         )
     book.put("quantization", None, why)

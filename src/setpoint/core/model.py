@@ -58,9 +58,14 @@ BLOCK_KINDS = {
     "Q8_0": BlockKind(32, 34, 34),
     "Q4_K": BlockKind(256, 144, 148),
     "Q6_K": BlockKind(256, 210, 210),
+    "MXFP4": BlockKind(32, 17, 17),
 }
 """Kinds of blocks that are kept, by ggml's names
 (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h)."""
+
+MXFP4_SUFFIXES = ("_blocks", "_scales")
+"""Endings of the names of the two tensors in which a checkpoint of gpt-oss has the codes and the
+scales of MXFP4: codes [..., 16] for every scale [...] and 32 values."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,6 +82,9 @@ class KeptBlocks:
     embedding_bytes: int
     """Bytes in memory of the embedding's blocks, or 0 if it has none. An embedding that is tied to
     the head is held once."""
+    experts_parameters: int = 0
+    experts_bytes: int = 0
+    """Bytes in memory of the experts' blocks."""
 
 
 LANGUAGE_MODEL = (
@@ -119,15 +127,18 @@ class Mixture:
     """True if the router also weighs that MLP."""
     is_corrected: bool = False
     """True if a number per expert is added to the scores for the choice."""
+    biases: bool = False
+    """True if the router and the experts' matrices have biases."""
 
     def expert_parameters(self, hidden_size: int) -> int:
         """Parameters of all experts of a layer."""
-        return 3 * hidden_size * self.size * self.num_experts
+        biases = 2 * self.size + hidden_size if self.biases else 0
+        return (3 * hidden_size * self.size + biases) * self.num_experts
 
     def other_parameters(self, hidden_size: int) -> int:
         """Parameters of a layer's router, and of its shared expert with the gate of that."""
         shared = (3 * self.shared_size + self.shared_is_gated) * hidden_size
-        return self.num_experts * (hidden_size + self.is_corrected) + shared
+        return self.num_experts * (hidden_size + self.is_corrected + self.biases) + shared
 
     def used(self, num_tokens: int) -> float:
         """The share of the experts that a step of so many tokens reads, if all are equally

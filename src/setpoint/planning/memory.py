@@ -154,7 +154,7 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) ->
         token * spec.intermediate_size,
     )
     moments = [
-        [ids, ids] if num_groups > 1 else [],
+        [ids, ids, index] if num_groups > 1 else [],
         [ids, hidden],
         *([hidden, hidden, hidden, *live] for live in _attention_moments(spec, token)),
         *_mlp_moments(spec, token, hidden, inner),
@@ -174,7 +174,7 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) ->
     for live in moments:
         most |= Counter(live)
     # Positions and kv_index exist as long as the program.
-    places = (1 + num_groups + (num_groups > 1)) * index
+    places = (1 + num_groups) * index
     return sum(size * count for size, count in most.items()) + places
 
 
@@ -318,8 +318,12 @@ class MemoryModel:
         """The share of ``weights_read`` that belongs to experts."""
         if (mixture := self.spec.mixture) is None:
             return 0.0
-        each = mixture.expert_parameters(self.spec.hidden_size)
-        return len(mixture.layers) * each / self.spec.num_parameters
+        experts = len(mixture.layers) * mixture.expert_parameters(self.spec.hidden_size)
+        kept = self.spec.blocks if self.blocks_kept else None
+        if kept is None:
+            return experts / self.spec.num_parameters
+        wide = (experts - kept.experts_parameters) * self.dtype_bytes
+        return (wide + kept.experts_bytes) / self.weights_read()
 
     def workspace(self, pool_tokens: int, footprint: Footprint | None = None) -> int:
         """Bytes of the largest step's temporaries and of the tables, with a pool of ``pool_tokens``

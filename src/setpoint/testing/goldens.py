@@ -206,9 +206,25 @@ def _glm(name: str, **keys: Any) -> Golden:
     return Golden(f"glm4_moe: {name}", config, "chatml")
 
 
-MSCALE = {"mscale": 0.707, "mscale_all_dim": 0.9, "beta_fast": 2.0}
+def _gpt_oss(name: str, **keys: Any) -> Golden:
+    own = {
+        "num_hidden_layers": 3,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "head_dim": 32,
+        "sliding_window": 16,
+        "attention_bias": True,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+    }
+    config = tiny_config("GptOssForCausalLM", "gpt_oss", **{**own, **keys})
+    return Golden(f"gpt_oss: {name}", config, "chatml")
+
+
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
+MSCALE = {"mscale": 0.707, "mscale_all_dim": 0.9, "beta_fast": 2.0}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+GPT_OSS_YARN = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -299,6 +315,20 @@ GOLDENS = (
     ),
     _glm("norms of heads, groups", use_qk_norm=True, n_group=4, topk_group=2),
     _glm("biases, tied", attention_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-5),
+    _gpt_oss(
+        "yarn as it is released, two of six experts",
+        rope_scaling={**GPT_OSS_YARN, "factor": 4.0, "original_max_position_embeddings": 64},
+    ),
+    _gpt_oss(
+        "layer_types, no biases of attention, a low limit",
+        rope_scaling={"rope_type": "default"},
+        layer_types=[GLOBAL, LOCAL, GLOBAL],
+        attention_bias=False,
+        swiglu_limit=0.3,
+        swiglu_alpha=1.1,
+        num_experts_per_tok=4,
+    ),
+    _gpt_oss("what the config leaves out", tie_word_embeddings=True),
     _phi3("mini 4k, window", num_key_value_heads=4, sliding_window=16),
     _phi3("4, no window", num_key_value_heads=1),
     _phi3(

@@ -33,7 +33,7 @@ CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
         (
             Options(),
             2 * 10_000 + 150_000,
-            "the Q4_1 and Q8_0 blocks of the GGUF file are multiplied",
+            "the Q4_1 and Q8_0 blocks of the file are multiplied",
         ),
         (
             Options.of(dtype="float32"),

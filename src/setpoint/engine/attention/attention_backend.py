@@ -46,7 +46,8 @@ class AttentionVariant:
     layer and passed with every call.
 
     The weights of a query are softmax(cap(scale · q·k)) over the positions it sees, with cap(s) =
-    softcap · tanh(s / softcap).
+    softcap · tanh(s / softcap). A sink joins the sum that divides them, as one more score of every
+    query whose value is zero.
     """
 
     scale: float
@@ -55,6 +56,9 @@ class AttentionVariant:
     window: int | None = None
     """Number of positions that a token sees, including its own: the token at position p sees max(0,
     p - window + 1)..p. None: 0..p."""
+    sinks: torch.Tensor | None = None
+    """[H], in at least fp32: the sink of each head, a learned score that is neither scaled nor
+    capped. None: there are none."""
 
     def __post_init__(self) -> None:
         assert self.softcap is None or self.softcap > 0

@@ -93,6 +93,7 @@ class CpuAttention:
         assert q_stride[1:] == (self._shape.head_dim, 1)
         assert q.dtype == self._shape.dtype
         assert k_cache.dtype == v_cache.dtype == self._shape.kv_dtype
+        assert variant.sinks is None or variant.sinks.dtype == torch.float32
         plan = self._plans.get(batch.group)
         if plan is None:
             plan = self._plans[batch.group] = Plan(self._shape, self._kernels)
@@ -108,6 +109,7 @@ class CpuAttention:
         call.scale = variant.scale
         call.softcap = variant.softcap or 0.0
         call.window = variant.window or 0
+        call.sinks = None if variant.sinks is None else variant.sinks.data_ptr()
         self._kernels.attention(plan.address)
         return out
 

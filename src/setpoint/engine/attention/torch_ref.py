@@ -88,7 +88,11 @@ class TorchRefAttention:
             if variant.window is not None:
                 hidden |= distance >= variant.window
             scores.masked_fill_(hidden, -torch.inf)
-        weights = torch.softmax(scores, dim=-1).view(num_kv_heads, -1, end - begin)
+        if variant.sinks is not None:
+            sinks = variant.sinks.to(self.wide).view(num_kv_heads, -1, 1, 1)
+            scores = torch.cat((scores, sinks.expand(-1, -1, num_queries, 1)), dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., : end - begin]
+        weights = weights.reshape(num_kv_heads, -1, end - begin)
         out = torch.matmul(weights, values.permute(1, 0, 2))
         return (
             out.view(num_kv_heads, -1, num_queries, out.shape[-1])

@@ -255,7 +255,7 @@ def _weights(model: nn.Module, config: EngineConfig) -> str:
     kept = [f"{count} {kind}" for kind, count in sorted(kinds.items()) if kind]
     rest = config.quantization if config.quantization == "w8a8_int8" else config.dtype
     return (
-        f"{' and '.join(kept)} matrices in the GGUF's own blocks, {kinds['']} in {rest}"
+        f"{' and '.join(kept)} matrices in the file's own blocks, {kinds['']} in {rest}"
         if kept
         else rest
     )

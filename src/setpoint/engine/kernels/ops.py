@@ -27,6 +27,18 @@ class KernelsUnavailable(Exception):
 
 
 @dataclass(slots=True, frozen=True)
+class Gate:
+    """What a gated MLP makes of the products with gate and up."""
+
+    operation: str
+    """An operation of ``Ops``, called as operation(gate_up, *arguments)."""
+    arguments: tuple[float, ...] = ()
+
+
+SILU, GELU_TANH = Gate("silu_mul"), Gate("gelu_tanh_mul")
+
+
+@dataclass(slots=True, frozen=True)
 class Routing:
     """How the logits of a router choose the experts of a token and weigh them. The experts with the
     largest scores are chosen, the largest first, equal ones by rising id."""
@@ -213,4 +225,9 @@ class Ops(Protocol):
     def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Like ``silu_mul``, with the tanh approximation of GELU: g / 2 · (1 + tanh(√(2 / π) · (g +
         0.044715 g³)))."""
+        ...
+
+    def clamped_swiglu_mul(self, gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+        """Like ``silu_mul``: g · sigmoid(alpha · g) · (u + 1), with g = min(gate, limit) and u = up
+        within ±limit (gpt-oss)."""
         ...

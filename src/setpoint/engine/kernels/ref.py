@@ -181,6 +181,11 @@ class RefOps:
         gate, up = gate_up.to(_wide(gate_up.dtype)).chunk(2, dim=-1)
         return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
 
+    def clamped_swiglu_mul(self, gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+        gate, up = gate_up.to(_wide(gate_up.dtype)).chunk(2, dim=-1)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return (gate * (gate * alpha).sigmoid() * (up + 1)).to(gate_up.dtype)
+
 
 def _choose(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
     """The ids [T, num_chosen] of the experts with the largest scores [T, E] in the open groups."""

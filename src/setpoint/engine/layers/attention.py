@@ -3,6 +3,8 @@ the pool, and attends over it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from setpoint.engine.attention.attention_backend import AttentionVariant
@@ -32,6 +34,12 @@ class PagedAttention(Layer):
         self.layer = layer
         self.rotary = rotary
         self.variant = AttentionVariant(head_dim**-0.5 if scale is None else scale, softcap, window)
+
+    def take_sinks(self, sinks: torch.Tensor) -> int:
+        """Give each head its sink, [H]. Returns the bytes that they take."""
+        sinks = sinks.to(torch.promote_types(sinks.dtype, torch.float32))
+        self.variant = replace(self.variant, sinks=sinks)
+        return sinks.nbytes
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: ForwardContext

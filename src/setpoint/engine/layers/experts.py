@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from setpoint.core.model import Mixture
-from setpoint.engine.kernels.ops import Routing
+from setpoint.engine.kernels.ops import Gate, Routing
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.layers.expert_slots import ExpertSlots
 from setpoint.engine.layers.linear import Linear, Undivided
@@ -83,7 +83,7 @@ class SparseMLP(Layer):
         self,
         hidden_size: int,
         mixture: Mixture,
-        gated: str,
+        gated: Gate,
         routing: Routing,
         *,
         router: str = "gate",

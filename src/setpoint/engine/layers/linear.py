@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from setpoint.engine.kernels.ops import Gate
 from setpoint.engine.layers.context import Backends
 from setpoint.engine.layers.module import Layer
 from setpoint.engine.layers.token_embedding import Embedding
@@ -175,7 +176,7 @@ class GatedLinear(Linear):
     """Gate and up of a gated MLP, stacked: x [T, K] -> [T, 2F] or, if ``activates``,
     activation(gate(x)) · up(x), [T, F].
 
-    ``gated`` names the activation, an operation of ``Ops``.
+    ``gated`` is the activation.
     """
 
     activates: bool
@@ -186,7 +187,7 @@ class GatedLinear(Linear):
         self,
         in_features: int,
         size: int,
-        gated: str,
+        gated: Gate,
         *,
         bias: bool = False,
         names: tuple[str, str] = ("gate_proj", "up_proj"),

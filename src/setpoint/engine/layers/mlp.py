@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from setpoint.engine.kernels.ops import Gate
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.layers.linear import GatedLinear, Linear
 from setpoint.engine.layers.module import Layer
@@ -11,8 +12,8 @@ from setpoint.engine.parallel.group import UNIT, spans
 
 
 class GatedMLP(Layer):
-    """x [T, C] -> [T, C]: down(activation(gate(x)) · up(x)). gated: name of the operation of
-    ``Ops`` (``ConfigReader.gated``). names: of the matrices gate, up and down in the checkpoint."""
+    """x [T, C] -> [T, C]: down(activation(gate(x)) · up(x)). gated: the activation
+    (``ConfigReader.gated``). names: of the matrices gate, up and down in the checkpoint."""
 
     is_mlp = True
 
@@ -20,7 +21,7 @@ class GatedMLP(Layer):
         self,
         hidden_size: int,
         size: int,
-        gated: str,
+        gated: Gate,
         *,
         bias: bool = False,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
@@ -55,5 +56,6 @@ class GatedMLP(Layer):
         """The inner values from what ``gate_up_proj`` gives."""
         if self.gate_up_proj.activates:
             return products
-        inner: torch.Tensor = getattr(ctx.ops, self.gate_up_proj.gated)(products)
+        gated = self.gate_up_proj.gated
+        inner: torch.Tensor = getattr(ctx.ops, gated.operation)(products, *gated.arguments)
         return inner

@@ -27,13 +27,15 @@ from setpoint.engine.layers.module import Layer
 from setpoint.engine.layers.norm import RMSNorm
 from setpoint.engine.layers.rotary import RotaryEmbedding
 from setpoint.engine.layers.token_embedding import Embedding
-from setpoint.engine.parallel.group import head_spans
+from setpoint.engine.parallel.group import Span, head_spans
+from setpoint.engine.quant.linear_method import LinearMethod
 
 
 class SelfAttention(Layer):
     """x [T, C] -> [T, C]. head_norm: takes D and returns the norm that each head of q and of k gets
     before the rotation; whole_norm: takes H · D and returns the norm that all heads of q, and all
-    of k, get together; None: no such norm."""
+    of k, get together; None: no such norm. sinks: whether each head has a sink
+    (``AttentionVariant``)."""
 
     def __init__(
         self,
@@ -44,6 +46,7 @@ class SelfAttention(Layer):
         out_bias: bool = False,
         head_norm: Callable[[int], Layer] | None = None,
         whole_norm: Callable[[int], Layer] | None = None,
+        sinks: bool = False,
     ) -> None:
         super().__init__()
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -63,6 +66,13 @@ class SelfAttention(Layer):
             self.q_norm, self.k_norm = head_norm(spec.head_dim), head_norm(spec.head_dim)
         elif whole_norm is not None:
             self.q_norm, self.k_norm = whole_norm(q_size), whole_norm(kv_size)
+        self.sinks: nn.Parameter | None = (
+            nn.Parameter(torch.empty(spec.num_heads), requires_grad=False) if sinks else None
+        )
+        self.num_rows = spec.num_heads
+        """Sinks in the checkpoint."""
+        self.held: list[Span] = [(0, spec.num_heads)]
+        """The heads of q of this rank, whose sinks it holds; written by ``split``."""
         self.attend = attend
         self.o_proj = Linear(q_size, spec.hidden_size, bias=out_bias, divides_inputs=True)
 
@@ -74,12 +84,23 @@ class SelfAttention(Layer):
         counts = [(q[1] - q[0], kv[1] - kv[0]) for q, kv in of_ranks]
         self.widths = tuple(count * self.head_dim for count, _ in counts)
         self.heads = [counts[rank][0], counts[rank][1], counts[rank][1]]
+        self.held = [of_ranks[rank][0]]
+        if self.sinks is not None:
+            self.sinks = nn.Parameter(self.sinks.new_empty(counts[rank][0]), requires_grad=False)
         q, kv = (
             [(begin * self.head_dim, end * self.head_dim) for begin, end in each]
             for each in zip(*of_ranks, strict=True)
         )
         self.qkv_proj.spans = {"q_proj": q, "k_proj": kv, "v_proj": kv}
         self.o_proj.input_spans = q
+
+    def finish_loading(self, method: LinearMethod) -> int:
+        """Pass the loaded sinks to the attention. Returns the bytes held afterwards."""
+        if self.sinks is None:
+            return 0
+        num_bytes = self.attend.take_sinks(self.sinks.data)
+        self.sinks = None
+        return num_bytes
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         q, k, v = self.qkv_proj(x, ctx).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
@@ -135,6 +156,9 @@ class Decoder(Layer):
 class CausalLM(Layer):
     """The model that the runner runs: a decoder and its head. softcap: cap of the logits
     (``Ops.soft_cap``); None: they are not capped."""
+
+    fused_experts = False
+    """Whether a checkpoint has the experts of a layer in one tensor (``stored_tensors``)."""
 
     def __init__(
         self,

@@ -55,7 +55,11 @@ def load_weights(
             source: Dummy | Checkpoint = Dummy(seed)
         else:
             source = Checkpoint(
-                Path(folder), stack, wrapped=wrapped, with_blocks=blocks is not None
+                Path(folder),
+                stack,
+                wrapped=wrapped,
+                with_blocks=blocks is not None,
+                fused_experts=getattr(model, "fused_experts", False),
             )
         modules = [each for each in model.named_modules() if only is None or each[1] in only]
         plan = {name: list(_parts(module, name, source.files)) for name, module in modules}

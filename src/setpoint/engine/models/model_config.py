@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import Latent, Mixture, ModelSpec
+from setpoint.engine.kernels.ops import GELU_TANH, SILU, Gate
 
-GATED = {"silu": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_mul"}
-"""Name of an activation in config.json -> the operation of ``kernels.ops.Ops`` that a gated MLP
-calls."""
+GATED = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH}
+"""Name of an activation in config.json -> that of a gated MLP."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
@@ -53,6 +53,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scoring_func": ("softmax",),
     "routed_scaling_factor": (1.0,),
     "topk_method": ("greedy",),
+    "swiglu_alpha": (),
+    "swiglu_limit": (),
     "quantization_config": (),
 }
 """Keys that can change the computation -> the values that do not; null and an absent key never
@@ -155,12 +157,21 @@ class ConfigReader:
             self.refuse("model_type", "its mixture of experts goes by another name")
         return spec.mixture
 
-    def gated(self, key: str = "hidden_act", default: str = "silu") -> str:
-        """The operation of ``Ops`` for a gated MLP with this activation."""
+    def gated(self, key: str = "hidden_act", default: str = "silu") -> Gate:
+        """The gate of a gated MLP with this activation."""
         value = self._get(key, default)
         if not isinstance(value, str) or value not in GATED:
             self.refuse(key, f"supported values are {', '.join(GATED)}; {ELSEWHERE}")
         return GATED[value]
+
+    def quantised(self, *methods: str) -> None:
+        """Accept a checkpoint that is quantised by one of ``methods``, or by none."""
+        value = self._get("quantization_config", None)
+        if value is None:
+            return
+        method = value.get("quant_method") if isinstance(value, dict) else None
+        if method not in methods:
+            self.refuse("quantization_config", UNQUANTISED)
 
     def refuse_unread(self) -> None:
         """Raise CheckpointError if a key of NEUTRAL that was not read has a value that changes the

@@ -17,6 +17,7 @@ MODELS = {
     "Gemma2ForCausalLM": "setpoint.engine.models.gemma:gemma2",
     "Gemma3ForCausalLM": "setpoint.engine.models.gemma:gemma3",
     "Glm4MoeForCausalLM": "setpoint.engine.models.mixtures:glm4_moe",
+    "GptOssForCausalLM": "setpoint.engine.models.gpt_oss:gpt_oss",
     "LlamaForCausalLM": "setpoint.engine.models.llama:llama",
     "MistralForCausalLM": "setpoint.engine.models.llama:mistral",
     "MixtralForCausalLM": "setpoint.engine.models.mixtures:mixtral",

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE, language_tensor
 from setpoint.core.weightfiles import INDEX_NAME, SINGLE_NAME, weight_files
+from setpoint.engine.models.stored_tensors import Slices, StoredTensor, WholeTensor, by_expert
 from setpoint.engine.parallel.group import Span
 from setpoint.engine.quant.linear_method import Blocks
 
@@ -46,11 +46,10 @@ class Part:
         return self.rows[1] - self.rows[0]
 
     @property
-    def is_whole(self) -> bool:
-        return self.num_rows == self.shape[0] and self.columns is None
-
-    @property
-    def slices(self) -> tuple[slice, ...]:
+    def slices(self) -> Slices:
+        """The part of the tensor; (): all of it."""
+        if self.num_rows == self.shape[0] and self.columns is None:
+            return ()
         rows = slice(*self.rows)
         return (rows,) if self.columns is None else (rows, slice(*self.columns))
 
@@ -84,22 +83,37 @@ class Checkpoint:
     """The safetensors files of a folder, memory-mapped. They stay open until the given ExitStack is
     closed."""
 
-    def __init__(self, folder: Path, stack: ExitStack, *, wrapped: bool, with_blocks: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stack: ExitStack,
+        *,
+        wrapped: bool,
+        with_blocks: bool,
+        fused_experts: bool,
+    ) -> None:
+        """fused_experts: the experts of a layer are in one tensor (``stored_tensors``)."""
         self.folder = folder
-        self.files = _open(_files(folder), stack)
+        stored = _open(_files(folder), stack)
         blocks = folder / BLOCKS_FILE
-        self.blocks = _open([blocks] if with_blocks and blocks.is_file() else [], stack)
+        self.blocks: Mapping[str, StoredTensor] = _open(
+            [blocks] if with_blocks and blocks.is_file() else [], stack
+        )
         if wrapped:
-            self.files = {
-                inner: entry
-                for name, entry in self.files.items()
+            stored = {
+                inner: tensor
+                for name, tensor in stored.items()
                 if (inner := language_tensor(name)) is not None
             }
-        if not any(name.startswith(BODY) for name in self.files):
-            self.files = {
-                name if name.startswith(HEAD) else BODY + name: entry
-                for name, entry in self.files.items()
+        if not any(name.startswith(BODY) for name in stored):
+            stored = {
+                name if name.startswith(HEAD) else BODY + name: tensor
+                for name, tensor in stored.items()
             }
+        self.files: Mapping[str, StoredTensor] = stored
+        if fused_experts:
+            self.files, in_blocks = by_expert(stored)
+            self.blocks = {**self.blocks, **in_blocks} if with_blocks else {}
 
     def check(
         self,
@@ -116,18 +130,17 @@ class Checkpoint:
                 raise CheckpointError(
                     f"Tensor {name!r} of shape {list(shape)} is missing in {self.folder}."
                 )
-            file, handle, stored = self.files[name]
-            found = _shape(handle, stored)
-            if found != shape:
+            tensor = self.files[name]
+            if tensor.shape != shape:
                 raise CheckpointError(
-                    f"Tensor {name!r} in {file} has shape {list(found)}; the config asks for"
-                    f" {list(shape)}."
+                    f"Tensor {name!r} in {tensor.file} has shape {list(tensor.shape)}; the config"
+                    f" asks for {list(shape)}."
                 )
-        for name, (file, _, stored) in self.files.items():
+        for name, tensor in self.files.items():
             is_known = name in wanted or name in optional or name.startswith(unused)
             if not is_known and not name.endswith(IGNORED):
                 raise CheckpointError(
-                    f"Tensor {stored!r} in {file} does not belong to this architecture."
+                    f"Tensor {tensor.name!r} in {tensor.file} does not belong to this architecture."
                 )
 
     def read_blocks(self, parts: list[Part], kinds: Set[str]) -> Blocks | None:
@@ -143,27 +156,25 @@ class Checkpoint:
             return None
         block, rows = BLOCK_KINDS[kind], []
         for part in parts:
-            file, handle, stored = self.blocks[f"{part.name}.{kind}"]
+            tensor = self.blocks[f"{part.name}.{kind}"]
             columns, k = part.shape
-            expected, shape = (columns, block.row_bytes(k)), _shape(handle, stored)
-            found = _read(file, handle, stored, part)
-            if found.dtype != torch.uint8 or shape != expected or k % block.num_values:
+            expected = columns, block.row_bytes(k)
+            found = tensor.read(part.slices)
+            if found.dtype != torch.uint8 or tensor.shape != expected or k % block.num_values:
                 raise CheckpointError(
-                    f"Tensor {stored!r} in {file} has shape {list(shape)}; the config asks for"
-                    f" {list(expected)}."
+                    f"Tensor {tensor.name!r} in {tensor.file} has shape {list(tensor.shape)}; the"
+                    f" config asks for {list(expected)}."
                 )
             rows.append(found)
         return Blocks(kind, rows[0] if len(rows) == 1 else torch.cat(rows))
 
     def read_into(self, part: Part, memory: torch.Tensor) -> None:
-        file, handle, stored = self.files[part.name]
-        memory.copy_(_read(file, handle, stored, part))
+        memory.copy_(self.files[part.name].read(part.slices))
 
 
-def _open(files: list[Path], stack: ExitStack) -> dict[str, tuple[Path, Any, str]]:
-    """Tensor name -> (its file, the file's handle, its name in the file). The stack closes the
-    handles."""
-    found = {}
+def _open(files: list[Path], stack: ExitStack) -> dict[str, WholeTensor]:
+    """Tensor name -> the tensor. The stack closes the files."""
+    found: dict[str, WholeTensor] = {}
     for file in files:
         try:
             handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
@@ -175,25 +186,11 @@ def _open(files: list[Path], stack: ExitStack) -> dict[str, tuple[Path, Any, str
         for name in names:
             if name in found:
                 raise CheckpointError(
-                    f"Tensor {name!r} is both in {found[name][0]} and in {file}; one of them is"
+                    f"Tensor {name!r} is both in {found[name].file} and in {file}; one of them is"
                     " from another model."
                 )
-            found[name] = (file, handle, name)
+            found[name] = WholeTensor(file, handle, name)
     return found
-
-
-def _shape(handle: Any, stored: str) -> tuple[int, ...]:
-    return tuple(handle.get_slice(stored).get_shape())
-
-
-def _read(file: Path, handle: Any, stored: str, part: Part) -> torch.Tensor:
-    """The part of a tensor."""
-    try:
-        if part.is_whole:
-            return handle.get_tensor(stored)
-        return handle.get_slice(stored)[part.slices]
-    except SafetensorError as error:
-        raise CheckpointError(f"Tensor {stored!r} in {file} cannot be read: {error}") from None
 
 
 def _files(folder: Path) -> list[Path]:

@@ -14,11 +14,11 @@ from setpoint.core.model import BLOCK_KINDS
 from setpoint.engine.kernels.cpu.calls import BlockRowsCall
 from setpoint.engine.kernels.cpu.library import Kernels, load
 from setpoint.engine.kernels.host_memory import in_huge_pages
-from setpoint.engine.kernels.ops import KernelsUnavailable
+from setpoint.engine.kernels.ops import Gate, KernelsUnavailable
 from setpoint.engine.quant.cpu_linear import PANEL, PanelWeight, interleave
 from setpoint.engine.quant.linear_method import Blocks
 
-KINDS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
+KINDS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "MXFP4": 39}
 """Kind of block -> its number in ggml, which the C++ code also uses (blocks.h, Kind)."""
 BLOCK = 32
 """Number of values in a block of the C++ code. A block of a K-quant in a file is several of
@@ -29,7 +29,7 @@ class BlockWeight(PanelWeight):
     """Implements ``quant.base.PackedRows``."""
 
     def __init__(
-        self, blocks: Blocks, bias: torch.Tensor | None, kernels: Kernels, gate: str | None = None
+        self, blocks: Blocks, bias: torch.Tensor | None, kernels: Kernels, gate: Gate | None = None
     ) -> None:
         raw, kind = blocks.rows.contiguous(), KINDS[blocks.kind]
         if gate is not None:
@@ -81,7 +81,7 @@ class BlockLinear:
     def pack(self, blocks: Blocks, bias: torch.Tensor | None) -> BlockWeight:
         return BlockWeight(blocks, bias, self._kernels)
 
-    def pack_gated(self, blocks: Blocks, bias: torch.Tensor | None, gate: str) -> BlockWeight:
+    def pack_gated(self, blocks: Blocks, bias: torch.Tensor | None, gate: Gate) -> BlockWeight:
         return BlockWeight(blocks, bias, self._kernels, gate)
 
 

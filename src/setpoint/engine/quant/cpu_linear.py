@@ -14,13 +14,21 @@ import torch
 from setpoint.engine.kernels.cpu.calls import LinearCall
 from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
 from setpoint.engine.kernels.host_memory import in_huge_pages
-from setpoint.engine.kernels.ops import KernelsUnavailable
+from setpoint.engine.kernels.ops import Gate, KernelsUnavailable
 
 PANEL = 32
 """Output columns in a panel (panels.h, kPanel)."""
 
-GATES = {None: 0, "silu_mul": 1, "gelu_tanh_mul": 2}
+GATES = {"silu_mul": 1, "gelu_tanh_mul": 2, "clamped_swiglu_mul": 3}
 """Operation of a gate -> its number in the C++ code (panels.h, Gate)."""
+
+
+def gate_fields(gate: Gate | None) -> dict[str, float]:
+    """The fields of a call that name its gate; None: it has none."""
+    if gate is None:
+        return {}
+    alpha, limit = gate.arguments or (0.0, 0.0)
+    return {"gate": GATES[gate.operation], "alpha": alpha, "limit": limit}
 
 
 class PanelWeight:
@@ -35,7 +43,7 @@ class PanelWeight:
         columns: int,
         k: int,
         dtype: torch.dtype,
-        gate: str | None = None,
+        gate: Gate | None = None,
         blocks: int = 0,
     ) -> None:
         """packed: the panels, made of words or, with ``blocks``, of blocks of that kind. gate: see
@@ -52,8 +60,8 @@ class PanelWeight:
             columns=columns,
             k_words=k * dtype.itemsize // 4,
             dtype=DTYPES[dtype],
-            gate=GATES[gate],
             blocks=blocks,
+            **gate_fields(gate),
         )
         self._call_address = ctypes.addressof(self.call)
 
@@ -108,7 +116,9 @@ class PanelLinear:
             self._panels(weight), bias, self._kernels, columns=columns, k=k, dtype=weight.dtype
         )
 
-    def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str) -> PanelWeight:
+    def pack_gated(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, gate: Gate
+    ) -> PanelWeight:
         columns, k = weight.shape
         width = self._kernels.vector_columns
         packed, bias = (

@@ -72,7 +72,6 @@ class StackedExperts:
     than CPUs: no number goes back to the host. Has not run on a GPU."""
 
     def __init__(self, weights: Sequence[PlainWeight], first: int = 0) -> None:
-        assert all(weight.bias is None for weight in weights), "no mixture has biases yet"
         self.num_bytes = sum(weight.num_bytes for weight in weights)
         self.num_experts = len(weights)
         self._first = first
@@ -88,6 +87,8 @@ class StackedExperts:
         self._stacked.copy_(torch.stack([weight.weight for weight in weights]))
         for weight, part in zip(weights, self._stacked, strict=True):
             weight.weight = part  # so that it is held once
+        biases = [weight.bias for weight in weights if weight.bias is not None]
+        self._biases = torch.stack(biases) if biases else None
 
     def __call__(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         pairs = ids.flatten() - self._first
@@ -98,6 +99,8 @@ class StackedExperts:
         ends = (pairs.unsqueeze(1) == experts).sum(0).cumsum(0).int()
         rows = x[order // (len(pairs) // len(x))]
         found = torch.nn.functional.grouped_mm(rows, self._stacked.transpose(1, 2), offs=ends)
+        if self._biases is not None:
+            found += self._biases[pairs[order].clamp(max=self.num_experts - 1)]
         return torch.empty_like(found).index_copy_(0, order, found)
 
 

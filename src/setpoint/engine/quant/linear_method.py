@@ -14,7 +14,7 @@ import torch
 
 from setpoint.core.errors import ConfigError
 from setpoint.engine.kernels.kernel_registry import Choice, choose, resolve
-from setpoint.engine.kernels.ops import KernelsUnavailable
+from setpoint.engine.kernels.ops import Gate, KernelsUnavailable
 
 
 class PackedWeight(Protocol):
@@ -71,7 +71,7 @@ class BlockMethod(Protocol):
         """Take a loaded weight and its bias [N]. The caller drops its own references."""
         ...
 
-    def pack_gated(self, blocks: Blocks, bias: torch.Tensor | None, gate: str) -> PackedWeight:
+    def pack_gated(self, blocks: Blocks, bias: torch.Tensor | None, gate: Gate) -> PackedWeight:
         """Like ``GatedMethod.pack_gated``."""
         ...
 
@@ -82,13 +82,13 @@ class GatedMethod(LinearMethod, Protocol):
     products are never stored."""
 
     def pack_gated(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str
+        self, weight: torch.Tensor, bias: torch.Tensor | None, gate: Gate
     ) -> PackedWeight:
         """Like ``pack``, for the stacked weights of gate and up, [2F, K]; calling the result gives
         [T, F].
 
-        gate: the operation of ``Ops`` ("silu_mul", "gelu_tanh_mul") that it replaces. Its
-        activation is applied to products that were not rounded before.
+        gate: the operation of ``Ops`` that it replaces. It is applied to products that were not
+        rounded before.
         """
         ...
 

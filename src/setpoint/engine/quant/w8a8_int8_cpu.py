@@ -9,8 +9,8 @@ import torch
 
 from setpoint.engine.kernels.cpu.calls import Int8LinearCall
 from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
-from setpoint.engine.kernels.ops import KernelsUnavailable
-from setpoint.engine.quant.cpu_linear import GATES, PANEL, interleave, panels
+from setpoint.engine.kernels.ops import Gate, KernelsUnavailable
+from setpoint.engine.quant.cpu_linear import PANEL, gate_fields, interleave, panels
 from setpoint.engine.quant.w8a8_int8 import MAX_K, block_size
 
 UNSIGNED = 128
@@ -29,7 +29,7 @@ class Int8Weight:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         kernels: Kernels,
-        gate: str | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.columns, self.k = weight.shape
         assert self.k < MAX_K
@@ -58,7 +58,7 @@ class Int8Weight:
             k=self.k,
             k_words=self._panels.shape[1],
             dtype=DTYPES[weight.dtype],
-            gate=GATES[gate],
+            **gate_fields(gate),
         )
         self._call_address = ctypes.addressof(self.call)
 
@@ -111,7 +111,7 @@ class Int8Linear:
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Weight:
         return Int8Weight(weight, bias, self._kernels)
 
-    def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str) -> Int8Weight:
+    def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: Gate) -> Int8Weight:
         return Int8Weight(weight, bias, self._kernels, gate)
 
 

@@ -20,3 +20,14 @@ struct GeluTanh {
     return divided<kCoarse>(g, exp2<kCoarse>((g * g * 0.044715f + 1.f) * g * -2.30220820f) + 1.f);
   }
 };
+
+// Of gpt-oss: the gate is limited above, what it multiplies on both sides. A NaN stays one.
+struct ClampedSwiglu {
+  template <bool kCoarse>
+  static inline vf of(vf gate, vf up, float alpha, float limit) {
+    const vf g = gate > splat(limit) ? splat(limit) : gate,
+             low = up < splat(-limit) ? splat(-limit) : up,
+             u = low > splat(limit) ? splat(limit) : low;
+    return divided<kCoarse>(g, exp2<kCoarse>(g * (alpha * -1.44269504f)) + 1.f) * (u + 1.f);
+  }
+};

@@ -14,7 +14,7 @@ void* setpoint_plan_create() { return new AttentionPlan; }
 void setpoint_plan_free(void* plan) { delete static_cast<AttentionPlan*>(plan); }
 
 // Reads everything of `call` but q, out, the caches and what differs between layers (scale,
-// softcap, window).
+// softcap, window, sinks).
 void setpoint_attention_plan(const AttentionCall* call) { call->plan->build(*call); }
 
 void setpoint_attention(const AttentionCall* call_pointer) {

@@ -222,6 +222,7 @@ struct Attention {
   void start(const Partial& s, int64_t rows);
   template <class Q>
   void write_output(const Segment& segment, int64_t head, const Partial& s);
+  float whole_sum(const Partial& s, int64_t row, int64_t query_head);
   void finish(const Segment& segment, int64_t head, const Partial& s);
   Partial kept_partial(int32_t row, int64_t block, int64_t head);
   void keep_partials(const AttentionItem& item, int64_t block, int64_t head, const Partial& from);

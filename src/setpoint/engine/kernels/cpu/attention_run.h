@@ -24,6 +24,15 @@ inline void Attention<Mul, KV>::start(const Partial& s, int64_t rows) {
   for (int64_t i = 0; i < rows * value_dim; i += W) store(s.out + i, splat(-0.f));
 }
 
+// What a query row's outputs are divided by: its sum, and the head's sink, which has no value. Like
+// every probability it is relative to the row's maximum: a sink far above that leaves zero.
+template <class Mul, class KV>
+inline float Attention<Mul, KV>::whole_sum(const Partial& s, int64_t row, int64_t query_head) {
+  if (!call.sinks) return s.sum[row];
+  const vf sink = splat(call.sinks[query_head]) * 1.44269504f;
+  return s.sum[row] + exp2(fma(splat(-log2_scale), splat(s.max[row]), sink))[0];
+}
+
 template <class Mul, class KV>
 template <class Q>
 inline void Attention<Mul, KV>::write_output(const Segment& segment, int64_t head,
@@ -32,7 +41,7 @@ inline void Attention<Mul, KV>::write_output(const Segment& segment, int64_t hea
            ((call.cu_q[segment.row] + segment.token) * call.num_heads + head * group) * value_dim;
   for (int64_t t = 0, r = 0; t < segment.tokens; ++t)
     for (int64_t g = 0; g < group; ++g, ++r) {
-      const float factor = 1.f / s.sum[r];
+      const float factor = 1.f / whole_sum(s, r, head * group + g);
       Q* to = out + (t * call.num_heads + g) * value_dim;
       for (int64_t i = 0; i < value_dim; i += W)
         store(to + i, load(s.out + r * value_dim + i) * factor);

@@ -1,9 +1,10 @@
 // y = x Wᵀ + bias on weights that stay in the blocks of a GGUF file: 32 neighbours in K share a
 // scale d (Q6_K: 16 neighbours) and in some kinds a minimum m, each weight is a code q of 4 to 8
-// bits. What is multiplied is round_bf16(d q + m), what a conversion to bf16 gives, in the order of
-// panels.h: results are bit for bit those of bf16 panels. d q is exact in fp32 (11 bits of d and 8
-// of q; of K-quants 11, 6 and 4 or 11, 7 and 5), so a fused multiply-add gives the same as two
-// operations; so is m of K-quants (11 + 6 bits).
+// bits: a whole number, or a float of 4 bits (MXFP4, whose d is a power of two). What is multiplied
+// is round_bf16(d q + m), what a conversion to bf16 gives, in the order of panels.h: results are
+// bit for bit those of bf16 panels. d q is exact in fp32 (11 bits of d and 8 of q; of K-quants 11,
+// 6 and 4 or 11, 7 and 5), so a fused multiply-add gives the same as two operations; so is m of
+// K-quants (11 + 6 bits).
 //
 // Codes become bf16 pairs in registers, once per panel and thread: the first rows are multiplied
 // with them at once, and if there are more rows the pairs are left behind as a panel of words.
@@ -31,6 +32,7 @@ static_assert(Layout<kQ4_1>::kGroupBytes == kPanel * 20);
 static_assert(Layout<kQ8_0>::kGroupBytes == kPanel * 34);
 static_assert(Layout<kQ4_K>::kGroupBytes == kPanel * 148);
 static_assert(Layout<kQ6_K>::kGroupBytes == kPanel * 210);
+static_assert(Layout<kMXFP4>::kGroupBytes == kPanel * 17);
 
 #if SP_TILES
 
@@ -196,8 +198,9 @@ void pack_block(const RawBlock<kKind>& raw, int column, uint8_t* panel, int64_t 
   typedef Layout<kKind> L;
   const L block = L::of_panel(panel, b);
   const auto writable = [](const uint8_t* at) { return const_cast<uint8_t*>(at); };
-  for (int i = 0; i < L::kNumberBytes / (2 * kPanel); ++i)
-    __builtin_memcpy(writable(block.numbers) + (i * kPanel + column) * 2, raw.numbers + 2 * i, 2);
+  for (int i = 0; i < L::kNumberBytes / (L::kNumberSize * kPanel); ++i)
+    __builtin_memcpy(writable(block.numbers) + (i * kPanel + column) * L::kNumberSize,
+                     raw.numbers + L::kNumberSize * i, L::kNumberSize);
   for (int i = 0; i < L::kFactorBytes / kPanel; ++i)
     writable(block.factors)[i * kPanel + column] = raw.factors[i];
   put_codes<L>(writable(block.codes), column, raw.codes);
@@ -226,13 +229,14 @@ void read_row(const uint8_t* weight, int64_t row, int64_t blocks, bf16* out) {
   for (int64_t b = 0; b < blocks; ++b, out += kBlock) {
     const L block = L::of_panel(panel, b);
     const auto number = [&](int i, int factor) {
-      const float number = half(block.numbers + (i * kPanel + column) * 2);
+      const uint8_t* at = block.numbers + (i * kPanel + column) * L::kNumberSize;
+      const float number = kKind == kMXFP4 ? power(*at) : half(at);
       return L::kFactors ? number * (int8_t)block.factors[factor * kPanel + column] : number;
     };
     const float scales[] = {number(0, 0), number(0, L::kSets - 1)},
                 minimum = L::kMinimum ? number(1, L::kSets) : 0.f;
     for (int k = 0; k < kBlock; ++k) {
-      float value = scales[k / 16] * code_of<L>(block.codes, column, k);
+      float value = scales[k / 16] * code_of<kKind>(block.codes, column, k);
       if constexpr (L::kMinimum) value += L::kFactors ? -minimum : minimum;
       uint32_t bits;
       __builtin_memcpy(&bits, &value, 4);
@@ -256,6 +260,8 @@ void linear_on_blocks(const LinearCall& call) {
       return linear<kQ4_K>(call);
     case kQ6_K:
       return linear<kQ6_K>(call);
+    case kMXFP4:
+      return linear<kMXFP4>(call);
   }
 }
 
@@ -276,6 +282,8 @@ void setpoint_pack_blocks(const uint8_t* raw, int64_t columns, int64_t blocks, u
       return pack<kQ4_K>(raw, columns, blocks, to, threads);
     case kQ6_K:
       return pack<kQ6_K>(raw, columns, blocks, to, threads);
+    case kMXFP4:
+      return pack<kMXFP4>(raw, columns, blocks, to, threads);
   }
 }
 
@@ -294,6 +302,8 @@ void setpoint_block_rows(const BlockRowsCall* call) {
         return read_row<kQ4_K>(call->weight, call->ids[i], call->blocks, out);
       case kQ6_K:
         return read_row<kQ6_K>(call->weight, call->ids[i], call->blocks, out);
+      case kMXFP4:
+        return read_row<kMXFP4>(call->weight, call->ids[i], call->blocks, out);
     }
   });
 }

@@ -7,7 +7,8 @@ namespace {
 
 constexpr int kBlock = 32, kHalfWords = 8;  // a block is two halves of 8 pairs of K
 
-enum Kind : int32_t { kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14 };  // ggml's numbers
+// ggml's numbers.
+enum Kind : int32_t { kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14, kMXFP4 = 39 };
 
 #if defined(__AVX512BF16__) && SP_WIDTH == 16
 constexpr bool kInterleaved =
@@ -20,9 +21,10 @@ constexpr int place(int column, int parity) {
   return kInterleaved ? 2 * column + parity : kPanel * parity + column;
 }
 
-// A panel in memory is a row of groups, each of the blocks of K for which a file has fp16 numbers:
+// A panel in memory is a row of groups, each of the blocks of K for which a file has scales:
 //
-//   [kPanel] fp16 scales, for kinds with a minimum [kPanel] fp16 minimums,
+//   [kPanel] fp16 scales (MXFP4: exponents of 8 bits), for kinds with a minimum [kPanel] fp16
+//   minimums,
 //   kGroup blocks of
 //     in K-quants: [kSets][kPanel] int8 factors of the scales (one for the block, or one for each
 //     half), then for kinds with a minimum [kPanel] int8 factors of the minimums;
@@ -39,7 +41,8 @@ struct Layout {
                         kFactors = kKind == kQ4_K || kKind == kQ6_K;
   static constexpr int kBits = kKind == kQ8_0 ? 8 : kKind == kQ6_K ? 6 : 4;
   static constexpr int kGroup = kFactors ? 8 : 1, kSets = kKind == kQ6_K ? 2 : 1;
-  static constexpr int kNumberBytes = kPanel * 2 * (kMinimum ? 2 : 1),
+  static constexpr int kNumberSize = kKind == kMXFP4 ? 1 : 2,
+                       kNumberBytes = kPanel * kNumberSize * (kMinimum ? 2 : 1),
                        kFactorBytes = kFactors ? kPanel * (kSets + (kMinimum ? 1 : 0)) : 0,
                        kBlockBytes = kFactorBytes + kPanel * kBlock * kBits / 8,
                        kGroupBytes = kNumberBytes + kGroup * kBlockBytes;
@@ -101,9 +104,44 @@ inline __attribute__((always_inline)) vf signed_bytes(const uint8_t* p) {
 #endif
 }
 
+// 2^(e - 127), also where that is subnormal.
+inline float power(uint8_t e) {
+  const uint32_t bits = e ? (uint32_t)e << 23 : 0x400000;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline __attribute__((always_inline)) vf powers(const uint8_t* p) {
+#if SP_WIDTH == 16
+  const vu bits = (vu)_mm512_cvtepu8_epi32(load_raw<__m128i>(p)) << 23;
+#else
+  typedef uint8_t bytes __attribute__((vector_size(W)));
+  const vu bits = __builtin_convertvector(__builtin_convertvector(load_raw<bytes>(p), vh), vu)
+                  << 23;
+#endif
+  return (vf)(bits < 0x400000u ? vu{} + 0x400000u : bits);
+}
+
+// The values of codes of MXFP4, which has a sign, two bits of exponent and one of mantissa
+// (OCP Microscaling Formats 1.0, E2M1); the upper bits of q are anything.
+constexpr float kE2M1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6};
+inline __attribute__((always_inline)) vf e2m1(vu q) {
+#if SP_WIDTH == 16
+  return (vf)_mm512_permutexvar_ps((__m512i)q, load_raw<__m512>(kE2M1));
+#elif SP_WIDTH == 8
+  return (vf)((vu)_mm256_permutevar8x32_ps(load_raw<__m256>(kE2M1), (__m256i)q) | (q & 8) << 28);
+#else
+  const vu code = q & 7;
+  const vf from_one = (vf)((code << 22) + 0x3f000000), below = __builtin_convertvector(code, vf);
+  return (vf)((vu)(code < 2 ? below * 0.5f : from_one) | (q & 8) << 28);
+#endif
+}
+
 // W numbers, each times its factor.
 template <int kKind>
 inline __attribute__((always_inline)) vf products(const uint8_t* numbers, const uint8_t* factors) {
+  if constexpr (kKind == kMXFP4) return powers(numbers);
   if constexpr (Layout<kKind>::kFactors) return halves(numbers) * signed_bytes(factors);
   return halves(numbers);
 }
@@ -145,7 +183,8 @@ struct Columns {
 
   inline __attribute__((always_inline)) Columns(const L& block, int v)
       : codes(block.codes + v * (L::kBits == 8 ? 32 : 128)) {
-    const uint8_t *numbers = block.numbers + v * W * 2, *factors = block.factors + v * W;
+    const uint8_t *numbers = block.numbers + v * W * L::kNumberSize,
+                  *factors = block.factors + v * W;
     for (int set = 0; set < L::kSets; ++set) {
       twice(products<kKind>(numbers, factors + set * kPanel), scale[set]);
       if constexpr (L::kBits == 6)
@@ -181,7 +220,9 @@ struct Columns {
           _mm512_srli_epi32(load_raw<__m512i>(codes + half * kWordBytes + i * 64), w * 4);
       // A permutation looks at the low 4 bits of an index only, so the other codes of the word need
       // not be masked off.
-      if constexpr (L::kMinimum) {
+      if constexpr (kKind == kMXFP4) {
+        return _mm512_mul_ps((__m512)e2m1((vu)q), scale);
+      } else if constexpr (L::kMinimum) {
         const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
         return _mm512_fmadd_ps(_mm512_permutexvar_ps(q, table), scale, minimum[0][i]);
       } else {
@@ -204,7 +245,8 @@ struct Columns {
 
   inline __attribute__((always_inline)) Columns(const L& block, int v)
       : codes(block.codes + v * W * (L::kBits == 8 ? 1 : 4)) {
-    const uint8_t *numbers = block.numbers + v * W * 2, *factors = block.factors + v * W;
+    const uint8_t *numbers = block.numbers + v * W * L::kNumberSize,
+                  *factors = block.factors + v * W;
     for (int set = 0; set < L::kSets; ++set)
       scale[set] = products<kKind>(numbers, factors + set * kPanel);
     if constexpr (L::kMinimum)
@@ -226,7 +268,9 @@ struct Columns {
     } else {
       const uint8_t* words = codes + half * kWordBytes + parity * 4 * kPanel;
       const vi q = (vi)(load_raw<vu>(words) >> (w * 4) & 15);
-      if constexpr (L::kMinimum)
+      if constexpr (kKind == kMXFP4)
+        v = e2m1((vu)q) * scale;
+      else if constexpr (L::kMinimum)
         v = __builtin_convertvector(q, vf) * scale + minimum;
       else
         v = __builtin_convertvector(q - 8, vf) * scale;

@@ -59,6 +59,7 @@ struct LinearCall {
   int64_t rows;
   int64_t columns;  // N
   int64_t k_words;
+  float alpha, limit;  // of kClampedSwiglu
   int32_t dtype, gate;
   int32_t blocks;  // their kind; 0: words
   int32_t threads;
@@ -73,6 +74,7 @@ struct Int8LinearCall {
   const void* bias;       // [N] in x's type, or null
   void* out;              // [M, N] contiguous, in x's type
   int64_t rows, columns, k, k_words;
+  float alpha, limit;
   int32_t dtype, gate, threads;
 };
 
@@ -139,6 +141,7 @@ struct GatedCall {
   const void* gate_up;  // [rows, 2 cols]
   void* out;            // [rows, cols]
   int64_t rows, cols;
+  float alpha, limit;  // of setpoint_clamped_swiglu_mul
   int32_t dtype, threads;
 };
 
@@ -188,6 +191,7 @@ struct AttentionCall {
   const int32_t* kv_lens;
   const int32_t* slots;
   const int32_t* page_table;  // [num_slots, table_stride]
+  const float* sinks;         // [num_heads] or null
   int64_t rows;               // n, sequences of the batch
   int64_t q_stride, table_stride, num_heads, num_kv_heads, head_dim, page_size;
   int64_t value_dim, value_stride;

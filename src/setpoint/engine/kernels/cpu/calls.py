@@ -27,6 +27,7 @@ class AttentionCall(ctypes.Structure):
                 "kv_lens",
                 "slots",
                 "page_table",
+                "sinks",
             )
         ),
         *(
@@ -73,6 +74,7 @@ class GatedCall(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("gate_up", "out")),
         *((name, _i64) for name in ("rows", "cols")),
+        *((name, ctypes.c_float) for name in ("alpha", "limit")),
         *((name, _i32) for name in ("dtype", "threads")),
     ]
 
@@ -111,6 +113,7 @@ class LinearCall(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("x", "weight", "bias", "out")),
         *((name, _i64) for name in ("rows", "columns", "k_words")),
+        *((name, ctypes.c_float) for name in ("alpha", "limit")),
         *((name, _i32) for name in ("dtype", "gate", "blocks", "threads")),
     ]
 
@@ -127,6 +130,7 @@ class Int8LinearCall(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("x", "weight", "scales", "shifts", "bias", "out")),
         *((name, _i64) for name in ("rows", "columns", "k", "k_words")),
+        *((name, ctypes.c_float) for name in ("alpha", "limit")),
         *((name, _i32) for name in ("dtype", "gate", "threads")),
     ]
 

@@ -52,19 +52,29 @@ void rms_norm(const NormCall& call) {
   });
 }
 
-template <class Activation, class T>
-void gated(const GatedCall& call) {
+// activated: of a vector of gate and one of up.
+template <class T, class Activated>
+void gated(const GatedCall& call, const Activated& activated) {
   const int64_t cols = call.cols;
-  for_rows(call.rows, 4 * cols, call.threads, [=, &call](int64_t row) {
+  for_rows(call.rows, 4 * cols, call.threads, [=, &call, &activated](int64_t row) {
     const T* gate = (const T*)call.gate_up + row * 2 * cols;
     const T* up = gate + cols;
     T* target = (T*)call.out + row * cols;
-    for_vectors(cols, [=](int64_t c, int64_t n) {
-      store_part(
-          target + c,
-          Activation::template of<kRoundedToBF16<T>>(load_part(gate + c, n)) * load_part(up + c, n),
-          n);
+    for_vectors(cols, [=, &activated](int64_t c, int64_t n) {
+      store_part(target + c, activated(load_part(gate + c, n), load_part(up + c, n)), n);
     });
+  });
+}
+
+template <class Activation, class T>
+void gated(const GatedCall& call) {
+  gated<T>(call, [](vf g, vf u) { return Activation::template of<kRoundedToBF16<T>>(g) * u; });
+}
+
+template <class T>
+void clamped_swiglu(const GatedCall& call) {
+  gated<T>(call, [alpha = call.alpha, limit = call.limit](vf g, vf u) {
+    return ClampedSwiglu::of<kRoundedToBF16<T>>(g, u, alpha, limit);
   });
 }
 
@@ -190,6 +200,10 @@ void setpoint_silu_mul(const GatedCall* call) {
 
 void setpoint_gelu_tanh_mul(const GatedCall* call) {
   call->dtype == kBF16 ? gated<GeluTanh, bf16>(*call) : gated<GeluTanh, float>(*call);
+}
+
+void setpoint_clamped_swiglu_mul(const GatedCall* call) {
+  call->dtype == kBF16 ? clamped_swiglu<bf16>(*call) : clamped_swiglu<float>(*call);
 }
 
 void setpoint_soft_cap(const SoftCapCall* call) {

@@ -19,14 +19,19 @@ struct GatedLinearCall {
         threads(c.threads) {}
 };
 
-// Calls store(activated) with the activation of a gate as a function of one vector. Values stay in
-// registers: no function call, no branch per row.
-template <class T, class Store>
-inline __attribute__((always_inline)) void with_activation(int32_t gate, const Store& store) {
-  if (gate == kSilu)
-    store([](vf v) __attribute__((always_inline)) { return Silu::of<kRoundedToBF16<T>>(v); });
+// Calls store(activated) with what the call's gate makes of a vector of gate and one of up. Values
+// stay in registers: no function call, no branch per row.
+template <class T, class Call, class Store>
+inline __attribute__((always_inline)) void with_activation(const Call& call, const Store& store) {
+  constexpr bool kCoarse = kRoundedToBF16<T>;
+  if (call.gate == kSilu)
+    store([](vf g, vf u) __attribute__((always_inline)) { return Silu::of<kCoarse>(g) * u; });
+  else if (call.gate == kGeluTanh)
+    store([](vf g, vf u) __attribute__((always_inline)) { return GeluTanh::of<kCoarse>(g) * u; });
   else
-    store([](vf v) __attribute__((always_inline)) { return GeluTanh::of<kRoundedToBF16<T>>(v); });
+    store([alpha = call.alpha, limit = call.limit](vf g, vf u) __attribute__((always_inline)) {
+      return ClampedSwiglu::of<kCoarse>(g, u, alpha, limit);
+    });
 }
 
 template <class T, int M>
@@ -39,10 +44,10 @@ inline __attribute__((always_inline)) void store_sums(const GatedLinearCall& gat
   if (left <= 0) return;
   const vf bias = call.bias ? load((const T*)call.bias + at) : vf{},
            up_bias = call.bias ? load((const T*)call.bias + at + W) : vf{};
-  with_activation<T>(call.gate, [&](const auto& activated) __attribute__((always_inline)) {
+  with_activation<T>(call, [&](const auto& activated) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
       store_part((T*)call.out + (row + m) * call.columns + at / 2,
-                 activated(acc[m][0] + bias) * (acc[m][1] + up_bias), left);
+                 activated(acc[m][0] + bias, acc[m][1] + up_bias), left);
   });
 }

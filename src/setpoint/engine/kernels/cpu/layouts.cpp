@@ -81,14 +81,15 @@ std::string layouts() {
     typedef LinearCall Call;
     add<Call>(text, "LinearCall",
               {FIELD(x), FIELD(weight), FIELD(bias), FIELD(out), FIELD(rows), FIELD(columns),
-               FIELD(k_words), FIELD(dtype), FIELD(gate), FIELD(blocks), FIELD(threads)});
+               FIELD(k_words), FIELD(alpha), FIELD(limit), FIELD(dtype), FIELD(gate), FIELD(blocks),
+               FIELD(threads)});
   }
   {
     typedef Int8LinearCall Call;
     add<Call>(text, "Int8LinearCall",
               {FIELD(x), FIELD(weight), FIELD(scales), FIELD(shifts), FIELD(bias), FIELD(out),
-               FIELD(rows), FIELD(columns), FIELD(k), FIELD(k_words), FIELD(dtype), FIELD(gate),
-               FIELD(threads)});
+               FIELD(rows), FIELD(columns), FIELD(k), FIELD(k_words), FIELD(alpha), FIELD(limit),
+               FIELD(dtype), FIELD(gate), FIELD(threads)});
   }
   {
     typedef RouteCall Call;
@@ -125,7 +126,8 @@ std::string layouts() {
   {
     typedef GatedCall Call;
     add<Call>(text, "GatedCall",
-              {FIELD(gate_up), FIELD(out), FIELD(rows), FIELD(cols), FIELD(dtype), FIELD(threads)});
+              {FIELD(gate_up), FIELD(out), FIELD(rows), FIELD(cols), FIELD(alpha), FIELD(limit),
+               FIELD(dtype), FIELD(threads)});
   }
   {
     typedef SoftCapCall Call;
@@ -151,18 +153,14 @@ std::string layouts() {
   }
   {
     typedef AttentionCall Call;
-    add<Call>(text, "AttentionCall", {FIELD(plan),       FIELD(q),
-                                      FIELD(out),        FIELD(k_cache),
-                                      FIELD(v_cache),    FIELD(cu_q),
-                                      FIELD(kv_lens),    FIELD(slots),
-                                      FIELD(page_table), FIELD(rows),
-                                      FIELD(q_stride),   FIELD(table_stride),
-                                      FIELD(num_heads),  FIELD(num_kv_heads),
-                                      FIELD(head_dim),   FIELD(page_size),
-                                      FIELD(value_dim),  FIELD(value_stride),
-                                      FIELD(window),     FIELD(scale),
-                                      FIELD(softcap),    FIELD(q_dtype),
-                                      FIELD(kv_dtype),   FIELD(threads)});
+    add<Call>(text, "AttentionCall",
+              {FIELD(plan),         FIELD(q),         FIELD(out),          FIELD(k_cache),
+               FIELD(v_cache),      FIELD(cu_q),      FIELD(kv_lens),      FIELD(slots),
+               FIELD(page_table),   FIELD(sinks),     FIELD(rows),         FIELD(q_stride),
+               FIELD(table_stride), FIELD(num_heads), FIELD(num_kv_heads), FIELD(head_dim),
+               FIELD(page_size),    FIELD(value_dim), FIELD(value_stride), FIELD(window),
+               FIELD(scale),        FIELD(softcap),   FIELD(q_dtype),      FIELD(kv_dtype),
+               FIELD(threads)});
   }
   {
     typedef BestCall Call;

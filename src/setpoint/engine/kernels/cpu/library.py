@@ -86,6 +86,7 @@ KERNELS = {
     "gather_rows": Kernel(GatherRowsCall, "exchange"),
     "heads": Kernel(HeadsCall, "linear"),
     "latent_rope": Kernel(LatentRopeCall, "rope"),
+    "clamped_swiglu_mul": Kernel(GatedCall, "activation"),
     "gelu_tanh_mul": Kernel(GatedCall, "activation"),
     "linear": Kernel(LinearCall, "linear"),
     "linear_int8": Kernel(Int8LinearCall, "linear"),
@@ -118,6 +119,7 @@ class Kernels:
     gather_rows: Callable[[int], None]
     heads: Callable[[int], None]
     latent_rope: Callable[[int], None]
+    clamped_swiglu_mul: Callable[[int], None]
     gelu_tanh_mul: Callable[[int], None]
     linear: Callable[[int], None]
     linear_int8: Callable[[int], None]

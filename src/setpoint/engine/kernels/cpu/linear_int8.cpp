@@ -206,12 +206,12 @@ inline __attribute__((always_inline)) void store_sums(const GatedRounded& x, int
   const int64_t left = call.columns - at / 2;
   if (left <= 0) return;
   const Columns<T> gate(call, at, W), up(call, at + W, W);
-  with_activation<T>(call.gate, [&](const auto& activated) __attribute__((always_inline)) {
+  with_activation<T>(call, [&](const auto& activated) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
       const float scale = x.row_scales[row + m];
       store_part((T*)call.out + (row + m) * call.columns + at / 2,
-                 activated(gate(acc[m][0], scale)) * up(acc[m][1], scale), left);
+                 activated(gate(acc[m][0], scale), up(acc[m][1], scale)), left);
     }
   });
 }

@@ -360,6 +360,12 @@ class CpuOps:
         self._kernels.gelu_tanh_mul(self._gated_address)
         return out
 
+    def clamped_swiglu_mul(self, gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+        out = self._prepare_gated(gate_up)
+        self._gated.alpha, self._gated.limit = alpha, limit
+        self._kernels.clamped_swiglu_mul(self._gated_address)
+        return out
+
     def soft_cap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         assert logits.is_contiguous()
         call = self._capped

@@ -14,7 +14,7 @@
 // four int8 neighbours in K; columns past N are zero.
 constexpr int kPanel = 32;
 
-enum Gate : int32_t { kNoGate = 0, kSilu = 1, kGeluTanh = 2 };
+enum Gate : int32_t { kNoGate = 0, kSilu = 1, kGeluTanh = 2, kClampedSwiglu = 3 };
 
 #if SP_WIDTH == 16
 constexpr int kTileRows = 12, kTileVectors = 2;  // 24 of 32 registers hold sums

@@ -41,8 +41,8 @@ inline void put_codes(uint8_t* to, int column, const uint8_t (&codes)[kBlock]) {
 }
 
 // What is multiplied by the scale.
-template <class L>
-inline int code_of(const uint8_t* codes, int column, int k) {
+template <int kKind, class L = Layout<kKind>>
+inline float code_of(const uint8_t* codes, int column, int k) {
   if constexpr (L::kBits == 8) {
     return (int8_t)codes[k / 2 * 2 * kPanel + place(column, k % 2)];
   } else {
@@ -52,6 +52,7 @@ inline int code_of(const uint8_t* codes, int column, int k) {
       const uint8_t* at = codes + (field.word * 2 * kPanel + place(column, k % 2)) * 4;
       code |= (load_raw<uint32_t>(at) >> field.shift & ((1 << field.count) - 1)) << field.low;
     }
+    if constexpr (kKind == kMXFP4) return kE2M1[code];
     return L::kMinimum ? code : code - (1 << (L::kBits - 1));
   }
 }
@@ -60,12 +61,13 @@ inline int code_of(const uint8_t* codes, int column, int k) {
 template <int kKind>
 struct RawBlock {
   typedef Layout<kKind> L;
+  static constexpr int kHeadBytes = L::kNumberBytes / kPanel;
   // Of a group, in a file.
   static constexpr int kBytes = kKind == kQ4_K   ? 144
                                 : kKind == kQ6_K ? 210
-                                                 : (L::kMinimum ? 4 : 2) + kBlock * L::kBits / 8;
+                                                 : kHeadBytes + kBlock * L::kBits / 8;
 
-  const uint8_t* numbers;  // fp16: of the scale, of the minimum
+  const uint8_t* numbers;  // of the scale, of the minimum
   int8_t factors[2];
   uint8_t codes[kBlock];
 
@@ -75,7 +77,7 @@ struct RawBlock {
     } else if constexpr (kKind == kQ6_K) {
       read_q6_k(b % L::kGroup);
     } else {
-      const uint8_t* raw = numbers + (L::kMinimum ? 4 : 2);
+      const uint8_t* raw = numbers + kHeadBytes;
       for (int k = 0; k < kBlock; ++k)
         codes[k] = L::kBits == 8 ? raw[k] : raw[k % 16] >> (k / 16 * 4) & 15;
     }

@@ -99,9 +99,10 @@ class ModelApi:
         if spec is None:
             return {**details, "parameter_size": "", "quantization_level": ""}
         blocks = spec.blocks
+        is_gguf = blocks is not None and spec.config.get("quantization_config") is None
         return {
             "parent_model": "",
-            "format": "safetensors" if blocks is None else "gguf",
+            "format": "gguf" if is_gguf else "safetensors",
             "family": spec.model_type,
             "families": [spec.model_type],
             "parameter_size": _short_count(spec.num_parameters),

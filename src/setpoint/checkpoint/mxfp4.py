@@ -1,0 +1,27 @@
+"""Finds the matrices that a checkpoint stores as codes and scales of MXFP4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from setpoint.checkpoint.safetensors_file import TensorInfo
+from setpoint.core.model import BLOCK_KINDS, MXFP4_SUFFIXES
+
+
+def as_matrices(
+    stored: Sequence[TensorInfo],
+) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    """(the tensors, with a matrix in bfloat16 in place of its codes and scales; the blocks of these
+    matrices, named as in ``core.model.BLOCKS_FILE``)."""
+    codes_end, scales_end = MXFP4_SUFFIXES
+    names, block = {tensor.name for tensor in stored}, BLOCK_KINDS["MXFP4"]
+    tensors, blocks = [], []
+    for tensor in stored:
+        name = tensor.name.removesuffix(codes_end).removesuffix(scales_end)
+        if not {name + codes_end, name + scales_end} <= names:
+            tensors.append(tensor)
+        elif tensor.name.endswith(scales_end):
+            *rows, groups = tensor.shape
+            tensors.append(TensorInfo(name, (*rows, groups * block.num_values), "BF16"))
+            blocks.append(TensorInfo(f"{name}.MXFP4", (*rows, groups * block.num_bytes), "U8"))
+    return tuple(tensors), tuple(blocks)
