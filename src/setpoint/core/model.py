@@ -70,11 +70,12 @@ scales of MXFP4: codes [..., 16] for every scale [...] and 32 values."""
 
 @dataclass(slots=True, frozen=True)
 class KeptBlocks:
-    """What a model's BLOCKS_FILE holds; written once by ``checkpoint``."""
+    """The blocks of a model: what its BLOCKS_FILE holds, and its matrices in MXFP4; written once by
+    ``checkpoint``."""
 
     num_parameters: int
     num_bytes: int
-    """Bytes in the file."""
+    """Bytes in the files."""
     held_bytes: int
     """Bytes in memory if all blocks are kept. The blocks of a fused matrix (q, k and v; gate and
     up) whose parts differ in kind are not kept."""
@@ -226,8 +227,8 @@ class ModelSpec:
     """True if the rotation of positions depends on the context length. The engine decides once, by
     the configured length."""
     blocks: KeptBlocks | None = None
-    """Quantised matrices that a converted GGUF file keeps unchanged, in addition to all its
-    matrices in ``dtype``."""
+    """Quantised matrices that are kept unchanged: those of a converted GGUF file, which has all its
+    matrices in ``dtype`` as well, or those of a checkpoint in MXFP4."""
     wrapper: str = ""
     """The multimodal architecture whose language model this is; empty for a model of its own."""
     windows: tuple[int | None, ...] = ()
