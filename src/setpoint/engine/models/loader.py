@@ -54,13 +54,9 @@ def load_weights(
         if load_format == "dummy":
             source: Dummy | Checkpoint = Dummy(seed)
         else:
-            source = Checkpoint(
-                Path(folder),
-                stack,
-                wrapped=wrapped,
-                with_blocks=blocks is not None,
-                fused_experts=getattr(model, "fused_experts", False),
-            )
+            is_fused = getattr(model, "fused_experts", False)
+            kinds = {"with_blocks": blocks is not None, "fused_experts": is_fused}
+            source = Checkpoint(Path(folder), stack, wrapped=wrapped, **kinds)
         modules = [each for each in model.named_modules() if only is None or each[1] in only]
         plan = {name: list(_parts(module, name, source.files)) for name, module in modules}
         if isinstance(source, Checkpoint) and only is None:
@@ -75,10 +71,9 @@ def load_weights(
             for number, (name, module) in enumerate(modules):
                 if number % (len(modules) // 20 + 1) == 0:
                     report(f"loading the weights, {100 * number // len(modules)} %")
-                own, kept = (
-                    (exact, None) if getattr(module, "is_exact", False) else (method, blocks)
-                )
-                num_bytes += _fill(module, plan[name], source, dtype, device, own, kept)
+                is_exact = getattr(module, "is_exact", False)
+                how = (exact, None) if is_exact else (method, blocks)
+                num_bytes += _fill(module, plan[name], source, dtype, device, *how)
             return num_bytes
         except RuntimeError as error:
             if "memory" in str(error):
