@@ -247,8 +247,12 @@ def _operator(
         heartbeat=beat,
     )
     if experts.enable_eplb:
-        every, place = experts.eplb_rebalance_num_iterations, operator.place_experts
-        executor.balancer = ExpertBalancer(executor.runner, place, every=every)
+        executor.balancer = ExpertBalancer(
+            executor.runner,
+            operator.place_experts,
+            every=experts.eplb_rebalance_num_iterations,
+            at_most=experts.eplb_min_rebalancing_utilization_threshold,
+        )
     return operator
 
 

@@ -78,6 +78,16 @@ class ExpertOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(GROUP, "Number of steps from one balancing to the next (--enable-eplb).", low=1),
     ] = 1000
+    eplb_min_rebalancing_utilization_threshold: Annotated[
+        float,
+        Option(
+            GROUP,
+            "Place experts anew only if the balancedness of the ranks since the last balancing is"
+            " at most this (--enable-eplb).",
+            low=0,
+            high=1,
+        ),
+    ] = 1.0
     expert_distribution_recorder_mode: Annotated[
         str | None,
         Option(

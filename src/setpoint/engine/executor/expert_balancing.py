@@ -22,14 +22,21 @@ class ExpertBalancer:
     """Places experts anew, a layer before each step, once in so many steps."""
 
     def __init__(
-        self, runner: ModelRunner, move: Callable[[int, Placement], None], *, every: int
+        self,
+        runner: ModelRunner,
+        move: Callable[[int, Placement], None],
+        *,
+        every: int,
+        at_most: float = 1.0,
     ) -> None:
         """move: fills the slots of a layer on all ranks, or raises SetpointError with nothing
-        changed. every: number of steps between two balancings."""
+        changed. every: number of steps between two balancings. at_most: the largest balancedness of
+        the ranks at which experts are placed anew."""
         self.num_rebalances = 0
         self._runner = runner
         self._move = move
         self._every = every
+        self._at_most = at_most
         self._num_steps = 0
         self._pending = deque[tuple[int, Placement]]()
 
@@ -44,24 +51,28 @@ class ExpertBalancer:
 
     def _plan(self) -> None:
         size, before, after = self._runner.backends.group.size, [], []
+        planned: list[tuple[int, Placement]] = []
         for layer, mixture in enumerate(mixtures(self._runner.model)):
             slots = mixture.expert_slots
             load = slots.new_load()
             found = balanced(load, slots.placement, size)
             if found != slots.placement:
-                self._pending.append((layer, found))
+                planned.append((layer, found))
             before.append(rank_loads(load, slots.placement, size))
             after.append(rank_loads(load, found, size))
-        if self._pending:
-            self.num_rebalances += 1
-            logger.info(
-                "Experts are placed anew in %d layers. Balancedness of the last %d steps: %.3f, as"
-                " placed then %.3f.",
-                len(self._pending),
-                self._every,
-                balancedness(np.stack(before)),
-                balancedness(np.stack(after)),
-            )
+        as_it_was = balancedness(np.stack(before))
+        if not planned or as_it_was > self._at_most:
+            return
+        self._pending.extend(planned)
+        self.num_rebalances += 1
+        logger.info(
+            "Experts are placed anew in %d layers. Balancedness of the last %d steps: %.3f, as"
+            " placed then %.3f.",
+            len(planned),
+            self._every,
+            as_it_was,
+            balancedness(np.stack(after)),
+        )
 
     def _move_one(self, layer: int, placement: Placement) -> None:
         try:
