@@ -26,7 +26,7 @@ from setpoint.engine.parallel.split import mixtures
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.gguf_families import mixed, write_model
 from setpoint.testing.gloo_groups import gloo_groups
-from setpoint.testing.goldens import tiny_config
+from setpoint.testing.goldens import GOLDENS, tiny_config
 from setpoint.testing.plans import Driver
 from setpoint.testing.ranks import ranks
 
@@ -135,6 +135,23 @@ def test_whole_experts_on_ranks(
         assert alone[3] == len(mixture.layers) * (mixture.num_experts - mixture.num_chosen)
     for size in (2, 4):
         assert outcome(replace(config, ep_size=size), size) == alone, size
+
+
+FAMILIES = {
+    golden.name: golden.config
+    for golden in GOLDENS
+    if "num_experts_per_tok" in golden.config and golden.model_impl == "setpoint"
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family(tmp_path: Path, name: str) -> None:
+    config = config_of(write_tiny(tmp_path, FAMILIES[name]))
+    if 2 not in config.spec.rank_counts:
+        pytest.skip("its attention cannot be divided")
+    more = config.spec.mixture.num_experts % 2
+    found = outcome(replace(config, ep_size=2, ep_num_redundant_experts=more), 2)
+    assert found == outcome(config, 1)
 
 
 @pytest.mark.parametrize(
