@@ -90,6 +90,8 @@ def test_the_bits_of_one_rank(
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
 def test_partial_sums_in_float64(golden, tmp_path: Path) -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    if "kv_lora_rank" in golden.config:  # all heads share the cache
+        heads = {}
     folder = write_tiny(tmp_path, golden.config | heads)
     if read_spec(folder).pooling is not None or golden.model_impl != "setpoint":
         pytest.skip("has no logits, or no model of Setpoint's own")

@@ -34,7 +34,8 @@ def test_layers_with_experts(keys: dict[str, Any], layers: set[int]) -> None:
 
 def test_shared_experts_and_other_names() -> None:
     shared = config(**QWEN, shared_expert_intermediate_size=96)
-    assert mixtures.qwen(shared, 1) == Mixture(8, 2, 48, frozenset({0}), 96)
+    expected = Mixture(8, 2, 48, frozenset({0}), 96, shared_is_gated=True)
+    assert mixtures.qwen(shared, 1) == expected
     mixtral = config(num_local_experts=4, num_experts_per_tok=2, intermediate_size=80)
     assert mixtures.mixtral(mixtral, 1) == Mixture(4, 2, 80, frozenset({0}))
     olmoe = config(num_experts=4, num_experts_per_tok=2, intermediate_size=80)

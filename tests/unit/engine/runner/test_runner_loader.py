@@ -201,7 +201,7 @@ def test_unsupported_config(folder: Path, change: dict[str, object], message: st
     ("architecture", "why"),
     [
         ("MambaForCausalLM", ""),
-        ("Glm4MoeForCausalLM", " (it is a mixture of experts of another kind)"),
+        ("GraniteMoeForCausalLM", " (it is a mixture of experts of another kind)"),
         ("PhiMoEForCausalLM", " (it is a mixture of experts of another kind)"),
     ],
 )
