@@ -32,6 +32,8 @@ struct Attention {
   static constexpr int kStrip =
       kTiles ? kTile : kStripRows;  // query rows that meet a packed block together
   static constexpr int kKeys = kTiles ? 2 * kTile : W;  // ranges of keys are multiples of this
+  // Whether a word of the pool is a factor as it is.
+  static constexpr bool kReadsWords = !kTiles && sizeof(KV) * P == sizeof(word);
 
   // Addresses of a block's K and V in the pool (kv head 0), padded with the last key to whole
   // multiples of kKeys.
@@ -100,6 +102,11 @@ struct Attention {
   // Where a head's numbers begin in a row of K and of V.
   int64_t key_begin(int64_t head) const { return head * dim; }
   int64_t value_begin(int64_t head) const { return head * call.value_stride; }
+
+  // Whether the query rows are the lanes of a vector that is multiplied with words of K in place:
+  // too many for few_rows_block, and too few to make up for a packed copy of K (one token of many
+  // heads that share K).
+  static bool are_lanes(int64_t rows) { return kReadsWords && rows > kStripRows && rows <= W; }
 
   int64_t row_tokens(int32_t row) const { return call.cu_q[row + 1] - call.cu_q[row]; }
 
@@ -180,9 +187,8 @@ struct Attention {
   // attention_pool.h: turns the pool's pages and the batch's queries into words.
   template <class Q>
   void load_queries(const AttentionItem& item, int64_t head, word* to);
-#if SP_TILES
+  template <class Q>
   void load_turned(const AttentionItem& item, int64_t head, word* to);
-#endif
   const Block& find(int32_t row, int32_t block, const Block* held);
   inline __attribute__((always_inline)) void load_square(const KV* const* keys, int64_t begin,
                                                          int64_t k, vf (&square)[W]);
@@ -206,6 +212,10 @@ struct Attention {
   void merge(const Partial& to, const Partial& part, int64_t rows);
   template <class Columns>
   void merge_output(int64_t row, int64_t rows, Keys keys, const Columns& v, const Partial& to);
+  void lane_scores(const Block& block, int64_t begin, Keys keys, const word* q, int64_t rows,
+                   Prefetch& prefetch);
+  void merge_lanes(const Block& block, int64_t value, Keys keys, int64_t rows, Prefetch& prefetch,
+                   const Partial& to);
   void strip_scores(const word* q, Keys keys);
   void merge_strip(int64_t row, int64_t rows, Keys keys, const Partial& to);
   void few_rows_block(const Block& block, int64_t head, const word* q, int64_t rows, Ahead& ahead,

@@ -150,6 +150,53 @@ inline void Attention<Mul, KV>::merge_output(int64_t row, int64_t rows, Keys key
       });
 }
 
+// Scores of query rows that are lanes, q [dim_words][W], with the keys of a block.
+template <class Mul, class KV>
+inline void Attention<Mul, KV>::lane_scores(const Block& block, int64_t begin, Keys keys,
+                                            const word* q, int64_t rows, Prefetch& prefetch) {
+  constexpr int kWords = 4;  // of a key, for which its address is loaded once
+  for (int64_t j = keys.begin; j < keys.end; j += W) {
+    vf acc[W] = {};
+    for (int64_t k = 0; k < dim / P; k += kWords) {
+      if (k % W == 0) prefetch.advance();
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) {
+        const word* key = (const word*)(block.keys[j + i] + begin) + k;
+#pragma GCC unroll 4
+        for (int n = 0; n < kWords; ++n)
+          acc[i] = Mul::step(acc[i], key[n], Mul::load_vec(q + (k + n) * W));
+      }
+    }
+    transpose(acc);
+    for (int64_t m = 0; m < rows; ++m) store(scores + m * kBlock + j, acc[m]);
+  }
+}
+
+// As merge_output, for query rows that are lanes, with V in place. Rows beyond the last are
+// multiplied, too, and left out.
+template <class Mul, class KV>
+inline void Attention<Mul, KV>::merge_lanes(const Block& block, int64_t value, Keys keys,
+                                            int64_t rows, Prefetch& prefetch, const Partial& to) {
+  constexpr int kRows = 8;
+  const int64_t k0 = keys.begin / P;
+  for (int64_t row = 0; row < rows; row += kRows)
+    for (int64_t n = 0; n < value_dim / W; n += value_dim / W - n < 2 ? 1 : 2) {
+      prefetch.advance();
+      auto columns = [&, values = block.values, reader = reader](
+                         int64_t k, int64_t n, int i, int strip) __attribute__((always_inline)) {
+        return Mul::as_vec(value_words(Mul(), reader, values, k0 + k, value, n, i, strip));
+      };
+      auto merged = [&](int m, int64_t n, vf sum) __attribute__((always_inline)) {
+        if (row + m < rows)
+          merge_vector(to.out + (row + m) * value_dim + n * W, keep[row + m], sum, add[row + m]);
+      };
+      const word* p = probs + row * (kBlock / P) + k0;
+      const int64_t words = keys.end / P - k0;
+      value_dim / W - n < 2 ? strip<Mul, kRows, 1>(p, kBlock / P, words, n, columns, merged)
+                            : strip<Mul, kRows, 2>(p, kBlock / P, words, n, columns, merged);
+    }
+}
+
 // Scores with the keys of a packed block, for the query rows of a strip.
 template <class Mul, class KV>
 inline void Attention<Mul, KV>::strip_scores(const word* q, Keys keys) {
@@ -229,6 +276,14 @@ inline void Attention<Mul, KV>::many_rows_block(const Block& block, int64_t head
   const Keys all = seen_by_any(0, rows, block_key);
   Keys of_strip[kQueryRows / kStrip + 1];
   ahead.keys.spread_over((all.end - all.begin) / W * (dim_words / W));
+  if constexpr (kReadsWords)
+    if (are_lanes(rows)) {
+      lane_scores(block, key_begin(head), all, q, rows, ahead.keys);
+      softmax(0, rows, all, block_key);
+      merge_statistics(to, block_max, block_sum, rows);
+      ahead.values.spread_over(value_dim / W);
+      return merge_lanes(block, value_begin(head), all, rows, ahead.values, to);
+    }
   pack_keys(block, key_begin(head), all, ahead.keys);
   for (int64_t row = 0; row < rows; row += kStrip) {
     const int64_t count = rows - row < kStrip ? rows - row : kStrip;

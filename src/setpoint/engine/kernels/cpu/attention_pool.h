@@ -20,24 +20,24 @@ inline void Attention<Mul, KV>::load_queries(const AttentionItem& item, int64_t 
   }
 }
 
-#if SP_TILES
-// The query rows of an item's head as columns of words, [dim_words][kTile]: for
-// few_scores_on_tiles.
+// The query rows of an item's head as columns of words, [dim_words][W].
 template <class Mul, class KV>
+template <class Q>
 inline void Attention<Mul, KV>::load_turned(const AttentionItem& item, int64_t head, word* to) {
-  __builtin_memset(to, 0, dim_words * kTile * 4);
+  __builtin_memset(to, 0, dim_words * W * 4);
+  word* line = (word*)scores;
   int64_t column = 0;
   for (int32_t i = 0; i < item.num_segments; ++i) {
     const Segment& s = work.segments[item.segment0 + i];
-    const bf16* q =
-        (const bf16*)call.q + (call.cu_q[s.row] + s.token) * call.q_stride + head * group * dim;
+    const Q* q =
+        (const Q*)call.q + (call.cu_q[s.row] + s.token) * call.q_stride + head * group * dim;
     for (int64_t t = 0; t < s.tokens; ++t)
-      for (int64_t g = 0; g < group; ++g, ++column)
-        for (int64_t k = 0; k < dim / P; ++k)
-          __builtin_memcpy(to + k * kTile + column, q + t * call.q_stride + g * dim + k * P, 4);
+      for (int64_t g = 0; g < group; ++g, ++column) {
+        pack_words(q + t * call.q_stride + g * dim, line, dim);
+        for (int64_t k = 0; k < dim / P; ++k) to[k * W + column] = line[k];
+      }
   }
 }
-#endif
 
 // The addresses of a block of a row, in the one of the two slots that `held` is not in.
 template <class Mul, class KV>

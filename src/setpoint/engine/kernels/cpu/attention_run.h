@@ -134,17 +134,21 @@ inline void Attention<Mul, KV>::compute_item(int32_t index, int32_t block0) {
   for (int64_t head = item.head0; head < item.head1; ++head) {
 #if SP_TILES
     if constexpr (kTiles) {
-      rows <= kStripRows ? load_turned(item, head, queries_of(head))
+      rows <= kStripRows ? load_turned<bf16>(item, head, queries_of(head))
                          : load_queries<bf16>(item, head, queries_of(head));
       start(state(head), rows);
       continue;
     }
 #endif
+    auto load = [&](auto number) {
+      typedef decltype(number) Q;
+      are_lanes(rows) ? load_turned<Q>(item, head, queries_of(head))
+                      : load_queries<Q>(item, head, queries_of(head));
+    };
     if constexpr (P == 2)
-      load_queries<bf16>(item, head, queries_of(head));
+      load(bf16());
     else
-      call.q_dtype == kBF16 ? load_queries<bf16>(item, head, queries_of(head))
-                            : load_queries<float>(item, head, queries_of(head));
+      call.q_dtype == kBF16 ? load(bf16()) : load(float());
     start(state(head), rows);
   }
   for (int32_t b = block0; b < item.block1; ++b) {
