@@ -44,7 +44,9 @@ class Graph:
             self.hidden: torch.Tensor = forward_pass.hidden(inputs, backends)
         with recorder.recording("samples"):
             self.answer: Answer = forward_pass.answer(self.hidden, self.index.tensor, backends)
-        self.program: Program = recorder.program(tokens=size, sequences=size, samples=size)
+        self.program: Program = recorder.program(
+            tokens=size, sequences=size, samples=size, gathered=size
+        )
 
 
 class FixedSizes:
@@ -71,7 +73,7 @@ class FixedSizes:
         graph.slots.fill(np.pad(batch.slots, (0, padding), constant_values=self._padding_slot))
         graph.kv_lens.fill(np.pad(batch.kv_lens, (0, padding), constant_values=1))
         graph.index.fill(np.pad(batch.sample_index, (0, size - len(batch.sample_index))))
-        graph.program.run(tokens=size, sequences=size, samples=size)
+        graph.program.run(tokens=size, sequences=size, samples=size, gathered=size)
         return Ran(self, graph.hidden, graph.answer if with_logits else None)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

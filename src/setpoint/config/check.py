@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from setpoint.config.dp_attention import check_dp_attention
 from setpoint.config.groups.answers import preferred_sampling
 from setpoint.config.groups.chat_formats import NONE
 from setpoint.config.groups.declare import Field, Option
@@ -50,7 +51,7 @@ def check_options(options: Options) -> None:
             "--max-queued-requests 0 would refuse every request, even on an idle server, because"
             " each request joins the queue before it runs. Give 1 or more."
         )
-    _check_ranks(options)
+    check_dp_attention(options)
     check_nodes(options)
     _check_keys(options.server)
     for group, fields in GROUPS.items():
@@ -212,12 +213,3 @@ def _check_value(field: Field[Option], value: Any) -> None:
         )
     if field.kind is int and value < -MAX_INT:
         raise ConfigError(f"{field.flag} must be at least {-MAX_INT}, got {value}.")
-
-
-def _check_ranks(options: Options) -> None:
-    if options.compatibility.enable_dp_attention and options.parallel.dp_size > 1:
-        raise ConfigError(
-            "--enable-dp-attention would divide one engine among the --dp-size ranks. In"
-            f" Setpoint each of the --dp-size {options.parallel.dp_size} ranks is a whole engine;"
-            " leave --enable-dp-attention out."
-        )

@@ -102,9 +102,35 @@ def _with_copies(spec: ModelSpec, redundant: int) -> ModelSpec:
     )
 
 
+def _share_of_experts(spec: ModelSpec, size: int) -> ModelSpec:
+    """The model as one of the engines that compute the experts together sees it."""
+    mixture, blocks = spec.mixture, spec.blocks
+    assert mixture is not None, "check_its_model refuses it"
+    share = replace(mixture, size=-(-mixture.size // size))
+    less = len(mixture.layers) * (
+        mixture.expert_parameters(spec.hidden_size) - share.expert_parameters(spec.hidden_size)
+    )
+    left = 1 - less / spec.num_parameters
+    return replace(
+        spec,
+        mixture=share,
+        num_parameters=spec.num_parameters - less,
+        blocks=None
+        if blocks is None
+        else replace(
+            blocks,
+            num_parameters=int(blocks.num_parameters * left),
+            num_bytes=int(blocks.num_bytes * left),
+            held_bytes=int(blocks.held_bytes * left),
+        ),
+    )
+
+
 def _share_of_memory(spec: ModelSpec, parallel: ParallelOptions, device: str) -> ModelSpec:
     """The model as the memory of one node sees it or, on GPUs, that of one rank: with the largest
     part that one of them gets."""
+    if parallel.enable_dp_attention:
+        return _share_of_experts(spec, parallel.dp_size)
     memories = parallel.nnodes if device == "cpu" else parallel.tp_size
     if memories == 1:
         return spec

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from setpoint.config import sglang
 from setpoint.config.check import check_options
 from setpoint.config.decisions import Book, Decision
+from setpoint.config.dp_attention import check_its_model, own_chunk, settle_dp_attention
 from setpoint.config.environment import EnvSettings
 from setpoint.config.expert_ranks import check_experts
 from setpoint.config.groups.chat_formats import NONE, OPEN
@@ -95,9 +96,10 @@ def _check_latent(options: Options, model: ModelSpec) -> None:
 
 
 def _check_ranks(options: Options, model: ModelSpec, device: str) -> None:
-    """Raise ConfigError if the model cannot be divided among --tp-size ranks."""
+    """Raise ConfigError if the model cannot be divided among the ranks."""
     check_experts(options, model)
-    size, possible = options.parallel.tp_size, model.rank_counts
+    check_its_model(options, model, device)
+    size, possible = options.parallel.ranks_per_engine, model.rank_counts
     if size == 1:
         return
     if size not in possible:
@@ -297,6 +299,7 @@ _NEEDS = {
 def settle_rules(book: Book, device: str, chunk: int) -> None:
     """Settle the options about scheduling and the cache. Raises ConfigError for an option that this
     version cannot honour."""
+    settle_dp_attention(book)
     _scheduling(book, chunk)
     _eviction(book)
     _without_effect(book, device)
@@ -417,7 +420,7 @@ class Steps:
 def settle_steps(book: Book, hardware: Hardware, device: str, placement: Placement) -> Steps:
     """Settle the options that depend on the machine. Raises ConfigError for options that the
     machine cannot honour."""
-    chunk = _chunked_prefill_size(book, hardware, device)
+    chunk = own_chunk(book, _chunked_prefill_size(book, hardware, device))
     step_tokens = chunk if chunk > 0 else book.options.scheduling.max_prefill_tokens
     _mem_fraction(book, hardware, device, step_tokens=step_tokens)
     _attention_backend(book, device)

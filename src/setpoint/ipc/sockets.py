@@ -10,6 +10,7 @@ The frontend's end, on an asyncio loop, is ``ipc/link.py``.
 from __future__ import annotations
 
 import logging
+import os
 import select
 import socket
 import struct
@@ -107,8 +108,10 @@ class EngineSocket:
     """The engine's end, which is the inbox of the scheduler's loop: only the loop's thread uses it,
     except for ``post``."""
 
-    def __init__(self, descriptor: int) -> None:
-        """descriptor: a connected socket's, which this object owns from now on."""
+    def __init__(self, descriptor: int, bell: int | None = None) -> None:
+        """descriptor: a connected socket's, which this object owns from now on. bell: an eventfd's
+        with which other engines wake the loop up."""
+        self._bell = bell
         self._messages = MessageSocket(socket.socket(fileno=descriptor))
         self._posted: deque[Prepared] = deque()
         self._wake, self._woken = socket.socketpair()
@@ -133,6 +136,8 @@ class EngineSocket:
         if not ready:
             return []
         messages: list[ToLoop] = []
+        if self._bell is not None and self._bell in ready:
+            os.eventfd_read(self._bell)
         if self._woken.fileno() in ready:
             self._woken.recv(_CHUNK)
             while self._posted:
@@ -169,4 +174,6 @@ class EngineSocket:
             self._messages, select.POLLIN | (select.POLLOUT if self._messages.has_unsent else 0)
         )
         poller.register(self._woken, select.POLLIN)
+        if self._bell is not None:
+            poller.register(self._bell, select.POLLIN)
         return [descriptor for descriptor, _ in poller.poll(timeout_s * 1000)]

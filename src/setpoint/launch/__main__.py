@@ -1,6 +1,6 @@
-"""``python -m setpoint.launch LINK NUMBER``: the engine process, with the other ranks of its model
-on this machine, NUMBER with itself. They are started first, so that all of them import torch at the
-same time.
+"""``python -m setpoint.launch LINK NUMBER [INHERITED..]``: the engine process, with the other ranks
+of its model on this machine, NUMBER with itself. They are started first, so that all of them import
+torch at the same time. INHERITED: see ``launch.step_memory``.
 
 Importing torch makes hundreds of thousands of objects, all of which stay. The garbage collector
 would scan them again and again and take a fifth of the import's time, so it is off during the
@@ -21,4 +21,4 @@ if __name__ == "__main__":
 
     gc.freeze()
     gc.enable()
-    sys.exit(main(ranks))
+    sys.exit(main(ranks, [int(each) for each in sys.argv[3:]]))

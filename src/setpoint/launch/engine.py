@@ -21,6 +21,7 @@ from setpoint.core.progress import reported_to
 from setpoint.launch.phases import Phases
 from setpoint.launch.preflight import preflight
 from setpoint.launch.process import EngineProcess, Spawn, spawn_child
+from setpoint.launch.step_memory import SteppingEngines
 from setpoint.observe.waiting import Display, Waiting
 
 if TYPE_CHECKING:
@@ -121,6 +122,8 @@ def launch_engine(
 def _spawning(options: Options, stderr: int | None) -> AbstractContextManager[Spawn]:
     """A context with the function that starts engines."""
     if not options.parallel.use_ray:
+        if options.parallel.enable_dp_attention:
+            return SteppingEngines(options.parallel.dp_size, stderr=stderr)
         num_ranks = options.parallel.ranks_per_node
         return nullcontext(partial(spawn_child, num_ranks=num_ranks, stderr=stderr))
     from setpoint.launch.ray_engines import ray_engines

@@ -15,10 +15,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import psutil
 
@@ -27,7 +28,7 @@ from setpoint.config.pool import PoolConfig
 from setpoint.core.control import EngineFacts, MemoryUsage
 from setpoint.core.errors import SetpointError
 from setpoint.core.messages import Failed, Ready, Starting
-from setpoint.core.progress import reported_to
+from setpoint.core.progress import report, reported_to
 from setpoint.core.records import Observer
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.expert_balancing import ExpertBalancer
@@ -38,7 +39,9 @@ from setpoint.engine.executor.tensor_parallel import (
     TensorParallelOperator,
 )
 from setpoint.engine.kernels.device import accelerator_name
+from setpoint.engine.parallel.data_ranks import DataRanks
 from setpoint.engine.parallel.group import GroupLost
+from setpoint.engine.parallel.shared_tokens import SharedMemoryDataRanks
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc.sockets import EngineSocket
 from setpoint.launch.binding import bound
@@ -58,10 +61,11 @@ from setpoint.launch.meeting import end_blamelessly
 from setpoint.launch.rank_group import other_ranks
 from setpoint.launch.ranks import RankProcesses, start_ranks
 from setpoint.launch.settings import live_settings, scheduler_config
+from setpoint.launch.step_memory import bell_of, mapped, ring
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.readers import EngineReaders
 from setpoint.observe.tee import Tee
-from setpoint.recording.writer import start_recording
+from setpoint.recording.writer import RecordingWriter, start_recording
 from setpoint.scheduler.cache.block_news import BlockNews
 from setpoint.scheduler.cache.manager import CacheConfig, KVCache
 from setpoint.scheduler.cache.news import CacheNews
@@ -84,26 +88,34 @@ class WallClock:
         return time.monotonic()
 
 
-def main(ranks: RankProcesses | None) -> int:
+def main(ranks: RankProcesses | None, inherited: Sequence[int]) -> int:
     """Run the engine as a child; returns the exit code. The parent has blocked SIGINT and SIGTERM
     for this process: they may reach the whole process group, but the parent ends the engine in
-    order. ranks: the other ranks of its model.
+    order. ranks: the other ranks of its model. inherited: see ``run``.
     """
     line = sys.stdin.buffer.readline()
     if not line:
         return 1  # the parent ended before it sent a job, and has reported why
     threading.Thread(target=end_with_parent, daemon=True).start()
-    return run(decode_job(line), int(sys.argv[1]), ranks)
+    return run(decode_job(line), int(sys.argv[1]), ranks, inherited)
 
 
-def run(job: EngineJob, link: int, ranks: RankProcesses | None = None) -> int:
+def run(
+    job: EngineJob,
+    link: int,
+    ranks: RankProcesses | None = None,
+    inherited: Sequence[int] = (),
+) -> int:
     """Make this process the engine of a job; returns exit code 0 after Shutdown. link: the
     descriptor of its end of the link. ranks: the other ranks, if they have been started already.
-    A start that fails sends the parent a Failed message first."""
+    inherited: what it shares with the engines that compute in step with it (``step_memory``). A
+    start that fails sends the parent a Failed message first."""
     faulthandler.enable()  # native code that crashes: the log has the stack of every thread
-    rank = " TP0" if job.rank is None else f" DP{job.rank} TP0"
-    setup_logging(job.config.options.logs.log_level, rank=rank, milliseconds=job.config.env.log_ms)
-    socket = EngineSocket(link)
+    own = job.rank or 0
+    name = f" TP{own if inherited else 0}"
+    name = name if job.rank is None else f" DP{own}{name}"
+    setup_logging(job.config.options.logs.log_level, rank=name, milliseconds=job.config.env.log_ms)
+    socket = EngineSocket(link, bell_of(inherited, own) if inherited else None)
     num_ranks = job.config.options.parallel.ranks_per_node
     if ranks is None and num_ranks > 1:
         ranks = start_ranks(range(1, num_ranks))
@@ -114,13 +126,16 @@ def run(job: EngineJob, link: int, ranks: RankProcesses | None = None) -> int:
             ranks.hand_over(encode_job(job))
         job = bound(job, 0)
         try:
+            data = _data_ranks(job, inherited) if inherited else None
             try:
                 with reported_to(lambda doing: socket.send(Starting(doing))):
-                    loop = _build(job, socket, at_end, ranks)
+                    loop = _build(job, socket, at_end, ranks, data)
             except SetpointError as error:
                 socket.send(Failed(str(error)))
                 return 1
             loop.run()
+            if data is not None:
+                data.leave()
         except GroupLost as error:
             time.sleep(WORDS_S)
             logger.error("An exchange with the other ranks failed: %s. The engine ends.", error)
@@ -128,8 +143,17 @@ def run(job: EngineJob, link: int, ranks: RankProcesses | None = None) -> int:
     return 0
 
 
+def _data_ranks(job: EngineJob, inherited: Sequence[int]) -> SharedMemoryDataRanks:
+    rank, size = job.rank or 0, job.config.options.parallel.dp_size
+    return SharedMemoryDataRanks(mapped(inherited), rank, size, partial(ring, inherited, rank))
+
+
 def _build(
-    job: EngineJob, socket: EngineSocket, at_end: ExitStack, ranks: RankProcesses | None
+    job: EngineJob,
+    socket: EngineSocket,
+    at_end: ExitStack,
+    ranks: RankProcesses | None,
+    data: SharedMemoryDataRanks | None,
 ) -> Loop:
     config, spec = job.config, job.spec
     waited = time.perf_counter()
@@ -137,21 +161,11 @@ def _build(
     readers = _readers(job, clock)
     grammars = engine_grammars(job)
     others = other_ranks(job, ranks, at_end)
-    runner, pool, left = _load(job, readers, others)
+    runner, pool, left = _load(job, readers, others, data)
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
     cache = cache_config(config.options, runner.pool)
-    recording = None
-    if (wanted := recording_config(config.options)) is not None:
-        recording = start_recording(
-            wanted,
-            scheduler=rules,
-            settings=settings,
-            cache=cache,
-            clock=clock,
-            device=config.options.execution.device,
-            when_used=job.is_standby,
-        )
-        at_end.callback(recording.close)
+    engine = {"scheduler": rules, "settings": settings, "cache": cache, "clock": clock}
+    recording = _recorded(job, at_end, **engine)
     observer = readers if recording is None else Tee(readers, recording)
     scheduler = Scheduler(
         rules,
@@ -174,15 +188,20 @@ def _build(
         observer=observer,
         operator=_operator(job, executor, beat, others),
         heartbeat=beat,
+        accompany=runner.accompany,
         report=lambda: readers.report(
             _memory_usage(runner),
             None if recording is None else recording.state(),
-            executor.expert_loads(),
+            # Engines that compute the experts together count the same tokens.
+            executor.expert_loads() if data is None or not job.rank else None,
         ),
         moments=readers.moments.since,
     )
     gc.collect()
     gc.freeze()
+    if data is not None:
+        report("waiting for the other engines")
+        data.begin(0)  # a step without tokens, which all begin when they are ready
     now = time.perf_counter()
     phases = _phases(runner, waited_s=waited - IMPORTED_AT, whole_s=now - IMPORTED_AT)
     socket.send(Ready(_facts(runner, pool, available_bytes=left, phases=phases)))
@@ -190,15 +209,26 @@ def _build(
     return loop
 
 
+def _recorded(job: EngineJob, at_end: ExitStack, **engine: Any) -> RecordingWriter | None:
+    """What records the engine, if that is asked for. engine: as for ``start_recording``."""
+    options = job.config.options
+    if (wanted := recording_config(options)) is None:
+        return None
+    device = options.execution.device
+    recording = start_recording(wanted, device=device, when_used=job.is_standby, **engine)
+    at_end.callback(recording.close)
+    return recording
+
+
 def _executor(runner: ModelRunner, others: OtherRanks | None) -> InprocExecutor:
     return InprocExecutor(runner) if others is None else TensorParallelExecutor(runner, others)
 
 
 def _load(
-    job: EngineJob, observer: Observer, others: OtherRanks | None
+    job: EngineJob, observer: Observer, others: OtherRanks | None, data: DataRanks | None
 ) -> tuple[ModelRunner, PoolConfig, int]:
     """``load_engine``; a standby loads while another engine serves, and leaves it the cores."""
-    load = partial(load_engine, job, observer, others)
+    load = partial(load_engine, job, observer, others, data)
     return at_low_priority(load) if job.is_standby else load()
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from setpoint.core.awake import CLOCK
 from setpoint.core.errors import RequestError
 from setpoint.launch.engine import Launched
+from setpoint.launch.in_step import InStep
 from setpoint.launch.launched_engine import LaunchedEngine
 from setpoint.launch.phases import Phases
 from setpoint.launch.process import EngineProcess, StartupError
@@ -95,6 +96,8 @@ class EngineSession:
         self._wanted_again = [asyncio.Event() for _ in range(num_ranks)]
         self._all_given_up = asyncio.Event()
         self._is_ending = False
+        self._in_step = InStep(num_ranks) if parallel.enable_dp_attention else None
+        """The ranks whose engines compute in step; None: each engine computes by itself."""
         self._standby: Standby | None = None
         if parallel.engine_standby:
             self._standby = Standby(
@@ -235,6 +238,11 @@ class EngineSession:
     def scale_down(self, ranks: Collection[int]) -> None:
         """Take ranks out of service: their requests continue on the other engines, and their
         engines end. Raises RequestError if no engine that takes requests would be left."""
+        if self._in_step is not None:
+            raise RequestError(
+                "With --enable-dp-attention, the engines compute in step, and none can be taken out"
+                " of service alone. End the server instead."
+            )
         paused = self.client.orders.paused
         ready = {line.rank for line in self.client.lines if line.is_ready} - self._out
         left = ready - set(ranks)
@@ -298,6 +306,8 @@ class EngineSession:
             await (engine.watching or self._watching(engine))
             starting.cancel()
             line.close()
+            if self._in_step is not None:
+                await self._all_end(self._in_step, line)
             if not (line.was_ready or self._why_never(line)):
                 await asyncio.sleep(RETRY_S)
             if not self._why_never(line):
@@ -306,6 +316,26 @@ class EngineSession:
             if isinstance(following, str):
                 return following
             engine = following
+
+    async def _all_end(self, ranks: InStep, ended: EngineLine) -> None:
+        """End the engines that compute in step with one that has ended, and wait until all have.
+        The last one decides for all whether they are started again."""
+        for engine in self._engines.values():
+            if not (engine.line.has_ended or self._is_ending):
+                why = f"engine {ended.rank}, with which it computes in step, has ended"
+                engine.line.dismiss(f"{why}: {ended.death}")
+                engine.process.kill()
+        lines = [engine.line for engine in self._engines.values()]
+
+        def decide() -> str:
+            if why_never := next(filter(None, map(self._why_never, lines)), ""):
+                return why_never
+            if not self._restarts.left:
+                return self._no_restart_left(ended)
+            self._restarts.spend()
+            return ""
+
+        await ranks.all_have_ended(decide)
 
     async def _moved_requests_go_on(self) -> None:
         """Wait until the requests that have moved to another engine have got tokens again, unless
@@ -388,21 +418,32 @@ class EngineSession:
     def _following(self, line: EngineLine) -> LaunchedEngine | str:
         """The engine that replaces an ended one: the standby, if there is one with the current
         options and weights, or a new engine; otherwise the reason why there is none."""
+        if self._in_step is not None:
+            return self._in_step.why_never or self._started_again(line)
         if why_never := self._why_never(line):
             return why_never
-        rank, most = line.rank, self._restarts.most
+        rank = line.rank
         standby = None if self._standby is None else self._standby.take()
         if standby is None and not self._restarts.left:
-            return f"{line.death} It is not started again: --max-engine-restarts is {most} an hour."
+            return self._no_restart_left(line)
         self._restarts.spend()
-        num_open = self.client.num_open
-        go_on = "1 request goes on" if num_open == 1 else f"{num_open} requests go on"
-        count = f"({self._restarts.num_spent} of at most {most} in an hour); {go_on}."
         if standby is not None:
-            logger.warning("The standby takes the place of engine %d %s", rank, count)
+            logger.warning("The standby takes the place of engine %d %s", rank, self._spent())
             self.engine.replace(rank, standby.process)
             return standby
-        logger.warning("Engine %d is started again %s", rank, count)
+        return self._started_again(line)
+
+    def _no_restart_left(self, line: EngineLine) -> str:
+        most = self._restarts.most
+        return f"{line.death} It is not started again: --max-engine-restarts is {most} an hour."
+
+    def _spent(self) -> str:
+        num_open, restarts = self.client.num_open, self._restarts
+        go_on = "1 request goes on" if num_open == 1 else f"{num_open} requests go on"
+        return f"({restarts.num_spent} of at most {restarts.most} in an hour); {go_on}."
+
+    def _started_again(self, line: EngineLine) -> LaunchedEngine:
+        logger.warning("Engine %d is started again %s", line.rank, self._spent())
         return self._start_again(line)
 
     def _start_again(self, line: EngineLine) -> LaunchedEngine:

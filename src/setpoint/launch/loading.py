@@ -19,6 +19,7 @@ from setpoint.engine.executor.build_runner import build_runner
 from setpoint.engine.executor.compiling import compile_steps
 from setpoint.engine.executor.tensor_parallel import OtherRanks
 from setpoint.engine.kernels.device import check_device
+from setpoint.engine.parallel.data_ranks import DataRanks
 from setpoint.engine.parallel.group import ALONE
 from setpoint.engine.parallel.split import cached_spec
 from setpoint.engine.runner.model_runner import ModelRunner
@@ -32,37 +33,39 @@ logger = logging.getLogger(__name__)
 
 
 def load_engine(
-    job: EngineJob, observer: Observer, others: OtherRanks | None = None
+    job: EngineJob,
+    observer: Observer,
+    others: OtherRanks | None = None,
+    data: DataRanks | None = None,
 ) -> tuple[ModelRunner, PoolConfig, int]:
     """Load the weights, then size the pool from the memory that is left. The last result is the
     number of bytes that are free afterwards. The observer gets a record of everything that runs
-    more slowly than it could. others: the ranks that load and allocate their parts meanwhile."""
+    more slowly than it could. others, data: the ranks, and the engines, that load their parts
+    meanwhile."""
     config, spec, memory_bytes, is_standby = job.config, job.spec, job.memory_bytes, job.is_standby
-    options = config.options
-    check_device(torch.device(options.execution.device))
-    before = device_bytes(options.execution.device)
-    if memory_bytes is not None and options.execution.device == "cpu":
+    options, device = config.options, config.options.execution.device
+    check_device(torch.device(device))
+    before = device_bytes(device)
+    if memory_bytes is not None and device == "cpu":
         before = memory_bytes if is_standby else min(before, memory_bytes)
     logger.debug("Load weight begin. avail mem=%s GB", gib(before))
     report("loading the weights")
     group = ALONE if others is None else others.group
-    runner = build_runner(engine_config(config, spec, job.folder), group)
+    runner = build_runner(engine_config(config, spec, job.folder), group, data)
     loaded = runner.report
     weight_bytes, num_sharing = loaded.weight_bytes, 1
     if others is not None:
         weight_bytes, before = others.room(weight_bytes, before)
         num_sharing = others.num_sharing
         _compare_levels({loaded.level, *others.levels})
-    after = device_bytes(options.execution.device)
+    after = device_bytes(device)
     log_weights(runner, spec, after)
     own = runner.footprint(step_tokens=config.step_tokens, context_len=config.context_len)
     after = before - weight_bytes if is_standby else min(after, before - weight_bytes)
+    cached, footprint = cached_spec(spec, group.size), own.of_ranks(num_sharing, weight_bytes)
     plan = memory_model(
-        config,
-        cached_spec(spec, group.size),
-        attention=loaded.attention,
-        model_impl=loaded.model_impl,
-    ).plan(before, available_after_load=after, footprint=own.of_ranks(num_sharing, weight_bytes))
+        config, cached, attention=loaded.attention, model_impl=loaded.model_impl
+    ).plan(before, available_after_load=after, footprint=footprint)
     pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
     log_decisions(pool.decisions)
     report("making room for the KV cache")
@@ -74,7 +77,7 @@ def load_engine(
         context_len=config.context_len,
     )
     # A CPU's pages count as taken only when they are first written; the pool will be.
-    left = max(min(device_bytes(options.execution.device), after - plan.kv_bytes), 0)
+    left = max(min(device_bytes(device), after - plan.kv_bytes), 0)
     _log_memory(runner, plan, options, left)
     _tell_fallbacks(runner, options, observer)
     logger.info(
@@ -84,7 +87,7 @@ def load_engine(
             max_prefill_tokens=options.scheduling.max_prefill_tokens,
             max_running_requests=pool.max_running_requests,
             context_len=config.context_len,
-            device=options.execution.device,
+            device=device,
             available_bytes=left,
         )
     )

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -174,20 +174,26 @@ class ChildProcess:
         self.link.close()
 
 
-def spawn_child(gpu: int | None, *, num_ranks: int, stderr: int | None) -> ChildProcess:
+def spawn_child(
+    gpu: int | None, *, num_ranks: int, stderr: int | None, inherits: Sequence[int] = ()
+) -> ChildProcess:
     """A ``Spawn``. SIGINT and SIGTERM are blocked from the first instruction of the process on: it
     ends when this process tells it to, or when this process ends. num_ranks: how many compute its
-    model together. stderr: the descriptor for its log, if not this process's."""
+    model together. stderr: the descriptor for its log, if not this process's. inherits: further
+    descriptors that it gets (``launch.step_memory``)."""
     link, theirs = socket.socketpair()
     with theirs:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "setpoint.launch", str(theirs.fileno()), str(num_ranks)],
+                [
+                    *(sys.executable, "-m", "setpoint.launch"),
+                    *map(str, (theirs.fileno(), num_ranks, *inherits)),
+                ],
                 stdin=subprocess.PIPE,
                 stderr=stderr,
                 env=engine_environment(gpu=gpu),
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *inherits],
             )
         except BaseException:
             link.close()

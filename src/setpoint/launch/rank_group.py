@@ -56,7 +56,7 @@ def other_ranks(
     """Rank 0's side: the others, once all have joined; None if there are none. ranks: those on this
     node. Raises NotMet."""
     options, parallel = job.config.options, job.config.options.parallel
-    if parallel.tp_size == 1:
+    if parallel.ranks_per_engine == 1:
         return None
     links = [] if ranks is None else ranks.links
     if shares_memory(options):

@@ -128,11 +128,14 @@ class Loop:
         observer: Observer,
         operator: Operator | None = None,
         heartbeat: Callable[[], None] = lambda: None,
+        accompany: Callable[[], object] = lambda: None,
         report: Callable[[], EngineReport] = EngineReport,
         moments: Callable[[int], Moments] = lambda since: Moments(since, []),
     ) -> None:
-        """heartbeat: called every turn. report: returns the part of an InternalState that the
-        scheduler does not know. moments: answers GetMoments."""
+        """heartbeat: called every turn. accompany: called in every turn that submits no rows; takes
+        part in a step that other engines have begun, if there is one. Where engines compute in
+        step (DP attention), the link must wake the loop up for it. report: returns the part of an
+        InternalState that the scheduler does not know. moments: answers GetMoments."""
         self._scheduler = scheduler
         self._executor = executor
         self._link = link
@@ -141,6 +144,7 @@ class Loop:
         self._observer = observer
         self._operator = operator or NoOperator()
         self._heartbeat = heartbeat
+        self._accompany = accompany
         self._report = report
         self._moments = moments
         self._inflight: deque[PendingStep] = deque()
@@ -185,6 +189,7 @@ class Loop:
         # Requests in preparation have time limits, which a standstill suspends.
         quiet = resting and not messages and (state.stands_still or not state.preparing)
         if quiet and self._unchanged:
+            self._accompany()
             return
         self._observer.on(Turn(state.now))
         if not self._unchanged:
@@ -211,6 +216,8 @@ class Loop:
             self._send(news)
         if plan is not None:
             self._observer.on(self._turn_done(plan))
+        if plan is None or not len(plan.rows):
+            self._accompany()
 
     def _receive(self, timeout_s: float, *, resting: bool) -> list[ToLoop]:
         """The messages that have arrived. A loop at rest waits for one. The turn's time starts

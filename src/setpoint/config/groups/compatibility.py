@@ -49,14 +49,6 @@ class CompatibilityOptions(msgspec.Struct, frozen=True, kw_only=True):
             no_effect="that is the default where the device allows it",
         ),
     ] = False
-    enable_dp_attention: Annotated[
-        bool,
-        Option(
-            GROUP,
-            "Data-parallel attention over --dp-size ranks.",
-            no_effect="each of the --dp-size engines has the attention of its own requests",
-        ),
-    ] = False
     enable_hierarchical_cache: Annotated[
         bool,
         Option(

@@ -93,6 +93,16 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
             high=64,
         ),
     ] = 1
+    enable_dp_attention: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Divide the experts of a mixture among the --dp-size engines: each has the attention"
+            " and the cache of its own requests, and all compute the experts together. Needs the"
+            " same number as --tp-size. Divides --chunked-prefill-size and --max-running-requests"
+            " by it, and multiplies --schedule-conservativeness by 0.3. Only for CPUs yet.",
+        ),
+    ] = False
     numa_node: Annotated[
         tuple[int, ...],
         Option(
@@ -159,8 +169,15 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1
 
     @property
+    def ranks_per_engine(self) -> int:
+        """How many ranks compute the steps of one engine: with DP attention, each engine is one of
+        the --tp-size ranks."""
+        return 1 if self.enable_dp_attention else self.tp_size
+
+    @property
     def ranks_per_node(self) -> int:
-        return self.tp_size // self.nnodes
+        """Of those, the ones on one machine."""
+        return self.ranks_per_engine // self.nnodes
 
     @property
     def follows_bootstrap_room(self) -> bool:

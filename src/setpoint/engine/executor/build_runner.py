@@ -35,6 +35,7 @@ from setpoint.engine.layers.context import Backends, multiply, multiply_grouped
 from setpoint.engine.models.loader import load_weights
 from setpoint.engine.models.model_registry import build_model, is_native
 from setpoint.engine.models.transformers_model import load_transformers_model
+from setpoint.engine.parallel.data_ranks import DataRanks, SameTokens
 from setpoint.engine.parallel.group import ALONE, Group
 from setpoint.engine.parallel.split import mixtures, rank_spec, split_model
 from setpoint.engine.quant.linear_method import LinearMethod, choose_blocks, choose_linear
@@ -99,9 +100,13 @@ class _Chosen:
         return {"kernels": self.ops, "linear layers": self.linear, "attention": self.attention}
 
 
-def build_runner(config: EngineConfig, group: Group = ALONE) -> ModelRunner:
+def build_runner(
+    config: EngineConfig, group: Group = ALONE, data: DataRanks | None = None
+) -> ModelRunner:
     """A runner with its weights loaded; call ``allocate`` on it next. group: the ranks that compute
-    the model. Raises CheckpointError, ConfigError or OutOfMemoryError."""
+    the model. data: the engines that compute its experts together, if they are others. Raises
+    CheckpointError, ConfigError or OutOfMemoryError."""
+    data = data or SameTokens(group)
     begin = time.perf_counter()
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
@@ -109,14 +114,14 @@ def build_runner(config: EngineConfig, group: Group = ALONE) -> ModelRunner:
     check_device(device)
     chosen = _choose(config, spec, device)
     native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
-    model, weight_bytes = _load(config, native, device, chosen.linear.impl, group)
+    model, weight_bytes = _load(config, native, device, chosen.linear.impl, data)
     for mixture in mixtures(model):
         mixture.expert_slots.count_on(device)
     runner = ModelRunner(
         model=model,
         spec=spec,
         backends=Backends(
-            chosen.ops.impl, chosen.attention.impl, multiply, multiply_grouped, group
+            chosen.ops.impl, chosen.attention.impl, multiply, multiply_grouped, group, data
         ),
         page_size=config.page_size,
         dtype=_dtype(config.dtype),
@@ -146,8 +151,8 @@ def load_model(config: EngineConfig, runner: ModelRunner) -> nn.Module:
     """The model of ``config`` with weights loaded, for a runner whose configuration differs at most
     in the place of the weights. Raises CheckpointError, ConfigError or OutOfMemoryError."""
     linear = _choose(config, runner.spec, runner.device).linear.impl
-    native, group = runner.report.model_impl == "setpoint", runner.backends.group
-    model, _ = _load(config, native, runner.device, linear, group)
+    native = runner.report.model_impl == "setpoint"
+    model, _ = _load(config, native, runner.device, linear, runner.backends.data)
     for mixture in mixtures(model):
         mixture.expert_slots.count_on(runner.device)
     return model
@@ -190,7 +195,11 @@ def _choose(config: EngineConfig, spec: ModelSpec, device: torch.device) -> _Cho
 
 
 def _load(
-    config: EngineConfig, native: bool, device: torch.device, method: LinearMethod, group: Group
+    config: EngineConfig,
+    native: bool,
+    device: torch.device,
+    method: LinearMethod,
+    data: DataRanks,
 ) -> tuple[nn.Module, int]:
     """Returns (model, size of its weights in bytes)."""
     if not native and config.quantization == "w8a8_int8":
@@ -199,19 +208,26 @@ def _load(
             f" {config.spec.architecture} runs on transformers' model, where wrong answers cannot"
             " be distinguished from rounding errors."
         )
-    if not native and group.size > 1:
+    if not native and data.experts.size > 1:
         raise ConfigError(
-            f"--tp-size {group.size} needs a model of Setpoint's own; {config.spec.architecture}"
-            " runs on transformers' model, which cannot be divided here."
+            f"--tp-size {data.experts.size} needs a model of Setpoint's own;"
+            f" {config.spec.architecture} runs on transformers' model, which cannot be divided"
+            " here."
         )
     how = _how(config, device, method)
     if not native:
         del how["exact"], how["blocks"], how["wrapped"]
         return load_transformers_model(config.spec, config.model_folder, **how)
     model = build_model(config.spec)
-    if group.size > 1:
+    if data.experts.size > 1:
         placements = None if config.ep_size == 1 else _placements(config)
-        split_model(model, group, placements, whole_mlps=config.moe_dense_tp_size == 1)
+        split_model(
+            model,
+            data.experts,
+            placements,
+            whole_mlps=config.moe_dense_tp_size == 1,
+            only_experts=data.size > 1,
+        )
     return model, load_weights(model, config.model_folder, **how)
 
 

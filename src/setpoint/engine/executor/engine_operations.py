@@ -101,6 +101,12 @@ class EngineOperator:
 
     def _change(self, operation: ReleaseMemory | RestoreMemory | LoadWeights) -> None:
         """Change memory or weights."""
+        if self._runner.backends.data.size > 1:
+            raise RequestError(
+                "Memory and weights cannot be changed if the server runs with"
+                " --enable-dp-attention: the engines compute in step and need each other's experts"
+                " all the time. Start the server again."
+            )
         if not self._runner.can_be_taken_apart:
             raise RequestError(
                 "Memory and weights cannot be changed if the server runs with"

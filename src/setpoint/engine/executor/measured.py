@@ -140,6 +140,7 @@ def _timed(runner: ModelRunner, works: Works, kind: str) -> Backends:
         multiply,
         multiply_grouped,
         backends.group,
+        backends.data,
     )
 
 

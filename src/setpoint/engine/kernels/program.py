@@ -33,8 +33,9 @@ class Program(Protocol):
     num_bytes: int
     """Bytes of the recording's tensors, which the program keeps."""
 
-    def run(self, *, tokens: int, sequences: int, samples: int) -> None:
+    def run(self, *, tokens: int, sequences: int, samples: int, gathered: int) -> None:
         """Repeat the recording for a step of this size; no count may exceed that of the recording.
+        gathered: the tokens of all data-parallel ranks together.
 
         The step's data are in the leading rows of the recording's tensors.
         """
@@ -65,7 +66,7 @@ class Recorder(Protocol):
         """
         ...
 
-    def program(self, *, tokens: int, sequences: int, samples: int) -> Program:
+    def program(self, *, tokens: int, sequences: int, samples: int, gathered: int) -> Program:
         """A program of everything recorded so far, in order. The counts are those of the recorded
         step. The recorder cannot be used again."""
         ...

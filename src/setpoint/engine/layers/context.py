@@ -11,6 +11,7 @@ import torch
 
 from setpoint.engine.attention.attention_backend import AttentionBackend, AttentionBatch
 from setpoint.engine.kernels.ops import Ops
+from setpoint.engine.parallel.data_ranks import DataRanks
 from setpoint.engine.parallel.group import Group
 from setpoint.engine.quant.grouped import GroupedWeight
 from setpoint.engine.quant.linear_method import PackedWeight
@@ -29,6 +30,8 @@ class Backends:
     """(weights of experts, x, ids), the same as calling the weights."""
     group: Group
     """The ranks that compute the model together."""
+    data: DataRanks
+    """The engines that compute its experts together; with DP attention, more than ``group``."""
 
 
 def multiply(weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:

@@ -65,7 +65,10 @@ class ExpertSlots:
 
     def of(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """The slots of experts ids [T, k] int32, as many. Counts them."""
-        return ctx.ops.place_experts(ids, self._load, ctx.batches[0].positions, self._places)
+        positions = ctx.batches[0].positions
+        if self._places is not None:  # else nobody reads them
+            positions = ctx.data.gather(positions.unsqueeze(1)).view(-1)
+        return ctx.ops.place_experts(ids, self._load, positions, self._places)
 
     def gather(self, parts: torch.Tensor, slots: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """parts [T · k, C], of which this rank has the rows of its slots -> all rows, or its own

@@ -7,6 +7,8 @@ all tokens by the experts that they have chosen (``engine.quant.grouped``).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -77,7 +79,8 @@ class Grouped(Layer):
 
 class SparseMLP(Layer):
     """x [T, C] -> [T, C]: the sum of weight · expert(x) over the experts that the router chooses
-    for each token, and the shared expert, which every token uses, if there is one."""
+    for each token, and the shared expert, which every token uses, if there is one. Ranks that
+    have tokens of their own (``Backends.data``) compute those of all together."""
 
     def __init__(
         self,
@@ -115,6 +118,8 @@ class SparseMLP(Layer):
         self._routing = routing
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        ctx, num_tokens = replace(ctx, group=ctx.data.experts), len(x)
+        x = ctx.data.gather(x)
         is_whole = self.expert_slots.own is not None
         expert: GatedMLP = self.experts[self.expert_slots.one]
         router: Router = self.__dict__[self._router]
@@ -127,4 +132,5 @@ class SparseMLP(Layer):
         gate = self.shared_expert_gate and self.shared_expert_gate(x, ctx)
         common = self.__dict__.get(self._shared)
         shared = common and (common(x, ctx) if is_whole else common.share(x, ctx))
-        return expert.down.join(ctx.ops.combine(parts, weights, shared, gate), ctx)
+        out = expert.down.join(ctx.ops.combine(parts, weights, shared, gate), ctx)
+        return ctx.data.own(out, num_tokens)

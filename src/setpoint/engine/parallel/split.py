@@ -36,6 +36,7 @@ def split_model(
     placements: Sequence[Placement] | None = None,
     *,
     whole_mlps: bool = False,
+    only_experts: bool = False,
 ) -> None:
     """Leave each layer the part that this rank computes: of its outputs or, if the group adds
     partial sums and the layer allows it, of its inputs. Layers without a method ``split`` are the
@@ -43,8 +44,12 @@ def split_model(
 
     placements: for each layer with experts, the expert in each slot of all ranks; None: each rank
     has a part of every expert. whole_mlps: leave every rank all of the other MLPs.
+    only_experts: leave every rank all of what is not in a layer of experts.
     """
     undivided = set[nn.Module]()
+    if only_experts:
+        divided = {each for mixture in mixtures(model) for each in mixture.modules()}
+        undivided.update(set(model.modules()) - divided)
     if placements is not None:
         for module, placement in zip(mixtures(model), placements, strict=True):
             each = len(placement) // group.size

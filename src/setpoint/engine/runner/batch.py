@@ -59,3 +59,8 @@ def build_batch(rows: Rows, table: SlotTable) -> ForwardBatch:
         sample_slots=slots[sampling],
         sample_index=cu_q[1:][sampling] - 1,
     )
+
+
+_NONE = np.zeros(0, np.int32)
+NO_ROWS = ForwardBatch(0, _NONE, np.zeros(1, np.int32), _NONE, _NONE, _NONE, _NONE)
+"""The batch of an engine that takes part in a step without tokens of its own."""

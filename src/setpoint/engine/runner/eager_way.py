@@ -30,7 +30,10 @@ class EagerWay:
         return True
 
     def run(self, batch: ForwardBatch, *, with_logits: bool) -> Ran:
-        hidden = self._pass.hidden(self._pass.inputs(batch), self._backends)
+        inputs = self._pass.inputs(batch)
+        if not batch.num_tokens:
+            return Ran(self, self._pass.accompany(inputs, self._backends), None)
+        hidden = self._pass.hidden(inputs, self._backends)
         index = to_device(batch.sample_index, self._pass.device) if with_logits else None
         answer = None if index is None else self._pass.answer(hidden, index, self._head)
         return Ran(self, hidden, answer)

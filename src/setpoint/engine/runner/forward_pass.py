@@ -55,6 +55,8 @@ class ForwardPass:
     cos_sin: tuple[torch.Tensor, ...]
     """The rotary tables, as in ForwardContext."""
     page_size: int
+    no_tokens: torch.Tensor
+    """[0, H]: hidden states of a step without tokens."""
     device: torch.device
 
     def inputs(self, batch: ForwardBatch) -> Inputs:
@@ -87,6 +89,7 @@ class ForwardPass:
             backends.multiply,
             backends.multiply_grouped,
             backends.group,
+            backends.data,
             tuple(batches[group] for group in self.pool.group_of),
             self.cos_sin,
             self.pool.layers,
@@ -109,6 +112,15 @@ class ForwardPass:
     def hidden(self, inputs: Inputs, backends: Backends) -> torch.Tensor:
         """Hidden states of the step's tokens, [T, H]."""
         return self.model(*self.begin(inputs, backends))
+
+    @torch.inference_mode()
+    def accompany(self, inputs: Inputs, backends: Backends) -> torch.Tensor:
+        """``hidden`` of a step without tokens: only layers of experts exchange anything."""
+        _, ctx = self.begin(inputs, backends)
+        for module in self.model.modules():
+            if hasattr(module, "expert_slots"):
+                module(self.no_tokens, ctx)
+        return self.no_tokens
 
     @torch.inference_mode()
     def answer(

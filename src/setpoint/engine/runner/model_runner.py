@@ -29,7 +29,7 @@ from setpoint.engine.kernels.device import give_back, reading_is_free, to_device
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.layers.context import Backends
-from setpoint.engine.runner.batch import ForwardBatch, build_batch
+from setpoint.engine.runner.batch import NO_ROWS, ForwardBatch, build_batch
 from setpoint.engine.runner.claim_ahead import ClaimAhead
 from setpoint.engine.runner.eager_way import EagerWay
 from setpoint.engine.runner.forward_pass import Answer, ForwardPass
@@ -164,7 +164,13 @@ class ModelRunner:
             for rotary in self.model.rotaries
         )
         self.forward_pass = ForwardPass(
-            self.model, self.slots, self.pool, cos_sin, self.page_size, self.device
+            self.model,
+            self.slots,
+            self.pool,
+            cos_sin,
+            self.page_size,
+            torch.empty((0, self.spec.hidden_size), dtype=self.dtype, device=self.device),
+            self.device,
         )
         self._make_ways()
 
@@ -283,6 +289,14 @@ class ModelRunner:
         if len(plan.rows):
             self._compute(plan, self.ways)
 
+    def accompany(self) -> bool:
+        """Take part, without tokens, in a step that other engines have begun
+        (``parallel.data_ranks``). Returns whether there was one."""
+        if not self.backends.data.is_awaited:
+            return False
+        self._run(NO_ROWS, self.ways, with_logits=False)
+        return True
+
     @torch.inference_mode()
     def follow_logits(self, hidden: torch.Tensor) -> None:
         """Take part in logits that another rank computes of hidden [S, H]."""
@@ -300,8 +314,13 @@ class ModelRunner:
         if len(plan.forced_ids):
             self.slots.append_forced(plan.rows.slots, plan.rows.num_forced, plan.forced_ids)
         batch = build_batch(plan.rows, self.slots)
+        with_logits = 0 < len(batch.sample_slots) <= LOGITS_ROWS
+        return batch, self._run(batch, ways, with_logits=with_logits)
+
+    def _run(self, batch: ForwardBatch, ways: Sequence[Way], *, with_logits: bool) -> Ran:
+        self.backends.data.begin(batch.num_tokens)
         way = next(way for way in ways if way.takes(batch))
-        return batch, way.run(batch, with_logits=0 < len(batch.sample_slots) <= LOGITS_ROWS)
+        return way.run(batch, with_logits=with_logits)
 
     def prefer(self, way: Way) -> None:
         """Try this way first from now on, until ``allocate`` is called again."""

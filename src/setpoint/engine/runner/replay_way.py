@@ -43,7 +43,8 @@ class ReplayWay:
         self._record()
 
     def takes(self, batch: ForwardBatch) -> bool:
-        return batch.num_tokens <= self._max_tokens
+        gathered = self._backends.data.num_gathered(batch.num_tokens)
+        return batch.num_tokens <= self._max_tokens and gathered <= self._max_gathered
 
     def run(self, batch: ForwardBatch, *, with_logits: bool) -> Ran:
         if self._pass.slots.pages is not self._table:
@@ -55,7 +56,12 @@ class ReplayWay:
         self._kv_lens.fill(batch.kv_lens)
         if num_samples:
             self._index.fill(batch.sample_index)
-        self._program.run(tokens=batch.num_tokens, sequences=len(batch.slots), samples=num_samples)
+        self._program.run(
+            tokens=batch.num_tokens,
+            sequences=len(batch.slots),
+            samples=num_samples,
+            gathered=self._backends.data.num_gathered(batch.num_tokens),
+        )
         if with_logits and answer is None:
             index = to_device(batch.sample_index, self._pass.device)
             answer = self._pass.answer(self._hidden, index, self._backends)
@@ -83,6 +89,7 @@ class ReplayWay:
         slots, cu_q, kv_lens = self._slots.tensor, self._cu_q.tensor, self._kv_lens.tensor
         inputs = Inputs(size, slots, cu_q, kv_lens, host, host[1:])
         with recorder.recording():
+            self._max_gathered = self._backends.data.num_gathered(size)
             self._hidden = self._pass.hidden(inputs, self._backends)
         self._answer: Answer | None = None
         self.why_eager_head = ""
@@ -96,7 +103,9 @@ class ReplayWay:
                     )
             except NotCapturable as reason:
                 self.why_eager_head = str(reason)
-        self._program = recorder.program(tokens=size, sequences=size, samples=self._max_samples)
+        self._program = recorder.program(
+            tokens=size, sequences=size, samples=self._max_samples, gathered=self._max_gathered
+        )
         self.num_bytes = self._program.num_bytes
         if self._is_timed:
             self._program.start_timing()

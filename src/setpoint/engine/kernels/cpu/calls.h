@@ -245,6 +245,24 @@ struct GatherRowsCall {
   int32_t threads;
 };
 
+// The rows of all ranks, in the order of the ranks, of which each has as many as it has announced.
+struct GatherTokensCall {
+  Ranks* ranks;
+  const void* x;  // [own rows, row_bytes]
+  void* out;      // [rows, row_bytes]
+  int64_t rows, row_bytes;
+  int32_t threads;
+};
+
+// The rank's own rows among those of all.
+struct OwnTokensCall {
+  Ranks* ranks;
+  const void* x;  // [all rows, row_bytes]
+  void* out;      // [rows, row_bytes]
+  int64_t rows, row_bytes;
+  int32_t threads;
+};
+
 struct OwnIdsCall {
   const int32_t* ids;
   int32_t* out;  // id - first where the rank has it, else 0

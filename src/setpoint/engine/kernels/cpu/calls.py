@@ -237,6 +237,22 @@ class GatherRowsCall(ctypes.Structure):
     ]
 
 
+class GatherTokensCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("ranks", "x", "out")),
+        *((name, _i64) for name in ("rows", "row_bytes")),
+        ("threads", _i32),
+    ]
+
+
+class OwnTokensCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("ranks", "x", "out")),
+        *((name, _i64) for name in ("rows", "row_bytes")),
+        ("threads", _i32),
+    ]
+
+
 class OwnIdsCall(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("ids", "out")),
@@ -281,6 +297,8 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     MaskCall,
     GatherCall,
     GatherRowsCall,
+    GatherTokensCall,
+    OwnTokensCall,
     OwnIdsCall,
     ProgramOp,
     ProgramCall,

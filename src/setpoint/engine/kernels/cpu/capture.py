@@ -13,7 +13,7 @@ import contextlib
 import ctypes
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,7 @@ from setpoint.engine.kernels.cpu.library import KERNELS, Kernels, load
 from setpoint.engine.kernels.host_memory import in_huge_pages
 from setpoint.engine.kernels.program import KINDS, NotCapturable
 
-Counts = tuple[int, int, int]
-COUNTS = ("tokens", "sequences", "samples")
+COUNTS = ("tokens", "sequences", "samples", "gathered")
 ALLOCATIONS = (
     torch.ops.aten.empty.memory_format,
     torch.ops.aten.empty_like.default,
@@ -129,7 +128,9 @@ class CpuRecorder:
     @contextlib.contextmanager
     def recording(self, rows: str = "tokens", *, products: str = "linear") -> Iterator[None]:
         def record(name: str, address: int) -> None:
+            nonlocal rows
             kernel = KERNELS[name]
+            rows = kernel.turns_to or rows
             call = kernel.call.from_buffer_copy(
                 ctypes.string_at(address, ctypes.sizeof(kernel.call))
             )
@@ -151,15 +152,16 @@ class CpuRecorder:
             del self._calls[before:]
             raise
 
-    def program(self, *, tokens: int, sequences: int, samples: int) -> CpuProgram:
-        return CpuProgram(self._kernels, self._calls, (tokens, sequences, samples), self._arena)
+    def program(self, *, tokens: int, sequences: int, samples: int, gathered: int) -> CpuProgram:
+        counts = (tokens, sequences, samples, gathered)
+        return CpuProgram(self._kernels, self._calls, counts, self._arena)
 
 
 class CpuProgram:
     """Implements ``kernels.program.Program``."""
 
     def __init__(
-        self, kernels: Kernels, calls: list[RecordedCall], counts: Counts, arena: Arena
+        self, kernels: Kernels, calls: list[RecordedCall], counts: Sequence[int], arena: Arena
     ) -> None:
         self.num_bytes = sum(memory.nbytes for memory in arena.memory)
         self._run = kernels.program
@@ -176,8 +178,8 @@ class CpuProgram:
         )
         self._address = ctypes.addressof(self._call)
 
-    def run(self, *, tokens: int, sequences: int, samples: int) -> None:
-        self._counts[:] = (tokens, sequences, samples)
+    def run(self, *, tokens: int, sequences: int, samples: int, gathered: int) -> None:
+        self._counts[:] = (tokens, sequences, samples, gathered)
         self._run(self._address)
 
     def start_timing(self) -> None:
@@ -192,7 +194,7 @@ class CpuProgram:
         return times
 
 
-def _op(recorded: RecordedCall, counts: Counts) -> ProgramOp:
+def _op(recorded: RecordedCall, counts: Sequence[int]) -> ProgramOp:
     which = COUNTS.index(recorded.counts)
     per_count, rest = divmod(recorded.call.rows, counts[which])
     assert rest == 0, f"{recorded.call.rows} rows in a step of {counts[which]} {recorded.counts}"

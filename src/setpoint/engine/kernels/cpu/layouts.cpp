@@ -192,6 +192,16 @@ std::string layouts() {
                FIELD(first), FIELD(count), FIELD(threads)});
   }
   {
+    typedef GatherTokensCall Call;
+    add<Call>(text, "GatherTokensCall",
+              {FIELD(ranks), FIELD(x), FIELD(out), FIELD(rows), FIELD(row_bytes), FIELD(threads)});
+  }
+  {
+    typedef OwnTokensCall Call;
+    add<Call>(text, "OwnTokensCall",
+              {FIELD(ranks), FIELD(x), FIELD(out), FIELD(rows), FIELD(row_bytes), FIELD(threads)});
+  }
+  {
     typedef OwnIdsCall Call;
     add<Call>(text, "OwnIdsCall",
               {FIELD(ids), FIELD(out), FIELD(rows), FIELD(first), FIELD(count)});

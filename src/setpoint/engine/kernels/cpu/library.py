@@ -30,6 +30,7 @@ from setpoint.engine.kernels.cpu.calls import (
     GatedCall,
     GatherCall,
     GatherRowsCall,
+    GatherTokensCall,
     HeadsCall,
     Int8LinearCall,
     LatentRopeCall,
@@ -37,6 +38,7 @@ from setpoint.engine.kernels.cpu.calls import (
     MaskCall,
     NormCall,
     OwnIdsCall,
+    OwnTokensCall,
     PlaceCall,
     PlaceExpertsCall,
     RopeCall,
@@ -71,6 +73,9 @@ class Kernel:
     """The kind under which its time is counted (``kernels.program.KINDS``)."""
     counts: str = "tokens"
     """The count of which ``rows`` is a multiple: the step's "tokens" or its "sequences"."""
+    turns_to: str = ""
+    """What takes the place of "tokens" from this kernel on: the "gathered" tokens of ranks that
+    each have their own, or "tokens" again; "" changes nothing."""
 
 
 KERNELS = {
@@ -84,6 +89,7 @@ KERNELS = {
     "experts": Kernel(ExpertsCall, "linear"),
     "gather": Kernel(GatherCall, "exchange"),
     "gather_rows": Kernel(GatherRowsCall, "exchange"),
+    "gather_tokens": Kernel(GatherTokensCall, "exchange", turns_to="gathered"),
     "heads": Kernel(HeadsCall, "linear"),
     "latent_rope": Kernel(LatentRopeCall, "rope"),
     "clamped_swiglu_mul": Kernel(GatedCall, "activation"),
@@ -91,6 +97,7 @@ KERNELS = {
     "linear": Kernel(LinearCall, "linear"),
     "linear_int8": Kernel(Int8LinearCall, "linear"),
     "own_ids": Kernel(OwnIdsCall, "exchange"),
+    "own_tokens": Kernel(OwnTokensCall, "exchange", turns_to="tokens"),
     "place_experts": Kernel(PlaceExpertsCall, "activation"),
     "place_tokens": Kernel(PlaceCall, "embedding", "sequences"),
     "rms_norm": Kernel(NormCall, "norm"),
@@ -101,6 +108,16 @@ KERNELS = {
     "top_tokens": Kernel(TopCall, "sampling"),
 }
 """Name -> kernel, for every C function that computes a part of a forward pass."""
+
+RANK_FUNCTIONS = {
+    "ranks_create": ((_pointer, _i64, _i32, _i32), _pointer),
+    "ranks_announce": ((_pointer, _i64), None),
+    "ranks_is_awaited": ((_pointer,), _i32),
+    "ranks_meet": ((_pointer, _pointer), _i32),
+    "ranks_leave": ((_pointer,), None),
+    "ranks_free": ((_pointer,), None),
+}
+"""Name -> the types of arguments and result, for the functions of ranks.cpp that are no kernels."""
 
 
 class Kernels:
@@ -117,6 +134,7 @@ class Kernels:
     experts: Callable[[int], None]
     gather: Callable[[int], None]
     gather_rows: Callable[[int], None]
+    gather_tokens: Callable[[int], None]
     heads: Callable[[int], None]
     latent_rope: Callable[[int], None]
     clamped_swiglu_mul: Callable[[int], None]
@@ -124,6 +142,7 @@ class Kernels:
     linear: Callable[[int], None]
     linear_int8: Callable[[int], None]
     own_ids: Callable[[int], None]
+    own_tokens: Callable[[int], None]
     place_experts: Callable[[int], None]
     place_tokens: Callable[[int], None]
     rms_norm: Callable[[int], None]
@@ -134,6 +153,12 @@ class Kernels:
     top_tokens: Callable[[int], None]
     program: Callable[[int], None]
     """Runs a captured step."""
+    ranks_create: Callable[[int, int, int, int], int]
+    ranks_announce: Callable[[int, int], None]
+    ranks_is_awaited: Callable[[int], int]
+    ranks_meet: Callable[[int, int], int]
+    ranks_leave: Callable[[int], None]
+    ranks_free: Callable[[int], None]
 
     def __init__(self, path: Path, level: str) -> None:
         """Raises KernelsUnavailable if the library's structs differ from those of ``calls``."""
@@ -173,11 +198,10 @@ class Kernels:
         self.plan_create.restype = _pointer
         self.plan_free = library.setpoint_plan_free
         self.plan_free.argtypes, self.plan_free.restype = (_pointer,), None
-        self.ranks_create = library.setpoint_ranks_create
-        self.ranks_create.argtypes = (_pointer, _i64, _i32, _i32)
-        self.ranks_create.restype = _pointer
-        self.ranks_free = library.setpoint_ranks_free
-        self.ranks_free.argtypes, self.ranks_free.restype = (_pointer,), None
+        for name, (arguments, result) in RANK_FUNCTIONS.items():
+            function = getattr(library, f"setpoint_{name}")
+            function.argtypes, function.restype = arguments, result
+            setattr(self, name, function)
         self.pack_blocks = library.setpoint_pack_blocks
         self.pack_blocks.argtypes, self.pack_blocks.restype = (
             (_pointer, _i64, _i64, _pointer, _i32, _i32),
@@ -190,6 +214,11 @@ class Kernels:
         self.read_memory.argtypes, self.read_memory.restype = (_pointer, _i64, _i32), None
         self.multiply = library.setpoint_multiply
         self.multiply.argtypes, self.multiply.restype = (_i32, _i64, _i32), _i64
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether calls are recorded at the moment."""
+        return self._record is not None
 
     def choose(self, product: str, size_class: int, implementation: int) -> None:
         """Use this implementation of a product for the rows of a class (``choices.CLASS_ROWS``)."""

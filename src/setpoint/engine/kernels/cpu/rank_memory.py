@@ -25,17 +25,18 @@ class SharedMemoryGroup:
         self.size = size
         self.before_logits: Callable[[torch.Tensor], None]
         """Written by the executor of rank 0."""
-        self._kernels: Kernels = load()
+        self.kernels: Kernels = load()
         self._memory = np.frombuffer(memory, np.uint8)
-        self._ranks = self._kernels.ranks_create(
+        self.ranks: int = self.kernels.ranks_create(
             self._memory.ctypes.data, len(self._memory), rank, size
         )
+        """Address of the kernels' view of it."""
         self._begins: dict[tuple[int, ...], ctypes.Array[ctypes.c_int64]] = {}
         """Widths -> the first column of each rank, and their number. Recorded steps point to
         them."""
-        self._gather = GatherCall(ranks=self._ranks)
+        self._gather = GatherCall(ranks=self.ranks)
         self._gather_address = ctypes.addressof(self._gather)
-        self._gather_rows = GatherRowsCall(ranks=self._ranks)
+        self._gather_rows = GatherRowsCall(ranks=self.ranks)
         self._gather_rows_address = ctypes.addressof(self._gather_rows)
         self._own_ids = OwnIdsCall()
         self._own_ids_address = ctypes.addressof(self._own_ids)
@@ -53,7 +54,7 @@ class SharedMemoryGroup:
         call = self._own_ids
         call.ids, call.out, call.rows = ids.data_ptr(), out.data_ptr(), len(ids)
         call.first, call.count = own[0], own[1] - own[0]
-        self._kernels.own_ids(self._own_ids_address)
+        self.kernels.own_ids(self._own_ids_address)
         return out
 
     def gather_rows(self, x: torch.Tensor, ids: torch.Tensor, own: tuple[int, int]) -> torch.Tensor:
@@ -65,7 +66,7 @@ class SharedMemoryGroup:
         call.rows, call.row_bytes = len(x), x.shape[1] * x.element_size()
         call.first, call.count = own[0], own[1] - own[0]
         call.threads = torch.get_num_threads()
-        self._kernels.gather_rows(self._gather_rows_address)
+        self.kernels.gather_rows(self._gather_rows_address)
         return out
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
@@ -87,5 +88,5 @@ class SharedMemoryGroup:
         call.begins = ctypes.addressof(begins)
         call.element_bytes, call.first_only = x.element_size(), first_only
         call.threads = torch.get_num_threads()
-        self._kernels.gather(self._gather_address)
+        self.kernels.gather(self._gather_address)
         return out

@@ -61,11 +61,39 @@ void gather_rows(const GatherRowsCall& call) {
   }
 }
 
+// The rows of rank r are begins[r] to begins[r + 1] of all.
+void gather_tokens(const GatherTokensCall& call) {
+  Ranks& ranks = *call.ranks;
+  const int64_t bytes = call.row_bytes, most = ranks.half_bytes / bytes;
+  const int64_t own = ranks.begins[ranks.rank], own_end = ranks.begins[ranks.rank + 1];
+  for (int64_t first = 0, rows; first < call.rows; first += rows) {
+    rows = call.rows - first < most ? call.rows - first : most;
+    const int64_t begin = own > first ? own : first;
+    const int64_t end = own_end < first + rows ? own_end : first + rows;
+    uint8_t* half = ranks.begin();
+    if (begin < end)
+      copy(half + (begin - first) * bytes, (const uint8_t*)call.x + (begin - own) * bytes,
+           (end - begin) * bytes, call.threads);
+    ranks.arrive();
+    ranks.await();
+    copy((uint8_t*)call.out + first * bytes, half, rows * bytes, call.threads);
+  }
+}
+
+void own_tokens(const OwnTokensCall& call) {
+  const int64_t bytes = call.row_bytes, first = call.ranks->begins[call.ranks->rank];
+  copy((uint8_t*)call.out, (const uint8_t*)call.x + first * bytes, call.rows * bytes, call.threads);
+}
+
 }  // namespace
 
 extern "C" void setpoint_gather(const GatherCall* call) { gather(*call); }
 
 extern "C" void setpoint_gather_rows(const GatherRowsCall* call) { gather_rows(*call); }
+
+extern "C" void setpoint_gather_tokens(const GatherTokensCall* call) { gather_tokens(*call); }
+
+extern "C" void setpoint_own_tokens(const OwnTokensCall* call) { own_tokens(*call); }
 
 extern "C" void setpoint_own_ids(const OwnIdsCall* call) {
   for (int64_t i = 0; i < call->rows; ++i) {
@@ -78,8 +106,21 @@ extern "C" void setpoint_own_ids(const OwnIdsCall* call) {
 extern "C" Ranks* setpoint_ranks_create(void* memory, int64_t num_bytes, int32_t rank,
                                         int32_t size) {
   const int64_t half = (num_bytes - (int64_t)sizeof(RanksHeader)) / 2 & ~(int64_t)63;
-  return new (std::nothrow)
-      Ranks{(RanksHeader*)memory, (uint8_t*)memory + sizeof(RanksHeader), half, 0, rank, size};
+  return new (std::nothrow) Ranks{
+      (RanksHeader*)memory, (uint8_t*)memory + sizeof(RanksHeader), half, 0, rank, size, 0, {}};
 }
+
+extern "C" void setpoint_ranks_announce(Ranks* ranks, int64_t rows) { ranks->announce(rows); }
+
+extern "C" int32_t setpoint_ranks_is_awaited(const Ranks* ranks) { return ranks->is_awaited(); }
+
+// Returns a rank that begins no more, or -1. rows: those of all ranks.
+extern "C" int32_t setpoint_ranks_meet(Ranks* ranks, int64_t* rows) {
+  const int32_t gone = ranks->meet();
+  if (gone < 0) *rows = ranks->begins[ranks->size];
+  return gone;
+}
+
+extern "C" void setpoint_ranks_leave(Ranks* ranks) { ranks->leave(); }
 
 extern "C" void setpoint_ranks_free(Ranks* ranks) { delete ranks; }
