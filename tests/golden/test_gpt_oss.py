@@ -179,6 +179,20 @@ FIRST = "model.layers.0.mlp.experts."
             lambda tensors: tensors.pop("model.layers.1.self_attn.sinks"),
             r"'model.layers.1.self_attn.sinks' of shape \[4\] is missing",
         ),
+        (
+            put(f"{FIRST}down_proj_scales", torch.tensor(3, dtype=torch.uint8)),
+            r"'model.layers.0.mlp.experts.down_proj_scales' holds U8 of shape \[\]; the codes",
+        ),
+        (
+            lambda tensors: tensors.update(
+                {f"{FIRST}down_proj_blocks": tensors[f"{FIRST}down_proj_blocks"].float()}
+            ),
+            r"'model.layers.0.mlp.experts.down_proj_blocks' holds F32 of shape",
+        ),
+        (
+            put(f"{FIRST}down_proj", torch.zeros(EXPERTS, SIZE, HIDDEN)),
+            r"'model.layers.0.mlp.experts.down_proj' is stored twice",
+        ),
     ],
 )
 def test_damaged_checkpoints_are_refused(

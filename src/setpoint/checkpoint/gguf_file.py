@@ -159,6 +159,14 @@ class GGUFFile:
         start = -(-self._at // alignment) * alignment
         for name, shape, kind, offset in places:
             self._add(name, shape, kind, start + offset)
+        end, before = start, ""
+        for tensor in sorted(self.tensors.values(), key=lambda tensor: tensor.offset):
+            if tensor.offset < end:
+                raise CheckpointError(
+                    f"{self.path}: tensors {before!r} and {tensor.name!r} overlap; the file is"
+                    " damaged."
+                )
+            end, before = tensor.offset + tensor.num_bytes, tensor.name
 
     def _place(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()

@@ -249,6 +249,20 @@ def test_a_truncated_file_is_an_error_wherever_it_ends(tmp_path: Path) -> None:
         refused(path, "truncated")
 
 
+def test_tensors_that_overlap_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "whole.gguf", kind=Kind.Q4_0)
+    with GGUFFile(path) as file:
+        first, second, *_ = sorted(file.tensors.values(), key=lambda tensor: tensor.offset)
+    name = second.name.encode()
+    data = bytearray(path.read_bytes())
+    # After a tensor's name come its number of dimensions, these, its type and its offset.
+    offset = data.index(struct.pack("<Q", len(name)) + name) + 8 + len(name) + 4
+    offset += 8 * len(second.shape) + 4
+    data[offset : offset + 8] = struct.pack("<Q", 0)
+    path.write_bytes(data)
+    refused(path, f"tensors '{first.name}' and '{second.name}' overlap")
+
+
 def test_a_damaged_header_never_hangs_or_crashes(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole.gguf", kind=Kind.Q4_0).read_bytes()
     with GGUFFile(tmp_path / "whole.gguf") as file:

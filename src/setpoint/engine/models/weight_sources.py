@@ -23,6 +23,8 @@ BODY, HEAD = "model.", "lm_head."
 decoder, as of many embedding models, leaves out the first."""
 IGNORED = ("rotary_emb.inv_freq",)
 """Endings of tensor names that old checkpoints contain and no model here uses."""
+WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+"""Types of stored tensors that are read as numbers."""
 DUMMY_STD = 0.02
 """Standard deviation of dummy weights (transformers' initializer_range)."""
 
@@ -169,7 +171,15 @@ class Checkpoint:
         return Blocks(kind, rows[0] if len(rows) == 1 else torch.cat(rows))
 
     def read_into(self, part: Part, memory: torch.Tensor) -> None:
-        memory.copy_(self.files[part.name].read(part.slices))
+        stored = self.files[part.name]
+        values = stored.read(part.slices)
+        if values.dtype not in WEIGHT_DTYPES:
+            raise CheckpointError(
+                f"Tensor {stored.name!r} in {stored.file} holds {values.dtype}, which is no type of"
+                " weights here. If these are codes of a quantised checkpoint, use the checkpoint"
+                " that it was made from."
+            )
+        memory.copy_(values)
 
 
 def _open(files: list[Path], stack: ExitStack) -> dict[str, WholeTensor]:

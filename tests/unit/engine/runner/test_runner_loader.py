@@ -120,6 +120,15 @@ def test_a_tensor_in_two_shards(folder: Path) -> None:
         build(folder)
 
 
+def test_codes_of_a_quantised_checkpoint_are_no_weights(folder: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    edit(folder, lambda tensors: tensors.update({name: tensors[name].astype(np.int8)}))
+    with pytest.raises(
+        CheckpointError, match=rf"'{name}' in .* holds torch.int8, which is no type"
+    ):
+        build(folder)
+
+
 def test_missing_shard_and_missing_files(folder: Path) -> None:
     spec = read_spec(folder)
     shard(folder)
