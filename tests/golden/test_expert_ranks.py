@@ -4,6 +4,8 @@ while they are placed anew."""
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -188,7 +190,7 @@ def test_whole_experts_beside_partial_sums(tmp_path: Path) -> None:
 
 
 def test_whole_experts_in_the_blocks_of_a_gguf(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Matrices of several kinds of blocks, while experts move."""
     load()  # before the cache of kernels is elsewhere
@@ -196,12 +198,16 @@ def test_whole_experts_in_the_blocks_of_a_gguf(
     path, _ = write_model(tmp_path, "llama", mixed)
     config = config_of(converted_folder(path, log=lambda line: None))
     alone = outcome(config, 1)
+    caplog.set_level(logging.INFO)
     with ranks(replace(config, ep_size=2, ep_num_redundant_experts=2), 2, **ROWS) as executor:
         balancer = executor.executor.balancer = ExpertBalancer(
             runner_of(executor), executor.operator.place_experts, every=2
         )
         driver = Driver(executor, 4, CONTEXT // 4, 1)
         assert (driver.generate(PROMPTS, 12), executor.checksums) == alone[:2]
+    assert re.search(
+        r"anew in (1 layer|\d+ layers)\. .* 2 steps: [\d.]+; with the new", caplog.text
+    )
     assert balancer.num_rebalances > 0
 
 
@@ -323,7 +329,7 @@ def test_a_record_of_experts_places_them_at_the_next_start(tmp_path: Path) -> No
     config = config_of(written(tmp_path, "qwen3", prefer_the_first_half))
     with ranks(replace(config, ep_size=2), 2, **ROWS) as executor:
         driver, operator = Driver(executor, 4, CONTEXT // 4, 1), executor.operator
-        with pytest.raises(RequestError, match="No record of experts has been started"):
+        with pytest.raises(RequestError, match="No record of experts is running: start one"):
             operator.operate(0, RecordExperts("stop"))
         driver.generate({0: PROMPTS[0]}, 4)
         assert operator.operate(0, RecordExperts("start")) == ""

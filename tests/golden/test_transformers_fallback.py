@@ -63,14 +63,6 @@ def dummy_runner(folder: Path, config: dict[str, Any], **options: Any) -> ModelR
             "not the causal language model",
         ),
         (
-            {
-                "architectures": ["LlamaForCausalLM"],
-                "model_type": "llama",
-                "quantization_config": {"quant_method": "gptq"},
-            },
-            "quantised",
-        ),
-        (
             {"architectures": ["BertLMHeadModel"], "model_type": "bert"},
             "asks for tokens that come later",
         ),

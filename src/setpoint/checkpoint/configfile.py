@@ -84,13 +84,14 @@ class ConfigFile:
 
     def dtype(self, tensors: Iterable[safetensors_file.TensorInfo]) -> str:
         """The dtype that the config names (transformers 5 writes "dtype", older versions
-        "torch_dtype"); if it names none, the dtype that holds most of the stored weights."""
+        "torch_dtype"); if it names none, the dtype that holds most of the stored weights, and
+        bfloat16 if there are none (the config of gpt-oss names none)."""
         named = self.config.get("dtype") or self.config.get("torch_dtype")
         if named is None:
             sizes: Counter[str] = Counter()
             for tensor in tensors:
                 sizes[tensor.dtype] += tensor.num_elements
-            named = DTYPES.get(sizes.most_common(1)[0][0]) if sizes else None
+            named = DTYPES.get(sizes.most_common(1)[0][0]) if sizes else "bfloat16"
         named = str(named).removeprefix("torch.")
         if named not in DTYPES.values():
             self.fail(

@@ -49,6 +49,8 @@ class Family:
     """True if ``attention_bias`` gives the output's projection one, too."""
     latent: bool = False
     """True if attention is latent attention."""
+    quantised: str = ""
+    """The quantisation in which its checkpoints may be stored."""
     mixture: Callable[[ConfigFile, int], Mixture | None] = mixtures.none
     """(config, number of layers) -> ``ModelSpec.mixture``."""
     windows: Callable[[ConfigFile, int], tuple[int | None, ...]] = windows.none
@@ -158,6 +160,7 @@ FAMILIES = {
             "rope_parameters": GPT_OSS_ROPE,
         },
         sinks=True,
+        quantised="mxfp4",
         windows=windows.alternating,
         mixture=mixtures.gpt_oss,
     ),

@@ -57,6 +57,7 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
     config = {**family.defaults, **config}
     reader = ConfigFile(path, {**_usual_names(config), **config})
     architecture = reader.architecture()
+    _check_quantised(reader, family)
     hidden = reader.positive("hidden_size")
     heads = _latent_heads(reader) if family.latent else _heads(reader, hidden)
     for key in NUMBERS:
@@ -95,6 +96,19 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
     if planned.num_parameters:
         return planned
     return replace(planned, num_parameters=_count_planned(planned, family))
+
+
+def _check_quantised(reader: ConfigFile, family: Family) -> None:
+    """Raise CheckpointError if the checkpoint is quantised in a way in which the family's are not
+    served."""
+    value = reader.config.get("quantization_config")
+    method = value.get("quant_method") if isinstance(value, dict) else None
+    if value is not None and (method is None or method != family.quantised):
+        reader.fail(
+            "quantization_config",
+            f"is {short_repr(value)}, which is not supported: use the checkpoint that it was made"
+            " from, which --quantization can quantise when it is loaded",
+        )
 
 
 def _heads(reader: ConfigFile, hidden: int) -> dict[str, Any]:

@@ -102,6 +102,11 @@ def _check_ranks(options: Options, model: ModelSpec, device: str) -> None:
     size, possible = options.parallel.ranks_per_engine, model.rank_counts
     if size == 1:
         return
+    if model.whole_norms:
+        raise ConfigError(
+            f"--tp-size {size}: this model normalises all heads together, so its attention cannot"
+            " be divided; it runs on one rank."
+        )
     if size not in possible:
         raise ConfigError(
             f"--tp-size {size} cannot divide the {model.num_heads} attention heads of this model,"

@@ -357,6 +357,7 @@ SUPPORTED = {field.flag: field for field in OPTION_FIELDS}
 
 
 INSTEAD = {
+    "--ep-dispatch-algorithm": "A token's position chooses the copy of its expert; leave it out.",
     "--attention-backend": "Leave it out: the fastest one that runs here is then used.",
     "--disaggregation-mode": "In Setpoint one engine does both prefill and decode; leave it out.",
     "--enable-custom-logit-processor": (
@@ -365,10 +366,7 @@ INSTEAD = {
     ),
     "--hicache-storage-backend": "The cache is kept in memory only; leave it out.",
     "--kv-cache-dtype": "The smallest KV cache types of this version are fp8_e4m3 and fp8_e5m2.",
-    "--moe-a2a-backend": (
-        "Every rank has all tokens, so nothing is sent to experts; their results go the way of all"
-        " exchanges. Leave it out."
-    ),
+    "--moe-a2a-backend": ("Every rank has all tokens, so no all-to-all is needed. Leave it out."),
     "--quantization": "On a CPU, w8a8_int8 stores weights in 8 bits.",
 }
 """Option -> advice for users who ask for a feature that SGLang has and this version does not."""

@@ -71,6 +71,14 @@ class RecordExperts(msgspec.Struct, frozen=True, tag=True):
     """The file for a dump, which must not exist yet; its folder is made if missing."""
 
 
+RECORDING = {
+    "start": "Starting a record of experts",
+    "stop": "Stopping the record of experts",
+    "dump": "Writing the record of experts",
+}
+"""Action of RecordExperts -> what the log calls it."""
+
+
 class FreezeGarbage(msgspec.Struct, frozen=True, tag=True):
     """Exclude all present Python objects from future garbage collections."""
 

@@ -320,7 +320,7 @@ class Operated(msgspec.Struct, frozen=True, tag=True):
     id: int
     """Id of the ``Operate`` call."""
     what: str
-    """Name of the operation's type."""
+    """Name of the operation's type, or of the part of a record of experts (RECORDING)."""
     parts: tuple[MemoryPart, ...]
     """The parts of memory that are released after it."""
     error: str

@@ -153,15 +153,13 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
         logger.debug(
             "Steps of up to %d tokens are captured. mem usage=%s GB", CAPTURED_TOKENS, gib(captured)
         )
-    half = gib(runner.pool.num_bytes / 2)
+    layout = runner.pool.layout
     logger.info(
-        "KV Cache is allocated. dtype: %s, #tokens: %d, K size: %s GB, V size: %s GB",
+        "KV Cache is allocated. dtype: %s, #tokens: %d, %s",
         options.model.kv_cache_dtype,
         plan.pool_tokens,
-        half,
-        half,
+        cache_sizes(runner.pool.num_bytes, is_latent=runner.spec.latent is not None),
     )
-    layout = runner.pool.layout
     if len(layout.groups) > 1 or layout.groups[0].window is not None:
         logger.info(
             "KV cache groups: %s; %d pages of %d tokens of one group. #tokens counts sequences of"
@@ -171,6 +169,13 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
             options.memory.page_size,
         )
     logger.debug("Memory pool end. avail mem=%s GB", gib(available))
+
+
+def cache_sizes(num_bytes: int, *, is_latent: bool) -> str:
+    """The size of the KV cache in SGLang's words; latent attention has no K and V of their own."""
+    if is_latent:
+        return f"KV size: {gib(num_bytes)} GB"
+    return f"K size: {gib(num_bytes / 2)} GB, V size: {gib(num_bytes / 2)} GB"
 
 
 def compile_small_steps(runner: ModelRunner, options: Options) -> Fallback | None:

@@ -107,7 +107,8 @@ ENGINE_GAUGES = _series(
     ),
     (
         "setpoint:expert_balancedness",
-        "The same for the experts of a layer, since the weights were loaded.",
+        "Mean / max of the tokens of a layer's experts since the weights were loaded, averaged over"
+        " the layers.",
     ),
     ("setpoint:unused_experts", "Experts of all layers that have got no token yet."),
     ("setpoint:expert_rebalances", "How often experts were placed anew (--enable-eplb)."),

@@ -234,8 +234,8 @@ def _operation(done: Operated) -> None:
     if done.error:
         logger.warning("%s was refused: %s", done.what, excerpt(done.error))
     else:
-        released = ", ".join(done.parts) or "none"
-        logger.info("%s is done. Released memory: %s", done.what, released)
+        released = f" Released memory: {', '.join(done.parts)}" if done.parts else ""
+        logger.info("%s is done.%s", done.what, released)
 
 
 def log_fallback(fallback: Fallback) -> None:

@@ -36,11 +36,18 @@ class Choices:
 
 
 def check_fit(
-    model: MemoryModel, available_bytes: int, *, name: str, is_counted: bool, choices: Choices
+    model: MemoryModel,
+    available_bytes: int,
+    *,
+    name: str,
+    is_counted: bool,
+    choices: Choices,
+    num_ranks: int = 1,
 ) -> None:
     """Raise OutOfMemoryError if the model certainly does not fit into the memory that is available
     now. is_counted: the number of its parameters is exact, either counted in files or computed from
-    the dimensions of a family whose matrices are known."""
+    the dimensions of a family whose matrices are known. num_ranks: number of ranks that share this
+    memory; ``model`` is what they need together."""
     weights, kv = _least_weights(model, is_counted=is_counted), _least_kv(model)
     static = round(available_bytes * model.mem_fraction_static)
     work = 0
@@ -54,9 +61,11 @@ def check_fit(
         f"the smallest KV cache {format_bytes(kv)}",
         *([f"a step {format_bytes(work)}"] if work else []),
     ]
+    ranks = f" (for all {num_ranks} ranks together)" if num_ranks > 1 else ""
     advice = "; ".join(_advice(model, available_bytes, choices))
     raise OutOfMemoryError(
-        f"{name} does not fit into the memory: {', '.join(parts)}; {format_bytes(available_bytes)}"
+        f"{name} does not fit into the memory: {', '.join(parts)}{ranks};"
+        f" {format_bytes(available_bytes)}"
         f" are available, of which weights and KV cache may take {format_bytes(static)}"
         f" (--mem-fraction-static {model.mem_fraction_static:g})."
         f" {f'What would fit here: {advice}' if advice else 'Nothing would fit here: free memory'}."

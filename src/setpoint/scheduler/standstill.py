@@ -13,10 +13,12 @@ from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.operations import (
     NEEDS_REST,
+    RECORDING,
     LoadWeights,
     MemoryPart,
     Operation,
     Operator,
+    RecordExperts,
     ReleaseMemory,
     RestoreMemory,
 )
@@ -87,7 +89,10 @@ class Standstill:
         return path
 
     def _record(self, message: Operate, error: str) -> None:
-        name, parts = type(message.operation).__name__, tuple(sorted(self._state.released))
+        operation, parts = message.operation, tuple(sorted(self._state.released))
+        name = type(operation).__name__
+        if isinstance(operation, RecordExperts):
+            name = RECORDING[operation.action]
         self._observer.on(Operated(message.id, name, parts, error))
 
     def _check(self, operation: Operation) -> None:

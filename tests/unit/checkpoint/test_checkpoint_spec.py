@@ -192,7 +192,7 @@ def test_generation_config_adds_the_ids_that_end_a_turn(folder: Path) -> None:
 def test_parameters_and_dtype_come_from_the_weights(folder: Path) -> None:
     assert read_spec(folder).num_parameters == NUM_PARAMETERS  # no weights yet: from the dimensions
     write(folder, torch_dtype=None)
-    assert "'dtype'" in refusal(folder)
+    assert read_spec(folder).dtype == "bfloat16"
     head = np.zeros((10, 4), np.float16)
     save_file(
         {"model.embed_tokens.weight": head, "model.norm.weight": np.zeros(4, np.float32)},
@@ -232,6 +232,12 @@ def test_an_index_names_the_files(folder: Path) -> None:
         ({"vocab_size": 1.5}, "'vocab_size'"),
         ({"max_position_embeddings": None}, "'max_position_embeddings' is missing"),
         ({"torch_dtype": "int4"}, "'dtype' must be one of"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            "'quantization_config' is {'quant_method': 'fp8'}, which is not supported: use the",
+        ),
+        ({"quantization_config": "mxfp4"}, "'quantization_config' is 'mxfp4', which is not"),
+        ({"quantization_config": {}}, "'quantization_config' is {}, which is not supported"),
         ({"eos_token_id": -1}, "'eos_token_id' must be a token id"),
         ({"eos_token_id": ["x"]}, "'eos_token_id' must be a token id"),
         ({"rope_scaling": "linear"}, "'rope_scaling' must be an object"),

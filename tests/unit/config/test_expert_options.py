@@ -53,9 +53,15 @@ def test_a_model_without_experts_is_refused() -> None:
         decide(Options.of(tp_size=2, ep_size=2), spec=tiny_spec(num_heads=8, num_kv_heads=8))
 
 
+def test_heads_that_are_normalised_together_run_on_one_rank() -> None:
+    words = "--tp-size 2: this model normalises all heads together, .*; it runs on one rank"
+    with pytest.raises(ConfigError, match=words):
+        decide(Options.of(tp_size=2), spec=tiny_spec(whole_norms=True))
+
+
 def test_a_missing_backend_is_refused_by_name() -> None:
     with pytest.raises(
-        ConfigError, match=r"--moe-a2a-backend deepep is not supported .* all tokens"
+        ConfigError, match=r"--moe-a2a-backend deepep is not supported .* no all-to-all is needed"
     ):
         check_options(Options.of(moe_a2a_backend="deepep"))
 

@@ -36,6 +36,14 @@ def refusal(*words: str) -> str:
             "--enforce-eager of vLLM is --disable-cuda-graph here.",
         ),
         (("-m", "a.gguf"), "-m a.gguf of llama.cpp is --model-path a.gguf here."),
+        (
+            ("--enable-expert-parallel",),
+            "--enable-expert-parallel of vLLM is --ep-size here. Give it the value of --tp-size.",
+        ),
+        (
+            ("--n-cpu-moe", "4"),
+            "--n-cpu-moe is an option of llama.cpp. All experts are on the CPU: leave it out.",
+        ),
         (("--num_ctx", "2048"), "--num_ctx 2048 of Ollama is --context-length 2048 here."),
     ],
 )
@@ -53,6 +61,7 @@ def test_an_option_of_another_engine_gets_its_name_here(
         (("--hf-repo=org/model-GGUF:q8_0",), ("--model-path org/model-GGUF here.",)),
         (("--ctx-size", "4096"), ("--context-length 4096 here", "share")),
         (("-c", "4096"), ("--context-length 4096 here",)),
+        (("--eplb-config", "{}"), ("--enable-eplb here", "--ep-num-redundant-experts")),
         (("-ngl", "99"), ("option of llama.cpp", "leave it out")),
     ],
 )

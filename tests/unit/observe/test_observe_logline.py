@@ -11,9 +11,11 @@ import pytest
 
 from setpoint.core.excerpt import excerpt, printable
 from setpoint.core.messages import Finish
+from setpoint.core.operations import RECORDING, MemoryPart
 from setpoint.core.pool import PoolStats
 from setpoint.core.records import (
     Fallback,
+    Operated,
     Preemption,
     RequestClipped,
     RequestDone,
@@ -78,6 +80,19 @@ def test_what_happens_to_requests_is_logged_with_its_reason(
         ("WARNING", "Request r was answered 503: Request waiting timeout reached."),
         ("ERROR", "Request s was answered 500: NaN happened"),
         ("WARNING", "Fallback: lpm acts as fcfs (there is no prefix cache)"),
+    ]
+
+
+def test_operations_are_logged_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    lines = log_lines()
+    with caplog.at_level(logging.INFO):
+        lines.on(Operated(1, RECORDING["start"], (), ""))
+        lines.on(Operated(2, RECORDING["stop"], (), "There is none."))
+        lines.on(Operated(3, "ReleaseMemory", (MemoryPart.WEIGHTS,), ""))
+    assert caplog.messages == [
+        "Starting a record of experts is done.",
+        "Stopping the record of experts was refused: There is none.",
+        "ReleaseMemory is done. Released memory: weights",
     ]
 
 

@@ -143,3 +143,8 @@ def test_nothing_is_refused_that_the_whole_plan_takes(
         return
     for is_counted in (True, False):
         check_fit(model, available, name="m", is_counted=is_counted, choices=ALL)
+
+
+def test_the_memory_of_ranks_is_that_of_all_together() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"\(for all 2 ranks together\); 100\.00 GiB are"):
+        check_fit(BF16, 100 * GIB, name="m", is_counted=True, choices=ALL, num_ranks=2)

@@ -19,7 +19,7 @@ class ExpertOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             GROUP,
             "Number of ranks that divide the experts among themselves, each expert whole: 1 (every"
-            " rank has a part of every expert) or the number of --tp-size. The answers have the"
+            " rank has a part of every expert) or the value of --tp-size. The answers have the"
             " same bits, on CPUs.",
             low=1,
             high=64,
@@ -29,8 +29,8 @@ class ExpertOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             GROUP,
-            "How ranks exchange what their experts compute. none: as all their exchanges, through"
-            " shared memory or torch.distributed.",
+            "How ranks exchange what their experts compute. none: in the same way as all other"
+            " exchanges, through shared memory or torch.distributed.",
             choices=("none",),
         ),
     ] = "none"
@@ -39,7 +39,7 @@ class ExpertOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             GROUP,
             "With --ep-size above 1: 1 gives every rank all of the MLPs that are not among the"
-            " chosen experts (those of dense layers, and shared experts), which takes more memory"
+            " chosen experts (dense MLPs and shared experts), which takes more memory"
             " and saves exchanges. If not given, the ranks divide them.",
             choices=(1,),
         ),
@@ -48,8 +48,9 @@ class ExpertOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             GROUP,
-            "Slots for experts of a layer, over all ranks, besides one for each expert. Experts"
-            " with many tokens get them, and their tokens are divided among several ranks.",
+            "Additional slots per layer, over all ranks, for copies of experts; needs --ep-size"
+            " above 1. Experts with many tokens get them, and their tokens are divided among"
+            " several ranks.",
             low=0,
             high=4096,
         ),
@@ -76,7 +77,12 @@ class ExpertOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     eplb_rebalance_num_iterations: Annotated[
         int,
-        Option(GROUP, "Number of steps from one balancing to the next (--enable-eplb).", low=1),
+        Option(
+            GROUP,
+            "Number of steps of the engine (prefill or decode) from one balancing to the next"
+            " (--enable-eplb).",
+            low=1,
+        ),
     ] = 1000
     eplb_min_rebalancing_utilization_threshold: Annotated[
         float,

@@ -66,9 +66,10 @@ class ExpertBalancer:
         self._pending.extend(planned)
         self.num_rebalances += 1
         logger.info(
-            "Experts are placed anew in %d layers. Balancedness of the last %d steps: %.3f, as"
-            " placed then %.3f.",
+            "Experts are placed anew in %d %s. Balancedness of the last %d steps: %.3f; with the"
+            " new placement it would have been %.3f.",
             len(planned),
+            "layer" if len(planned) == 1 else "layers",
             self._every,
             as_it_was,
             balancedness(np.stack(after)),

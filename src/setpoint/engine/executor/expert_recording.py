@@ -48,7 +48,8 @@ class ExpertRecorder:
         """The tokens of each expert of each layer from the start to ``end``."""
         if self._begin is None:
             raise RequestError(
-                "No record of experts has been started (/start_expert_distribution_record)."
+                "No record of experts is running: start one (/start_expert_distribution_record). A"
+                " dump ends the record."
             )
         found = [(b - a).tolist() for a, b in zip(self._begin, end, strict=True)]
         if min(map(min, found)) < 0:

@@ -17,7 +17,6 @@ def gpt_oss(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     if config.gated() is not SILU:
         config.refuse("hidden_act", f"the experts' gate is a SwiGLU; {ELSEWHERE}")
     limits = config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)
-    config.quantised("mxfp4")
     gated, mixture = Gate("clamped_swiglu_mul", limits), config.mixture(spec)
     routing = Routing(mixture.num_chosen, "softmax_of_chosen")
 

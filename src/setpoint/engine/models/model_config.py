@@ -55,16 +55,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "topk_method": ("greedy",),
     "swiglu_alpha": (),
     "swiglu_limit": (),
-    "quantization_config": (),
 }
 """Keys that can change the computation -> the values that do not; null and an absent key never
 change anything. A declaration that reads a key is responsible for it. If it does not read the key,
 every other value is refused."""
 
 ELSEWHERE = "--model-impl transformers may serve it"
-UNQUANTISED = (
-    "use the checkpoint that it was made from, which --quantization can quantise when it is loaded"
-)
 SHOWN_CHARS = 60
 """Most characters of a refused value that an error message shows."""
 LARGEST = sys.float_info.max
@@ -164,22 +160,13 @@ class ConfigReader:
             self.refuse(key, f"supported values are {', '.join(GATED)}; {ELSEWHERE}")
         return GATED[value]
 
-    def quantised(self, *methods: str) -> None:
-        """Accept a checkpoint that is quantised by one of ``methods``, or by none."""
-        value = self._get("quantization_config", None)
-        if value is None:
-            return
-        method = value.get("quant_method") if isinstance(value, dict) else None
-        if method not in methods:
-            self.refuse("quantization_config", UNQUANTISED)
-
     def refuse_unread(self) -> None:
         """Raise CheckpointError if a key of NEUTRAL that was not read has a value that changes the
         computation."""
         for key, neutral in NEUTRAL.items():
             value = self._config.get(key)
             if key not in self._read and value is not None and value not in neutral:
-                self.refuse(key, UNQUANTISED if key == "quantization_config" else ELSEWHERE)
+                self.refuse(key, ELSEWHERE)
 
     def _get(self, key: str, default: Any) -> Any:
         self._read.add(key)

@@ -103,8 +103,6 @@ def _config(spec: ModelSpec) -> Any:
     """The library's config object. Refuses what can be recognised without building the model."""
     import transformers
 
-    if spec.config.get("quantization_config") is not None:
-        raise refusal(spec, "its weights are quantised")
     known = transformers.CONFIG_MAPPING
     if spec.model_type not in known:
         raise refusal(

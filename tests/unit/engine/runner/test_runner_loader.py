@@ -191,13 +191,6 @@ def test_missing_shard_and_missing_files(folder: Path) -> None:
         ({"rms_norm_eps": 0}, "'rms_norm_eps' = 0 .* it must be a number above zero"),
         ({"sliding_window": 64}, "'sliding_window' = 64 in config.json is not supported"),
         ({"num_local_experts": 8}, "'num_local_experts' = 8"),
-        (
-            {"quantization_config": {"quant_method": "awq"}},
-            (
-                "'quantization_config' = {'quant_method': 'awq'} in config.json is not supported:"
-                " use the checkpoint that it was made from"
-            ),
-        ),
     ],
 )
 def test_unsupported_config(folder: Path, change: dict[str, object], message: str) -> None:
