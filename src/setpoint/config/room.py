@@ -44,5 +44,5 @@ def check_room(asked: Asked, config: ResolvedConfig, *, name: str, is_counted: b
             int8=on_cpu and options.model.model_impl != "transformers",
             gguf=on_cpu and model.architecture == GGUF_FAMILY,
         ),
-        num_ranks=options.parallel.tp_size // options.parallel.nnodes if on_cpu else 1,
+        num_ranks=options.parallel.ranks_per_engine // options.parallel.nnodes if on_cpu else 1,
     )
