@@ -152,6 +152,7 @@ def test_the_language_model_of_a_gemma3_with_an_image_tower(
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
             "'rope_parameters' .* must have sections full_attention",
         ),
+        (GEMMA3, {"rope_parameters": {"full_attention": 5}}, "must have sections full_attention"),
         (GEMMA3, {"sliding_window": None}, "'sliding_window' is missing; local layers need one"),
         (GEMMA3, {"layer_types": ["full_attention"]}, "'layer_types' must name 4 layers"),
         (GEMMA3, {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' = 50.0"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from setpoint.checkpoint.configfile import ConfigFile, short_repr
-from setpoint.core.model import Mixture
+from setpoint.checkpoint.configfile import MAX_DIMENSION, ConfigFile, short_repr
+from setpoint.core.model import MAX_LAYERS, Mixture
 
 MAX_EXPERTS = 4096
 
@@ -33,9 +33,15 @@ def qwen(config: ConfigFile, num_layers: int) -> Mixture:
     """Qwen2-MoE and Qwen3-MoE: the layers that ``decoder_sparse_step`` and ``mlp_only_layers``
     leave, and in Qwen2-MoE a shared expert."""
     step = config.positive("decoder_sparse_step", 1)
-    dense = config.config.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
-        config.fail("mlp_only_layers", f"must be a list of layers, not {short_repr(dense)}")
+    dense = config.config.get("mlp_only_layers")
+    dense = [] if dense is None else dense
+    if not isinstance(dense, list) or not all(
+        type(layer) is int and 0 <= layer < num_layers for layer in dense
+    ):
+        config.fail(
+            "mlp_only_layers",
+            f"must be a list of layers from 0 to {num_layers - 1}, not {short_repr(dense)}",
+        )
     layers = [
         layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0
     ]
@@ -49,10 +55,12 @@ def qwen(config: ConfigFile, num_layers: int) -> Mixture:
 def deepseek(config: ConfigFile, num_layers: int) -> Mixture:
     """DeepSeek-V2: every ``moe_layer_freq``-th layer from ``first_k_dense_replace`` on, with
     ``n_shared_experts`` experts that every token uses."""
-    step, first = config.positive("moe_layer_freq", 1), _count(config, "first_k_dense_replace")
+    step = config.positive("moe_layer_freq", 1)
+    first = _count(config, "first_k_dense_replace", MAX_LAYERS)
     layers = [layer for layer in range(first, num_layers) if layer % step == 0]
     mixture = _mixture(config, "n_routed_experts", "moe_intermediate_size", layers)
-    return replace(mixture, shared_size=mixture.size * _count(config, "n_shared_experts"))
+    num_shared = _count(config, "n_shared_experts", min(MAX_EXPERTS, MAX_DIMENSION // mixture.size))
+    return replace(mixture, shared_size=mixture.size * num_shared)
 
 
 def corrected(config: ConfigFile, num_layers: int) -> Mixture:
@@ -60,11 +68,13 @@ def corrected(config: ConfigFile, num_layers: int) -> Mixture:
     return replace(deepseek(config, num_layers), is_corrected=True)
 
 
-def _count(config: ConfigFile, key: str) -> int:
-    """The value of ``key``, an integer of at least zero; 0 if it is absent or null."""
-    value = config.config.get(key) or 0
-    if type(value) is not int or value < 0:
-        config.fail(key, f"must be an integer of at least 0, not {short_repr(value)}")
+def _count(config: ConfigFile, key: str, at_most: int) -> int:
+    """The value of ``key``, an integer from 0 to ``at_most``; 0 if it is absent or null."""
+    value = config.config.get(key)
+    if value is None:
+        return 0
+    if type(value) is not int or not 0 <= value <= at_most:
+        config.fail(key, f"must be an integer from 0 to {at_most}, not {short_repr(value)}")
     return value
 
 

@@ -16,15 +16,12 @@ from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, short_repr
 from setpoint.checkpoint.description import Description, read_description
 from setpoint.checkpoint.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
 from setpoint.checkpoint.safetensors_file import TensorInfo
-from setpoint.core.model import BLOCK_KINDS, KeptBlocks, Latent, ModelSpec
+from setpoint.core.model import BLOCK_KINDS, MAX_LAYERS, KeptBlocks, Latent, ModelSpec
 
 EMBEDDING = "model.embed_tokens.weight"
 EXPERTS = ".experts."
 """What the names of the tensors of experts have in common."""
 MAX_HEADS = 1 << 16
-MAX_LAYERS = 1 << 12
-"""Largest accepted number of layers. The deepest models have a few hundred. The number is bounded
-because objects are made for every layer before a missing weight is noticed."""
 NUMBERS = (
     *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta"),
     *("rope_local_base_freq", "query_pre_attn_scalar"),
@@ -181,15 +178,24 @@ def _usual_names(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rope(reader: ConfigFile) -> tuple[str, dict[str, Any]]:
     """(rope type, config section that names it)."""
-    rope = (
-        reader.config.get("rope_scaling") or reader.config.get("rope_parameters") or {}
-    )  # "rope_parameters" is transformers 5's name
+    scaling = _rope_section(reader, "rope_scaling")
+    parameters = _rope_section(reader, "rope_parameters")  # transformers 5's name
+    return scaling or parameters or ("default", {})
+
+
+def _rope_section(reader: ConfigFile, key: str) -> tuple[str, dict[str, Any]] | None:
+    """(rope type, the value of ``key``); None if it is absent or null."""
+    rope = reader.config.get(key)
+    if rope is None:
+        return None
     if not isinstance(rope, dict):
-        reader.fail("rope_scaling", f"must be an object, not {short_repr(rope)}")
-    kind = rope.get("rope_type") or rope.get("type")
-    if kind is not None and not isinstance(kind, str):
-        reader.fail("rope_scaling", f"must name its type, not {short_repr(kind)}")
-    return kind or "default", rope
+        reader.fail(key, f"must be an object, not {short_repr(rope)}")
+    kinds = [rope[name] for name in ("rope_type", "type") if rope.get(name) is not None]
+    if not kinds and key == "rope_parameters" and "factor" not in rope:
+        return "default", rope  # only rope_theta, or a section per kind of layer
+    if not kinds or not isinstance(kinds[0], str) or not kinds[0]:
+        reader.fail(key, f"must name its type, not {short_repr(kinds[0] if kinds else rope)}")
+    return kinds[0], rope
 
 
 def _context_len(reader: ConfigFile, family: Family) -> int:

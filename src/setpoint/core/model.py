@@ -8,6 +8,10 @@ from typing import Any
 
 from setpoint.core.request import PoolingKind
 
+MAX_LAYERS = 1 << 12
+"""Largest accepted number of layers. The deepest models have a few hundred. The number is bounded
+because objects are made for every layer before a missing weight is noticed."""
+
 
 @dataclass(slots=True, frozen=True)
 class Pooling:

@@ -241,6 +241,16 @@ def test_an_index_names_the_files(folder: Path) -> None:
         ({"eos_token_id": -1}, "'eos_token_id' must be a token id"),
         ({"eos_token_id": ["x"]}, "'eos_token_id' must be a token id"),
         ({"rope_scaling": "linear"}, "'rope_scaling' must be an object"),
+        *(
+            ({key: value}, f"{key!r} must be an object, not {value!r}")
+            for key in ("rope_scaling", "rope_parameters")
+            for value in (0, "", False, [])
+        ),
+        ({"rope_scaling": {}}, "'rope_scaling' must name its type, not {}"),
+        ({"rope_scaling": {"a": 1}}, "'rope_scaling' must name its type, not {'a': 1}"),
+        ({"rope_scaling": {"type": ""}}, "'rope_scaling' must name its type, not ''"),
+        ({"rope_scaling": {"rope_type": 0, "type": "yarn"}}, "must name its type, not 0"),
+        ({"rope_parameters": {"factor": 2}}, "'rope_parameters' must name its type, not {'fac"),
         ({"rope_scaling": {"type": "linear"}}, "needs a factor"),
         ({"rope_scaling": {"type": ["linear"]}}, "must name its type, not ['linear']"),
         (

@@ -12,7 +12,6 @@ depend on the sequence's length uses the configured context length instead (docs
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -22,6 +21,11 @@ import torch
 from setpoint.core.errors import CheckpointError
 
 DEFAULT_THETA = 10000.0
+FP32 = torch.finfo(torch.float32)
+MAX_POSITIONS = (1 << 31) - 1
+"""Largest accepted number of positions, which are 32-bit integers."""
+MAX_MSCALE = 1000.0
+"""Largest accepted weight of an attention factor. Published models have at most 1."""
 ALIASES = {"su": "longrope"}
 """Older names of rope types -> the current names."""
 
@@ -78,10 +82,10 @@ class RotaryEmbedding:
                 f"'partial_rotary_factor' must leave an even part of {head_dim} dimensions, not"
                 f" {dim}"
             )
-        if type(original) is not int or original < 2:
+        if type(original) is not int or not 2 <= original <= MAX_POSITIONS:
             rotary.fail(
-                "'original_max_position_embeddings' must be an integer above 1, not"
-                f" {original!r:.60}"
+                "'original_max_position_embeddings' must be an integer from 2 to"
+                f" {MAX_POSITIONS}, not {original!r:.60}"
             )
         if rotary.theta <= 1:
             rotary.fail(f"'rope_theta' must be above 1, not {rotary.theta}")
@@ -110,21 +114,32 @@ class RotaryEmbedding:
         )
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number of the section; null counts as absent."""
+        """A positive number of the section, which fp32 can hold; null counts as absent."""
         value = self.section.get(key)
         value = default if value is None else value
         if value is None:
             raise CheckpointError(f"Rope scaling {self.kind!r} lacks {key!r} in config.json.")
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 < value <= sys.float_info.max
-        ):
-            self.fail(f"{key!r} must be a positive number, not {value!r:.60}")
+        if not _is_positive(value):
+            self.fail(f"{key!r} must be a positive number in the range of fp32, not {value!r:.60}")
         return float(value)
+
+    def mscale(self, key: str) -> float | None:
+        """``mscale`` or ``mscale_all_dim``, the weights of YaRN's attention factor; None if it is
+        absent or null."""
+        if self.section.get(key) is None:
+            return None
+        weight = self.number(key)
+        if weight > MAX_MSCALE:
+            self.fail(f"{key!r} is {weight}; the largest supported value is {MAX_MSCALE:g}")
+        return weight
 
     def fail(self, problem: str) -> NoReturn:
         raise CheckpointError(f"Rope scaling {self.kind!r} in config.json: {problem}.")
+
+
+def _is_positive(value: object) -> bool:
+    """Whether the value is a number above zero that fp32 can hold."""
+    return type(value) in (int, float) and FP32.tiny <= value <= FP32.max
 
 
 def _default(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
@@ -187,17 +202,16 @@ def _yarn(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]
     ).clamp(0, 1)
     spans = rope.positions_per_radian(rope.theta)
     inv_freq = 1.0 / (factor * spans) * (1 - keep) + 1.0 / spans * keep
+    mscale, mscale_all_dim = rope.mscale("mscale"), rope.mscale("mscale_all_dim")
     if rope.section.get("attention_factor") is not None:
         return inv_freq, rope.number("attention_factor")
 
     def attention_factor(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    if rope.section.get("mscale") and rope.section.get("mscale_all_dim"):
-        return inv_freq, attention_factor(rope.number("mscale")) / attention_factor(
-            rope.number("mscale_all_dim")
-        )
-    return inv_freq, attention_factor(1.0)
+    if mscale is None or mscale_all_dim is None:
+        return inv_freq, attention_factor(1.0)
+    return inv_freq, attention_factor(mscale) / attention_factor(mscale_all_dim)
 
 
 def _longrope(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
@@ -207,11 +221,11 @@ def _longrope(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, fl
     factors = rope.section.get(key)
     if factors is None:
         raise CheckpointError(f"Rope scaling {rope.kind!r} lacks {key!r} in config.json.")
-    is_numbers = isinstance(factors, list) and all(
-        isinstance(number, int | float) and number > 0 for number in factors
-    )
+    is_numbers = isinstance(factors, list) and all(_is_positive(number) for number in factors)
     if not is_numbers or len(factors) != rope.dim // 2:
-        rope.fail(f"{key!r} must be a list of {rope.dim // 2} positive numbers")
+        rope.fail(
+            f"{key!r} must be a list of {rope.dim // 2} positive numbers in the range of fp32"
+        )
     inv_freq = 1.0 / (
         torch.tensor(factors, dtype=torch.float32, device="cpu")
         * rope.positions_per_radian(rope.theta)

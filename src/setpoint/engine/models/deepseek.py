@@ -54,9 +54,8 @@ def _sharpening(spec: ModelSpec) -> float:
     """The factor on scores that a stretched context asks for (YaRN's mscale_all_dim, squared: once
     for q and once for k)."""
     rotary = RotaryEmbedding.from_config(spec.config, spec.rope_dim)
-    if rotary.kind == "default" or not rotary.section.get("mscale_all_dim"):
+    weight = rotary.mscale("mscale_all_dim")
+    if rotary.kind == "default" or weight is None:
         return 1.0
     factor = rotary.number("factor")
-    if factor <= 1:
-        return 1.0
-    return (0.1 * rotary.number("mscale_all_dim") * math.log(factor) + 1.0) ** 2
+    return (0.1 * weight * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0

@@ -117,7 +117,9 @@ def _ropes(keys: Mapping[str, Any], config: ConfigReader) -> list[dict[str, Any]
         "sliding_attention": config.number("rope_local_base_freq", 1e4),
     }
     sections = keys.get("rope_parameters") or {"full_attention": keys.get("rope_scaling")}
-    if not sections.keys() <= thetas.keys():
+    if not sections.keys() <= thetas.keys() or not all(
+        section is None or isinstance(section, Mapping) for section in sections.values()
+    ):
         config.refuse("rope_parameters", f"it must have sections {' and '.join(thetas)}")
     length = keys["max_position_embeddings"]
     return [

@@ -95,7 +95,8 @@ def glm4_moe(spec: ModelSpec, config: ConfigReader) -> CausalLM:
 def corrected_routing(spec: ModelSpec, config: ConfigReader) -> Routing:
     """The router of DeepSeek-V3 and GLM-4.5: sigmoids, corrected for the choice, in groups that
     are judged by their two best experts."""
-    config.choice("scoring_func", "sigmoid")
+    for key in ("scoring_func", "moe_router_activation", "moe_router_activation_func"):
+        config.choice(key, "sigmoid")
     config.choice("topk_method", "noaux_tc")
     return grouped(
         config,

@@ -6,12 +6,13 @@ Knows keys and their values; knows no architecture.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import torch
+
 from setpoint.core.errors import CheckpointError
-from setpoint.core.model import Latent, Mixture, ModelSpec
+from setpoint.core.model import MAX_LAYERS, Latent, Mixture, ModelSpec
 from setpoint.engine.kernels.ops import GELU_TANH, SILU, Gate
 
 GATED = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH}
@@ -51,6 +52,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "kv_lora_rank": (),
     "q_lora_rank": (),
     "scoring_func": ("softmax",),
+    "moe_router_activation": ("softmax",),
+    "moe_router_activation_func": ("softmax",),
+    "norm_topk_prob": (True,),
     "routed_scaling_factor": (1.0,),
     "topk_method": ("greedy",),
     "swiglu_alpha": (),
@@ -63,7 +67,7 @@ every other value is refused."""
 ELSEWHERE = "--model-impl transformers may serve it"
 SHOWN_CHARS = 60
 """Most characters of a refused value that an error message shows."""
-LARGEST = sys.float_info.max
+FP32 = torch.finfo(torch.float32)
 MAX_COUNT = (1 << 31) - 1
 """Largest number of positions or layers accepted."""
 
@@ -94,27 +98,27 @@ class ConfigReader:
         return value
 
     def number(self, key: str, default: float) -> float:
-        """The value of a key that must be a number above zero."""
+        """The value of a key that must be a number above zero, which fp32 can hold."""
         value = self._get(key, default)
         if (
             not isinstance(value, int | float)
             or isinstance(value, bool)
-            or not 0 < value <= LARGEST
+            or not FP32.tiny <= value <= FP32.max
         ):
-            self.refuse(key, "it must be a number above zero")
+            self.refuse(key, "it must be a number above zero in the range of fp32")
         return float(value)
 
     def number_or_none(self, key: str) -> float | None:
         """The value of a key that must be a number above zero; None if it is absent."""
         return None if self._get(key, None) is None else self.number(key, 0.0)
 
-    def count(self, key: str, default: int, *, low: int = 0) -> int:
-        """The value of a key that must be an integer of at least ``low``."""
+    def count(self, key: str, default: int, *, low: int = 0, high: int = MAX_COUNT) -> int:
+        """The value of a key that must be an integer from ``low`` to ``high``."""
         value = self._get(key, default)
         if type(value) is not int or value < low:
             self.refuse(key, f"it must be an integer of at least {low}")
-        if value > MAX_COUNT:
-            self.refuse(key, f"the largest supported value is {MAX_COUNT}")
+        if value > high:
+            self.refuse(key, f"the largest supported value is {high}")
         return value
 
     def choice(self, key: str, default: str, *others: str) -> str:
@@ -135,7 +139,7 @@ class ConfigReader:
     def further_layers(self, spec: ModelSpec) -> tuple[str, ...]:
         """Prefixes of the tensors of layers after the last, which predict further tokens and are
         not used."""
-        count = self.count("num_nextn_predict_layers", 0)
+        count = self.count("num_nextn_predict_layers", 0, high=MAX_LAYERS)
         return tuple(f"model.layers.{spec.num_layers + index}." for index in range(count))
 
     def windows(self, spec: ModelSpec, *keys: str) -> tuple[int | None, ...]:

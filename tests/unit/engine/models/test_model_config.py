@@ -130,7 +130,7 @@ def build(folder: Path, family: str, **changes: Any) -> Any:
         (
             "phi3",
             {"original_max_position_embeddings": "4k"},
-            "must be an integer above 1, not '4k'",
+            "must be an integer from 2 to 2147483647, not '4k'",
         ),
     ],
 )

@@ -171,9 +171,9 @@ def test_missing_shard_and_missing_files(folder: Path) -> None:
         ),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": "2"}},
-            "'yarn' in config.json: 'factor' must be a positive number, not '2'",
+            "'yarn' in config.json: 'factor' must be a positive number in the range of fp32, not '2'",
         ),
-        ({"rope_theta": -1}, "'rope_theta' must be a positive number, not -1"),
+        ({"rope_theta": -1}, "'rope_theta' must be a positive number in the range of fp32, not -1"),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
             "differ between kinds of layers are not supported",
