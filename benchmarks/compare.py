@@ -48,6 +48,7 @@ from serving import NUM_THREADS, PACKAGES, WARM_UP_TOKENS, quiet_sample
 from workloads import FULL, QUICK, Workload
 
 from setpoint.checkpoint.source import locate
+from setpoint.testing.whole_checkpoint import write_whole
 
 OURS = "setpoint"
 COLUMNS: Sequence[tuple[str, Metric]] = (
@@ -183,13 +184,16 @@ def served(args: argparse.Namespace) -> Copies:
     # exists.
     packaged = next(iter(sorted((args.peers_dir / "models").glob("*.gguf"))), None)
     source = locate(None if packaged is None else str(packaged), log=print)
-    return default_copies(args.peers_dir, source.folder)
+    copies = default_copies(args.peers_dir, source.folder)
+    if not copies.bf16.exists():
+        write_whole(copies.own, copies.bf16)
+    return copies
 
 
 def entrants(args: argparse.Namespace, copies: Copies, run: Run) -> tuple[Entrant, list[Entrant]]:
     """Setpoint, and all other contenders that are asked for and installed; those that are not
     installed are noted in ``run``. Raises ValueError for an unknown name."""
-    model = str(copies.bf16)
+    model = str(copies.own)
     ours = setpoint_entrant(
         OURS, "bf16", model, ["--quantization", "unquant", *shlex.split(args.server_args)], {}
     )
@@ -202,7 +206,11 @@ def entrants(args: argparse.Namespace, copies: Copies, run: Run) -> tuple[Entran
     peers = catalog(args.peers_dir, copies, num_threads=NUM_THREADS)
     rivals += [peer_entrant(peer) for peer in peers]
     rivals.append(
-        Entrant("transformers", "bf16", lambda: transformers_peer(model, num_threads=NUM_THREADS))
+        Entrant(
+            "transformers",
+            "bf16",
+            lambda: transformers_peer(str(copies.bf16), num_threads=NUM_THREADS),
+        )
     )
     names = [each.name for each in rivals]
     asked = args.contenders.split(",") if args.contenders else names

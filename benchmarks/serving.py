@@ -24,6 +24,7 @@ import os
 import shlex
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -37,6 +38,7 @@ from report import DECODE, OUTPUT, WALL, Aim, Report, Results
 from workloads import FULL, QUICK, Workload
 
 from setpoint.checkpoint.source import locate
+from setpoint.testing.whole_checkpoint import write_whole
 
 OURS, PEER, NO_CACHE = "setpoint", "transformers", "setpoint, no radix cache"
 STREAMING, OFFLINE = "setpoint, streaming", "setpoint, offline"
@@ -162,9 +164,9 @@ async def measure(
             stack.callback(offline.close)
             contenders += [Streaming(STREAMING, servers[0]), offline]
         elif not args.no_peer:
-            peer = transformers_peer(
-                str(locate(args.model_path, log=print).folder), num_threads=NUM_THREADS
-            )
+            copy = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            whole = write_whole(locate(args.model_path, log=print).folder, copy)
+            peer = transformers_peer(str(whole), num_threads=NUM_THREADS)
             stack.callback(peer.close)
             contenders.append(peer)
         for each in contenders:

@@ -44,8 +44,10 @@ class Peer:
 class Copies:
     """One model in the formats of all contenders; install.py and shapes.py write them."""
 
+    own: Path
+    """The folder that Setpoint serves."""
     bf16: Path
-    """The folder of the checkpoint that Setpoint, vLLM and transformers serve."""
+    """The folder of the checkpoint that vLLM and transformers serve."""
     w8a8: Path
     gguf_dir: Path
     openvino_dir: Path
@@ -59,17 +61,22 @@ class Copies:
         return self.openvino_dir / weights
 
 
-def default_copies(peers_dir: Path, bf16: Path) -> Copies:
-    """The copies of the default model, whose conversion to bf16 is in Setpoint's own cache."""
+def default_copies(peers_dir: Path, own: Path) -> Copies:
+    """The copies of the default model, whose folder is in Setpoint's own cache."""
     return Copies(
-        bf16, peers_dir / "vllm" / "w8a8", peers_dir / "llama.cpp", peers_dir / "openvino"
+        own,
+        peers_dir / "bf16",
+        peers_dir / "vllm" / "w8a8",
+        peers_dir / "llama.cpp",
+        peers_dir / "openvino",
     )
 
 
 def shape_copies(peers_dir: Path, name: str) -> Copies:
     """The copies of a shape with random weights."""
     folder = peers_dir / "shapes" / name
-    return Copies(folder / "bf16", folder / "w8a8", folder, folder)
+    bf16 = folder / "bf16"
+    return Copies(bf16, bf16, folder / "w8a8", folder, folder)
 
 
 def llama_cpp(folder: Path, model: Path, kind: str, precision: str, num_threads: int) -> Peer:

@@ -54,10 +54,12 @@ for line in requires({VLLM.partition("=")[0]!r}):
     if "extra ==" not in line and not line.startswith({UNUSED!r}):
         print(line)
 """
-FOLDER_OF = """
+WRITE_WHOLE = """
 import sys
+from pathlib import Path
 from setpoint.checkpoint.source import locate
-print(locate(sys.argv[1], log=lambda text: None).folder)
+from setpoint.testing.whole_checkpoint import write_whole
+write_whole(locate(sys.argv[1], log=lambda text: None).folder, Path(sys.argv[2]))
 """
 OPENVINO_WEIGHTS = ("fp16", "int8")
 INSTALLED, FAILED = "installed.json", "failed.txt"
@@ -123,7 +125,7 @@ class Installer:
         run(*pip, *(line for line in needed if not line.startswith("torch==")))
         if not (folder / "w8a8" / "config.json").exists():
             script = Path(__file__).with_name("quantize_w8a8.py")
-            run(sys.executable, script, packaged_model(self.folder), folder / "w8a8")
+            run(sys.executable, script, bf16_copy(self.folder), folder / "w8a8")
         found = {"vllm": VLLM, "torch": torch.strip()}
         if not list(folder.glob("tcmalloc/**/libtcmalloc_minimal.so.4")):
             try:
@@ -146,10 +148,18 @@ class Installer:
         run(*pip, *self.torch_source, OPENVINO_TORCH)
         run(*pip, "--no-deps", OPTIMUM)
         run(*pip, OPENVINO, OPENVINO_TORCH, *OPTIMUM_NEEDS, "setuptools")
-        model = output(sys.executable, "-c", FOLDER_OF, packaged_model(self.folder)).strip()
+        whole = bf16_copy(self.folder)
         for weights in OPENVINO_WEIGHTS:
-            export_openvino(folder, Path(model), folder / weights, weights)
+            export_openvino(folder, whole, folder / weights, weights)
         return {"openvino": OPENVINO, "optimum-intel": OPTIMUM}
+
+
+def bf16_copy(peers_dir: Path) -> Path:
+    """The default model as a checkpoint in bf16."""
+    target = peers_dir / "bf16"
+    if not target.exists():
+        run(sys.executable, "-c", WRITE_WHOLE, packaged_model(peers_dir), target)
+    return target
 
 
 def packaged_model(peers_dir: Path) -> Path:

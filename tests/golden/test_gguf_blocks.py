@@ -3,20 +3,30 @@ number of rows and threads."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
+import msgspec
 import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
-from safetensors.numpy import load_file
 
 from setpoint.checkpoint.gguf_convert import _round_bf16, converted_folder
+from setpoint.checkpoint.safetensors_file import read_header
 from setpoint.checkpoint.spec import read_spec
+from setpoint.core.blocksfile import (
+    BLOCKS_FILE,
+    BlocksTable,
+    read_blocks_table,
+    write_blocks_table,
+)
 from setpoint.core.errors import CheckpointError
-from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE, ModelSpec
+from setpoint.core.model import BLOCK_KINDS, ModelSpec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build
@@ -24,6 +34,7 @@ from setpoint.engine.kernels.ops import GELU_TANH, SILU, Gate
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import cpu_linear as panel_linear
 from setpoint.engine.quant.blocks import KINDS
+from setpoint.engine.quant.dequantised import dequantised
 from setpoint.engine.quant.linear_method import Blocks
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing import tiny_gguf
@@ -32,9 +43,6 @@ from setpoint.testing.plans import Driver
 BF16 = torch.bfloat16
 CLAMPED = Gate("clamped_swiglu_mul", (1.702, 1.5))
 LEVELS = build.supported_levels()
-SCALES = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q6_K": (208,), "MXFP4": ()}
-"""Where a block has its fp16 numbers; those not named have one at 0.
-MXFP4 has an exponent of 8 bits instead."""
 ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 24, 25, 48, 49, 64, 123)
 
 
@@ -57,7 +65,7 @@ def quantised(
     raw = rng.integers(0, 256, (columns, num_blocks, block.num_bytes), dtype=np.uint8)
     if kind == "MXFP4":
         raw[..., 0] = rng.choice([0, 1, 2, 100, 126, 127, 130], (columns, num_blocks))
-    for at, values in zip(SCALES.get(kind, (0,)), scales, strict=False):
+    for at, values in zip(block.scales, scales, strict=False):
         raw[..., at : at + 2] = values[..., None].view(np.uint8)
     rows = raw.reshape(columns, -1)
     bits = _round_bf16(gguf.dequantize(rows, Kind[kind]))
@@ -118,7 +126,7 @@ def test_every_scale_of_a_k_quant_meets_its_codes(kind: str, level: str) -> None
     values that are multiplied."""
     rng = np.random.default_rng(1)
     raw = rng.integers(0, 256, (64, BLOCK_KINDS[kind].num_bytes), dtype=np.uint8)
-    for at in SCALES[kind]:
+    for at in BLOCK_KINDS[kind].scales:
         raw[:, at : at + 2] = rng.uniform(0.5, 1, 64).astype(np.float16)[:, None].view(np.uint8)
     expected = _round_bf16(gguf.dequantize(raw, Kind[kind]))
     packed = block_linear.create(BF16, level=level).pack(Blocks(kind, torch.from_numpy(raw)), None)
@@ -176,6 +184,7 @@ def runner_of(
     *,
     dtype: str = "bfloat16",
     spec: ModelSpec | None = None,
+    model_impl: str = "auto",
 ) -> ModelRunner:
     spec = spec or read_spec(folder)
     config = EngineConfig(
@@ -186,6 +195,7 @@ def runner_of(
         page_size=4,
         num_threads=2,
         quantization=quantization,
+        model_impl=model_impl,
     )
     runner = build_runner(config)
     runner.allocate(num_pages=64, max_slots=4, context_len=64)
@@ -277,35 +287,63 @@ def test_fp32_multiplies_the_values_of_bf16(
     assert runner.report.weights == "float32"
 
 
+def test_a_file_that_changes_or_goes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, path = convert(tmp_path, monkeypatch), tmp_path / "m.gguf"
+    runner_of(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(BlocksTable, "check", lambda table: None)
+        path.write_bytes(path.read_bytes()[:-5000])
+        with pytest.raises(CheckpointError, match=r"m\.gguf is truncated"):
+            runner_of(folder)
+    with pytest.raises(CheckpointError, match=r"m\.gguf has changed since"):
+        runner_of(folder)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"Cannot read .*m\.gguf: No such file"):
+        runner_of(folder)
+
+
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: data[:5000], "model.blocks cannot be read"),
-        (lambda data: data.replace(b"Q4_1", b"Q8_0"), "in .*model.blocks has shape"),
-        (lambda data: b"", "model.blocks cannot be read"),
-    ],
+    "damage", [lambda data: data[:500], lambda data: b"\xff", lambda data: b""]
 )
-def test_damaged_blocks_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage, message: str
+def test_a_damaged_table_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes]
 ) -> None:
     folder = convert(tmp_path, monkeypatch)
     file, spec = folder / BLOCKS_FILE, read_spec(folder)
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=r"model\.blocks is damaged"):
         runner_of(folder, spec=spec)
-    runner_of(folder, "unquant", spec=spec)  # bf16 does not read them
 
 
-def test_only_blocks_that_are_multiplied_are_kept(
+def test_a_table_that_lacks_a_matrix_or_has_it_in_another_shape_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, name = convert(tmp_path, monkeypatch), "model.layers.1.mlp.up_proj.weight"
+    table, spec = read_blocks_table(folder), read_spec(folder)
+    less = {key: value for key, value in table.tensors.items() if key != name}
+    narrow = msgspec.structs.replace(table.tensors[name], shape=(64, 64))
+    for tensors, words in (
+        (less, f"Tensor '{name}' of shape \\[96, 64\\] is missing"),
+        (less | {name: narrow}, rf"'{name}' in .*m\.gguf has shape \[64, 64\]"),
+        (table.tensors | {"model.strange": narrow}, "'model.strange' in .* does not belong"),
+    ):
+        write_blocks_table(folder, msgspec.structs.replace(table, tensors=tensors))
+        with pytest.raises(CheckpointError, match=words):
+            runner_of(folder, spec=spec)
+
+
+def test_only_blocks_that_are_multiplied_stay_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = convert(tmp_path, monkeypatch, kinds={"token_embd.weight": Kind.Q5_1})
-    assert [path.name for path in folder.glob("*.safetensors")] == [
-        "model.safetensors"
-    ]  # what other engines load
-    names = list(load_file(folder / BLOCKS_FILE))
-    assert len(names) == 14
-    assert all(name.endswith(".weight.Q4_1") for name in names)
+    table = read_blocks_table(folder)
+    assert len(table.tensors) == 14
+    assert {stored.kind for stored in table.tensors.values()} == {"Q4_1"}
+    written = {tensor.name for tensor in read_header(folder / "model.safetensors")}
+    assert len(written) == 6, "the embedding and five norms"
+    assert not written & table.tensors.keys()
     kept = read_spec(folder).blocks
     assert kept.kinds == ("Q4_1",)
     assert kept.embedding_bytes == 0
@@ -315,3 +353,51 @@ def test_only_blocks_that_are_multiplied_are_kept(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     plain = tiny_gguf.write(tmp_path / "f.gguf", tensors, tiny_gguf.metadata(model), kind=Kind.F16)
     assert not (converted_folder(plain, log=lambda line: None) / BLOCKS_FILE).exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_in_torch_are_those_of_the_gguf_package(kind: str) -> None:
+    blocks, weight = quantised(kind, 70, row_of(kind, 3))
+    assert torch.equal(dequantised(blocks).view(torch.int16), weight.view(torch.int16))
+
+
+def test_transformers_model_reads_the_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = convert(tmp_path, monkeypatch)
+    theirs = runner_of(folder, dtype="float32", model_impl="transformers")
+    ids = list(range(3, 30))
+    ours = logits_of(runner_of(folder, dtype="float32"), ids)
+    assert torch.allclose(logits_of(theirs, ids), ours, atol=1e-4)
+
+
+def test_loading_takes_no_memory_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak of a process that loads a model of 64 MB in blocks is its weights and little more."""
+    model = tiny_gguf.TinyLlama(
+        hidden_size=1024, intermediate_size=4096, num_layers=8, num_heads=8, num_kv_heads=8
+    )
+    folder = convert(tmp_path, monkeypatch, model=model)
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(folder)], capture_output=True, text=True, check=True
+    )
+    grown, held = map(int, done.stdout.split())
+    assert held > 60 << 20
+    assert grown < 1.05 * held + (8 << 20)  # the largest matrix is 5 MB
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+import torch
+from setpoint.checkpoint.safetensors_file import read_header
+from setpoint.checkpoint.spec import read_spec
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
+from setpoint.engine.kernels.cpu.library import load
+load()
+torch.randn(64, 64) @ torch.randn(64, 64)
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+spec = read_spec(Path(sys.argv[1]))
+before = peak()
+runner = build_runner(EngineConfig(sys.argv[1], spec, page_size=4, num_threads=2))
+print(peak() - before, runner.report.weight_bytes)
+"""

@@ -26,6 +26,7 @@ from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.testing import tiny_gguf
 from setpoint.testing.plans import Driver
+from setpoint.testing.whole_checkpoint import write_whole
 
 TEXTS = [
     "The capital of France is",
@@ -67,29 +68,36 @@ def folder(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="module")
+def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_whole(folder, tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture(scope="module")
 def hf_tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.mark.full
-def test_every_weight_is_what_transformers_reads_from_the_gguf(folder: Path, package: Path) -> None:
+def test_every_weight_is_what_transformers_reads_from_the_gguf(whole: Path, package: Path) -> None:
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(whole))
     theirs = load_gguf_checkpoint(str(package), return_tensors=True, model_to_load=empty)
-    ours = load_file(folder / "model.safetensors")
+    ours = load_file(whole / "model.safetensors")
     assert ours.keys() == theirs["tensors"].keys()
     for name, tensor in theirs["tensors"].items():
         assert torch.equal(ours[name], tensor.to(torch.bfloat16)), name
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((whole / "config.json").read_text())
     shared = config.keys() & theirs["config"].keys() - {"architectures"}
     assert len(shared) >= 10
     for key in shared:
         assert config[key] == pytest.approx(theirs["config"][key]), key
 
 
-def test_the_converted_model_knows_the_capital_of_france(folder: Path, hf_tokenizer: Any) -> None:
+def test_the_converted_model_knows_the_capital_of_france(
+    folder: Path, whole: Path, hf_tokenizer: Any
+) -> None:
     torch.set_num_threads(2)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32)
     inputs = hf_tokenizer("The capital of France is", return_tensors="pt")
     output = model.generate(**inputs, max_new_tokens=2, do_sample=False)
     assert hf_tokenizer.decode(output[0]) == "The capital of France is Paris."

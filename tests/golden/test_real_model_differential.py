@@ -32,6 +32,7 @@ from setpoint.testing.harness import Harness
 from setpoint.testing.neartie import NEAR_TIE, Greedy, Tally
 from setpoint.testing.plans import allocate_rows
 from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint.testing.whole_checkpoint import write_whole
 
 PAGES = (1, 4, 16)
 CUTS = [
@@ -258,12 +259,14 @@ def check(model: Model, name: str, answers: list[Greedy]) -> None:
     print(f"default model, {name}: {tally}")
 
 
-def test_the_default_model_computes_what_transformers_does(default: Model) -> None:
+def test_the_default_model_computes_what_transformers_does(default: Model, tmp_path: Path) -> None:
     """One forward pass of transformers over prompt and our outputs judges every output by what
     precedes it."""
     from transformers import AutoModelForCausalLM
 
-    reference = AutoModelForCausalLM.from_pretrained(default.folder, dtype=torch.float32).eval()
+    reference = AutoModelForCausalLM.from_pretrained(
+        write_whole(default.folder, tmp_path), dtype=torch.float32
+    ).eval()
     num_ties = num_tokens = 0
     for prompt, answer in zip(default.prompts, default.alone(), strict=True):
         with torch.inference_mode():

@@ -7,6 +7,7 @@ weights.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 from setpoint.checkpoint.mxfp4 import as_matrices
 from setpoint.checkpoint.other_models import CONFIG_NAME, refuse_folder, refuse_other_configs
 from setpoint.checkpoint.safetensors_file import TensorInfo, read_header
+from setpoint.core.blocksfile import StoredBlocks, read_blocks_table
 from setpoint.core.jsonfile import read_object
-from setpoint.core.model import BLOCKS_FILE, language_tensor
+from setpoint.core.model import BLOCK_KINDS, language_tensor
 from setpoint.core.weightfiles import weight_files
 
 GENERATION_NAME = "generation_config.json"
@@ -32,9 +34,10 @@ class Description:
     generation: dict[str, Any]
     """generation_config.json; empty without that file."""
     tensors: tuple[TensorInfo, ...]
-    """Every stored tensor, those in MXFP4 as matrices; empty without weight files."""
+    """Every stored tensor, those in blocks as matrices; empty without weight files."""
     blocks: tuple[TensorInfo, ...]
-    """The matrices in blocks: those of ``core.model.BLOCKS_FILE``, and those in MXFP4."""
+    """The matrices in blocks as uint8 [rows, bytes of a row], named "NAME.KIND": those that stay in
+    a GGUF file, and those in MXFP4."""
 
     @property
     def language_tensors(self) -> tuple[TensorInfo, ...]:
@@ -49,7 +52,6 @@ def read_description(folder: Path, *, complete: bool = True) -> Description:
     Raises CheckpointError if a file is unreadable or the model is not a text decoder.
     """
     path, generation = folder / CONFIG_NAME, folder / GENERATION_NAME
-    blocks = folder / BLOCKS_FILE
     if not path.is_file():
         refuse_folder(folder)
     config = read_object(path)
@@ -57,11 +59,26 @@ def read_description(folder: Path, *, complete: bool = True) -> Description:
     files = weight_files(folder, complete=complete)
     refuse_other_configs(path, config)
     tensors, in_tensors = as_matrices([tensor for file in files for tensor in read_header(file)])
+    table = read_blocks_table(folder) if files else None
+    in_gguf, blocks = in_blocks(table.tensors if table else {})
     return Description(
         path=path,
         config=config,
         generation_path=generation,
         generation=generation_config,
-        tensors=tensors,
-        blocks=in_tensors + (tuple(read_header(blocks)) if files and blocks.is_file() else ()),
+        tensors=tensors + in_gguf,
+        blocks=in_tensors + blocks,
     )
+
+
+def in_blocks(
+    stored: Mapping[str, StoredBlocks],
+) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    """(the matrices that stay in a GGUF file, their blocks), as in ``Description``."""
+    matrices, blocks = [], []
+    for name, each in stored.items():
+        rows, k = each.shape
+        matrices.append(TensorInfo(name, (rows, k), "BF16"))
+        row_bytes = BLOCK_KINDS[each.kind].row_bytes(k)
+        blocks.append(TensorInfo(f"{name}.{each.kind}", (rows, row_bytes), "U8"))
+    return tuple(matrices), tuple(blocks)

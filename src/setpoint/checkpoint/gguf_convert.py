@@ -1,9 +1,9 @@
 """Converts a GGUF file once into a Hugging Face-style folder: config, safetensors, tokenizer, chat
 template.
 
-Quantised matrices are written twice: dequantised, for every program that reads such folders, and
-with their blocks unchanged (``core.model.BLOCKS_FILE``), for the engine. The conversion works
-tensor by tensor with numpy, so that only one tensor is in memory at a time. The result is kept in
+Matrices whose blocks can be multiplied stay in the file; the folder has a table of their places
+(``core.blocksfile``). Only the rest is written, tensor by tensor with numpy, so that one tensor is
+in memory at a time. The result is kept in
 the user's cache folder under a digest of the file's content, so that a file that moves is not
 converted again; a folder that exists is complete. This module uses no torch and does not know how
 the engine will use the weights.
@@ -29,23 +29,32 @@ import numpy as np
 import numpy.typing as npt
 
 from setpoint.checkpoint import gguf_tokenizer, safetensors_file
-from setpoint.checkpoint.description import Description
+from setpoint.checkpoint.description import Description, in_blocks
 from setpoint.checkpoint.gguf_architectures import DECODERS, decoder_of
 from setpoint.checkpoint.gguf_config import read_config
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.checkpoint.gguf_kinds import check_kind
 from setpoint.checkpoint.gguf_tensors import Target, targets
+from setpoint.core.blocksfile import (
+    BlocksTable,
+    StoredBlocks,
+    read_blocks_table,
+    write_blocks_table,
+)
 from setpoint.core.errors import CheckpointError
-from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE
+from setpoint.core.model import BLOCK_KINDS
 from setpoint.core.progress import report
 from setpoint.core.weightfiles import SINGLE_NAME
 
-FORMAT = 4
+FORMAT = 5
 """Version of the folders that this module writes. Raise it to convert every file again."""
 
 CHUNK_ELEMENTS = 1 << 22
 """Number of elements that are dequantised at a time: 16 MiB of float32, so that they stay in the
 cache and the peak memory is low."""
+
+LARGEST_EXPONENT = 252
+"""Of a scale of MXFP4. Values with a larger one may be infinite, and 255 is no number."""
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
@@ -59,8 +68,9 @@ class _Plan:
     tokens: gguf_tokenizer.Tokens
     dtype: str
     weights: list[Target]
+    """The weights that are written."""
     blocks: list[Target]
-    """The weights whose blocks are kept."""
+    """The weights that stay in the file."""
 
     @property
     def weight_bytes(self) -> int:
@@ -68,7 +78,7 @@ class _Plan:
 
     @property
     def block_bytes(self) -> int:
-        return sum(info.num_bytes for info in _block_infos(self))
+        return sum(target.source.num_bytes for target in self.blocks)
 
 
 def converted_folder(
@@ -87,6 +97,7 @@ def converted_folder(
     name = re.sub(r"[^\w.-]", "_", path.stem)
     noted = _noted_digest(path, root)
     if noted is not None and (folder := _folder(root, name, noted)).is_dir():
+        _point_to(path, folder)
         return folder
     try:
         with GGUFFile(path) as file:
@@ -100,12 +111,25 @@ def converted_folder(
                 if not folder.is_dir():
                     _convert_into(file, plan, folder, log=log)
                     _remove_earlier(root, name, log=log)
+                _point_to(path, folder)
     except OSError as error:
         raise CheckpointError(
             f"Cannot write the converted model under {root}: {error.strerror or error}. Set"
             " XDG_CACHE_HOME to a folder with enough space."
         ) from None
     return folder
+
+
+def _point_to(path: Path, folder: Path) -> None:
+    """Let the table of blocks name this file, whose content is that of the converted one."""
+    table = read_blocks_table(folder)
+    if table is not None and table != (new := _table(path, table.tensors)):
+        write_blocks_table(folder, new)
+
+
+def _table(path: Path, tensors: dict[str, StoredBlocks]) -> BlocksTable:
+    name, size, mtime_ns = _file_state(path)
+    return BlocksTable(name, size, mtime_ns, tensors)
 
 
 def _folder(root: Path, name: str, digest: str) -> Path:
@@ -144,7 +168,7 @@ def _convert_into(file: GGUFFile, plan: _Plan, folder: Path, *, log: Callable[[s
 
 
 def _check_room(path: Path, plan: _Plan, root: Path) -> None:
-    needed, free = plan.weight_bytes + plan.block_bytes, shutil.disk_usage(root).free
+    needed, free = plan.weight_bytes, shutil.disk_usage(root).free
     if free < needed:
         raise CheckpointError(
             f"Converting {path} writes {_size(needed)} below {root}, where {_size(free)} are free."
@@ -153,11 +177,11 @@ def _check_room(path: Path, plan: _Plan, root: Path) -> None:
 
 
 def _sizes(plan: _Plan) -> str:
-    """The sizes in words: "360 MB (269 MB of weights in bfloat16, 91 MB of unchanged blocks)"."""
-    parts = [f"{_size(plan.weight_bytes)} of weights in {plan.dtype}"]
-    if plan.blocks:
-        parts.append(f"{_size(plan.block_bytes)} of unchanged blocks")
-    return f"{_size(plan.weight_bytes + plan.block_bytes)} ({', '.join(parts)})"
+    """The sizes in words: "2.0 MB of weights in bfloat16; 91 MB of blocks stay in the file"."""
+    written = f"{_size(plan.weight_bytes)} of weights in {plan.dtype}"
+    if not plan.blocks:
+        return written
+    return f"{written}; {_size(plan.block_bytes)} of blocks stay in the file"
 
 
 def _size(num_bytes: int) -> str:
@@ -226,19 +250,22 @@ def _plan(file: GGUFFile) -> _Plan:
         "eos_token_id": list(tokens.stops),
         "pad_token_id": tokens.pad,
     }
-    blocks = [target for target in weights if target.source.kind.name in BLOCK_KINDS]
-    return _Plan(config, generation, tokens, dtype, weights, blocks)
+    in_blocks = [target.source.kind.name in BLOCK_KINDS for target in weights]
+    written = [target for target, stays in zip(weights, in_blocks, strict=True) if not stays]
+    blocks = [target for target, stays in zip(weights, in_blocks, strict=True) if stays]
+    return _Plan(config, generation, tokens, dtype, written, blocks)
 
 
 def _description(path: Path, plan: _Plan) -> Description:
     """What ``read_description`` will say of the folder."""
+    matrices, blocks = in_blocks(_stored_blocks(plan))
     return Description(
         path=path,
         config=plan.config,
         generation_path=path,
         generation=plan.generation,
-        tensors=tuple(_weight_infos(plan)),
-        blocks=tuple(_block_infos(plan)),
+        tensors=(*_weight_infos(plan), *matrices),
+        blocks=blocks,
     )
 
 
@@ -253,9 +280,8 @@ def _write_files(file: GGUFFile, plan: _Plan, folder: Path, *, log: Callable[[st
     chunks = _all_cast(file, plan.weights, plan.dtype)
     safetensors_file.write(folder / SINGLE_NAME, _weight_infos(plan), chunks)
     if plan.blocks:
-        # Dequantising them has already shown that their values are finite.
-        rows = (_rows(file, target).tobytes() for target in plan.blocks)
-        safetensors_file.write(folder / BLOCKS_FILE, _block_infos(plan), rows)
+        _check_scales(file, plan)
+        write_blocks_table(folder, _table(file.path, _stored_blocks(plan)))
 
 
 def _weight_infos(plan: _Plan) -> list[safetensors_file.TensorInfo]:
@@ -265,14 +291,33 @@ def _weight_infos(plan: _Plan) -> list[safetensors_file.TensorInfo]:
     ]
 
 
-def _block_infos(plan: _Plan) -> list[safetensors_file.TensorInfo]:
-    """The tensors of BLOCKS_FILE: raw rows as uint8 [rows, bytes of a row]."""
-    infos = []
+def _stored_blocks(plan: _Plan) -> dict[str, StoredBlocks]:
+    found = {}
     for target in plan.blocks:
-        source = target.source
-        shape = (source.num_rows, source.num_bytes // source.num_rows)
-        infos.append(safetensors_file.TensorInfo(f"{target.name}.{source.kind.name}", shape, "U8"))
-    return infos
+        source, (rows, k) = target.source, target.source.shape
+        found[target.name] = StoredBlocks(source.kind.name, (rows, k), source.offset, target.heads)
+    return found
+
+
+def _check_scales(file: GGUFFile, plan: _Plan) -> None:
+    """Raise CheckpointError if a scale of a block that stays in the file is not finite. A finite
+    one gives finite values."""
+    for number, target in enumerate(plan.blocks):
+        report(f"checking the blocks of {file.path.name}, {100 * number // len(plan.blocks)} %")
+        kind = BLOCK_KINDS[target.source.kind.name]
+        blocks = file.rows(target.source).reshape(-1, kind.num_bytes)
+        if target.source.kind.name == "MXFP4" and (blocks[:, 0] > LARGEST_EXPONENT).any():
+            raise _not_finite(file, target)
+        for at in kind.scales:
+            if ((blocks[:, at + 1] & 0x7C) == 0x7C).any():
+                raise _not_finite(file, target)
+
+
+def _not_finite(file: GGUFFile, target: Target) -> CheckpointError:
+    return CheckpointError(
+        f"{file.path}: tensor {target.source.name!r} has values that are not finite; the file is"
+        " damaged."
+    )
 
 
 def _all_cast(file: GGUFFile, weights: list[Target], dtype: str) -> Iterator[bytes]:
@@ -285,7 +330,9 @@ def _rows(file: GGUFFile, target: Target) -> npt.NDArray[np.uint8]:
     """The raw rows of ``target`` in the new order. In every ggml type a row is self-contained, so
     that rows can be reordered before they are dequantised."""
     rows = file.rows(target.source)
-    return rows if target.row_order is None else rows[target.row_order]
+    if not target.heads:
+        return rows
+    return rows.reshape(target.heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _dtype(weights: list[Target]) -> str:

@@ -10,15 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from setpoint.checkpoint.gguf_architectures import Decoder, Experts
 from setpoint.checkpoint.gguf_config import ROPE_FACTORS
 from setpoint.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from setpoint.core.errors import CheckpointError
 
-RowOrder = npt.NDArray[np.intp]
 MLP = (("gate", "gate_proj"), ("up", "up_proj"), ("down", "down_proj"))
 
 
@@ -28,8 +24,8 @@ class Target:
 
     name: str
     source: GGUFTensor
-    row_order: RowOrder | None = None
-    """Row i of the result is row ``row_order[i]`` of the source; None keeps the order."""
+    heads: int = 0
+    """As ``StoredBlocks.heads``."""
     is_router: bool = False
     """True for a matrix that every file stores as F32."""
 
@@ -44,7 +40,7 @@ class _Wanted:
     shape: tuple[int, ...]
     stored: tuple[int, ...]
     """The shape in the file."""
-    row_order: RowOrder | None = None
+    heads: int = 0
     is_router: bool = False
 
 
@@ -64,7 +60,7 @@ def targets(file: GGUFFile, decoder: Decoder, config: dict[str, Any]) -> list[Ta
             )
         parts = tensor.parts() if "{}" in wanted.new else [replace(tensor, shape=wanted.shape)]
         found += [
-            Target(wanted.new.format(index), part, wanted.row_order, wanted.is_router)
+            Target(wanted.new.format(index), part, wanted.heads, wanted.is_router)
             for index, part in enumerate(parts)
         ]
     if left:
@@ -101,9 +97,8 @@ def _attention(decoder: Decoder, config: dict[str, Any]) -> Iterator[_Wanted]:
     yield _plain("attn_norm.weight", "input_layernorm.weight", hidden)
     for letter, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         old, new, rows = f"attn_{letter}", f"self_attn.{letter}_proj", count * head_dim
-        permutes = decoder.permutes and letter != "v"
-        order = _undo_permutation(count, head_dim) if permutes else None
-        yield replace(_plain(f"{old}.weight", f"{new}.weight", rows, hidden), row_order=order)
+        pairs = count if decoder.permutes and letter != "v" else 0
+        yield replace(_plain(f"{old}.weight", f"{new}.weight", rows, hidden), heads=pairs)
         if decoder.qkv_bias:
             yield _plain(f"{old}.bias", f"{new}.bias", rows)
         if decoder.norms and letter != "v":
@@ -138,11 +133,3 @@ def _mlp(experts: Experts | None, config: dict[str, Any]) -> Iterator[_Wanted]:
 
 def _matrix(kind: str, hidden: int, inner: int) -> tuple[int, int]:
     return (hidden, inner) if kind == "down" else (inner, hidden)
-
-
-def _undo_permutation(num_heads: int, head_dim: int) -> RowOrder:
-    """The row order that undoes llama.cpp's, which stores the rows of a head as rotation pairs (0,
-    d/2), (1, d/2 + 1), …. This order has the first elements of all pairs, then the second ones."""
-    return (
-        np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2).swapaxes(1, 2).ravel()
-    )

@@ -13,8 +13,8 @@ def as_matrices(
     stored: Sequence[TensorInfo],
 ) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
     """(the tensors, with a matrix in bfloat16 in place of its codes and scales; the blocks of these
-    matrices, named as in ``core.model.BLOCKS_FILE``). Raises CheckpointError for codes and scales
-    that are no bytes, and for a matrix that is stored twice."""
+    matrices, named as in ``Description``). Raises CheckpointError for codes and scales that are no
+    bytes, and for a matrix that is stored twice."""
     codes_end, scales_end = MXFP4_SUFFIXES
     names, block = {tensor.name for tensor in stored}, BLOCK_KINDS["MXFP4"]
     tensors, blocks = [], []

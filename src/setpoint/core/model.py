@@ -29,13 +29,6 @@ class Pooling:
     """Where the pooling was declared, for the log of start-up decisions."""
 
 
-BLOCKS_FILE = "model.blocks"
-"""File with the quantised matrices of a converted GGUF file, next to its bfloat16 weights: the
-matrices whose blocks can be multiplied as they are. "NAME.KIND" is the tensor NAME as uint8 [rows,
-bytes of a row]. The file is in the safetensors format but without its suffix, because other engines
-load every file that has the suffix."""
-
-
 @dataclass(slots=True, frozen=True)
 class BlockKind:
     """A way to quantise neighbours in a row together."""
@@ -46,6 +39,8 @@ class BlockKind:
     """Bytes of a block in a file."""
     held_bytes: int
     """Bytes of a block in memory, in the layout of ``engine.kernels.cpu`` (blocks.h)."""
+    scales: tuple[int, ...] = (0,)
+    """Where a block has its fp16 numbers: the first byte of each."""
 
     def row_bytes(self, num_values: int) -> int:
         """Bytes that a row takes in a file. ``num_values`` is a multiple of the block's."""
@@ -58,11 +53,11 @@ class BlockKind:
 
 BLOCK_KINDS = {
     "Q4_0": BlockKind(32, 18, 18),
-    "Q4_1": BlockKind(32, 20, 20),
+    "Q4_1": BlockKind(32, 20, 20, (0, 2)),
     "Q8_0": BlockKind(32, 34, 34),
-    "Q4_K": BlockKind(256, 144, 148),
-    "Q6_K": BlockKind(256, 210, 210),
-    "MXFP4": BlockKind(32, 17, 17),
+    "Q4_K": BlockKind(256, 144, 148, (0, 2)),
+    "Q6_K": BlockKind(256, 210, 210, (208,)),
+    "MXFP4": BlockKind(32, 17, 17, ()),
 }
 """Kinds of blocks that are kept, by ggml's names
 (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h)."""
@@ -74,8 +69,8 @@ scales of MXFP4: codes [..., 16] for every scale [...] and 32 values."""
 
 @dataclass(slots=True, frozen=True)
 class KeptBlocks:
-    """The blocks of a model: what its BLOCKS_FILE holds, and its matrices in MXFP4; written once by
-    ``checkpoint``."""
+    """The blocks of a model: those that stay in a GGUF file (``core.blocksfile``), and its matrices
+    in MXFP4; written once by ``checkpoint``."""
 
     num_parameters: int
     num_bytes: int
@@ -231,8 +226,8 @@ class ModelSpec:
     """True if the rotation of positions depends on the context length. The engine decides once, by
     the configured length."""
     blocks: KeptBlocks | None = None
-    """Quantised matrices that are kept unchanged: those of a converted GGUF file, which has all its
-    matrices in ``dtype`` as well, or those of a checkpoint in MXFP4."""
+    """Quantised matrices that are kept unchanged: those of a GGUF file, or those of a checkpoint in
+    MXFP4."""
     wrapper: str = ""
     """The multimodal architecture whose language model this is; empty for a model of its own."""
     windows: tuple[int | None, ...] = ()

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 import setpoint
-from setpoint.core.model import BLOCKS_FILE
+from setpoint.core.blocksfile import read_blocks_table
 from setpoint.core.weightfiles import weight_files
 from setpoint.launch.job import EngineJob
 from setpoint.launch.mapping import engine_config
@@ -71,18 +71,22 @@ def weights_digest(folder: Path) -> str:
     milliseconds, and tells checkpoints apart that were trained apart. Raises CheckpointError if
     files are missing."""
     whole = hashlib.sha256()
-    for path in [*weight_files(folder), folder / BLOCKS_FILE]:
-        if path.is_file():
-            with path.open("rb") as file:
-                _sample(file, path.stat().st_size, whole)
+    for path in weight_files(folder):
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            table = int.from_bytes(file.read(8), "little")  # how a safetensors file begins
+            whole.update(file.read(min(table, size)))
+            _sample(file, file.tell(), size, whole)
+    if (blocks := read_blocks_table(folder)) is not None:
+        blocks.check()
+        whole.update(msgspec.json.encode(blocks.tensors))
+        with open(blocks.path, "rb") as file:
+            _sample(file, 0, blocks.size, whole)
     return whole.hexdigest()[:12]
 
 
-def _sample(file: BinaryIO, size: int, whole: hashlib._Hash) -> None:
+def _sample(file: BinaryIO, begin: int, size: int, whole: hashlib._Hash) -> None:
     whole.update(size.to_bytes(8, "little"))
-    table = int.from_bytes(file.read(8), "little")  # how a safetensors file begins
-    whole.update(file.read(min(table, size)))
-    begin = file.tell()
     for number in range(SAMPLES):
         file.seek(begin + max(size - begin - SAMPLE_BYTES, 0) * number // (SAMPLES - 1))
         whole.update(file.read(SAMPLE_BYTES))

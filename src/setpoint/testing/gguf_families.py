@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from torch import bfloat16, from_numpy
 
+from setpoint.core.model import BLOCK_KINDS
 from setpoint.testing import tiny_gguf
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.goldens import tiny_config
@@ -110,8 +111,8 @@ NAMES = (
     (r"block_sparse_moe\.experts\.(\d+)\.w3", r"ffn_up_exps.\1"),
 )
 """(pattern in a checkpoint's names, what GGUF has in its place)."""
-SCALES = {"Q4_K": (0, 2), "Q6_K": (208,)}
-"""Where a block of a K-quant has its fp16 numbers."""
+K_QUANTS = ("Q4_K", "Q6_K")
+"""Kinds of blocks that the gguf package cannot make."""
 
 
 def mixed(name: str) -> GGMLQuantizationType:
@@ -203,13 +204,13 @@ def _row_order(architecture: str, config: dict[str, Any], name: str) -> Array | 
 
 def _blocks(values: Array, kind: GGMLQuantizationType) -> Array:
     """The blocks of ``values``; of a K-quant, which the gguf package cannot make, random ones."""
-    if kind.name not in SCALES:
+    if kind.name not in K_QUANTS:
         return gguf.quantize(values, kind)
     block, block_bytes = GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(values.size)
     shape = (*values.shape[:-1], values.shape[-1] // block, block_bytes)
     raw = rng.integers(0, 256, shape, dtype=np.uint8)
-    for at in SCALES[kind.name]:
+    for at in BLOCK_KINDS[kind.name].scales:
         scales = rng.normal(0, 1e-4, shape[:-1]).astype(np.float16)
         raw[..., at : at + 2] = scales[..., None].view(np.uint8)
     return raw.reshape(*values.shape[:-1], -1)

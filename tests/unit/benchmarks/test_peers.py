@@ -262,7 +262,7 @@ def test_every_server_gets_the_same_threads_and_room(tmp_path: Path) -> None:
         assert llama[llama.index(flag) + 1] == value
     assert llama[llama.index("--model") + 1].endswith("Q8_0.gguf")
     vllm = peers["vLLM"].command(1234)
-    assert vllm[vllm.index("--model") + 1] == "the-model"
+    assert vllm[vllm.index("--model") + 1] == str(tmp_path / "bf16")
     assert "--enforce-eager" not in vllm
     assert "--enforce-eager" in peers["vLLM eager"].command(1)
     assert peers["vLLM W8A8"].command(1)[4].endswith("w8a8")

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import MXFP4_SUFFIXES
+from setpoint.engine.quant.dequantised import BIAS, TABLE
 
 Slices = tuple[slice, ...]
 
@@ -108,11 +109,8 @@ class ExpertTensor:
         return values.T[:, *columns] if inputs else values
 
 
-TABLE = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], device="cpu")
-"""The values of the codes of MXFP4 (OCP Microscaling Formats 1.0, E2M1); ggml has no negative
-zero."""
-BIAS, LARGEST_SCALE = 127, 252
-"""A scale s means 2^(s - BIAS). Values with a larger one may be infinite, and 255 is no number."""
+LARGEST_SCALE = 252
+"""Values with a larger scale may be infinite, and 255 is no number."""
 
 
 @dataclass(slots=True, frozen=True)

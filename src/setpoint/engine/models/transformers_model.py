@@ -9,11 +9,14 @@ in the first forward pass (``executor.trial``).
 from __future__ import annotations
 
 import importlib.util
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from setpoint.core.blocksfile import BLOCKS_FILE
 from setpoint.core.errors import CheckpointError, OutOfMemoryError, SetpointError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.models.library_model import (
@@ -22,6 +25,7 @@ from setpoint.engine.models.library_model import (
     library_attention,
     trial_ids,
 )
+from setpoint.engine.models.weight_sources import Checkpoint
 from setpoint.engine.quant.linear_method import LinearMethod
 
 NAME = "setpoint"
@@ -139,15 +143,19 @@ def _load(
 ) -> nn.Module:
     import transformers
 
-    auto = transformers.AutoModelForCausalLM
     if load_format == "dummy":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return auto.from_config(
+            return transformers.AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=NAME, trust_remote_code=False
             )
-    model, found = auto.from_pretrained(
-        folder,
+    is_gguf = (Path(folder) / BLOCKS_FILE).is_file()
+    with ExitStack() as stack:
+        tensors = Checkpoint(Path(folder), stack).read_all() if is_gguf else None
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model, found = kind.from_pretrained(
+        None if is_gguf else folder,
+        state_dict=tensors,
         config=config,
         dtype=dtype,
         attn_implementation=NAME,

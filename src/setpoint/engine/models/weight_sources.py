@@ -12,8 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from setpoint.core.errors import CheckpointError
-from setpoint.core.model import BLOCK_KINDS, BLOCKS_FILE, language_tensor
+from setpoint.core.model import BLOCK_KINDS, language_tensor
 from setpoint.core.weightfiles import INDEX_NAME, SINGLE_NAME, weight_files
+from setpoint.engine.models.blocks_source import in_gguf
 from setpoint.engine.models.stored_tensors import Slices, StoredTensor, WholeTensor, by_expert
 from setpoint.engine.parallel.group import Span
 from setpoint.engine.quant.linear_method import Blocks
@@ -82,25 +83,22 @@ class Dummy:
 
 
 class Checkpoint:
-    """The safetensors files of a folder, memory-mapped. They stay open until the given ExitStack is
-    closed."""
+    """The safetensors files of a folder, memory-mapped, and the GGUF file of which the folder was
+    made. They stay open until the given ExitStack is closed."""
 
     def __init__(
         self,
         folder: Path,
         stack: ExitStack,
         *,
-        wrapped: bool,
-        with_blocks: bool,
-        fused_experts: bool,
+        wrapped: bool = False,
+        with_blocks: bool = False,
+        fused_experts: bool = False,
     ) -> None:
         """fused_experts: the experts of a layer are in one tensor (``stored_tensors``)."""
         self.folder = folder
         stored = _open(_files(folder), stack)
-        blocks = folder / BLOCKS_FILE
-        self.blocks: Mapping[str, StoredTensor] = _open(
-            [blocks] if with_blocks and blocks.is_file() else [], stack
-        )
+        values, blocks = in_gguf(folder, stack)
         if wrapped:
             stored = {
                 inner: tensor
@@ -112,10 +110,9 @@ class Checkpoint:
                 name if name.startswith(HEAD) else BODY + name: tensor
                 for name, tensor in stored.items()
             }
-        self.files: Mapping[str, StoredTensor] = stored
-        if fused_experts:
-            self.files, in_blocks = by_expert(stored)
-            self.blocks = {**self.blocks, **in_blocks} if with_blocks else {}
+        files, in_experts = by_expert(stored) if fused_experts else (stored, {})
+        self.files: Mapping[str, StoredTensor] = {**files, **values}
+        self.blocks = {**blocks, **in_experts} if with_blocks else {}
 
     def check(
         self,
@@ -180,6 +177,10 @@ class Checkpoint:
                 " that it was made from."
             )
         memory.copy_(values)
+
+    def read_all(self) -> dict[str, torch.Tensor]:
+        """Every tensor, by its name; those in blocks as values."""
+        return {name: tensor.read() for name, tensor in self.files.items()}
 
 
 def _open(files: list[Path], stack: ExitStack) -> dict[str, WholeTensor]:

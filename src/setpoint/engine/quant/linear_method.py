@@ -44,7 +44,7 @@ class LinearMethod(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class Blocks:
-    """A weight [N, K] as a GGUF file stores it (``core.model.BLOCKS_FILE``)."""
+    """A weight [N, K] as a GGUF file stores it (``core.blocksfile``)."""
 
     kind: str
     """The kind of block, a key of ``core.model.BLOCK_KINDS``."""

@@ -1,0 +1,81 @@
+"""Matrices in the blocks of a GGUF file, read from the file itself: what is packed or converted is
+read at that moment and then forgotten."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from setpoint.core.blocksfile import StoredBlocks, read_blocks_table
+from setpoint.core.errors import CheckpointError
+from setpoint.core.model import BLOCK_KINDS
+from setpoint.engine.models.stored_tensors import Slices, StoredTensor
+from setpoint.engine.quant.dequantised import dequantised
+from setpoint.engine.quant.linear_method import Blocks
+
+
+@dataclass(slots=True, frozen=True)
+class GGUFBlocks:
+    """Implements StoredTensor: a matrix [N, K].
+
+    as_values: whether it is read as bf16 values, [N, K], or as its blocks, uint8
+    [N, bytes of a row]."""
+
+    file: Path
+    handle: BinaryIO
+    name: str
+    stored: StoredBlocks
+    as_values: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, k = self.stored.shape
+        return rows, k if self.as_values else BLOCK_KINDS[self.stored.kind].row_bytes(k)
+
+    def read(self, slices: Slices = ()) -> torch.Tensor:
+        rows, *columns = slices or (slice(None),)
+        if self.stored.heads:
+            found = _in_halves(self._rows(0, self.shape[0]), self.stored.heads)[rows]
+        else:
+            begin, end, _ = rows.indices(self.shape[0])
+            found = self._rows(begin, end)
+        if not self.as_values:
+            return found
+        return dequantised(Blocks(self.stored.kind, found))[:, *columns]
+
+    def _rows(self, begin: int, end: int) -> torch.Tensor:
+        row_bytes = BLOCK_KINDS[self.stored.kind].row_bytes(self.stored.shape[1])
+        found = torch.empty((end - begin, row_bytes), dtype=torch.uint8)
+        self.handle.seek(self.stored.offset + begin * row_bytes)
+        if self.handle.readinto(found.numpy()) != found.nbytes:  # type: ignore[attr-defined]
+            raise CheckpointError(f"{self.file} is truncated. Download it again.")
+        return found
+
+
+def in_gguf(
+    folder: Path, stack: ExitStack
+) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
+    """(the matrices that the folder's table of blocks names, their blocks as "NAME.KIND"). The
+    stack closes the file."""
+    table = read_blocks_table(folder)
+    if table is None:
+        return {}, {}
+    table.check()
+    path = Path(table.path)
+    handle = stack.enter_context(path.open("rb"))
+    values: dict[str, StoredTensor] = {}
+    blocks: dict[str, StoredTensor] = {}
+    for name, stored in table.tensors.items():
+        values[name] = GGUFBlocks(path, handle, name, stored, as_values=True)
+        blocks[f"{name}.{stored.kind}"] = GGUFBlocks(path, handle, name, stored, as_values=False)
+    return values, blocks
+
+
+def _in_halves(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """The rows of each head in Hugging Face's order: the first elements of all pairs, then the
+    second ones."""
+    return rows.view(heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
