@@ -79,7 +79,16 @@ def shape_copies(peers_dir: Path, name: str) -> Copies:
     return Copies(bf16, bf16, folder / "w8a8", folder, folder)
 
 
-def llama_cpp(folder: Path, model: Path, kind: str, precision: str, num_threads: int) -> Peer:
+def llama_cpp(
+    folder: Path,
+    model: Path,
+    kind: str,
+    precision: str,
+    num_threads: int,
+    *,
+    num_slots: int = NUM_SLOTS,
+    slot_tokens: int = SLOT_TOKENS,
+) -> Peer:
     def command(port: int) -> list[str]:
         return [
             str(folder / "build" / "bin" / "llama-server"),
@@ -89,10 +98,10 @@ def llama_cpp(folder: Path, model: Path, kind: str, precision: str, num_threads:
             # A slot per request, so that nothing queues; the context is divided between the slots.
             *(
                 "--parallel",
-                str(NUM_SLOTS),
+                str(num_slots),
                 "--cont-batching",
                 "--ctx-size",
-                str(NUM_SLOTS * SLOT_TOKENS),
+                str(num_slots * slot_tokens),
             ),
             # With one cache for all slots W3 did not end within 200 s.
             "--no-kv-unified",
