@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,9 @@ from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import ConfigError, RequestError
 from setpoint.core.expert_placement import Placement, rank_loads
+from setpoint.core.model import BLOCKS_FILE
 from setpoint.core.operations import RecordExperts
+from setpoint.core.weightfiles import identities
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.expert_balancing import ExpertBalancer, expert_loads
 from setpoint.engine.kernels.cpu.library import load
@@ -294,26 +297,93 @@ def test_balancing_evens_a_skewed_load_out(tmp_path: Path) -> None:
     assert before.eplb_balancedness < 0.8 < 0.85 < after.eplb_balancedness
 
 
-def test_experts_that_cannot_be_read_stay_where_they_are(tmp_path: Path) -> None:
-    folder = written(tmp_path, "qwen3")
-    config = replace(config_of(folder), ep_size=2)
-    with ranks(config, 2, **ROWS) as executor:
+EXPERT = ".experts."
+
+
+def replaced(file: Path) -> None:
+    """Each expert has the matrices of another one."""
+    tensors = load_file(file)
+    numbers = {name.split(EXPERT)[1].split(".")[0] for name in tensors if EXPERT in name}
+
+    def next_one(name: str) -> str:
+        before, found, after = name.partition(EXPERT)
+        number, _, rest = after.partition(".")
+        return f"{before}{found}{(int(number) + 1) % len(numbers)}.{rest}" if found else name
+
+    new = file.with_suffix(".new")
+    save_file({next_one(name): value for name, value in tensors.items()}, new)
+    new.replace(file)
+
+
+@pytest.mark.parametrize("is_gguf", [False, True])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (replaced, "has changed since the weights were loaded from it"),
+        (Path.unlink, "holds neither|has changed"),
+    ],
+)
+def test_experts_stay_where_they_are_if_their_file_has_changed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    change: Callable[[Path], object],
+    reason: str,
+    is_gguf: bool,
+) -> None:
+    """One warning says so, and another one only after experts could be placed again."""
+    if is_gguf:
+        load()  # before the cache of kernels is elsewhere
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        path, _ = write_model(tmp_path, "llama", mixed)
+        folder = converted_folder(path, log=lambda line: None)
+        file = folder / BLOCKS_FILE
+    else:
+        folder = written(tmp_path, "qwen3")
+        file = folder / "model.safetensors"
+    config, kept = config_of(folder), tmp_path / "kept"
+    alone = list(outcome(config, 1)[0].values())
+    with ranks(replace(config, ep_size=2), 2, **ROWS) as executor:
         runner = runner_of(executor)
-        slots = mixtures(runner.model)[0].expert_slots
-        before = slots.placement
+        slots = [mixture.expert_slots for mixture in mixtures(runner.model)]
+        first = [each.placement for each in slots]
+        balancer = ExpertBalancer(runner, executor.operator.place_experts, every=1)
         driver = Driver(executor, 4, CONTEXT // 4, 1)
-        whole = driver.generate(PROMPTS, 8)
-        (folder / "model.safetensors").rename(folder / "gone")
-        balancer = executor.executor.balancer = ExpertBalancer(
-            runner, executor.operator.place_experts, every=1
-        )
-        again = {slot + 4: ids for slot, ids in PROMPTS.items()}
-        assert list(driver.generate(again, 8).values()) == list(whole.values())
-        assert balancer.num_rebalances > 0
-        assert slots.placement == before
-        held = set(before[slice(*slots.own)])
-        experts = enumerate(mixtures(runner.model)[0].experts)
-        assert all(e.down.is_elsewhere == (n not in held) for n, e in experts)
+
+        def answers(slot: int) -> list[list[int]]:
+            return list(driver.generate({slot + at: p for at, p in PROMPTS.items()}, 12).values())
+
+        assert answers(0) == alone
+        executor.executor.balancer = balancer
+        kept.hardlink_to(file)
+        for times in (1, 2):
+            change(file)
+            before = [each.placement for each in slots], balancer.num_rebalances
+            assert answers(4) == alone
+            assert ([each.placement for each in slots], balancer.num_rebalances) == before
+            warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+            assert len(warnings) == times
+            assert re.search(f"The experts stay where they are: .*({reason})", warnings[-1])
+            for mixture in mixtures(runner.model):
+                held = set(mixture.expert_slots.placement[slice(*mixture.expert_slots.own)])
+                experts = enumerate(mixture.experts)
+                assert all(e.down.is_elsewhere == (n not in held) for n, e in experts)
+            kept.rename(file)
+            kept.hardlink_to(file)
+            assert answers(0) == alone
+            assert balancer.num_rebalances > before[1]
+        assert [each.placement for each in slots] != first
+
+
+def test_a_file_that_is_written_over_is_another_one(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"abc")
+    before = identities([file])
+    assert identities(before) == before
+    os.utime(file, ns=(0, 0))
+    assert identities(before) != before
+    file.unlink()
+    assert identities(before) == {file: None}
 
 
 def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
-"""Finds the files of a model folder that hold its weights. Opens none of them."""
+"""Finds the files of a model folder that hold its weights, and tells whether they have changed.
+Opens none of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 
 from setpoint.core.errors import CheckpointError
@@ -9,6 +11,9 @@ from setpoint.core.jsonfile import read_object
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+
+Identities = dict[Path, tuple[int, ...] | None]
+"""For each file its device, inode, size and time of the last change in ns; None if it is gone."""
 
 
 def weight_files(folder: Path, *, complete: bool = True) -> list[Path]:
@@ -42,6 +47,19 @@ def weight_files(folder: Path, *, complete: bool = True) -> list[Path]:
             " again."
         )
     return [folder / name for name in names]
+
+
+def identities(files: Iterable[Path]) -> Identities:
+    """Those of the files now."""
+    return {file: _identity(file) for file in files}
+
+
+def _identity(file: Path) -> tuple[int, ...] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _is_inside(name: str) -> bool:

@@ -39,6 +39,10 @@ class ExpertBalancer:
         self._at_most = at_most
         self._num_steps = 0
         self._pending = deque[tuple[int, Placement]]()
+        self._news = ""
+        """What the log says once everything pending is done."""
+        self._is_failing = False
+        """Whether the last balancing has failed, of which the log then says no more."""
 
     def before_step(self) -> None:
         """Called before each step."""
@@ -64,15 +68,11 @@ class ExpertBalancer:
         if not planned or as_it_was > self._at_most:
             return
         self._pending.extend(planned)
-        self.num_rebalances += 1
-        logger.info(
-            "Experts are placed anew in %d %s. Balancedness of the last %d steps: %.3f; with the"
-            " new placement it would have been %.3f.",
-            len(planned),
-            "layer" if len(planned) == 1 else "layers",
-            self._every,
-            as_it_was,
-            balancedness(np.stack(after)),
+        layers = "layer" if len(planned) == 1 else "layers"
+        self._news = (
+            f"Experts are placed anew in {len(planned)} {layers}. Balancedness of the last"
+            f" {self._every} steps: {as_it_was:.3f}; with the new placement it would have been"
+            f" {balancedness(np.stack(after)):.3f}."
         )
 
     def _move_one(self, layer: int, placement: Placement) -> None:
@@ -80,7 +80,14 @@ class ExpertBalancer:
             self._move(layer, placement)
         except SetpointError as error:
             self._pending.clear()
-            logger.warning("The experts stay where they are: %s", error)
+            if not self._is_failing:
+                logger.warning("The experts stay where they are: %s", error)
+            self._is_failing = True
+            return
+        if not self._pending:
+            self._is_failing = False
+            self.num_rebalances += 1
+            logger.info("%s", self._news)
 
 
 def expert_loads(runner: ModelRunner, balancer: ExpertBalancer | None) -> ExpertLoads | None:

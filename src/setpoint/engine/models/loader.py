@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from setpoint.core.errors import ConfigError, OutOfMemoryError
+from setpoint.core.errors import CheckpointError, ConfigError, OutOfMemoryError
 from setpoint.core.progress import report
+from setpoint.core.weightfiles import Identities, identities
 from setpoint.engine.layers.linear import NoHead, TiedHead
 from setpoint.engine.models.weight_sources import Checkpoint, Dummy, Part
 from setpoint.engine.parallel.group import Span
@@ -44,28 +45,27 @@ def load_weights(
     folder holds a multimodal model, and ``model`` is its language model. exact: the method for
     layers that are never quantised (``is_exact``). blocks: method for weights
     that the folder also holds as blocks; None: they are loaded in ``dtype``. only: the layers to
-    fill, of a model that has been loaded from this folder; None: all.
+    fill, of a model that has been loaded from this folder; None: all. Layers are refused if a file
+    is not the one that the model was loaded from.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(
             f"Unknown load format {load_format!r}; choose one of auto, safetensors, dummy."
         )
     with ExitStack() as stack:
-        if load_format == "dummy":
-            source: Dummy | Checkpoint = Dummy(seed)
-        else:
+        source: Dummy | Checkpoint = Dummy(seed)
+        if load_format != "dummy":
             is_fused = getattr(model, "fused_experts", False)
             kinds = {"with_blocks": blocks is not None, "fused_experts": is_fused}
             source = Checkpoint(Path(folder), stack, wrapped=wrapped, **kinds)
+        if only is None:
+            model.loaded_files = source.identities
+        else:
+            _check_same(model, source.identities)
         modules = [each for each in model.named_modules() if only is None or each[1] in only]
         plan = {name: list(_parts(module, name, source.files)) for name, module in modules}
         if isinstance(source, Checkpoint) and only is None:
-            found = (part for parts in plan.values() for _, of in parts for part in of)
-            source.check(
-                {part.name: part.shape for part in found},
-                optional=_heads(model),
-                unused=getattr(model, "unused", ()),
-            )
+            _check_tensors(model, plan, source)
         try:
             num_bytes = 0
             for number, (name, module) in enumerate(modules):
@@ -74,6 +74,8 @@ def load_weights(
                 is_exact = getattr(module, "is_exact", False)
                 how = (exact, None) if is_exact else (method, blocks)
                 num_bytes += _fill(module, plan[name], source, dtype, device, *how)
+            if only is not None:
+                _check_same(model, identities(source.identities))
             return num_bytes
         except RuntimeError as error:
             if "memory" in str(error):
@@ -81,6 +83,28 @@ def load_weights(
                     f"The weights do not fit into the memory of {device}: {error}"
                 ) from None
             raise
+
+
+def _check_tensors(
+    model: nn.Module, plan: Mapping[str, list[tuple[str, list[Part]]]], source: Checkpoint
+) -> None:
+    """Raise CheckpointError unless the source holds what the plan reads, and nothing else."""
+    source.check(
+        {part.name: part.shape for parts in plan.values() for _, of in parts for part in of},
+        optional=_heads(model),
+        unused=getattr(model, "unused", ()),
+    )
+
+
+def _check_same(model: nn.Module, files: Identities) -> None:
+    """Raise CheckpointError unless the model was loaded from these files."""
+    loaded: Identities = model.loaded_files
+    for file in [*loaded, *files]:
+        if loaded.get(file) != files.get(file):
+            raise CheckpointError(
+                f"{file} has changed since the weights were loaded from it; start the server again"
+                " or load them again (/update_weights_from_disk)."
+            )
 
 
 def _heads(model: nn.Module) -> list[str]:

@@ -11,9 +11,16 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from setpoint.core.blocksfile import BLOCKS_FILE
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS, language_tensor
-from setpoint.core.weightfiles import INDEX_NAME, SINGLE_NAME, weight_files
+from setpoint.core.weightfiles import (
+    INDEX_NAME,
+    SINGLE_NAME,
+    Identities,
+    identities,
+    weight_files,
+)
 from setpoint.engine.models.blocks_source import in_gguf
 from setpoint.engine.models.stored_tensors import Slices, StoredTensor, WholeTensor, by_expert
 from setpoint.engine.parallel.group import Span
@@ -66,6 +73,8 @@ class Dummy:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
+        self.identities: Identities = {}
+        """Empty: no file is read."""
 
     def read_blocks(self, parts: list[Part], kinds: Set[str]) -> None:
         """None: dummy weights have no blocks."""
@@ -97,7 +106,11 @@ class Checkpoint:
     ) -> None:
         """fused_experts: the experts of a layer are in one tensor (``stored_tensors``)."""
         self.folder = folder
-        stored = _open(_files(folder), stack)
+        files = _files(folder)
+        self.identities = identities([*files, folder / BLOCKS_FILE])
+        """Taken before the files are opened: a file that is replaced meanwhile has another one. The
+        table of blocks knows its GGUF file."""
+        stored = _open(files, stack)
         values, blocks = in_gguf(folder, stack)
         if wrapped:
             stored = {
