@@ -6,14 +6,14 @@ expert is in each slot of a layer; with more slots than experts, some experts ar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from setpoint.core.errors import ConfigError
+from setpoint.core.errors import CheckpointError, ConfigError
+from setpoint.core.jsonfile import read_json
 
 Placement = tuple[int, ...]
 """The expert in each slot of a layer."""
@@ -106,6 +106,10 @@ def _renumbered(held: Sequence[list[int]], current: Placement) -> list[list[int]
 
 MAP, COUNT = "physical_to_logical_map", "logical_count"
 """Keys of a file for --init-expert-location, as in SGLang."""
+LARGEST_NUMBER = 2**50
+"""In such a file: sums of thousands of them still fit into int64."""
+LARGEST_FILE = 64 << 20
+"""Bytes of such a file; a hundred layers of a thousand experts take 2 MB."""
 
 
 def first_placements(
@@ -135,8 +139,13 @@ def first_placements(
 def _rows(path: Path, num_layers: int) -> tuple[list[list[int]], bool]:
     """A file's numbers by layer, and whether they are counts."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        if not path.is_file() or path.stat().st_size > LARGEST_FILE:
+            raise ConfigError(
+                f"--init-expert-location {path} cannot be read: it must be a regular file of at"
+                f" most {LARGEST_FILE >> 20} MiB."
+            )
+        content = read_json(path)
+    except (CheckpointError, OSError) as error:
         raise ConfigError(f"--init-expert-location {path} cannot be read: {error}") from None
     given = [key for key in (MAP, COUNT) if isinstance(content, dict) and key in content]
     if len(given) != 1:
@@ -146,14 +155,15 @@ def _rows(path: Path, num_layers: int) -> tuple[list[list[int]], bool]:
     rows = content[given[0]]
     if not _is_table(rows) or len(rows) != num_layers:
         raise ConfigError(
-            f"--init-expert-location {path}: {given[0]} must be a list of numbers from 0 on for"
-            f" each of the {num_layers} layers with experts."
+            f"--init-expert-location {path}: {given[0]} must be a list of numbers from 0 to"
+            f" {LARGEST_NUMBER} for each of the {num_layers} layers with experts."
         )
     return rows, given[0] == COUNT
 
 
 def _is_table(rows: object) -> bool:
     return isinstance(rows, list) and all(
-        isinstance(row, list) and all(type(number) is int and number >= 0 for number in row)
+        isinstance(row, list)
+        and all(type(number) is int and 0 <= number <= LARGEST_NUMBER for number in row)
         for row in rows
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from setpoint.config.check import check_options
 from setpoint.config.options import Options
 from setpoint.config.pool import memory_model
 from setpoint.core.errors import ConfigError
-from setpoint.core.expert_placement import first_placements, trivial
+from setpoint.core.expert_placement import LARGEST_FILE, first_placements, trivial
 from setpoint.core.model import Mixture
 from setpoint.testing.specs import tiny_spec
 
@@ -102,8 +103,11 @@ def test_first_placements(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ("[]", "must have either physical_to_logical_map or logical_count"),
         ({"logical_count": [[1, 2, 3]]}, "for each of the 2 layers"),
-        ({"logical_count": [[1, 2, 3], [1, 2, -3]]}, "numbers from 0 on"),
+        ({"logical_count": [[1, 2, 3], [1, 2, -3]]}, "numbers from 0 to"),
         ({"logical_count": [[1, 2, 3], [1, 2]]}, "row 1 of logical_count has 2 numbers, but .* 3"),
+        ({"logical_count": [[10**30 - 1] * 3] * 2}, "numbers from 0 to 1125899906842624 for"),
+        ({"logical_count": [[2**50 + 1, 0, 0]] * 2}, "numbers from 0 to 1125899906842624 for"),
+        ("[" * 100_000, "cannot be read: .* nested too deeply"),
         ({"physical_to_logical_map": [[0, 1, 2, 3]] * 2}, "each expert from 0 to 2"),
         ({"physical_to_logical_map": [[0, 1, 1, 0]] * 2}, "each expert from 0 to 2"),
     ],
@@ -116,3 +120,13 @@ def test_files_that_do_not_fit(tmp_path: Path, content: object, message: str) ->
 def test_a_file_that_is_missing() -> None:
     with pytest.raises(ConfigError, match=r"--init-expert-location /nowhere\.json cannot be read"):
         first_placements("/nowhere.json", **PLACES)
+
+
+def test_files_of_other_kinds_and_huge_ones(tmp_path: Path) -> None:
+    fifo, huge = tmp_path / "fifo", tmp_path / "huge"
+    os.mkfifo(fifo)
+    with huge.open("wb") as file:
+        file.truncate(LARGEST_FILE + 1)
+    for path in (fifo, huge, Path("/dev/zero"), tmp_path):
+        with pytest.raises(ConfigError, match=f"{path} cannot be read: .* at most 64 MiB"):
+            first_placements(str(path), **PLACES)
