@@ -73,6 +73,8 @@ def run(job: EngineJob, link: Connection, memory: mmap.mmap, rank: int) -> int:
         time.sleep(STEP_S)  # rank 0 may say more about it, and end this process
         logger.error("An exchange with the other ranks failed: %s", error)
     except OSError as error:
+        if not is_remote and isinstance(error, ConnectionResetError):
+            return 0  # rank 0 was killed; ``end_with_parent`` says so
         if not is_remote:
             raise
         logger.error("The link to node 0 is lost: %s.", error.strerror or error)
