@@ -18,7 +18,6 @@ from test_cpu_attention import (
     Problem,
     Row,
     make_problem,
-    make_shape,
     random_rows,
 )
 
@@ -108,14 +107,13 @@ def test_every_code_is_read_as_its_value(level: str, kind: torch.dtype) -> None:
 
 def widened(problem: Problem, dtype: torch.dtype) -> Problem:
     """The same problem with a cache of this type."""
-    shape = problem.shape
+    shape, k_cache = problem.shape, problem.k_cache.to(dtype)
+    rank = shape.v_head_dim
     return Problem(
-        make_shape(
-            shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.page_size, shape.dtype, dtype
-        ),
+        replace(shape, kv_dtype=dtype),
         problem.q,
-        problem.k_cache.to(dtype),
-        problem.v_cache.to(dtype),
+        k_cache,
+        k_cache[..., :rank] if rank else problem.v_cache.to(dtype),
         problem.batch,
         problem.variant,
     )
