@@ -79,7 +79,10 @@ READS = [
     "/v1/files/{}/content",
     "/v1/batches/{}",
 ]
-EMPTY = {"/flush_cache", "/freeze_gc", "/stop_profile", "/classify", "/v1/classify"}
+EMPTY = {
+    *("/flush_cache", "/freeze_gc", "/stop_profile", "/classify", "/v1/classify"),
+    *(f"/{word}_expert_distribution_record" for word in ("start", "stop", "dump")),
+}
 """Posted without a body, or refused whatever it says."""
 UNDONE = {
     "/pause_generation": ("/continue_generation", {}),
