@@ -115,8 +115,6 @@ def build_runner(
     chosen = _choose(config, spec, device)
     native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
     model, weight_bytes = _load(config, native, device, chosen.linear.impl, data)
-    for mixture in mixtures(model):
-        mixture.expert_slots.count_on(device)
     runner = ModelRunner(
         model=model,
         spec=spec,
@@ -153,8 +151,6 @@ def load_model(config: EngineConfig, runner: ModelRunner) -> nn.Module:
     linear = _choose(config, runner.spec, runner.device).linear.impl
     native = runner.report.model_impl == "setpoint"
     model, _ = _load(config, native, runner.device, linear, runner.backends.data)
-    for mixture in mixtures(model):
-        mixture.expert_slots.count_on(runner.device)
     return model
 
 
@@ -228,7 +224,10 @@ def _load(
             whole_mlps=config.moe_dense_tp_size == 1,
             only_experts=data.size > 1,
         )
-    return model, load_weights(model, config.model_folder, **how)
+    weight_bytes = load_weights(model, config.model_folder, **how)
+    for mixture in mixtures(model):
+        mixture.expert_slots.count_on(device)
+    return model, weight_bytes
 
 
 def _how(config: EngineConfig, device: torch.device, method: LinearMethod) -> dict[str, Any]:

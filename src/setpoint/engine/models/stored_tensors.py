@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import MXFP4_SUFFIXES
-from setpoint.engine.quant.dequantised import BIAS, TABLE
+from setpoint.engine.quant.dequantised import dequantised
+from setpoint.engine.quant.linear_method import Blocks
 
 Slices = tuple[slice, ...]
 
@@ -119,7 +120,7 @@ class ExpertBlocks:
     them: codes [E, step · N, K / 32, 16], of two neighbours in a byte, the first in its low bits,
     and scales [E, step · N, K / 32].
 
-    as_values: whether it is read as fp32 values, [N, K], or as the blocks of
+    as_values: whether it is read as bf16 values, [N, K], or as the blocks of
     ``core.model.BLOCK_KINDS``, uint8 [N, K / 32 · 17]."""
 
     codes: WholeTensor
@@ -153,11 +154,11 @@ class ExpertBlocks:
                 f" {int(scales.max())}; the largest supported value is {LARGEST_SCALE}."
             )
         codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+        halves = codes[..., :16] | codes[..., 16:] << 4
+        found = torch.cat((scales[..., None], halves), dim=-1).flatten(1)
         if not self.as_values:
-            halves = codes[..., :16] | codes[..., 16:] << 4
-            return torch.cat((scales[..., None], halves), dim=-1).flatten(1)
-        values = torch.ldexp(TABLE[codes.int()], scales.int()[..., None] - BIAS)
-        return values.flatten(1)[:, *columns]
+            return found
+        return dequantised(Blocks("MXFP4", found))[:, *columns]
 
 
 FUSED = {
