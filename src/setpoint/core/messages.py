@@ -121,6 +121,34 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     """Whether the result was already there from an earlier request."""
 
 
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """How much of a prompt stores have (``core.transfers``). Like ``Prepared`` it comes from inside
+    the engine's process, as does ``Moved``."""
+
+    seq_id: int
+    num_tokens: int
+    """Number of tokens from the beginning of the prompt."""
+    seconds: float = 0.0
+    """How long it took to find that out."""
+
+
+class Moved(msgspec.Struct, frozen=True, tag=True):
+    """A transfer has ended."""
+
+    id: int
+    num_tokens: int
+    """Number of tokens, from the transfer's first one on, that were moved and are sound. With
+    several ranks, the smallest number of any of them."""
+    num_bytes: int = 0
+    """Bytes that were read or written for it, of all ranks."""
+    seconds: float = 0.0
+    """How long the work took, without waiting for a thread."""
+    why: str = ""
+    """Why it ended early; empty if it did not."""
+    from_host: int = 0
+    """How many of the tokens came from memory of this machine."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Do not finish the running sequences; release everything and exit with code 0."""
 
@@ -193,7 +221,9 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | Abort | Stop | Shutdown | Call
-ToLoop = ToEngine | Prepared
+Posted = Prepared | Found | Moved
+"""The messages that come from threads of the engine's own process."""
+ToLoop = ToEngine | Posted
 """The messages that the engine's loop can find in its inbox."""
 ToFrontend = Tokens | Reply | Starting | Ready | Alive | Failed | Announce | Cached | Blocks
 

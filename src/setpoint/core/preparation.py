@@ -1,18 +1,28 @@
-"""Interface for preparing what a request needs before it can join the queue, for the first time or
-again; today that is its grammar. The work is done outside the engine's loop."""
+"""What a request may need before it can join the queue, for the first time or again, and the
+interface for preparing one of these needs, its grammar. The work is done outside the engine's
+loop."""
 
 from __future__ import annotations
 
+import enum
 from typing import Protocol
 
 from setpoint.core.grammar import Grammar
 from setpoint.core.request import Ids, Request
 
 
+class Need(enum.StrEnum):
+    """What a request waits for. A request has a set of needs, which are met independently."""
+
+    GRAMMAR = "grammar"
+    CACHE = "cache"  # that a part of its prompt is loaded into the pool
+    KV = "kv"  # keys and values that another engine sends
+
+
 class Preparer(Protocol):
-    """Prepares requests, and puts a ``Prepared`` message in the loop's inbox when one is ready. A
-    request is in preparation at most once at a time. The loop calls these methods; they return at
-    once."""
+    """Prepares the grammars of requests, and puts a ``Prepared`` message in the loop's inbox when
+    one is ready. A request is in preparation at most once at a time. The loop calls these methods;
+    they return at once."""
 
     def needs(self, seq_id: int, request: Request) -> bool:
         """True if this request has to be prepared before it joins the queue."""

@@ -21,8 +21,10 @@ from setpoint.core.messages import Finish, ToLoop
 from setpoint.core.operations import MemoryPart
 from setpoint.core.plan import StepPlan
 from setpoint.core.pool import PoolStats
+from setpoint.core.preparation import Need
 from setpoint.core.result import EAGER, StepResult
 from setpoint.core.settings import Settings
+from setpoint.core.transfers import Direction, Place
 
 
 class Refusal(enum.StrEnum):
@@ -167,12 +169,16 @@ class PreparationStarted(msgspec.Struct, frozen=True, tag=True):
 
     rid: str
     seq_id: int
+    need: Need = Need.GRAMMAR
 
 
-Outcome = Literal["compiled", "cached", "resumed", "refused", "timed_out", "aborted"]
-"""How a preparation ended. compiled and cached: the request joins the queue. resumed: it joins the
-queue again, after a GrammarLate. refused: what it needs could not be made. timed_out: it was not
-ready in time. aborted: nobody waits for it any more."""
+Outcome = Literal[
+    "compiled", "cached", "resumed", "refused", "timed_out", "aborted", "loaded", "missed"
+]
+"""How a preparation ended. compiled and cached: its grammar is made. resumed: it is ready again,
+after a GrammarLate. loaded: keys and values are in the pool. missed: there was nothing to load, or
+nothing that pays; it is computed instead. refused: what it needs could not be made. timed_out: it
+was not ready in time. aborted: nobody waits for it any more."""
 
 
 class PreparationEnded(msgspec.Struct, frozen=True, tag=True):
@@ -185,6 +191,36 @@ class PreparationEnded(msgspec.Struct, frozen=True, tag=True):
     outcome: Outcome
     seconds: float
     """How long the work took, without waiting for a thread; 0 if it was not finished."""
+    need: Need = Need.GRAMMAR
+
+
+class TransferStarted(msgspec.Struct, frozen=True, tag=True):
+    """Pages of keys and values begin to move (``core.transfers``). They are held until
+    TransferEnded."""
+
+    id: int
+    direction: Direction
+    place: Place
+    start: int
+    """Position of the first token."""
+    num_tokens: int
+    num_pages: int
+
+
+class TransferEnded(msgspec.Struct, frozen=True, tag=True):
+    """The pages of a transfer are not held by it any more."""
+
+    id: int
+    direction: Direction
+    place: Place
+    num_tokens: int
+    """Number of tokens that were moved."""
+    num_missing: int
+    """Number of tokens that should have been moved and were not."""
+    num_bytes: int
+    seconds: float
+    why: str
+    """Why some are missing; empty if none are."""
 
 
 class GrammarEnded(msgspec.Struct, frozen=True, tag=True):
@@ -354,6 +390,8 @@ Record = (
     | Preemption
     | PreparationStarted
     | PreparationEnded
+    | TransferStarted
+    | TransferEnded
     | GrammarEnded
     | GrammarLate
     | TokensForced

@@ -21,7 +21,7 @@ import msgspec
 
 from setpoint.core.errors import RequestError
 from setpoint.core.messages import (
-    Prepared,
+    Posted,
     Shutdown,
     ToFrontend,
     ToLoop,
@@ -113,12 +113,12 @@ class EngineSocket:
         with which other engines wake the loop up."""
         self._bell = bell
         self._messages = MessageSocket(socket.socket(fileno=descriptor))
-        self._posted: deque[Prepared] = deque()
+        self._posted: deque[Posted] = deque()
         self._wake, self._woken = socket.socketpair()
         """The second socket is readable from a ``post`` until the next ``receive``."""
         self._wake.setblocking(False)
 
-    def post(self, message: Prepared) -> None:
+    def post(self, message: Posted) -> None:
         """Wake the loop up with a message for its inbox; may be called from any thread of this
         process."""
         self._posted.append(message)

@@ -171,6 +171,8 @@ _WHOLE: tuple[type, ...] = (
     records.Preemption,
     records.PreparationStarted,
     records.PreparationEnded,
+    records.TransferStarted,
+    records.TransferEnded,
     records.TokensForced,
     records.RequestAdmitted,
     records.RequestClipped,

@@ -22,7 +22,18 @@ from setpoint.core.control import (
     Operate,
     Pause,
 )
-from setpoint.core.messages import Abort, Finish, Prepared, Shutdown, Stop, Submit, ToLoop, encode
+from setpoint.core.messages import (
+    Abort,
+    Finish,
+    Found,
+    Moved,
+    Prepared,
+    Shutdown,
+    Stop,
+    Submit,
+    ToLoop,
+    encode,
+)
 from setpoint.core.operations import LoadWeights, Operation, RecordExperts, StartProfile
 from setpoint.core.plan import Admit, StepPlan
 from setpoint.core.request import Request, RequestOptions, pack_ids
@@ -161,6 +172,8 @@ class Withheld:
             Stop,
             Shutdown,
             Prepared,
+            Found,
+            Moved,
             GetState,
             GetMoments,
             ListRequests,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from setpoint.core.conversion import convert
 from setpoint.core.messages import Finish, Submit, ToLoop, decode_to_loop
 from setpoint.core.operations import MemoryPart
+from setpoint.core.preparation import Need
 from setpoint.core.records import Received, Record, ResultTaken, Turn
 from setpoint.recording.codec import INPUTS, MEASURED, encode_record
 from setpoint.recording.differences import Output, difference
@@ -206,8 +207,9 @@ class Replay:
                     self._receive(self._script.arrival(row))
                 case KeptResult():
                     self._executor.results.append(row)
-                case KeptRecord("PreparationStarted", [_, seq_id]):
-                    self._preparer.needed.add(seq_id)
+                case KeptRecord("PreparationStarted", [_, seq_id, *need]):
+                    if need in ([], [Need.GRAMMAR]):
+                        self._preparer.needed.add(seq_id)
                     self._comparison.expected.append(row)
                 case KeptRecord("GrammarEnded", [seq_id, finish, discards]):
                     self._preparer.ended[seq_id] = convert(finish, Finish), discards

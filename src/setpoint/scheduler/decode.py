@@ -116,7 +116,8 @@ class DecodePlanner:
         sent back, and one is kept.
 
         If that one does not fit either, the sequence in mid-prefill is sent back; if that does not
-        suffice or there is none, the last one is aborted. Returns its event.
+        suffice or there is none, the last one is aborted, or sent back, too, if transfers hold
+        pages. Returns its event.
         """
         state = self._state
         before, ratio_before = state.available_tokens, state.ratio.current
@@ -127,14 +128,7 @@ class DecodePlanner:
             return self._fits(self._growth(left, [1] * len(left)))
 
         retracted: list[Sequence] = []
-        by_urgency = rule is not None and rule.retract_first
-        views = [
-            RunningView(
-                seq.seq_id, len(seq.outputs), len(seq.prompt), seq.urgency if by_urgency else 0
-            )
-            for seq in rows
-        ]
-        for seq_id in retraction_order(views)[:-1]:
+        for seq_id in _order(rows, rule)[:-1]:
             retracted.append(living.pop(seq_id))
             state.send_back(retracted[-1])
             if fits():
@@ -145,7 +139,11 @@ class DecodePlanner:
         events = []
         if not fits():
             (last,) = living.values()
-            events.append(state.end(last, OUT_OF_MEMORY))
+            if state.transfers:  # they will give their pages back
+                retracted.append(last)
+                state.send_back(last)
+            else:
+                events.append(state.end(last, OUT_OF_MEMORY))
         kept = [seq for seq in state.running.values() if seq is not state.chunking]
         state.ratio.set_after_retraction(
             sum(len(seq.outputs) for seq in kept),
@@ -165,6 +163,14 @@ class DecodePlanner:
             )
         )
         return events
+
+
+def _order(rows: list[Sequence], rule: PrioritySettings | None) -> list[int]:
+    by_urgency = rule is not None and rule.retract_first
+    return retraction_order(
+        RunningView(seq.seq_id, len(seq.outputs), len(seq.prompt), seq.urgency if by_urgency else 0)
+        for seq in rows
+    )
 
 
 def _samples(rows: list[Sequence], most: int) -> list[int]:

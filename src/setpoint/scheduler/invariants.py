@@ -14,11 +14,14 @@ def violations(state: State) -> list[str]:
     """Every violated invariant of the scheduler's state and of its cache; O(tree + pages)."""
     found = list(state.cache.check())
     living = [*state.running.values(), *state.draining.values()]
-    held = sum(state.holdings.private_pages(seq) for seq in living) * state.cache.page_size
+    num_private = sum(state.holdings.private_pages(seq) for seq in living)
+    held = (num_private + state.transfers.num_held_pages) * state.cache.page_size
     pool = state.cache.pool_stats()
     if held != pool.held:
-        found.append(f"sequences hold {held} private tokens, but the pool counts {pool.held}")
-    found += leaks(pool, idle=state.is_idle)
+        found.append(
+            f"sequences and transfers hold {held} private tokens, but the pool counts {pool.held}"
+        )
+    found += leaks(pool, idle=state.is_settled)
     slots = Counter(state.slots) + Counter(seq.slot for seq in living)
     if sorted(slots) != list(range(state.config.num_slots)) or max(slots.values()) > 1:
         found.append(f"slots are not each owned once: {dict(slots)}")
@@ -33,6 +36,11 @@ def violations(state: State) -> list[str]:
             for seq in seqs
             if seq.status is not status
         ]
+    found += [
+        f"sequence {seq.seq_id} in {seq.status.value} has the needs {sorted(seq.needs)}"
+        for seq in (*state.preparing, *state.queue, *living)
+        if (seq.status is Status.PREPARING) is not bool(seq.needs)
+    ]
     inflight = Counter(seq.seq_id for step in state.inflight for seq in step.seqs)
     for seq in living:
         if inflight[seq.seq_id] != seq.inflight_steps:

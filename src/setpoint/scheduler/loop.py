@@ -40,6 +40,8 @@ from setpoint.core.failures import log_failure, log_operation_failure
 from setpoint.core.messages import (
     Abort,
     Announce,
+    Found,
+    Moved,
     Prepared,
     Reply,
     Shutdown,
@@ -150,7 +152,7 @@ class Loop:
         self._inflight: deque[PendingStep] = deque()
         self._times = _TurnTimes()
         self._stopping = False
-        self._was_idle = True
+        self._was_idle = self._was_settled = True
         self._unchanged = False
         """Whether the last turn found the engine at rest and no message; written by ``_turn``."""
         self._announced: set[int] = set()
@@ -193,7 +195,7 @@ class Loop:
             return
         self._observer.on(Turn(state.now))
         if not self._unchanged:
-            self._check(state.is_idle)
+            self._check(idle=state.is_idle, settled=state.is_settled)
         self._unchanged = quiet
         for message in messages:
             self._take(message)
@@ -324,8 +326,10 @@ class Loop:
                 event = self._scheduler.add(seq_id, request)
                 self._emit([event] if event is not None else [])
             case Prepared():
-                event = self._scheduler.enqueue_prepared(message)
+                event = self._scheduler.take_grammar(message)
                 self._emit([event] if event is not None else [])
+            case Found() | Moved():
+                self._scheduler.take_news(message)
             case Stop() | Abort():
                 self._end_early(message)
             case Shutdown():
@@ -390,7 +394,7 @@ class Loop:
     def _flush(self) -> CacheFlush:
         state = self._scheduler.state
         flushed = state.can_flush
-        num_tokens = state.cache.flush() if flushed else 0
+        num_tokens = state.flush() if flushed else 0
         self._observer.on(
             CacheFlushed(
                 flushed,
@@ -421,7 +425,7 @@ class Loop:
             report=self._report(),
         )
 
-    def _check(self, idle: bool) -> None:
+    def _check(self, *, idle: bool, settled: bool) -> None:
         """Check the accounting: after every step if strict, otherwise whenever the engine becomes
         idle. A leak found then is recorded and repaired, since no sequence can lose anything, and
         the server continues. Also record that the engine has become idle.
@@ -431,14 +435,14 @@ class Loop:
             found = invariants.violations(state)
             if found:
                 raise StrictAccountingError("; ".join(found))
-        elif idle and not self._was_idle:
+        elif settled and not self._was_settled:
             found = invariants.leaks(state.cache.pool_stats(), idle=True)
             if found:
                 self._observer.on(PoolRebuilt(tuple(found)))
                 state.cache.reset()
-        if idle and not self._was_idle:
+        if settled and not self._was_settled:
             self._observer.on(Rested(state.cache.pool_stats()))
-        self._was_idle = idle
+        self._was_idle, self._was_settled = idle, settled
 
 
 def _seqs_per_key(seqs: Iterable[Sequence]) -> list[int]:

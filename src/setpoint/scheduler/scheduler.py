@@ -18,7 +18,7 @@ from itertools import chain, takewhile
 from setpoint.core.control import Operate, PauseMode
 from setpoint.core.errors import RequestError
 from setpoint.core.failures import failure_finish, log_failure, refusal_finish
-from setpoint.core.messages import Abort, Finish, Prepared, TokenEvent
+from setpoint.core.messages import Abort, Finish, Found, Moved, Prepared, TokenEvent
 from setpoint.core.operations import Operator
 from setpoint.core.plan import PlanBuilder, StepPlan, TokenMasks
 from setpoint.core.preparation import Preparer
@@ -99,23 +99,25 @@ class Scheduler:
         return None
 
     def _join(self, seq: Sequence) -> None:
-        """Put the sequence in the queue, or let it be prepared. Raises RequestError (503) if too
-        many wait already."""
+        """Put the sequence in the queue, or let it wait for what it needs. Raises RequestError
+        (503) if too many wait already."""
         state = self.state
-        needs = state.preparing.is_needed(seq)
-        if needs and len(state.preparing) >= self.config.max_preparing_requests:
+        needs_grammar = state.preparing.needs_grammar(seq)
+        if needs_grammar and len(state.preparing) >= self.config.max_preparing_requests:
             raise RequestError(TOO_MANY_PREPARING, status_code=503)
         self._make_room(seq)
         seq.accepted_at = state.now
-        if needs:
-            state.prepare(seq)
+        if needs_grammar:
+            state.preparing.start_grammar(seq)
+        if seq.needs:
+            state.reserve_place(seq)
         else:
             state.enqueue(seq)
         state.by_id[seq.seq_id] = seq
 
-    def enqueue_prepared(self, message: Prepared) -> TokenEvent | None:
-        """Put a sequence whose preparation is done in the queue. Returns its event if the
-        preparation ends it. Does nothing if the sequence has already ended."""
+    def take_grammar(self, message: Prepared) -> TokenEvent | None:
+        """Give a sequence its grammar. Returns its event if that ends it. Does nothing if the
+        sequence has already ended."""
         state, seq_id, finish = self.state, message.seq_id, message.finish
         if seq_id not in state.preparing:
             return None
@@ -124,15 +126,21 @@ class Scheduler:
                 state.by_id[seq_id], finish, outcome="refused", preparation_s=message.seconds
             )
         try:
-            seq = state.enqueue_prepared(message)
+            seq = state.preparing.take_grammar(message)
         except Exception as error:
             return self._committer.fail(state.by_id[seq_id], log_failure("preparing it", error))
+        state.enqueue_if_ready(seq)
         if seq.grammar is not None and seq.outputs and seq.grammar.terminated:
             self._observer.on(
                 GrammarEnded(seq_id, GRAMMAR_ENDED, False)
             )  # by the outputs that came with the request
             return state.end(seq, GRAMMAR_ENDED)
         return None
+
+    def take_news(self, message: Found | Moved) -> None:
+        """Take what a mover has found or moved."""
+        if isinstance(message, Moved):
+            self.state.transfers.end(message)
 
     def _refuse(self, seq_id: int, request: Request, finish: Finish) -> TokenEvent:
         """Record a request that does not become a sequence. Returns its only event."""
@@ -292,7 +300,9 @@ class Scheduler:
         state = self.state
         if state.is_idle:
             state.ratio.reset(step.settings.conservativeness)
-        elif state.queue and not (state.running or state.draining or state.inflight):
+        elif state.queue and not (
+            state.running or state.draining or state.inflight or state.transfers
+        ):
             head, why = next(iter(state.queue)), ", ".join(step.refusals)
             message = (
                 f"Nothing else runs and this request still cannot be admitted ({why});"

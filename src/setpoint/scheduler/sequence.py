@@ -16,6 +16,7 @@ import numpy as np
 
 from setpoint.core.grammar import Grammar
 from setpoint.core.messages import Finish, LogprobBlock
+from setpoint.core.preparation import Need
 from setpoint.core.request import Ids, Request
 from setpoint.scheduler.cache.handle import PrefixHandle
 
@@ -54,6 +55,8 @@ class Sequence:
     is_late: bool = False
     """Whether the grammar takes longer than the loop waits: the results of rows in flight are
     discarded, and the sequence leaves the batch with the last of them."""
+    needs: set[Need] = field(default_factory=set)
+    """What the sequence waits for in status PREPARING; written by ``Preparing``."""
     status: Status = Status.WAITING
     since: float = 0.0
     """Clock seconds when the sequence joined the queue or was admitted, whichever came last."""

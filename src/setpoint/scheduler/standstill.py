@@ -76,7 +76,7 @@ class Standstill:
             self._check(message.operation)
             path = operator.operate(message.id, message.operation)
             if isinstance(message.operation, LoadWeights) and message.operation.flush_cache:
-                self._state.cache.flush()
+                self._state.flush()
         except SetpointError as refusal:
             error = str(refusal)
             raise
@@ -131,7 +131,7 @@ class Standstill:
         if released - state.released:
             self._begin()
         if MemoryPart.KV_CACHE in released - state.released:
-            state.cache.flush()
+            state.flush()
         fewer = bool(state.released - released)
         state.released = set(released)
         if fewer:

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from setpoint.core.control import PauseMode
-from setpoint.core.messages import Finish, Prepared, TokenEvent
+from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.operations import MemoryPart
 from setpoint.core.pagerows import CacheCosts
 from setpoint.core.plan import StepPlan
@@ -23,6 +23,7 @@ from setpoint.scheduler.preparing import Preparing
 from setpoint.scheduler.queue import WaitingQueue
 from setpoint.scheduler.scheduler_config import SchedulerConfig
 from setpoint.scheduler.sequence import MAX_FORCED, Sequence, Status
+from setpoint.scheduler.transfers import Transfers
 
 
 @dataclass(slots=True)
@@ -91,6 +92,7 @@ class State:
         """Tokens of the longest sequence that finishes alone in the pool."""
         self.holdings = Holdings(cache)
         self.ratio = NewTokenRatio(config.ratio, settings.conservativeness)
+        self.transfers = Transfers(cache, observer)
         self.preparing = Preparing(preparer, observer)
         self.queue = WaitingQueue()
         self.running: dict[int, Sequence] = {}
@@ -149,6 +151,11 @@ class State:
         return not (self.queue or self.running or self.draining or self.inflight)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the engine is idle and no transfer holds pages."""
+        return self.is_idle and not self.transfers
+
+    @property
     def stands_still(self) -> bool:
         """Whether nothing may be planned: the engine is paused, or has given memory back."""
         return self.pause is not None or bool(self.released)
@@ -178,10 +185,8 @@ class State:
         seq.since, seq.arrived_at = self.now, self.num_processed
         self.queue.append(seq)
 
-    def prepare(self, seq: Sequence) -> None:
-        """Let a sequence wait for its preparation, with a place at the end of the queue reserved
-        for it."""
-        self.preparing.start(seq)
+    def reserve_place(self, seq: Sequence) -> None:
+        """Reserve a place at the end of the queue for a sequence that has needs."""
         seq.since, seq.arrived_at = self.now, self.num_processed
         self.queue.reserve(seq)
 
@@ -194,15 +199,20 @@ class State:
         self._give_up(seq, publish=True)
         seq.forced = []
         self.preparing.resume(seq)
-        seq.since, seq.arrived_at = self.now, self.num_processed
-        self.queue.reserve(seq)
+        self.reserve_place(seq)
 
-    def enqueue_prepared(self, message: Prepared) -> Sequence:
-        """Put a prepared sequence in its place in the queue."""
-        seq = self.preparing.take(message)
-        self.queue.insert(seq)
-        self.standing_refusal = None  # it may fit, and be ahead of the one that did not
-        return seq
+    def enqueue_if_ready(self, seq: Sequence) -> None:
+        """Put a sequence in its place in the queue if it has no needs any more."""
+        if not seq.needs:
+            self.queue.insert(seq)
+            self.standing_refusal = None  # it may fit, and be ahead of the one that did not
+
+    def flush(self) -> int:
+        """Empty the prefix cache, of which no sequence may hold a part. Returns the number of pool
+        tokens that became free."""
+        num_tokens = self.cache.flush()
+        self.transfers.flush()
+        return num_tokens
 
     def start(self, seq: Sequence) -> None:
         """Move a sequence from the queue into a free slot."""

@@ -10,7 +10,7 @@ import pytest
 
 from setpoint.core.control import Change, FlushCache, PauseMode
 from setpoint.core.grammar import NotReady
-from setpoint.core.messages import Tokens
+from setpoint.core.messages import Moved, Tokens
 from setpoint.core.operations import MemoryPart, RestoreMemory
 from setpoint.core.records import (
     CacheFlushed,
@@ -37,14 +37,17 @@ from setpoint.core.records import (
     StepDone,
     StepPlanned,
     TokensForced,
+    TransferEnded,
+    TransferStarted,
     Turn,
     TurnDone,
 )
 from setpoint.core.request import Ids
 from setpoint.core.settings import PrioritySettings
+from setpoint.core.transfers import Place
 from setpoint.observe.figures import Figures
 from setpoint.observe.tee import Tee
-from setpoint.testing.harness import TURN_S, Harness
+from setpoint.testing.harness import TURN_S, Harness, ids_of
 from setpoint.testing.preparers import ScriptedPreparer
 
 PROMPT = [1, 2, 3, 4]
@@ -206,6 +209,16 @@ def late() -> Harness:
     return harness
 
 
+def loading() -> Harness:
+    harness = Harness()
+    transfers = harness.scheduler.state.transfers
+    load = transfers.reserve(Place.STORAGE, ids_of(PROMPT), "", lambda *_: None)
+    assert load is not None
+    harness.wire.post(Moved(load.id, len(PROMPT)))
+    harness.turn()
+    return harness
+
+
 PROVOKED_BY: dict[type[Record], Callable[[], Harness]] = {
     Turn: served,
     Received: served,
@@ -228,6 +241,8 @@ PROVOKED_BY: dict[type[Record], Callable[[], Harness]] = {
     PoolRebuilt: leaking,
     PreparationStarted: constrained,
     PreparationEnded: constrained,
+    TransferStarted: loading,
+    TransferEnded: loading,
     GrammarEnded: constrained,
     GrammarLate: late,
     TokensForced: forcing,

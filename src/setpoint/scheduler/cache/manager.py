@@ -223,10 +223,23 @@ class KVCache:
         self._pool.free(self._tree.evict(num_tokens))
         return num_tokens
 
+    def drop_locked(self) -> Ids:
+        """Drop every stretch, also locked ones, and return the pages of the locked ones, which the
+        caller holds from now on. Handles that exist lock nothing any more; releasing them is
+        harmless."""
+        self.flush()
+        pages = self._tree.all_pages()
+        self._plant()
+        return pages
+
     def reset(self) -> None:
         """Empty the cache and start over, to repair a pool whose accounting is broken. No caller
         may hold a page or a handle."""
         self._pool = PagePool(self._num_pages)
+        self._plant()
+
+    def _plant(self) -> None:
+        """Begin a new, empty tree."""
         self._windows = (
             WindowPages(self.row, num_pages=self._num_pages, page_size=self.page_size)
             if self.row.windows

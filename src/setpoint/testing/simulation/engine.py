@@ -26,7 +26,7 @@ from setpoint.core.messages import (
     Alive,
     Announce,
     Failed,
-    Prepared,
+    Posted,
     Ready,
     Shutdown,
     Starting,
@@ -223,13 +223,13 @@ class EngineEnd:
         self._engine = engine
         self._end = end
         self._messages = MessageSocket(end)  # type: ignore[arg-type]
-        self._posted: deque[Prepared] = deque()
+        self._posted: deque[Posted] = deque()
         self.rest_s = 0.0
         """How long the loop would have waited for a message when there was none."""
         self.is_shut_down = False
         self.fileno = end.fileno
 
-    def post(self, message: Prepared) -> None:
+    def post(self, message: Posted) -> None:
         self._posted.append(message)
         self._engine.wake()
 
