@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from answers import says
 
-from setpoint.core.messages import LogprobBlock
+from setpoint.core.logprobs import LogprobBlock
 from setpoint.core.request import Request
 from setpoint.testing import fake_engine
 from setpoint.testing.fake_engine import FakeEngine

@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from setpoint.core.control import Answer, Call, EngineFacts
+from setpoint.core.logprobs import LogprobBlock
 from setpoint.core.request import Request
 
 
@@ -35,16 +36,6 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
     def how(self) -> str:
         """The type, or the HTTP status of a request that was refused or failed."""
         return self.type if self.status_code is None else str(self.status_code)
-
-
-class LogprobBlock(msgspec.Struct, frozen=True, array_like=True):
-    """Logprobs of consecutive positions, as plain lists (see core.result.PositionLogprobs)."""
-
-    values: list[float]
-    ids: list[int]
-    top_values: list[list[float]]
-    top_ids: list[list[int]]
-    picked: list[list[float]]
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):

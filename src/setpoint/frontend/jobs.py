@@ -13,7 +13,8 @@ from types import TracebackType
 from setpoint.core.constraint import compile_refusal
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.failures import log_failure
-from setpoint.core.messages import Finish, LogprobBlock, TokenEvent
+from setpoint.core.logprobs import LogprobBlock
+from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.request import Request
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.arrival import Arrival, arrival

@@ -3,7 +3,8 @@ and when its tokens are sent."""
 
 from __future__ import annotations
 
-from setpoint.core.messages import Finish, LogprobBlock, Timing, TokenEvent
+from setpoint.core.logprobs import LogprobBlock
+from setpoint.core.messages import Finish, Timing, TokenEvent
 from setpoint.core.records import RequestDone
 from setpoint.core.result import PositionLogprobs
 from setpoint.scheduler.sequence import Sequence

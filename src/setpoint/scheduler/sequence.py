@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from setpoint.core.grammar import Grammar
-from setpoint.core.messages import Finish, LogprobBlock
+from setpoint.core.logprobs import LogprobBlock
+from setpoint.core.messages import Finish
 from setpoint.core.preparation import Need
 from setpoint.core.request import Ids, Request
 from setpoint.scheduler.cache.handle import PrefixHandle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from setpoint.core.messages import LogprobBlock
+from setpoint.core.logprobs import LogprobBlock
 from setpoint.core.request import Request
 from setpoint.frontend.text.detokenizer import Detokenizer, make_detokenizer
 from setpoint.frontend.text.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from setpoint.core.messages import LogprobBlock
+from setpoint.core.logprobs import LogprobBlock
 from setpoint.core.request import Ids, LogprobOptions
 from setpoint.frontend.text.tokenizer import Tokenizer
 

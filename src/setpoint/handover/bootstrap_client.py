@@ -1,0 +1,147 @@
+"""Asks a prefill server's bootstrap server where its engines are, and for the secret of a pair."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+from msgspec import Meta
+
+from setpoint.handover.frames import HandoverError
+from setpoint.handover.secrets import SIZE
+
+_Answer = TypeVar("_Answer")
+
+TIMEOUT_S = 5.0
+RETRY_S = 0.25
+"""How long to wait for a prefill server that is still starting."""
+MAX_BODY = 64 << 10
+REGISTER_TRIES = 400
+KEY_HEADER = "X-Setpoint-Handover-Key"
+"""With it an engine shows its own bootstrap server that it belongs to it."""
+NO_RANK = -1
+"""In all four fields of the query: the prefill server as a whole is meant."""
+
+
+class PrefillServer(msgspec.Struct, frozen=True):
+    """The part of the answer about the whole server that is used here."""
+
+    dp_size: Annotated[int, Meta(ge=1, le=1 << 16)]
+
+
+class TransferAddress(msgspec.Struct, frozen=True):
+    """The answer about one rank."""
+
+    rank_ip: str
+    rank_port: Annotated[int, Meta(ge=1, le=65535)]
+    pair: str
+    """Base64, like the secret."""
+    secret: str
+
+
+async def register(
+    host: str, port: int, key: bytes, *, rank: int, address: str, number: int
+) -> None:
+    """Tell the bootstrap server of one's own server where an engine sends keys and values; waits
+    until it listens."""
+    body = msgspec.json.encode({"rank_ip": address, "rank_port": number, "system_dp_rank": rank})
+    headers = {KEY_HEADER: key.hex(), "Content-Type": "application/json"}
+    for _ in range(REGISTER_TRIES):
+        try:
+            status, answer = await asyncio.to_thread(
+                _request, host, port, "PUT", "/route", headers, body
+            )
+        except HandoverError:
+            await asyncio.sleep(RETRY_S)
+            continue
+        if status != 200:
+            words = answer[:200].decode(errors="replace")
+            raise HandoverError(f"the bootstrap server refuses this engine: {status} {words}")
+        return
+    raise HandoverError(f"the bootstrap server at {host}:{port} does not listen")
+
+
+def query(rank: int) -> str:
+    """The path that asks for an engine, or with NO_RANK for the whole server."""
+    other = NO_RANK if rank == NO_RANK else 0
+    fields = {
+        "prefill_dp_rank": rank,
+        "prefill_cp_rank": other,
+        "target_tp_rank": other,
+        "target_pp_rank": other,
+    }
+    return "/route?" + urlencode(fields)
+
+
+async def prefill_server(host: str, port: int, api_key: str | None) -> PrefillServer:
+    """Raises HandoverError."""
+    return await _ask(host, port, NO_RANK, api_key, PrefillServer)
+
+
+async def transfer_address(
+    host: str, port: int, rank: int, api_key: str | None
+) -> tuple[str, int, bytes, bytes]:
+    """(host, port, name of the pair, its secret). Raises HandoverError."""
+    found = await _ask(host, port, rank, api_key, TransferAddress)
+    try:
+        pair, secret = (
+            base64.b64decode(each, validate=True) for each in (found.pair, found.secret)
+        )
+    except ValueError:
+        pair = secret = b""
+    if len(pair) != SIZE or len(secret) != SIZE:
+        raise HandoverError(f"the bootstrap server at {host}:{port} gives no secret")
+    is_any = found.rank_ip in ("", "0.0.0.0", "::")
+    return host if is_any else found.rank_ip, found.rank_port, pair, secret
+
+
+async def _ask(
+    host: str, port: int, rank: int, api_key: str | None, kind: type[_Answer]
+) -> _Answer:
+    while True:
+        status, body = await asyncio.to_thread(_get, host, port, query(rank), api_key)
+        if status == 503:  # its engines have not all registered yet
+            await asyncio.sleep(RETRY_S)
+            continue
+        if status != 200:
+            words = body[:200].decode(errors="replace")
+            raise HandoverError(f"the bootstrap server at {host}:{port} answers {status}: {words}")
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise HandoverError(
+                f"the bootstrap server at {host}:{port} is not a prefill server of Setpoint's:"
+                f" {error}"
+            ) from None
+
+
+def _get(host: str, port: int, path: str, api_key: str | None) -> tuple[int, bytes]:
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    return _request(host, port, "GET", path, headers)
+
+
+def _request(
+    host: str,
+    port: int,
+    method: str,
+    path: str,
+    headers: Mapping[str, str],
+    body: bytes | None = None,
+) -> tuple[int, bytes]:
+    """(status, body) of an answer. Raises HandoverError if there is none."""
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    try:
+        connection.request(method, path, body, dict(headers))
+        answer = connection.getresponse()
+        return answer.status, answer.read(MAX_BODY)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise HandoverError(
+            f"the bootstrap server at {host}:{port} cannot be reached: {error}"
+        ) from None
+    finally:
+        connection.close()

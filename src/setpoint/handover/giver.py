@@ -1,0 +1,129 @@
+"""The prefill side of an engine's transfers: takes rooms from the engine's loop, and connections
+from decode servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+from setpoint.core.errors import RequestError
+from setpoint.core.handover import Given, Handed, Wanted
+from setpoint.core.request import Ids
+from setpoint.handover.channel import GREETING_S, Channel
+from setpoint.handover.frames import HandoverError
+from setpoint.handover.giving import Terms, greet
+from setpoint.handover.mover_thread import MoverThread
+from setpoint.handover.offers import Offer, Offers
+
+logger = logging.getLogger(__name__)
+
+ROOM_TAKEN = "bootstrap_room {} belongs to another request that has not ended yet."
+MAX_STRANGERS = 32
+"""Most connections that have not proved yet that they may connect."""
+LOG_INTERVAL_S = 1.0
+"""Refused connections are counted, and logged at most so often."""
+BACKLOG = 128
+EXPIRE_S = 1.0
+
+
+def listening(host: str) -> socket.socket:
+    """A socket for decode servers, at a port that the system chooses."""
+    return socket.create_server((host, 0), backlog=BACKLOG)
+
+
+class RoomGiver:
+    """Implements ``core.handover.Giver``."""
+
+    def __init__(
+        self,
+        mover: MoverThread,
+        listener: socket.socket,
+        terms: Terms,
+        post: Callable[[Wanted | Given], None],
+    ) -> None:
+        """listener: owned by this object from now on. post: may be called from any thread."""
+        self._mover = mover
+        self._listener = listener
+        self.terms = terms
+        self._post = post
+        self._offers = Offers(self._tell, mover.loop.time)
+        self._rooms: dict[int, int] = {}
+        """Sequence -> its room; ``offer`` adds, and the mover's thread removes."""
+        self._taken: set[int] = set()
+        self._num_strangers = 0
+        self._num_refused = 0
+        self._logged_at = float("-inf")
+        listener.setblocking(False)
+        mover.call(lambda: mover.spawn(self._accept()))
+        mover.call(lambda: mover.spawn(self._expire()))
+
+    def offer(self, seq_id: int, room: int, digest: bytes) -> None:
+        if room in self._taken:
+            raise RequestError(ROOM_TAKEN.format(room))
+        self._taken.add(room)
+        self._rooms[seq_id] = room
+        self._mover.call(self._offers.add, Offer(seq_id, room, digest))
+
+    def supply(self, seq_id: int, rows: Ids, handed: Handed) -> None:
+        self._mover.call(self._offers.supply, seq_id, rows, handed)
+
+    def withdraw(self, seq_id: int, reason: str) -> None:
+        self._mover.call(self._offers.withdraw, seq_id, reason)
+
+    def _tell(self, message: Wanted | Given) -> None:
+        if isinstance(message, Given):
+            self._taken.discard(self._rooms.pop(message.seq_id))
+        self._post(message)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_S)
+            self._offers.expire()
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                sock, address = await self._mover.loop.sock_accept(self._listener)
+            except OSError as error:  # for example no descriptor left
+                self._refused("a connection", str(error))
+                await asyncio.sleep(LOG_INTERVAL_S)
+                continue
+            if self._num_strangers >= MAX_STRANGERS:
+                sock.close()
+                self._refused(address[0], "too many connections are being opened")
+                continue
+            self._mover.spawn(self._converse(sock, address[0]))
+
+    async def _converse(self, sock: socket.socket, who: str) -> None:
+        channel = Channel(sock)
+        try:
+            self._num_strangers += 1
+            try:
+                async with asyncio.timeout(GREETING_S):
+                    giving = await greet(channel, self.terms)
+            except (HandoverError, TimeoutError) as error:
+                self._refused(who, str(error) or "no greeting in time")
+                return
+            finally:
+                self._num_strangers -= 1
+            how = "shared memory" if giving.is_shared else "TCP"
+            logger.info("A decode server has connected from %s; pages go through %s.", who, how)
+            reason = await giving.run(self._offers)
+            logger.info("The connection of the decode server at %s has ended: %s.", who, reason)
+        finally:
+            channel.close()
+
+    def _refused(self, who: str, reason: str) -> None:
+        self._num_refused += 1
+        now = self._mover.loop.time()
+        if now - self._logged_at < LOG_INTERVAL_S:
+            return
+        logger.warning(
+            "Refused a connection to the transfer port from %s: %s (%d so far).",
+            who,
+            reason,
+            self._num_refused,
+        )
+        self._logged_at = now

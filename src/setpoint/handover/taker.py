@@ -1,0 +1,177 @@
+"""The decode side of an engine's transfers: finds the prefill engine of each room, and keeps
+connections to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import defaultdict
+from collections.abc import Callable
+
+from setpoint.core.handover import Arrived
+from setpoint.core.request import Ids
+from setpoint.core.rooms import Bootstrap
+from setpoint.handover.bootstrap_client import prefill_server, transfer_address
+from setpoint.handover.channel import GREETING_S, Channel
+from setpoint.handover.frames import HandoverError
+from setpoint.handover.mover_thread import MoverThread
+from setpoint.handover.taking import Taking, Transfer, Wants, arrived, introduce
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S = 0.9
+"""How long a prefill engine may take to accept a connection."""
+MAX_CONNECTIONS = 2
+"""Connections to one prefill engine, so that a short prompt need not wait for a long one."""
+CANCELLED = "cancelled"
+
+Server = tuple[str, int]
+"""Host and port of a bootstrap server."""
+Engine = tuple[str, int, int]
+"""The same, and the data-parallel rank."""
+
+
+class RoomTaker:
+    """Implements ``core.handover.Taker``."""
+
+    def __init__(
+        self,
+        mover: MoverThread,
+        wants: Wants,
+        post: Callable[[Arrived], None],
+        *,
+        api_key: str | None = None,
+    ) -> None:
+        """post: may be called from any thread. api_key: for the bootstrap servers."""
+        self._mover = mover
+        self.wants = wants
+        self._post = post
+        self._api_key = api_key
+        self._servers: dict[Server, int] = {}
+        """Bootstrap server -> number of its engines, as long as there is a connection."""
+        self._connections: defaultdict[Engine, list[Taking]] = defaultdict(list)
+        self._opening: defaultdict[Engine, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._looking: dict[int, Transfer] = {}
+        """Sequence -> its transfer, until it has a connection."""
+
+    def fetch(
+        self, seq_id: int, bootstrap: Bootstrap, digest: bytes, skipped_rows: int, rows: Ids
+    ) -> None:
+        self._mover.call(self._fetch, seq_id, bootstrap, digest, skipped_rows, rows)
+
+    def cancel(self, seq_id: int) -> None:
+        self._mover.call(self._cancel, seq_id)
+
+    # ------------------------------------------------------------------ the mover's thread
+
+    def _fetch(
+        self, seq_id: int, bootstrap: Bootstrap, digest: bytes, skipped_rows: int, rows: Ids
+    ) -> None:
+        now = self._mover.loop.time()
+        transfer = Transfer(seq_id, bootstrap.room, digest, skipped_rows, rows, now)
+        self._looking[seq_id] = transfer
+        self._mover.spawn(self._begin(transfer, bootstrap))
+
+    def _cancel(self, seq_id: int) -> None:
+        looking = self._looking.pop(seq_id, None)
+        if looking is not None:
+            looking.is_over = True
+        else:
+            takings = [each for found in self._connections.values() for each in found]
+            if not any(each.cancel(seq_id) for each in takings):
+                return  # it has ended, and the loop has been told
+        self._post(Arrived(seq_id, failure=CANCELLED))
+
+    async def _begin(self, transfer: Transfer, bootstrap: Bootstrap) -> None:
+        try:
+            taking = await self._connection(bootstrap)
+        except HandoverError as error:
+            if not transfer.is_over:
+                self._finish(transfer, arrived(transfer, failure=str(error)))
+            return
+        if not transfer.is_over:
+            del self._looking[transfer.seq_id]
+            taking.fetch(transfer)
+
+    def _finish(self, transfer: Transfer, message: Arrived) -> None:
+        self._looking.pop(transfer.seq_id, None)
+        transfer.is_over = True
+        self._post(message)
+
+    async def _connection(self, bootstrap: Bootstrap) -> Taking:
+        """The connection to a room's engine that has the least to do. Raises HandoverError."""
+        server = (bootstrap.host, bootstrap.port)
+        rank = bootstrap.prefill_rank
+        if rank is None:
+            if server not in self._servers:
+                found = await prefill_server(*server, self._api_key)
+                self._servers[server] = found.dp_size
+            rank = bootstrap.room % self._servers[server]
+        engine = (*server, rank)
+        if self._lacks_connection(engine):
+            async with self._opening[engine]:  # who came at the same time takes the same one
+                if self._lacks_connection(engine):
+                    await self._open(engine)
+        best = self._least_busy(engine)
+        if best is None:
+            raise HandoverError("the connection to the prefill server has ended")
+        return best
+
+    def _lacks_connection(self, engine: Engine) -> bool:
+        best = self._least_busy(engine)
+        return best is None or (
+            best.num_open > 0 and len(self._connections[engine]) < MAX_CONNECTIONS
+        )
+
+    def _least_busy(self, engine: Engine) -> Taking | None:
+        return min(self._connections[engine], key=lambda each: each.num_open, default=None)
+
+    async def _open(self, engine: Engine) -> None:
+        host, port, rank = engine
+        address, number, pair, secret = await transfer_address(host, port, rank, self._api_key)
+        loop = self._mover.loop
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                sock = await _connected(loop, address, number)
+        except (OSError, TimeoutError) as error:
+            why = str(error) or f"no answer in {CONNECT_S} s"
+            raise HandoverError(
+                f"the prefill engine at {address}:{number} cannot be reached: {why}"
+            ) from None
+        channel = Channel(sock)
+        try:
+            async with asyncio.timeout(GREETING_S):
+                taking = await introduce(channel, self.wants, pair, secret)
+        except (HandoverError, TimeoutError) as error:
+            channel.close()
+            why = str(error) or "no greeting in time"
+            raise HandoverError(f"the prefill engine at {address}:{number}: {why}") from None
+        self._connections[engine].append(taking)
+        how = f"TCP ({taking.why_tcp})" if taking.why_tcp else "shared memory"
+        logger.info("Connected to the prefill engine at %s:%d; %s.", address, number, how)
+        self._mover.spawn(self._converse(engine, taking))
+
+    async def _converse(self, engine: Engine, taking: Taking) -> None:
+        try:
+            why = await taking.run(self._finish)
+        finally:
+            self._connections[engine].remove(taking)
+            self._servers.pop(engine[:2], None)
+            taking.channel.close()
+        logger.warning(
+            "The connection to the prefill engine at %s:%d has ended: %s.", *engine[:2], why
+        )
+
+
+async def _connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = found[0]
+    sock = socket.socket(family, kind, protocol)
+    sock.setblocking(False)
+    try:
+        await loop.sock_connect(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
