@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from setpoint.core.handover import HandoverCounts
 from setpoint.core.moments import Moment
 from setpoint.core.operations import MemoryPart, Operation
 from setpoint.core.pool import PoolStats
@@ -320,6 +321,8 @@ class InternalState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     pool: PoolStats
     settings: Settings
     report: EngineReport = EngineReport()
+    handover: HandoverCounts | None = None
+    """Set on prefill and decode servers."""
 
     @property
     def num_routing_keys(self) -> int:

@@ -38,6 +38,17 @@ def prompt_digest(prompt: Ids, namespace: str) -> bytes:
     return hashlib.sha256(namespace.encode() + b"\0" + pack_ids(prompt)).digest()
 
 
+class HandoverCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Requests of an engine that wait for the server that computes the other part of them."""
+
+    role: Role
+    num_waiting: int
+    """On a prefill server, those whose room nobody has fetched; on a decode server, those for whose
+    prompt there is no room yet."""
+    num_moving: int
+    """Those whose pages move."""
+
+
 class PageStore(Protocol):
     """The pool's page rows (``core.pagerows``), for threads beside the loop. The scheduler holds
     the pages that they name until they have said that they are done."""

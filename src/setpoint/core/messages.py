@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from setpoint.core.control import Answer, Call, EngineFacts
+from setpoint.core.handover import Arrived, Given, Wanted
 from setpoint.core.logprobs import LogprobBlock
 from setpoint.core.request import Request
 
@@ -212,7 +213,7 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | Abort | Stop | Shutdown | Call
-Posted = Prepared | Found | Moved
+Posted = Prepared | Found | Moved | Wanted | Given | Arrived
 """The messages that come from threads of the engine's own process."""
 ToLoop = ToEngine | Posted
 """The messages that the engine's loop can find in its inbox."""

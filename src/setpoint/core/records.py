@@ -17,6 +17,7 @@ import msgspec
 
 from setpoint.core.constraint import ConstraintKind
 from setpoint.core.control import OptionChange, PauseMode
+from setpoint.core.handover import HandoverCounts
 from setpoint.core.messages import Finish, ToLoop
 from setpoint.core.operations import MemoryPart
 from setpoint.core.plan import StepPlan
@@ -120,6 +121,23 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     attention. What a window hides is counted, too."""
     num_behind: int = 0
     """Tokens before the first computed one, over all rows: their keys and values are read."""
+    handover: HandoverCounts | None = None
+    """Set on prefill and decode servers."""
+
+
+class HandedOver(msgspec.Struct, frozen=True, tag=True):
+    """The prompt of a request has moved from the prefill to the decode server, or has not: then the
+    decode server computes it. Both write this record."""
+
+    rid: str
+    seq_id: int
+    failure: str
+    """Why it has not; empty if it has."""
+    num_bytes: int
+    seconds: float
+    """From the first page to the last."""
+    waited_s: float
+    """On the decode server, from the question to the first page."""
 
 
 class TurnDone(msgspec.Struct, frozen=True, tag=True):
@@ -392,6 +410,7 @@ Record = (
     | PreparationEnded
     | TransferStarted
     | TransferEnded
+    | HandedOver
     | GrammarEnded
     | GrammarLate
     | TokensForced

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from setpoint.core.bounds import INT32_MAX, INT64_MAX, Count, Int64, TokenId
+from setpoint.core.rooms import Bootstrap
 from setpoint.core.sampling import SamplingParams
 
 MAX_LOGPROBS = 1000
@@ -77,6 +78,9 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     routed_dp_rank: Count | None = None
     """The data-parallel rank whose engine is to have the request as long as it is ready; None: the
     frontend chooses."""
+    bootstrap: Bootstrap | None = None
+    """The room in which a prefill and a decode server compute this request together; None: one
+    server computes it alone."""
     pooling: PoolingKind | None = None
     """Set when an embedding is wanted instead of text. ``sampling.max_new_tokens`` is 0 then, and
     the step that computes the last prompt token ends the request."""

@@ -17,7 +17,7 @@ MAGIC = b"SPHO"
 VERSION = 1
 HEADER = struct.Struct("<4sHHI")
 """Magic, version of the protocol, zero, bytes of the message."""
-MAX_GREETING = 16 << 10
+MAX_GREETING = 64 << 10
 """Largest message before the peer has proved that it may connect."""
 MAX_MESSAGE = 4 << 20
 """Largest message afterwards: a first token with the logprobs of its alternatives."""

@@ -7,33 +7,24 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-Name = Annotated[str, Meta(max_length=512)]
-Size = Annotated[int, Meta(ge=0, le=1 << 40)]
+Name = Annotated[str, Meta(max_length=128)]
+Value = Annotated[str, Meta(max_length=8192)]
+SHOWN = 120
+"""Characters of a value that a difference shows."""
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that the bytes of a page depend on, besides its tokens."""
 
-    architecture: Name
-    weights: Name
-    """Digest of the weights."""
-    weight_version: Name
-    settings: Name
-    """Digest of what else changes a layer's result, such as the scaling of positions."""
-    dtype: Name
-    page_size: Size
-    page_bytes: Size
-    """Bytes of one page of one group."""
-    parts: Name
-    """What a layer keeps of a token, in words."""
-    groups: Name
-    """Which layers share a page, in words."""
-    tp_size: Size
+    facts: Annotated[dict[Name, Value], Meta(max_length=256)]
+    """Name -> value, both for people to read."""
 
     def differences(self, other: Identity) -> list[str]:
         """What differs, in words; ``other`` is the peer's."""
+        names = sorted(self.facts.keys() | other.facts.keys())
+        pairs = [(name, self.facts.get(name, "-"), other.facts.get(name, "-")) for name in names]
         return [
-            f"{field}: {getattr(self, field)!r} here, {getattr(other, field)!r} there"
-            for field in self.__struct_fields__
-            if getattr(self, field) != getattr(other, field)
+            f"{name}: {here[:SHOWN]!r} here, {there[:SHOWN]!r} there"
+            for name, here, there in pairs
+            if here != there
         ]

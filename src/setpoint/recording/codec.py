@@ -173,6 +173,7 @@ _WHOLE: tuple[type, ...] = (
     records.PreparationEnded,
     records.TransferStarted,
     records.TransferEnded,
+    records.HandedOver,
     records.TokensForced,
     records.RequestAdmitted,
     records.RequestClipped,

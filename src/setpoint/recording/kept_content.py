@@ -22,6 +22,7 @@ from setpoint.core.control import (
     Operate,
     Pause,
 )
+from setpoint.core.handover import Arrived, Given, Wanted
 from setpoint.core.messages import (
     Abort,
     Finish,
@@ -174,6 +175,9 @@ class Withheld:
             Prepared,
             Found,
             Moved,
+            Wanted,
+            Given,
+            Arrived,
             GetState,
             GetMoments,
             ListRequests,
@@ -213,6 +217,8 @@ class Withheld:
             return self._arrival(message.seq_id, message.request)
         if isinstance(message, Prepared) and message.finish is not None:
             message = Prepared(message.seq_id, self.finish(message.finish))
+        if isinstance(message, Arrived):
+            message = msgspec.structs.replace(message, handed=None)
         if isinstance(message, Change):
             by, why = self.name(message.by), self.name(message.why)
             message = msgspec.structs.replace(message, by=by, why=why)
@@ -257,6 +263,7 @@ class Withheld:
             routing_key=self.name(options.routing_key),
             logprobs=logprobs,
             constrain_after=(),
+            bootstrap=None,
         )
 
     def note_plan(self, plan: StepPlan) -> None:

@@ -9,13 +9,15 @@ subtracted from the counts; their pages stay with the sequence, whose next row w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 
+import msgspec
 import numpy as np
 
 from setpoint.core.failures import failure_finish, log_failure
 from setpoint.core.grammar import Grammar, NotReady
+from setpoint.core.handover import Handed
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.records import GrammarEnded, GrammarLate, Observer, StepDone, TokensForced
 from setpoint.core.result import StepResult
@@ -38,6 +40,11 @@ class Committer:
     def __init__(self, state: State, observer: Observer) -> None:
         self._state = state
         self._observer = observer
+        self._is_kept: Callable[[Sequence, Finish], bool] = lambda seq, finish: False
+
+    def keep_if(self, is_kept: Callable[[Sequence, Finish], bool]) -> None:
+        """Do not end sequences for which ``is_kept`` returns True: it has seen to them."""
+        self._is_kept = is_kept
 
     def commit(self, result: StepResult, finished_at: float) -> list[TokenEvent]:
         """Commit the result of the oldest step in flight; returns the events to send. Rows of
@@ -124,6 +131,34 @@ class Committer:
         if seq.request.options.token_facts and len(seq.outputs) > before:
             for name, numbers in result.token_facts.get(seq.seq_id, {}).items():
                 seq.token_facts.setdefault(name, []).append(numbers)
+        if finish is not None and self._is_kept(seq, finish):
+            return None
+        return self._after_tokens(seq, finish)
+
+    def adopt(self, seq: Sequence, handed: Handed) -> TokenEvent | None:
+        """Commit the tokens that a prefill server has sampled for a sequence in preparation, as if
+        a step had brought them. Returns the event to send, if one is due."""
+        seq.request = msgspec.structs.replace(seq.request, seed=handed.seed)
+        seq.num_cached = handed.num_cached
+        seq.admitted_at = self._state.now
+        try:
+            finish = _append(seq, handed.ids, 0, len(handed.ids))
+        except _GrammarRaised as raised:
+            return self._end_by_grammar(seq, raised.finish, discards=True)
+        if not handed.ids:
+            finish = Finish("length", length=0)
+        seq.first_token_at = self._state.now
+        if handed.logprobs is not None and seq.request.options.logprobs is not None:
+            seq.output_logprobs.append(handed.logprobs)
+        seq.token_facts = {name: list(found) for name, found in handed.token_facts.items()}
+        event = self._after_tokens(seq, finish)
+        if seq.is_late and seq.finish is None:
+            self._state.preparing.resume(seq)
+        return event
+
+    def _after_tokens(self, seq: Sequence, finish: Finish | None) -> TokenEvent | None:
+        """End a sequence that has got its last token; look ahead for another. Returns the event to
+        send, if one is due."""
         if finish is GRAMMAR_ENDED:
             return self._end_by_grammar(seq, finish, discards=False)
         if finish is not None:
@@ -179,6 +214,7 @@ class Committer:
             num_forced=step.num_forced,
             num_pairs=step.num_pairs,
             num_behind=step.num_behind,
+            handover=step.handover,
         )
 
 

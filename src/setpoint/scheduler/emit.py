@@ -64,7 +64,7 @@ def token_event(seq: Sequence, now: float) -> TokenEvent:
         num_outputs=len(seq.outputs),
         num_cached=seq.num_cached,
         num_retractions=seq.num_retractions,
-        output_logprobs=_concatenate(seq.output_logprobs) if seq.output_logprobs else None,
+        output_logprobs=joined_logprobs(seq),
         prompt_logprobs=_concatenate(seq.prompt_logprobs) if seq.prompt_logprobs else None,
         embedding=seq.embedding,
         hidden_states=b"".join(seq.hidden_states) if seq.hidden_states else b"",
@@ -78,6 +78,11 @@ def token_event(seq: Sequence, now: float) -> TokenEvent:
     if seq.token_facts:
         seq.token_facts = {}
     return event
+
+
+def joined_logprobs(seq: Sequence) -> LogprobBlock | None:
+    """The logprobs of the outputs that were not sent yet."""
+    return _concatenate(seq.output_logprobs) if seq.output_logprobs else None
 
 
 def _timing(seq: Sequence, now: float) -> Timing | None:

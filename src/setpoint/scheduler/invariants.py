@@ -29,6 +29,7 @@ def violations(state: State) -> list[str]:
         ("preparing", list(state.preparing), Status.PREPARING),
         ("queue", list(state.queue), Status.WAITING),
         ("running", list(state.running.values()), Status.RUNNING),
+        ("handing", list(state.handing.values()), Status.HANDING),
         ("draining", list(state.draining.values()), Status.FINISHED),
     ):
         found += [
@@ -69,7 +70,7 @@ def violations(state: State) -> list[str]:
     ]
     found += [
         f"waiting sequence {seq.seq_id} holds memory"
-        for seq in (*state.preparing, *state.queue)
+        for seq in (*state.preparing, *state.queue, *state.handing.values())
         if seq.handle is not None or len(seq.pages)
     ]
     places = [seq.place for seq in state.queue]

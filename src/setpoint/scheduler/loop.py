@@ -37,6 +37,7 @@ from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.executor import Clock, Executor, PendingStep
 from setpoint.core.failures import log_failure, log_operation_failure
+from setpoint.core.handover import Arrived, Given, Wanted
 from setpoint.core.messages import (
     Abort,
     Announce,
@@ -189,7 +190,8 @@ class Loop:
         resting = state.is_at_rest
         messages = self._receive(self._rest_s() if resting else 0.0, resting=resting)
         # Requests in preparation have time limits, which a standstill suspends.
-        quiet = resting and not messages and (state.stands_still or not state.preparing)
+        waits = bool(state.preparing or state.handing)
+        quiet = resting and not messages and (state.stands_still or not waits)
         if quiet and self._unchanged:
             self._accompany()
             return
@@ -330,6 +332,9 @@ class Loop:
                 self._emit([event] if event is not None else [])
             case Found() | Moved():
                 self._scheduler.take_news(message)
+            case Wanted() | Given() | Arrived():
+                event = self._scheduler.take_handover(message)
+                self._emit([event] if event is not None else [])
             case Stop() | Abort():
                 self._end_early(message)
             case Shutdown():
@@ -423,6 +428,7 @@ class Loop:
             pool=state.cache.pool_stats(),
             settings=state.settings,
             report=self._report(),
+            handover=self._scheduler.handover_counts(),
         )
 
     def _check(self, *, idle: bool, settled: bool) -> None:

@@ -184,7 +184,7 @@ class PrefillPlanner:
         state.start(seq)
         seq.ids = ids
         state.holdings.attach(seq, handle, builder)
-        if seq.num_retractions == 0:
+        if seq.num_retractions == 0 and seq.first_token_at is None:
             seq.num_cached = cached
         builder.admits.append(_admission(seq))
         step.num_cached_tokens += cached

@@ -13,15 +13,17 @@ after the results it depends on were given. ``take_events`` returns the events t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain, takewhile
 
 from setpoint.core.control import Operate, PauseMode
 from setpoint.core.errors import RequestError
 from setpoint.core.failures import failure_finish, log_failure, refusal_finish
+from setpoint.core.handover import Arrived, Given, Giver, HandoverCounts, Taker, Wanted
 from setpoint.core.messages import Abort, Finish, Found, Moved, Prepared, TokenEvent
 from setpoint.core.operations import Operator
 from setpoint.core.plan import PlanBuilder, StepPlan, TokenMasks
-from setpoint.core.preparation import Preparer
+from setpoint.core.preparation import Need, Preparer
 from setpoint.core.records import (
     Fallback,
     GrammarEnded,
@@ -39,6 +41,7 @@ from setpoint.scheduler.cadence import Cadence
 from setpoint.scheduler.commit import Committer
 from setpoint.scheduler.decode import DecodePlanner
 from setpoint.scheduler.emit import GRAMMAR_ENDED
+from setpoint.scheduler.handover import DecodeSide, Handover, PrefillSide
 from setpoint.scheduler.prefill import PrefillPlanner
 from setpoint.scheduler.scheduler_config import SchedulerConfig
 from setpoint.scheduler.sequence import Sequence, Status
@@ -62,7 +65,11 @@ class Scheduler:
         *,
         observer: Observer,
         preparer: Preparer | None = None,
+        giver: Giver | None = None,
+        taker: Taker | None = None,
     ) -> None:
+        """giver: moves pages to decode servers, if this is a prefill server; taker: moves them
+        here, if it is a decode server."""
         self.config = config
         self.state = State(config, settings, cache, observer, preparer)
         self._observer = observer
@@ -71,6 +78,12 @@ class Scheduler:
         self._committer = Committer(self.state, observer)
         self._cadence = Cadence()
         self._standstill = Standstill(self.state, observer)
+        self._handover: Handover | None = None
+        if giver is not None:
+            self._handover = PrefillSide(self.state, observer, giver)
+            self._committer.keep_if(self._handover.is_kept)
+        elif taker is not None:
+            self._handover = DecodeSide(self.state, observer, taker, self._committer.adopt)
         self._events: list[TokenEvent] = []
         self._ignored_priority = False
         self._next_step_id = 0
@@ -91,7 +104,7 @@ class Scheduler:
         except Exception as error:
             return self._refuse(seq_id, request, failure_finish(log_failure("taking it in", error)))
         wanted = request.sampling.max_new_tokens
-        if wanted is not None and seq.max_new_tokens < wanted:
+        if wanted is not None and seq.max_new_tokens < wanted and not self.config.only_first_token:
             self._observer.on(RequestClipped(request.rid, wanted, seq.max_new_tokens))
         if complete:
             seq.finish = Finish("length", length=len(seq.outputs))
@@ -107,6 +120,8 @@ class Scheduler:
             raise RequestError(TOO_MANY_PREPARING, status_code=503)
         self._make_room(seq)
         seq.accepted_at = state.now
+        if self._handover is not None:
+            self._handover.begin(seq)
         if needs_grammar:
             state.preparing.start_grammar(seq)
         if seq.needs:
@@ -135,12 +150,21 @@ class Scheduler:
                 GrammarEnded(seq_id, GRAMMAR_ENDED, False)
             )  # by the outputs that came with the request
             return state.end(seq, GRAMMAR_ENDED)
-        return None
+        return None if self._handover is None else self._handover.resume(seq)
 
     def take_news(self, message: Found | Moved) -> None:
         """Take what a mover has found or moved."""
         if isinstance(message, Moved):
             self.state.transfers.end(message)
+
+    def take_handover(self, message: Wanted | Given | Arrived) -> TokenEvent | None:
+        """Take what the mover of handovers has to say. Returns the event to send, if there is
+        one."""
+        assert self._handover is not None
+        return self._handover.take(message)
+
+    def handover_counts(self) -> HandoverCounts | None:
+        return None if self._handover is None else self._handover.counts()
 
     def _refuse(self, seq_id: int, request: Request, finish: Finish) -> TokenEvent:
         """Record a request that does not become a sequence. Returns its only event."""
@@ -206,13 +230,19 @@ class Scheduler:
         for limit_s, seqs, why in (
             (config.waiting_timeout_s, state.queue, "Request waiting timeout reached."),
             (config.waiting_timeout_s, state.preparing, "Request waiting timeout reached."),
-            (config.preparation_timeout_s, state.preparing, PREPARATION_TIMEOUT),
+            (config.preparation_timeout_s, self._waiting_for_grammars(), PREPARATION_TIMEOUT),
             (config.running_timeout_s, state.running.values(), "Request running timeout reached."),
         ):
             if limit_s is not None:
                 earliest = state.now - limit_s
                 for seq in list(takewhile(lambda seq: seq.since < earliest, seqs)):  # noqa: B023
                     self._drop(seq, why, "timed_out")
+        if self._handover is not None:
+            self._events += self._handover.time_out(state.now - config.handover_timeout_s)
+
+    def _waiting_for_grammars(self) -> Iterable[Sequence]:
+        """The sequences that wait for their grammar."""
+        return (seq for seq in self.state.preparing if Need.GRAMMAR in seq.needs)
 
     def abort(self, message: Abort) -> None:
         """End the message's sequences that have not ended yet; their events are among the next
@@ -267,6 +297,8 @@ class Scheduler:
         if state.stands_still:
             return None
         self._drop_late()
+        if self._handover is not None:
+            self._handover.advance()
         builder = PlanBuilder(self._next_step_id, state.cache.row.width)
         step = StepDraft(settings)
         step.num_running = state.num_decoding
@@ -292,6 +324,7 @@ class Scheduler:
         )
         step.num_queued, step.num_preparing = len(state.queue), len(state.preparing)
         step.num_pending_tokens = state.num_pending_tokens
+        step.handover = self.handover_counts()
         return plan
 
     def _when_nothing_runs(self, step: StepDraft) -> None:
@@ -332,7 +365,10 @@ class Scheduler:
 
     def update(self, result: StepResult, finished_at: float) -> list[TokenEvent]:
         """Commit the oldest step in flight; returns the events to send."""
-        return self._committer.commit(result, finished_at)
+        events = self._committer.commit(result, finished_at)
+        if self._handover is not None:
+            self._handover.advance()  # ends may have made room
+        return events
 
     def give_up(self, seq_id: int, why: str) -> TokenEvent:
         """End a sequence whose events cannot be sent, if it has not ended. Returns its last

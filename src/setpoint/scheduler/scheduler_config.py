@@ -40,6 +40,14 @@ class SchedulerConfig:
     """Most requests that may wait for their grammar at a time; one more is refused."""
     preparation_timeout_s: float = 60.0
     """Longest time that a request waits for its grammar."""
+    handover_timeout_s: float = 300.0
+    """Longest time that a request waits for the server that computes its other part."""
+    handover_interval: int = 1
+    """Turns between two attempts to make room for prompts that arrive."""
+    num_reserved_decode_tokens: int = 512
+    """Tokens for each running sequence that prompts which arrive leave free."""
+    only_first_token: bool = False
+    """Whether requests end with their first token: another server goes on."""
     depth: int = 0
     """Number of steps in flight: 0 = synchronous, 1 = overlapped, more = pipelined."""
     replan_inflight: bool = True

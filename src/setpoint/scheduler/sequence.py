@@ -1,5 +1,5 @@
-"""A request's mutable state in the scheduler: (PREPARING ->) WAITING -> RUNNING -> FINISHED. A
-retracted sequence goes from RUNNING back to WAITING or PREPARING.
+"""A request's mutable state in the scheduler: (PREPARING ->) WAITING -> RUNNING (-> HANDING) ->
+FINISHED. A retracted sequence goes from RUNNING back to WAITING or PREPARING.
 
 Counts three kinds of tokens: *scheduled* (a KV write is planned or done), *committed* (the token is
 known) and *in flight* (planned, result not back). Once the prompt is planned, ``num_scheduled`` is
@@ -29,6 +29,7 @@ class Status(enum.Enum):
     PREPARING = "preparing"
     WAITING = "waiting"
     RUNNING = "running"
+    HANDING = "handing"
     FINISHED = "finished"
 
 

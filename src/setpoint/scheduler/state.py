@@ -5,9 +5,11 @@ change it only through these operations."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from setpoint.core.control import PauseMode
+from setpoint.core.handover import HandoverCounts
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.operations import MemoryPart
 from setpoint.core.pagerows import CacheCosts
@@ -49,6 +51,7 @@ class StepDraft:
     num_queued: int = 0
     num_preparing: int = 0
     num_pending_tokens: int = 0
+    handover: HandoverCounts | None = None
     hold: bool = False
     """Nothing may be planned this turn: a preemption waits for the steps in flight."""
     refusals: dict[Refusal, int] = field(default_factory=dict)
@@ -68,8 +71,8 @@ class StepDraft:
 
 
 class State:
-    """Every living sequence is in exactly one of ``preparing``, ``queue``, ``running`` and
-    ``draining``."""
+    """Every living sequence is in exactly one of ``preparing``, ``queue``, ``running``, ``handing``
+    and ``draining``."""
 
     def __init__(
         self,
@@ -97,13 +100,18 @@ class State:
         self.queue = WaitingQueue()
         self.running: dict[int, Sequence] = {}
         """Admitted and not finished, in admission order; the sequence in mid-prefill included."""
+        self.handing: dict[int, Sequence] = {}
+        """Computed, and waiting for the decode server to have their pages, without slot or memory
+        of their own."""
+        self.end_handing: Callable[[int], None] = lambda seq_id: None
+        """Called with a sequence that leaves ``handing``; written by ``PrefillSide``."""
         self.draining: dict[int, Sequence] = {}
         """Finished, but in a plan in flight: slot and pages stay held until its result is back."""
         self.chunking: Sequence | None = None
         """The one sequence in mid-prefill."""
         self.inflight: deque[StepDraft] = deque()
         self.by_id: dict[int, Sequence] = {}
-        """The sequences in ``preparing``, ``queue`` or ``running``."""
+        """The sequences in ``preparing``, ``queue``, ``running`` or ``handing``."""
         self.slots = list(range(config.num_slots - 1, -1, -1))
         """Free slots; the lowest is taken first at the start."""
         self.releases: list[int] = []
@@ -241,6 +249,9 @@ class State:
         del self.by_id[seq.seq_id]
         if seq.status is Status.PREPARING:
             self.preparing.remove(seq, outcome, preparation_s)
+        elif seq.status is Status.HANDING:
+            del self.handing[seq.seq_id]
+            self.end_handing(seq.seq_id)
         elif seq.status is Status.WAITING:
             self.queue.remove(seq)
             self.standing_refusal = None  # this may be the one that did not fit
@@ -256,6 +267,20 @@ class State:
         event = token_event(seq, self.now)
         self._observer.on(request_done(seq, self.now))
         return event
+
+    def keep_handing(self, seq: Sequence, finish: Finish) -> None:
+        """Take memory and slot from a sequence that has got its last token, and keep it until its
+        pages have moved.
+
+        Contract: no step in flight contains the sequence.
+        """
+        assert seq.inflight_steps == 0
+        seq.finish = finish  # so that nothing more is planned for it
+        self._leave_running(seq)
+        self.holdings.release(seq, publish=True)
+        self._free_slot(seq)
+        seq.status = Status.HANDING
+        self.handing[seq.seq_id] = seq
 
     def release_if_idle(self, seq: Sequence) -> None:
         """Release a finished sequence once its last step in flight is back."""

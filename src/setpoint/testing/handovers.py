@@ -29,20 +29,8 @@ Found = TypeVar("Found", Wanted, Given, Arrived)
 HOST = "127.0.0.1"
 
 
-def identity(**changed: object) -> Identity:
-    values: dict[str, object] = {
-        "architecture": "Tiny",
-        "weights": "w",
-        "weight_version": "1",
-        "settings": "",
-        "dtype": "bfloat16",
-        "page_size": 1,
-        "page_bytes": 64,
-        "parts": "k v",
-        "groups": "all",
-        "tp_size": 1,
-    }
-    return Identity(**(values | changed))  # type: ignore[arg-type]
+def identity(**changed: str) -> Identity:
+    return Identity({"weights": "w", "page_size": "1", "dtype": "bfloat16", **changed})
 
 
 class ArrayPool:

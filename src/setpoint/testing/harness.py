@@ -12,6 +12,7 @@ import numpy as np
 
 from setpoint.core.control import Change, Continue, Operate, OptionChange, Pause, PauseMode
 from setpoint.core.executor import Executor
+from setpoint.core.handover import Giver, Taker
 from setpoint.core.messages import Abort, Finish, Reply, Stop, Submit, ToFrontend, Tokens, ToLoop
 from setpoint.core.operations import Operation, Operator
 from setpoint.core.pagerows import CacheCosts, PageRow
@@ -139,6 +140,8 @@ class Harness:
         executor: Executor | None = None,
         wire: Wire | None = None,
         operator: Operator | None = None,
+        giver: Giver | None = None,
+        taker: Taker | None = None,
         **config: Any,
     ) -> None:
         """row: the model's cache groups. num_tokens: how many of the tokens that a row may yield it
@@ -164,7 +167,13 @@ class Harness:
         self.preparer.post = self.wire.post
         self.preparer.vocab_size = self.config.vocab_size
         self.scheduler = Scheduler(
-            self.config, self.settings, self.cache, observer=self.recorder, preparer=self.preparer
+            self.config,
+            self.settings,
+            self.cache,
+            observer=self.recorder,
+            preparer=self.preparer,
+            giver=giver,
+            taker=taker,
         )
         self.loop = Loop(
             self.scheduler,
@@ -254,7 +263,8 @@ class Harness:
         for _ in range(max_turns):
             self.turn()
             state = self.scheduler.state
-            if state.is_idle and not state.preparing and not self.wire.inbox:
+            waits = state.preparing or state.handing or state.transfers
+            if state.is_idle and not waits and not self.wire.inbox:
                 return
         raise AssertionError(f"not idle after {max_turns} turns")
 

@@ -147,12 +147,12 @@ def test_nothing_is_written_after_a_cancelled_transfer_has_ended(
 
 
 def test_servers_that_differ_are_told_in_what() -> None:
-    with pair(there=identity(weights="others", page_size=16)) as both:
+    with pair(there=identity(weights="others", page_size="16")) as both:
         both.giver.offer(1, 5, new_bytes())
         both.taker.fetch(1, both.bootstrap(5), new_bytes(), 0, rows(1))
         failure = both.taken.wait(Arrived, 1).failure
         assert "weights: 'others' here, 'w' there" in failure
-        assert "page_size: 16 here, 1 there" in failure
+        assert "page_size: '16' here, '1' there" in failure
         assert "dtype" not in failure
 
 
