@@ -113,8 +113,19 @@ def check_metrics(server: ServerProcess, answers: Any) -> None:
     """Every series is there and counts these two requests; a stopped engine leaves its figures."""
     found = page(server.url)
     shown = {*found, *(re.sub("_(bucket|sum|count)$", "", name) for name in found)}
-    # No limit has bound, and the model has no experts.
+    # No limit has bound, the model has no experts, and no other server computes a part.
     assert {series.shown_name for series in SERIES} - shown == {
+        "sglang:kv_transfer_alloc_ms",
+        "sglang:kv_transfer_bootstrap_ms",
+        "sglang:kv_transfer_latency_ms",
+        "sglang:kv_transfer_speed_gb_s",
+        "sglang:kv_transfer_total_mb",
+        "sglang:num_bootstrap_failed_reqs_total",
+        "sglang:num_decode_prealloc_queue_reqs",
+        "sglang:num_decode_transfer_queue_reqs",
+        "sglang:num_prefill_bootstrap_queue_reqs",
+        "sglang:num_prefill_inflight_queue_reqs",
+        "sglang:num_transfer_failed_reqs_total",
         "setpoint:binding_limit",
         "setpoint:expert_balancedness",
         "setpoint:expert_rank_tokens",

@@ -24,7 +24,7 @@ ALL = Faults(
 def test_without_faults_every_prompt_moves(seed: int) -> None:
     run = Run(seed, Faults())
     run.run(12)
-    failures = [each.failure for each in run.decode.recorder.of(HandedOver)]
+    failures = [each.why for each in run.decode.recorder.of(HandedOver)]
     assert failures == [""] * 12
     assert all(each.finish.type == "length" for each in run.prefill.outcomes.values())
     computed = sum(each.num_new_tokens for each in run.decode.recorder.steps)

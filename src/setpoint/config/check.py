@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from setpoint.config.disaggregation import check_disaggregation
 from setpoint.config.dp_attention import check_dp_attention
 from setpoint.config.groups.answers import preferred_sampling
 from setpoint.config.groups.chat_formats import NONE
@@ -53,6 +54,7 @@ def check_options(options: Options) -> None:
         )
     check_dp_attention(options)
     check_nodes(options)
+    check_disaggregation(options)
     _check_keys(options.server)
     for group, fields in GROUPS.items():
         check_values(getattr(options, group), fields)

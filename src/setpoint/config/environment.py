@@ -88,6 +88,30 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
     test_retract_interval: Annotated[
         int, EnvVar("SGLANG_TEST_RETRACT_INTERVAL", "Steps between those retractions.")
     ] = 3
+    bootstrap_timeout_s: Annotated[
+        float,
+        EnvVar(
+            "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT",
+            "Seconds that a prefill server waits for a decode server to ask for a request, and to"
+            " take it.",
+        ),
+    ] = 300.0
+    disaggregation_waiting_timeout_s: Annotated[
+        float,
+        EnvVar(
+            "SGLANG_DISAGGREGATION_WAITING_TIMEOUT",
+            "Seconds that a decode server waits for a prompt's keys and values before it computes"
+            " the prompt itself.",
+        ),
+    ] = 300.0
+    header_overrides: Annotated[
+        bool,
+        EnvVar(
+            "SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES",
+            "Let the headers x-override-bootstrap-host, -bootstrap-port, -bootstrap-room and"
+            " -disagg-prefill-dp-rank replace the body's fields of these names.",
+        ),
+    ] = False
     health_check_timeout_s: Annotated[
         float,
         EnvVar(

@@ -18,6 +18,7 @@ import msgspec
 from setpoint.config.groups.answers import AnswerOptions
 from setpoint.config.groups.compatibility import CompatibilityOptions
 from setpoint.config.groups.declare import Option, declared, masked
+from setpoint.config.groups.disaggregation import DisaggregationOptions
 from setpoint.config.groups.events import EventOptions
 from setpoint.config.groups.execution import ExecutionOptions
 from setpoint.config.groups.experts import ExpertOptions
@@ -53,6 +54,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     events: EventOptions = EventOptions()
     parallel: ParallelOptions = ParallelOptions()
     experts: ExpertOptions = ExpertOptions()
+    disaggregation: DisaggregationOptions = DisaggregationOptions()
     compatibility: CompatibilityOptions = CompatibilityOptions()
 
     @classmethod

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from setpoint.config import sglang
 from setpoint.config.check import check_options
 from setpoint.config.decisions import Book, Decision
+from setpoint.config.disaggregation import check_handed_model, settle_disaggregation
 from setpoint.config.dp_attention import check_its_model, own_chunk, settle_dp_attention
 from setpoint.config.environment import EnvSettings
 from setpoint.config.expert_ranks import check_experts
@@ -62,6 +63,7 @@ def resolve(
     device = settle_model(book, model, hardware, env)
     _check_ranks(options, model, device)
     _check_latent(options, model)
+    check_handed_model(options, model)
     placement = place_ranks(options, env, hardware, device=device)
     steps = settle_steps(book, hardware, device, placement)
     settle_rules(book, device, steps.chunk)
@@ -305,6 +307,7 @@ def settle_rules(book: Book, device: str, chunk: int) -> None:
     """Settle the options about scheduling and the cache. Raises ConfigError for an option that this
     version cannot honour."""
     settle_dp_attention(book)
+    settle_disaggregation(book)
     _scheduling(book, chunk)
     _eviction(book)
     _without_effect(book, device)

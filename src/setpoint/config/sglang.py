@@ -272,6 +272,7 @@ KNOWN_VALUES = {
         ),
     ),
     "kv_cache_dtype": ("mxfp8", "nvfp4", "fp4_mx_block16"),
+    "disaggregation_transfer_backend": ("nixl", "mori", "ascend", "fake"),
     "moe_a2a_backend": (
         *("deepep", "deepep_v2", "mooncake", "nixl", "mori", "ascend_fuseep", "ascend_tp"),
         *("flashinfer", "flashinfer_megamoe", "megamoe", "pplx"),
@@ -359,7 +360,10 @@ SUPPORTED = {field.flag: field for field in OPTION_FIELDS}
 INSTEAD = {
     "--ep-dispatch-algorithm": "A token's position chooses the copy of its expert; leave it out.",
     "--attention-backend": "Leave it out: the fastest one that runs here is then used.",
-    "--disaggregation-mode": "In Setpoint one engine does both prefill and decode; leave it out.",
+    "--disaggregation-transfer-backend": (
+        "Setpoint moves keys and values through shared memory or TCP; leave it out. nixl, mori and"
+        " ascend need their libraries and RDMA hardware, for which there is no adapter yet."
+    ),
     "--enable-custom-logit-processor": (
         "It would run Python code that clients send, and Setpoint lets no client run code in the"
         " server. Use logit_bias or a constraint."

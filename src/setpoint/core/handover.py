@@ -47,6 +47,10 @@ class HandoverCounts(msgspec.Struct, frozen=True, array_like=True):
     prompt there is no room yet."""
     num_moving: int
     """Those whose pages move."""
+    num_tokens: int = 0
+    """Tokens for which pages were taken, and have not arrived."""
+    num_retracted: int = 0
+    """Requests in the queue that have run before."""
 
 
 class PageStore(Protocol):

@@ -131,13 +131,15 @@ class HandedOver(msgspec.Struct, frozen=True, tag=True):
 
     rid: str
     seq_id: int
-    failure: str
+    why: str
     """Why it has not; empty if it has."""
     num_bytes: int
     seconds: float
     """From the first page to the last."""
     waited_s: float
     """On the decode server, from the question to the first page."""
+    room_s: float = 0.0
+    """On the decode server, how long the request waited for room in the pool."""
 
 
 class TurnDone(msgspec.Struct, frozen=True, tag=True):

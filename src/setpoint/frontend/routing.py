@@ -11,6 +11,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.request import Request
 from setpoint.frontend.arrival import arrival
+from setpoint.frontend.shared_rooms import rooms_of
 
 RANK_HEADER = "X-Data-Parallel-Rank"
 """The header; it overrides the fields of the body."""
@@ -31,7 +32,7 @@ def routed(
         return [each.routed_to(rank) for each in requests]
     if not by_room:
         return requests
-    rooms = _rooms(received.get(ROOM_FIELD), len(requests))
+    rooms = rooms_of(requests) or _rooms(received.get(ROOM_FIELD), len(requests))
     return [each.routed_to(room % num_ranks) for each, room in zip(requests, rooms, strict=True)]
 
 

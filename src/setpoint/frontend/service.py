@@ -30,6 +30,7 @@ from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.live_options import LiveOptions, Proposal
 from setpoint.frontend.routing import routed
 from setpoint.frontend.sessions import Sessions, Turn
+from setpoint.frontend.shared_rooms import with_rooms
 from setpoint.frontend.storage.background import BackgroundBook
 from setpoint.frontend.storage.responses import ResponseStore
 from setpoint.frontend.storage.storage import Storage
@@ -130,7 +131,7 @@ class Service:
         """
         self.drain.check()
         requests = routed(
-            requests,
+            with_rooms(requests, received, self.config.sharing),
             received,
             num_ranks=len(self.engine.lines),
             by_room=self.config.follows_bootstrap_room,

@@ -27,6 +27,7 @@ SILENCE_S = 0.9
 GREETING_S = 5.0
 """How long a handshake may take."""
 SOCKET_BYTES = 4 << 20
+OTHER_WEIGHTS = "the engine has got other weights"
 PEER_GONE = "the peer has closed the connection"
 PEER_SILENT = f"the peer has been silent for {SILENCE_S} s"
 

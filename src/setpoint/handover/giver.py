@@ -7,13 +7,15 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 from setpoint.core.errors import RequestError
 from setpoint.core.handover import Given, Handed, Wanted
 from setpoint.core.request import Ids
-from setpoint.handover.channel import GREETING_S, Channel
+from setpoint.handover.channel import GREETING_S, OTHER_WEIGHTS, Channel
 from setpoint.handover.frames import HandoverError
 from setpoint.handover.giving import Terms, greet
+from setpoint.handover.identity import Identity
 from setpoint.handover.mover_thread import MoverThread
 from setpoint.handover.offers import Offer, Offers
 
@@ -52,12 +54,22 @@ class RoomGiver:
         self._rooms: dict[int, int] = {}
         """Sequence -> its room; ``offer`` adds, and the mover's thread removes."""
         self._taken: set[int] = set()
+        self._channels: set[Channel] = set()
         self._num_strangers = 0
         self._num_refused = 0
         self._logged_at = float("-inf")
         listener.setblocking(False)
         mover.call(lambda: mover.spawn(self._accept()))
         mover.call(lambda: mover.spawn(self._expire()))
+
+    def renew(self, identity: Identity) -> None:
+        """The engine's keys and values are of another kind from now on."""
+        self._mover.call(self._renew, identity)
+
+    def _renew(self, identity: Identity) -> None:
+        self.terms = replace(self.terms, identity=identity)
+        for channel in self._channels:
+            channel.end(OTHER_WEIGHTS)
 
     def offer(self, seq_id: int, room: int, digest: bytes) -> None:
         if room in self._taken:
@@ -98,6 +110,7 @@ class RoomGiver:
 
     async def _converse(self, sock: socket.socket, who: str) -> None:
         channel = Channel(sock)
+        self._channels.add(channel)
         try:
             self._num_strangers += 1
             try:
@@ -113,6 +126,7 @@ class RoomGiver:
             reason = await giving.run(self._offers)
             logger.info("The connection of the decode server at %s has ended: %s.", who, reason)
         finally:
+            self._channels.discard(channel)
             channel.close()
 
     def _refused(self, who: str, reason: str) -> None:

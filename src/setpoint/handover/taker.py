@@ -8,13 +8,15 @@ import logging
 import socket
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 from setpoint.core.handover import Arrived
 from setpoint.core.request import Ids
 from setpoint.core.rooms import Bootstrap
 from setpoint.handover.bootstrap_client import prefill_server, transfer_address
-from setpoint.handover.channel import GREETING_S, Channel
+from setpoint.handover.channel import GREETING_S, OTHER_WEIGHTS, Channel
 from setpoint.handover.frames import HandoverError
+from setpoint.handover.identity import Identity
 from setpoint.handover.mover_thread import MoverThread
 from setpoint.handover.taking import Taking, Transfer, Wants, arrived, introduce
 
@@ -63,7 +65,17 @@ class RoomTaker:
     def cancel(self, seq_id: int) -> None:
         self._mover.call(self._cancel, seq_id)
 
+    def renew(self, identity: Identity) -> None:
+        """The engine's keys and values are of another kind from now on."""
+        self._mover.call(self._renew, identity)
+
     # ------------------------------------------------------------------ the mover's thread
+
+    def _renew(self, identity: Identity) -> None:
+        self.wants = replace(self.wants, identity=identity)
+        for takings in self._connections.values():
+            for taking in takings:
+                taking.channel.end(OTHER_WEIGHTS)
 
     def _fetch(
         self, seq_id: int, bootstrap: Bootstrap, digest: bytes, skipped_rows: int, rows: Ids

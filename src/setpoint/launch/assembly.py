@@ -19,6 +19,7 @@ from setpoint.core.control import EngineFacts
 from setpoint.core.model import ModelSpec
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.service import Service
+from setpoint.frontend.shared_rooms import Sharing
 from setpoint.frontend.storage.storage import Storage
 from setpoint.frontend.supervision import Supervisor
 from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
@@ -57,6 +58,7 @@ def make_service(
         hidden_size=spec.hidden_size if options.answers.enable_return_hidden_states else None,
         admin_api_key=options.server.admin_api_key,
         follows_bootstrap_room=options.parallel.follows_bootstrap_room,
+        sharing=_sharing(config),
         max_body_bytes=config.max_body_bytes,
         allow_auto_truncate=options.answers.allow_auto_truncate,
         refuse_unknown_keys=options.answers.refuse_unknown_keys,
@@ -87,6 +89,11 @@ def make_service(
     service = Service(frontend, client, engine.text, live, storage, checkpoints, supervisor)
     _add_readers(service, options)
     return service
+
+
+def _sharing(config: ResolvedConfig) -> Sharing:
+    own = config.options.disaggregation
+    return Sharing(own.role, own.disaggregation_bootstrap_port, config.env.header_overrides)
 
 
 def _model_info(spec: ModelSpec, options: Options) -> dict[str, Any]:
@@ -131,6 +138,7 @@ def metrics_config(
         custom_labels=options.metrics.tokenizer_metrics_allowed_custom_labels,
         labels_header=options.metrics.tokenizer_metrics_custom_labels_header,
         buckets=buckets_of(options.metrics),
+        engine_type="unified" if (role := options.disaggregation.role) == "null" else role,
         page_size=options.memory.page_size,
         overlap=config.overlap_depth > 0,
         startup_s={

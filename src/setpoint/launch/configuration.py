@@ -29,6 +29,9 @@ from setpoint.config.options import Options
 from setpoint.config.room import check_room
 from setpoint.launch.served import Served
 
+KEY_BYTES = 32
+"""Size of the key of a prefill server."""
+
 logger = logging.getLogger(__name__)
 
 NO_TEXT = "--skip-tokenizer-init leaves text out"
@@ -91,4 +94,5 @@ def settle(options: Options, env: EnvSettings, given: Set[str]) -> Served:
             "reasoning_parser": (formats.reasoning or NONE, formats.reasoning_why),
         },
     )
-    return Served(source, tokenizer, template, asked, asked.resolve(), sampling)
+    key = secrets.token_hex(KEY_BYTES) if options.disaggregation.role == "prefill" else ""
+    return Served(source, tokenizer, template, asked, asked.resolve(), sampling, handover_key=key)

@@ -27,6 +27,7 @@ from setpoint.config.groups.events import publisher_config
 from setpoint.config.pool import PoolConfig
 from setpoint.core.control import EngineFacts, MemoryUsage
 from setpoint.core.errors import SetpointError
+from setpoint.core.grammar import GrammarFactory
 from setpoint.core.messages import Failed, Ready, Starting
 from setpoint.core.progress import report, reported_to
 from setpoint.core.records import Observer
@@ -47,6 +48,7 @@ from setpoint.ipc.sockets import EngineSocket
 from setpoint.launch.binding import bound
 from setpoint.launch.grammar_threads import GrammarThreads
 from setpoint.launch.grammars import engine_grammars
+from setpoint.launch.handing import RenewingOperator, sides_of
 from setpoint.launch.heartbeat import heartbeat, write_stacks_when_asked
 from setpoint.launch.job import EngineJob, decode_job, encode_job
 from setpoint.launch.loading import device_bytes, load_engine
@@ -167,14 +169,15 @@ def _build(
     engine = {"scheduler": rules, "settings": settings, "cache": cache, "clock": clock}
     recording = _recorded(job, at_end, **engine)
     observer = readers if recording is None else Tee(readers, recording)
+    sides = sides_of(job, runner, socket.post, at_end)
     scheduler = Scheduler(
         rules,
         settings,
         _cache_of(job, cache),
         observer=observer,
-        preparer=None
-        if config.options.model.is_embedding
-        else GrammarThreads(grammars, socket.post),
+        preparer=_preparer(job, grammars, socket),
+        giver=sides.giver,
+        taker=sides.taker,
     )
     write_stacks_when_asked()
     beat = heartbeat(socket)
@@ -186,7 +189,7 @@ def _build(
         depth=config.overlap_depth,
         clock=clock,
         observer=observer,
-        operator=_operator(job, executor, beat, others),
+        operator=RenewingOperator(_operator(job, executor, beat, others), job, sides),
         heartbeat=beat,
         accompany=runner.accompany,
         report=lambda: readers.report(
@@ -207,6 +210,15 @@ def _build(
     socket.send(Ready(_facts(runner, pool, available_bytes=left, phases=phases)))
     _later(GRAMMARS_AFTER_S, grammars.prepare)
     return loop
+
+
+def _preparer(
+    job: EngineJob, grammars: GrammarFactory, socket: EngineSocket
+) -> GrammarThreads | None:
+    """What makes grammars; a model that embeds needs none."""
+    if job.config.options.model.is_embedding:
+        return None
+    return GrammarThreads(grammars, socket.post)
 
 
 def _recorded(job: EngineJob, at_end: ExitStack, **engine: Any) -> RecordingWriter | None:

@@ -22,6 +22,8 @@ class EngineJob(msgspec.Struct, frozen=True):
     None: all that is free."""
     tells_prefixes: bool
     """Whether the engine reports which prefixes its cache holds."""
+    handover_key: str = ""
+    """The key that the processes of a prefill server share (``handover.secrets``), in hex."""
     is_standby: bool = False
     """Whether another engine serves meanwhile. The memory of that engine is free again before this
     one's pool is used."""

@@ -35,6 +35,8 @@ class Served:
     tells_prefixes: bool = False
     """Whether the engines report which prefixes their caches hold, so that the choice of an engine
     can use it."""
+    handover_key: str = ""
+    """See ``EngineJob``."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -72,6 +74,7 @@ class Served:
             rank if several else None,
             self._memory_bytes,
             self.tells_prefixes,
+            self.handover_key,
             is_standby,
         )
 

@@ -24,6 +24,7 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.server import api_keys
 from setpoint.config.options import Options
 from setpoint.core.errors import EngineDeadError
+from setpoint.launch.bootstrapping import bootstrap_socket, bootstrapping
 from setpoint.launch.ending import END_S, SIGNALS
 from setpoint.launch.engine import Launched, launch_engine
 from setpoint.launch.engine_session import EngineSession
@@ -68,6 +69,9 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
     setup_logging(options.logs.log_level, milliseconds=env.log_ms)
     with ExitStack() as stack:
         sock = stack.enter_context(bind_socket(options.server.host, options.server.port))
+        bootstrap = bootstrap_socket(options)
+        if bootstrap is not None:
+            stack.enter_context(bootstrap)
         storage = None
         if options.answers.file_storage_path is not None:
             from setpoint.frontend.storage.storage import Storage
@@ -77,7 +81,7 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
         engine = stack.enter_context(
             launch_engine(options, env, given=given, phases=phases, display=in_the_log())
         )
-        serving = _Serving(engine, sock, storage, publisher, phases)
+        serving = _Serving(engine, sock, bootstrap, storage, publisher, phases)
         code: int = run_until_asked(serving.run, limit_s=lambda: serving.drain_s + END_S)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # the process is ending already
@@ -91,12 +95,14 @@ class _Serving:
         self,
         engine: Launched,
         sock: socket.socket,
+        bootstrap: socket.socket | None,
         storage: Storage | None,
         publisher: BlockSink | None,
         phases: Phases,
     ) -> None:
         self._engine = engine
         self._sock = sock
+        self._bootstrap = bootstrap
         self._storage = storage
         self._publisher = publisher
         self._phases = phases
@@ -119,9 +125,12 @@ class _Serving:
         from setpoint.frontend.http.serve import make_server
 
         stopped = asyncio.create_task(asked.end.wait())
-        async with EngineSession(
-            self._engine, self._phases, storage=self._storage, blocks=self._publisher
-        ) as session:
+        async with (
+            bootstrapping(self._engine.served, self._bootstrap),
+            EngineSession(
+                self._engine, self._phases, storage=self._storage, blocks=self._publisher
+            ) as session,
+        ):
             service = self._service = await session.service_unless(stopped)
             if service is None:
                 return 0

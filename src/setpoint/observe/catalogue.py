@@ -21,6 +21,9 @@ BETWEEN_TOKENS = (
     *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
     *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
 )
+TRANSFER_SPEED = (0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 7.5, 10, 20, 50, 100)
+TRANSFER_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000, 60000)
+TRANSFER_MB = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 REQUESTS_PER_KEY = (1, 2, 3, 5, 7, 10, 20, 50, 100, 200)
 """Upper bounds of the ranges in which routing keys are counted."""
 TOKEN_COUNTS = (
@@ -57,6 +60,10 @@ ENGINE_GAUGES = _series(
     ("num_running_reqs", "Running requests."),
     ("num_queue_reqs", "Requests that wait for admission, including retracted ones."),
     ("num_grammar_queue_reqs", "Requests that wait for their grammar."),
+    ("num_prefill_bootstrap_queue_reqs", "Requests that no decode server has asked for yet."),
+    ("num_prefill_inflight_queue_reqs", "Computed prompts on their way to a decode server."),
+    ("num_decode_prealloc_queue_reqs", "Requests for whose prompt the pool has no room yet."),
+    ("num_decode_transfer_queue_reqs", "Prompts on their way from a prefill server."),
     ("num_paused_reqs", "Requests that wait because generation is paused."),
     ("num_retracted_reqs", "Requests retracted since the last 'Decode batch' line of the log."),
     ("num_unique_running_routing_keys", "Distinct routing keys of the running requests."),
@@ -124,6 +131,8 @@ ENGINE_COUNTERS = _series(
     Scope.SCHEDULER,
     Kind.COUNTER,
     ("num_retracted_requests", "Requests sent back to the queue because memory ran out."),
+    ("num_bootstrap_failed_reqs", "Requests whose other server could not be found or did not ask."),
+    ("num_transfer_failed_reqs", "Requests whose prompt did not move to the decode server."),
     ("num_retracted_input_tokens", "Prompt tokens of retracted requests."),
     ("num_retracted_output_tokens", "Output tokens that retracted requests had, and kept."),
     ("cuda_graph_passes", "Steps, by their kind and whether a captured one was replayed.", "mode"),
@@ -195,6 +204,11 @@ ENGINE_HISTOGRAMS = _histograms(
         STAGE_LATENCY,
     ),
     ("grammar_compilation_time_seconds", "Time to compile a grammar.", "", GRAMMAR_TIME),
+    ("kv_transfer_speed_gb_s", "Rate at which a prompt's pages moved.", "", TRANSFER_SPEED),
+    ("kv_transfer_latency_ms", "From the first page of a prompt to the last.", "", TRANSFER_MS),
+    ("kv_transfer_total_mb", "Size of a prompt's pages that moved.", "", TRANSFER_MB),
+    ("kv_transfer_bootstrap_ms", "From asking for a prompt to its first page.", "", TRANSFER_MS),
+    ("kv_transfer_alloc_ms", "Time for which a prompt waited for room.", "", TRANSFER_MS),
 )
 
 REQUEST_COUNTERS = _series(

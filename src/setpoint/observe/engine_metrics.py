@@ -7,8 +7,10 @@ import time
 from typing import get_args
 
 from setpoint.core.control import MetricsReport
+from setpoint.core.preparation import Need
 from setpoint.core.records import (
     GrammarLate,
+    HandedOver,
     Outcome,
     PreparationEnded,
     Record,
@@ -21,6 +23,7 @@ from setpoint.core.records import (
 from setpoint.core.result import EAGER
 from setpoint.observe.catalogue import BY_NAME
 from setpoint.observe.figures import Figures
+from setpoint.observe.handover_metrics import HandoverMetrics
 from setpoint.observe.series import Histogram
 from setpoint.observe.work import WorkMeter
 
@@ -53,6 +56,7 @@ class EngineMetrics:
         self._num_late = 0
         self._late: set[int] = set()
         """Ids of the sequences that wait for their grammar again."""
+        self._handovers = HandoverMetrics()
         self._compiling = _histogram("sglang:grammar_compilation_time_seconds")
         self._queue_time = _histogram("sglang:queue_time_seconds")
         self._stages = {
@@ -76,6 +80,10 @@ class EngineMetrics:
             case GrammarLate():
                 self._num_late += 1
                 self._late.add(record.seq_id)
+            case PreparationEnded() if record.need is not Need.GRAMMAR:
+                pass
+            case HandedOver():
+                self._handovers.take(record)
             case PreparationEnded() if record.seq_id in self._late:
                 self._late.remove(record.seq_id)  # it was counted when it was prepared
             case PreparationEnded():
@@ -97,6 +105,7 @@ class EngineMetrics:
                 "sglang:per_stage_req_latency_seconds": {
                     stage: histogram.snapshot() for stage, histogram in self._stages.items()
                 },
+                **self._handovers.histograms(),
             },
         )
 
@@ -154,6 +163,7 @@ class EngineMetrics:
             "setpoint:failed_sends": {"": totals.sends_failed},
             "setpoint:rebuilt_pools": {"": totals.pools_rebuilt},
             "setpoint:turn_seconds": turns,
+            **self._handovers.counters(),
             **(self._work.counters() if self._work is not None else {}),
         }
 

@@ -17,6 +17,7 @@ from setpoint.core.records import (
     CacheFlushed,
     Continued,
     Fallback,
+    HandedOver,
     Operated,
     Paused,
     PoolRebuilt,
@@ -152,6 +153,8 @@ class LogLines:
                 _done(record)
                 if self._request_times:
                     _request_times(record)
+            case HandedOver():
+                _handed_over(record)
             case Retraction():
                 _retraction(record)
             case Preemption():
@@ -181,7 +184,7 @@ class LogLines:
     def _prefill(self, stats: StepDone) -> None:
         logger.info(
             "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f,"
-            " #running-req: %d, #queue-req: %d, #pending-token: %d, %s: %s, input throughput"
+            " #running-req: %d, #queue-req: %d, #pending-token: %d, %s%s: %s, input throughput"
             " (token/s): %.2f%s",
             stats.num_prefill_rows,
             stats.num_new_tokens,
@@ -190,6 +193,7 @@ class LogLines:
             stats.num_running,
             stats.num_queued,
             stats.num_pending_tokens,
+            _handover_words(stats),
             self._graph,
             stats.way != EAGER,
             self._figures.input_throughput,
@@ -198,16 +202,40 @@ class LogLines:
 
     def _decode(self, stats: StepDone) -> None:
         logger.info(
-            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %s: %s, gen throughput"
-            " (token/s): %.2f, #queue-req: %d%s",
+            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %s%s: %s, gen"
+            " throughput (token/s): %.2f, #queue-req: %d%s",
             stats.num_running,
             stats.pool.used,
             stats.pool.usage,
+            _handover_words(stats),
             self._graph,
             stats.way != EAGER,
             self._figures.gen_throughput,
             stats.num_queued,
             "" if self._work is None else self._work.decode_words(),
+        )
+
+
+def _handover_words(stats: StepDone) -> str:
+    """SGLang's pieces of a line about requests that another server computes, too."""
+    counts = stats.handover
+    if counts is None:
+        return ""
+    if counts.role == "prefill":
+        return f"#bootstrap-req: {counts.num_waiting}, #inflight-req: {counts.num_moving}, "
+    return (
+        f"pre-allocated usage: {counts.num_tokens / max(stats.pool.total, 1):.2f},"
+        f" #prealloc-req: {counts.num_waiting}, #transfer-req: {counts.num_moving},"
+        f" #retracted-req: {counts.num_retracted}, "
+    )
+
+
+def _handed_over(record: HandedOver) -> None:
+    if record.why:
+        logger.warning(
+            "The prompt of request %s was not handed over: %s",
+            excerpt(record.rid),
+            excerpt(record.why, 600),
         )
 
 

@@ -34,7 +34,7 @@ from setpoint.core.handover import (
 from setpoint.core.messages import Finish, Moved, TokenEvent
 from setpoint.core.preparation import Need
 from setpoint.core.records import HandedOver, Observer
-from setpoint.core.transfers import Place
+from setpoint.core.transfers import Direction, Place
 from setpoint.scheduler.emit import joined_logprobs
 from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.state import State
@@ -233,6 +233,8 @@ class DecodeSide:
         """Sequences for whose prompt there was no room yet."""
         self._arriving: dict[int, tuple[Sequence, int | None]] = {}
         """Sequences whose prompt is fetched, each with its transfer, until ``Arrived``."""
+        self._room_s: dict[int, float] = {}
+        """How long these waited for room."""
         self._handed: dict[int, Handed] = {}
         """Of sequences that still wait for their grammar."""
         self._num_turns = 0
@@ -262,6 +264,7 @@ class DecodeSide:
         assert isinstance(message, Arrived)
         state = self._state
         seq, transfer_id = self._arriving.pop(message.seq_id)
+        room_s = self._room_s.pop(message.seq_id)
         if transfer_id is not None:
             state.transfers.end(
                 Moved(
@@ -285,6 +288,7 @@ class DecodeSide:
                 message.num_bytes,
                 message.seconds,
                 message.waited_s,
+                room_s,
             )
         )
         if handed is None:
@@ -314,7 +318,11 @@ class DecodeSide:
 
     def counts(self) -> HandoverCounts:
         return HandoverCounts(
-            "decode", num_waiting=len(self._waiting), num_moving=len(self._arriving)
+            "decode",
+            num_waiting=len(self._waiting),
+            num_moving=len(self._arriving),
+            num_tokens=self._state.transfers.num_tokens(Direction.LOAD),
+            num_retracted=sum(seq.num_retractions > 0 for seq in self._state.queue),
         )
 
     def _miss(self, seq: Sequence) -> None:
@@ -363,6 +371,7 @@ class DecodeSide:
         rows, start = NO_ROWS, len(seq.prompt)
         if transfer is not None:
             rows, start = transfer.rows, transfer.start
+        self._room_s[seq.seq_id] = state.now - seq.since
         self._arriving[seq.seq_id] = seq, None if transfer is None else transfer.id
         self._taker.fetch(
             seq.seq_id,

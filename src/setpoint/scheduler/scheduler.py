@@ -13,7 +13,7 @@ after the results it depends on were given. ``take_events`` returns the events t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from itertools import chain, takewhile
 
 from setpoint.core.control import Operate, PauseMode
@@ -240,9 +240,11 @@ class Scheduler:
         if self._handover is not None:
             self._events += self._handover.time_out(state.now - config.handover_timeout_s)
 
-    def _waiting_for_grammars(self) -> Iterable[Sequence]:
+    def _waiting_for_grammars(self) -> Iterator[Sequence]:
         """The sequences that wait for their grammar."""
-        return (seq for seq in self.state.preparing if Need.GRAMMAR in seq.needs)
+        for seq in self.state.preparing:
+            if Need.GRAMMAR in seq.needs:
+                yield seq
 
     def abort(self, message: Abort) -> None:
         """End the message's sequences that have not ended yet; their events are among the next

@@ -150,7 +150,6 @@ GUIDE_COMMANDS = (
     GuideCommand(
         WORKLOADS,
         "--disaggregation-mode decode",
-        refused=r"--disaggregation-mode is .* In Setpoint one engine does both",
     ),
     GuideCommand(
         WORKLOADS,

@@ -26,7 +26,17 @@ PAGES = sorted(
     if path.name not in HISTORY
 )
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
-OTHERS = {"--no-deps", "--index-url", "--version", "--help", "--nproc-per-node", "--master-addr"}
+OTHERS = {
+    "--pd-disaggregation",
+    "--prefill",
+    "--decode",
+    "--no-deps",
+    "--index-url",
+    "--version",
+    "--help",
+    "--nproc-per-node",
+    "--master-addr",
+}
 """Options of pip and torchrun, and those that every command has."""
 
 

@@ -18,6 +18,7 @@ from setpoint.core.records import (
     Fallback,
     GrammarEnded,
     GrammarLate,
+    HandedOver,
     Operated,
     Paused,
     PoolRebuilt,
@@ -49,6 +50,7 @@ from setpoint.observe.figures import Figures
 from setpoint.observe.tee import Tee
 from setpoint.testing.harness import TURN_S, Harness, ids_of
 from setpoint.testing.preparers import ScriptedPreparer
+from setpoint.testing.simulation.handover import Faults, Run
 
 PROMPT = [1, 2, 3, 4]
 
@@ -219,6 +221,12 @@ def loading() -> Harness:
     return harness
 
 
+def handing_over() -> Harness:
+    run = Run(0, Faults())
+    run.run(1)
+    return run.decode
+
+
 PROVOKED_BY: dict[type[Record], Callable[[], Harness]] = {
     Turn: served,
     Received: served,
@@ -243,6 +251,7 @@ PROVOKED_BY: dict[type[Record], Callable[[], Harness]] = {
     PreparationEnded: constrained,
     TransferStarted: loading,
     TransferEnded: loading,
+    HandedOver: handing_over,
     GrammarEnded: constrained,
     GrammarLate: late,
     TokensForced: forcing,

@@ -40,10 +40,11 @@ class PageRows:
         self.row_bytes = sum(part.shape[1] for each in parts for part in each)
         """Bytes of one page row."""
 
-    def read(self, rows: Ids) -> Bytes:
-        """The bytes of these rows, which are flat."""
+    def read(self, rows: Ids, out: Bytes | None = None) -> Bytes:
+        """The bytes of these rows, which are flat; in ``out``, if it is given."""
         table = rows.reshape(-1, self.width)
-        out = np.empty(len(table) * self.row_bytes, np.uint8)
+        if out is None:
+            out = np.empty(len(table) * self.row_bytes, np.uint8)
         at = 0
         for column, parts in enumerate(self._parts):
             pages = table[:, column]

@@ -110,7 +110,7 @@ class AdminRoutes:
             "load_format": "auto",
             "reasoning_parser": _format_name(config.reasoning_parser),
             "tool_call_parser": _format_name(config.tool_call_parser),
-            "disaggregation_mode": "null",
+            "disaggregation_mode": config.sharing.role,
             "has_image_understanding": False,
             "has_audio_understanding": False,
             "model_type": None,

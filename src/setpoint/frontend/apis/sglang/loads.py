@@ -13,12 +13,14 @@ from fastapi.responses import PlainTextResponse
 from setpoint import __version__
 from setpoint.core.control import EngineFacts, InternalState
 from setpoint.core.errors import EngineDeadError, RequestError
+from setpoint.core.handover import HandoverCounts
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.service import Service
 
 SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
-"""The sections that ``include`` may name. Only core, memory and queues have content."""
+"""The sections that ``include`` may name. spec and lora have no content yet,
+and disagg has some on prefill and decode servers."""
 
 
 EXPOSITION = "text/plain; version=0.0.4"
@@ -96,7 +98,20 @@ def _load(
         load["memory"] = _memory(state, facts)
     if sections & {"queues", "all"}:
         load["queues"] = _queues(state)
+    if sections & {"disagg", "all"} and state.handover is not None:
+        load["disaggregation"] = _disaggregation(state.handover)
     return load
+
+
+def _disaggregation(counts: HandoverCounts) -> dict[str, Any]:
+    """The numbers of requests that wait for the server that computes their other part."""
+    is_prefill = counts.role == "prefill"
+    waiting, moving = (
+        ("num_prefill_bootstrap_queue_reqs", "num_prefill_inflight_queue_reqs")
+        if is_prefill
+        else ("num_decode_prealloc_queue_reqs", "num_decode_transfer_queue_reqs")
+    )
+    return {"mode": counts.role, waiting: counts.num_waiting, moving: counts.num_moving}
 
 
 def _core(rank: int, state: InternalState, facts: EngineFacts) -> dict[str, Any]:
@@ -142,7 +157,7 @@ def _exposition(loads: list[dict[str, Any]]) -> str:
         for name, value in load.items():
             found = value if isinstance(value, dict) else {"": value}
             for key, number in found.items():
-                if name not in ("dp_rank", "timestamp"):
+                if name not in ("dp_rank", "timestamp") and key != "mode":
                     gauge = f"sglang:{name}_{key}" if key else f"sglang:{name}"
                     samples.setdefault(gauge, []).append(f"{gauge}{labels} {number}")
     lines = [line for gauge, each in samples.items() for line in (f"# TYPE {gauge} gauge", *each)]

@@ -168,6 +168,9 @@ class NativeApi:
             )
             meta.update(logprobs.of_outputs(asked, blocks))
             prompt = output.request.prompt()
+            if self._service.config.sharing.role == "decode" and output.prompt_logprobs is None:
+                # The prefill server has them, and a router puts its list before this one.
+                asked = msgspec.structs.replace(asked, start=-1)
             meta.update(logprobs.of_prompt(asked, prompt, output.prompt_logprobs))
         if SAMPLING_MASK in output.request.options.token_facts:
             masks = output.token_facts.get(SAMPLING_MASK, [])

@@ -35,10 +35,8 @@ UNSUPPORTED = (
     *(
         "custom_logit_processor",
         "return_routed_experts",
-        "bootstrap_host",
     ),
     *(
-        "bootstrap_port",
         "max_thinking_tokens",
         "background",
     ),
@@ -67,9 +65,12 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None
     """The older name of ``routed_dp_rank``."""
+    bootstrap_host: str | list[str | None] | None = None
+    bootstrap_port: int | list[int | None] | None = None
     bootstrap_room: int | list[int] | None = None
-    """Determines the engine with --load-balance-method follow_bootstrap_room; otherwise it has no
-    effect."""
+    """Names the request on a prefill and a decode server (``frontend.shared_rooms``). Determines
+    the engine with --load-balance-method follow_bootstrap_room; otherwise it has no effect."""
+    disagg_prefill_dp_rank: int | None = None
     return_prompt_token_ids: bool = False
     require_reasoning: bool = False
     """Whether the output begins with reasoning. If so, constraints apply after it, and its tokens

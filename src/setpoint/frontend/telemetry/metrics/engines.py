@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from setpoint.core.control import EngineFacts, ExpertLoads, InternalState, MetricsReport
+from setpoint.core.handover import HandoverCounts
 from setpoint.observe.catalogue import BY_NAME, REQUESTS_PER_KEY
 from setpoint.observe.series import Histogram
 
@@ -50,6 +51,7 @@ class EngineFigures:
         self.gauges["sglang:routing_key_running_req_count"] = _by_range(state.running_per_key)
         self.gauges["sglang:routing_key_all_req_count"] = _by_range(state.open_per_key)
         self.gauges |= _of_experts(state.report.experts)
+        self.gauges |= _of_handovers(state.handover)
         self.gauges |= {name: _samples(values) for name, values in self._latest.gauges.items()}
 
     def samples(self) -> dict[str, dict[tuple[str, ...], Any]]:
@@ -117,6 +119,20 @@ def _present(facts: EngineFacts, state: InternalState) -> dict[str, float]:
         "sglang:max_total_num_tokens": facts.max_total_num_tokens,
         "sglang:weight_memory_usage_gb": report.memory_usage.weight,
         "sglang:kv_cache_memory_usage_gb": report.memory_usage.kvcache,
+    }
+
+
+def _of_handovers(counts: HandoverCounts | None) -> Samples:
+    if counts is None:
+        return {}
+    waiting, moving = (
+        ("prefill_bootstrap", "prefill_inflight")
+        if counts.role == "prefill"
+        else ("decode_prealloc", "decode_transfer")
+    )
+    return {
+        f"sglang:num_{waiting}_queue_reqs": {(): counts.num_waiting},
+        f"sglang:num_{moving}_queue_reqs": {(): counts.num_moving},
     }
 
 

@@ -46,6 +46,7 @@ class Metrics:
         self,
         *,
         model_name: str,
+        engine_type: str = "unified",
         extra_labels: Mapping[str, str],
         client: EngineClient,
         figures: Callable[[], EngineFigures],
@@ -55,7 +56,7 @@ class Metrics:
     ) -> None:
         """extra_labels: added to every series of the scheduler and of requests. figures: makes
         those of a rank. server: the frontend's other samples, by the name of their series."""
-        common = {"model_name": model_name, "engine_type": "unified"}
+        common = {"model_name": model_name, "engine_type": engine_type}
         ranks = dict.fromkeys(("tp_rank", "pp_rank", "moe_ep_rank"), "0")
         self._labels: dict[Scope, dict[str, str]] = {
             Scope.SCHEDULER: common | ranks | dict(extra_labels),

@@ -31,6 +31,8 @@ class MetricsConfig:
     """The header in which it does."""
     buckets: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Name of a histogram -> its upper bounds, where they are not the usual ones."""
+    engine_type: str = "unified"
+    """Which part of a request the server computes: all of it, its prefill or its decode."""
     page_size: int = 1
     overlap: bool = False
     """Whether steps are planned while the one before still runs."""
@@ -69,6 +71,7 @@ def make_metrics(
 
     return Metrics(
         model_name=model_name,
+        engine_type=config.engine_type,
         extra_labels=config.extra_labels,
         client=client,
         figures=partial(

@@ -24,8 +24,6 @@ UNSUPPORTED = (
     "custom_logit_processor",
     "lora_path",
     "session_params",
-    "bootstrap_host",
-    "bootstrap_port",
 )
 
 DEFAULT_MODEL = "default"
@@ -43,9 +41,12 @@ class AnyBody(msgspec.Struct, kw_only=True):
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None
     """The older name of ``routed_dp_rank``."""
+    bootstrap_host: str | list[str | None] | None = None
+    bootstrap_port: int | list[int | None] | None = None
     bootstrap_room: int | list[int] | None = None
-    """Determines the engine with --load-balance-method follow_bootstrap_room; otherwise it has no
-    effect."""
+    """Names the request on a prefill and a decode server (``frontend.shared_rooms``). Determines
+    the engine with --load-balance-method follow_bootstrap_room; otherwise it has no effect."""
+    disagg_prefill_dp_rank: int | None = None
 
     model: str | None = DEFAULT_MODEL
     rid: str | None = None

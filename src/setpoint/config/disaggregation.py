@@ -1,0 +1,116 @@
+"""What --disaggregation-mode demands and changes (decision 0072). Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from setpoint.config.decisions import Book
+from setpoint.config.options import Options
+from setpoint.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from setpoint.core.model import ModelSpec
+
+OFFLOAD = "disaggregation-decode-enable-offload-kvcache"
+OWN = "setpoint"
+
+
+def check_disaggregation(options: Options) -> None:
+    """Raise ConfigError if --disaggregation-mode or what belongs to it contradicts other
+    options."""
+    own, parallel, mode = options.disaggregation, options.parallel, _mode(options)
+    if own.disaggregation_decode_enable_offload_kvcache:
+        if mode != "decode":
+            raise ConfigError(f"The argument {OFFLOAD} is only supported for decode side.")
+        raise ConfigError(
+            f"The argument {OFFLOAD} is only supported when hicache-storage-backend is provided."
+        )
+    if mode == "null":
+        return
+    for is_given, flag, why in (
+        (
+            options.memory.disable_radix_cache,
+            "--disable-radix-cache",
+            "keys and values that arrive become a part of the prefix cache",
+        ),
+        (
+            parallel.ranks_per_engine > 1,
+            f"--tp-size {parallel.tp_size}",
+            "an engine of several ranks cannot hand over its keys and values yet",
+        ),
+        (
+            parallel.enable_dp_attention,
+            "--enable-dp-attention",
+            "it needs engines of several ranks",
+        ),
+        (parallel.use_ray, "--use-ray", "Ray's actors get no key for transfers"),
+        (
+            parallel.engine_standby,
+            "--engine-standby",
+            "a standby would answer for the engine that serves",
+        ),
+        (
+            options.recording.record is not None,
+            "--record",
+            "what another server sends is not recorded",
+        ),
+        (options.model.is_embedding, "--is-embedding", "embeddings have no second part"),
+        (
+            options.answers.enable_return_hidden_states,
+            "--enable-return-hidden-states",
+            "hidden states are not handed over",
+        ),
+    ):
+        if is_given:
+            raise ConfigError(
+                f"--disaggregation-mode {mode} cannot be combined with {flag}, because {why}; leave"
+                " one of them out."
+            )
+    method = parallel.load_balance_method
+    if mode == "prefill" and method not in ("auto", "follow_bootstrap_room"):
+        raise ConfigError(
+            f"--load-balance-method {method} cannot be combined with --disaggregation-mode prefill:"
+            " a decode server finds a room's engine by its number. Use follow_bootstrap_room."
+        )
+
+
+def check_handed_model(options: Options, model: ModelSpec) -> None:
+    """Raise ConfigError if this model's cache cannot be handed over."""
+    if _mode(options) != "null" and model.pooling is not None:
+        raise ConfigError(
+            f"--disaggregation-mode {_mode(options)} is for models that generate text, and"
+            f" {model.architecture} embeds; leave it out."
+        )
+
+
+def settle_disaggregation(book: Book) -> None:
+    """Settle what follows from the mode."""
+    mode = _mode(book.options)
+    if mode == "null":
+        return
+    backend = book.options.disaggregation.disaggregation_transfer_backend
+    if backend != OWN:
+        book.put(
+            "disaggregation_transfer_backend",
+            OWN,
+            f"{backend} is SGLang's name; Setpoint moves keys and values itself, through shared"
+            " memory or TCP, and only between servers of its own",
+            warn=True,
+        )
+    if mode == "prefill" and book.get("load_balance_method") == "auto":
+        book.put(
+            "load_balance_method",
+            "follow_bootstrap_room",
+            "a decode server finds a room's engine by its number",
+        )
+    if mode == "decode" and not book.get("enable_mixed_chunk"):
+        book.put(
+            "enable_mixed_chunk",
+            True,
+            "a request that arrives joins the others in their next step, because it has a token or"
+            " a page to compute",
+        )
+
+
+def _mode(options: Options) -> str:
+    return options.disaggregation.disaggregation_mode

@@ -1,0 +1,118 @@
+"""Connects an engine of a prefill or decode server with the engines of the other kind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from setpoint.config.groups.server import api_keys
+from setpoint.core.messages import Posted
+from setpoint.core.operations import LoadWeights, MemoryPart, Operation, Operator
+from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.engine.runner.pool_store import PoolStore
+from setpoint.handover.bootstrap_client import register
+from setpoint.handover.frames import HandoverError
+from setpoint.handover.giver import RoomGiver, listening
+from setpoint.handover.giving import Terms
+from setpoint.handover.identity import Identity
+from setpoint.handover.mover_thread import MoverThread
+from setpoint.handover.taker import RoomTaker
+from setpoint.handover.taking import Wants
+from setpoint.launch.agreement import facts_of
+from setpoint.launch.job import EngineJob
+
+logger = logging.getLogger(__name__)
+
+WILDCARDS = ("", "0.0.0.0", "::")
+LOOPBACK = "127.0.0.1"
+IRRELEVANT = ("whether steps are captured", "--ep-num-redundant-experts", "--nnodes")
+"""Facts of an engine on which the bits of its cache do not depend."""
+
+
+@dataclass(slots=True, frozen=True)
+class Sides:
+    """The side of handovers that an engine is on, if it is on one."""
+
+    giver: RoomGiver | None = None
+    taker: RoomTaker | None = None
+
+    def renew(self, identity: Identity) -> None:
+        """Tell every new connection what the engine's keys and values depend on now; those that
+        exist end."""
+        if self.giver is not None:
+            self.giver.renew(identity)
+        if self.taker is not None:
+            self.taker.renew(identity)
+
+
+def sides_of(
+    job: EngineJob, runner: ModelRunner, post: Callable[[Posted], None], at_end: ExitStack
+) -> Sides:
+    """post: puts a message in the loop's inbox, from any thread."""
+    options = job.config.options
+    own, mode = options.disaggregation, options.disaggregation.role
+    if mode == "null":
+        return Sides()
+    store, identity = PoolStore(runner.pool), identity_of(job)
+    mover = MoverThread()
+    at_end.callback(mover.stop)
+    checksums = own.disaggregation_enable_kv_checksum
+    if mode == "decode":
+        wants = Wants(store, identity, checksums)
+        api_key = next(iter(api_keys(options.server)), None)
+        return Sides(taker=RoomTaker(mover, wants, post, api_key=api_key))
+    host = options.server.host
+    listener = listening(host)
+    at_end.callback(listener.close)
+    key = bytes.fromhex(job.handover_key)
+    giver = RoomGiver(mover, listener, Terms(store, identity, key, checksums), post)
+    number = listener.getsockname()[1]
+    own_server = LOOPBACK if host in WILDCARDS else host
+    port, rank = own.disaggregation_bootstrap_port, job.rank or 0
+
+    async def announce() -> None:
+        try:
+            await register(own_server, port, key, rank=rank, address=host, number=number)
+        except HandoverError as error:
+            logger.error("Decode servers cannot find this engine: %s.", error)
+
+    mover.call(lambda: mover.spawn(announce()))
+    logger.info("Decode servers fetch keys and values at port %d of %s.", number, host)
+    return Sides(giver=giver)
+
+
+def identity_of(job: EngineJob) -> Identity:
+    facts = {name: value for name, value in facts_of(job).items() if name not in IRRELEVANT}
+    options = job.config.options
+    if options.model.load_format == "dummy":
+        facts["--random-seed"] = str(job.config.random_seed)
+    return Identity({name: value[:4096] for name, value in facts.items()})
+
+
+class RenewingOperator:
+    """An operator that tells the other servers when the engine gets other weights."""
+
+    def __init__(self, operator: Operator, job: EngineJob, sides: Sides) -> None:
+        self._operator = operator
+        self._job = job
+        self._sides = sides
+
+    @property
+    def released(self) -> frozenset[MemoryPart]:
+        return self._operator.released
+
+    def operate(self, call_id: int, operation: Operation) -> str:
+        """Raises SetpointError."""
+        path = self._operator.operate(call_id, operation)
+        if isinstance(operation, LoadWeights):
+            config = self._job.config
+            options = config.options.replace(load_format=operation.load_format)
+            self._job = msgspec.structs.replace(
+                self._job, config=replace(config, options=options), folder=operation.folder
+            )
+            self._sides.renew(identity_of(self._job))
+        return path
