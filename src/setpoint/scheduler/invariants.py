@@ -25,23 +25,7 @@ def violations(state: State) -> list[str]:
     slots = Counter(state.slots) + Counter(seq.slot for seq in living)
     if sorted(slots) != list(range(state.config.num_slots)) or max(slots.values()) > 1:
         found.append(f"slots are not each owned once: {dict(slots)}")
-    for name, seqs, status in (
-        ("preparing", list(state.preparing), Status.PREPARING),
-        ("queue", list(state.queue), Status.WAITING),
-        ("running", list(state.running.values()), Status.RUNNING),
-        ("handing", list(state.handing.values()), Status.HANDING),
-        ("draining", list(state.draining.values()), Status.FINISHED),
-    ):
-        found += [
-            f"sequence {seq.seq_id} in {name} has status {seq.status.value}"
-            for seq in seqs
-            if seq.status is not status
-        ]
-    found += [
-        f"sequence {seq.seq_id} in {seq.status.value} has the needs {sorted(seq.needs)}"
-        for seq in (*state.preparing, *state.queue, *living)
-        if (seq.status is Status.PREPARING) is not bool(seq.needs)
-    ]
+    found += _misplaced(state)
     inflight = Counter(seq.seq_id for step in state.inflight for seq in step.seqs)
     for seq in living:
         if inflight[seq.seq_id] != seq.inflight_steps:
@@ -78,6 +62,30 @@ def violations(state: State) -> list[str]:
         found.append(f"the queue is not in the order of arrival: {places}")
     if sum(seq.num_known for seq in state.queue) != state.queue.num_tokens:
         found.append("the queue's token count is wrong")
+    return found
+
+
+def _misplaced(state: State) -> list[str]:
+    """Sequences whose status is not that of the set they are in."""
+    living = [*state.running.values(), *state.handing.values(), *state.draining.values()]
+    found: list[str] = []
+    for name, seqs, status in (
+        ("preparing", list(state.preparing), Status.PREPARING),
+        ("queue", list(state.queue), Status.WAITING),
+        ("running", list(state.running.values()), Status.RUNNING),
+        ("handing", list(state.handing.values()), Status.HANDING),
+        ("draining", list(state.draining.values()), Status.FINISHED),
+    ):
+        found += [
+            f"sequence {seq.seq_id} in {name} has status {seq.status.value}"
+            for seq in seqs
+            if seq.status is not status
+        ]
+    found += [
+        f"sequence {seq.seq_id} in {seq.status.value} has the needs {sorted(seq.needs)}"
+        for seq in (*state.preparing, *state.queue, *living)
+        if (seq.status is Status.PREPARING) is not bool(seq.needs)
+    ]
     return found
 
 

@@ -140,11 +140,10 @@ class Harness:
         executor: Executor | None = None,
         wire: Wire | None = None,
         operator: Operator | None = None,
-        giver: Giver | None = None,
-        taker: Taker | None = None,
+        handover: Mapping[str, Giver | Taker] | None = None,
         **config: Any,
     ) -> None:
-        """row: the model's cache groups. num_tokens: how many of the tokens that a row may yield it
+        """handover: the giver or the taker. row: the model's cache groups. num_tokens: how many of the tokens that a row may yield it
         does yield. executor: replaces the scripted one. wire: replaces the one that only keeps
         messages. config: fields of SchedulerConfig and of Settings."""
         sizes = Sizes(num_pages=num_pages, page_size=page_size, row=row or PageRow())
@@ -166,14 +165,9 @@ class Harness:
         self.preparer = preparer or nothing_to_prepare()
         self.preparer.post = self.wire.post
         self.preparer.vocab_size = self.config.vocab_size
+        parts: dict[str, Any] = {"preparer": self.preparer, **(handover or {})}
         self.scheduler = Scheduler(
-            self.config,
-            self.settings,
-            self.cache,
-            observer=self.recorder,
-            preparer=self.preparer,
-            giver=giver,
-            taker=taker,
+            self.config, self.settings, self.cache, observer=self.recorder, **parts
         )
         self.loop = Loop(
             self.scheduler,

@@ -196,7 +196,7 @@ class Run:
         depth = rng.choice([0, 1])
         self.prefill = self.network.prefill = Harness(
             num_pages=rng.choice([40, 80]) * row.width // page_size,
-            giver=self.network,
+            handover={"giver": self.network},
             only_first_token=True,
             chunked_prefill_size=rng.choice([None, 4]),
             depth=depth,
@@ -204,7 +204,7 @@ class Run:
         )
         self.decode = self.network.decode = Harness(
             num_pages=rng.choice([40, 80]) * row.width // page_size,
-            taker=self.network,
+            handover={"taker": self.network},
             num_reserved_decode_tokens=rng.choice([1, 5]),
             mixed_chunk=rng.choice([True, False]),
             depth=depth,
