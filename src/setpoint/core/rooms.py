@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from setpoint.core.bounds import INT64_MAX
+from setpoint.core.bounds import INT64_MAX, Count
 
 FAKE_HOST = "2.2.2.2"
 """The bootstrap host of requests that no other server knows of: warm-ups and health checks."""
@@ -22,8 +22,8 @@ class Bootstrap(msgspec.Struct, frozen=True):
     room: Room
     host: str = ""
     """Where the prefill server's bootstrap server listens; the decode side needs it."""
-    port: int = 0
-    prefill_rank: int | None = None
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    prefill_rank: Count | None = None
     """Data-parallel rank of the engine that computes the prompt; None: the room determines it."""
 
     @property
