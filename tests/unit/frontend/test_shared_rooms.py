@@ -1,0 +1,82 @@
+"""In which room a prefill and a decode server compute a request, from the body and from headers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from setpoint.core.errors import RequestError
+from setpoint.core.request import Request, pack_ids
+from setpoint.core.rooms import Bootstrap
+from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.arrival import ARRIVAL, Arrival
+from setpoint.frontend.shared_rooms import Sharing, with_rooms
+
+DECODE = Sharing("decode", port=8998)
+HOST = {"bootstrap_host": "p"}
+LAST = (1 << 63) - 1
+
+
+def rooms(count: int, received: dict[str, Any], sharing: Sharing = DECODE) -> list[Any]:
+    requests = [
+        Request(rid=f"r{index}", prompt_ids=pack_ids([1]), sampling=SamplingParams(), seed=0)
+        for index in range(count)
+    ]
+    return [each.options.bootstrap for each in with_rooms(requests, received, sharing)]
+
+
+def test_each_request_has_a_room_of_its_own() -> None:
+    assert rooms(1, {**HOST, "bootstrap_room": 7}) == [Bootstrap(7, "p", 8998)]
+    found = rooms(3, {**HOST, "bootstrap_port": 9, "bootstrap_room": LAST})
+    assert [each.room for each in found] == [LAST, 0, 1]
+    assert {each.port for each in found} == {9}
+    of_two_prompts = rooms(4, {"bootstrap_host": ["p", "q"], "bootstrap_room": [10, 20]})
+    assert [(each.room, each.host) for each in of_two_prompts] == [
+        (10, "p"),
+        (11, "p"),
+        (20, "q"),
+        (21, "q"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("received", "words"),
+    [
+        ({}, "Disaggregated request received without bootstrap room id. req.rid=r0"),
+        ({"bootstrap_room": 1}, "bootstrap_host is missing"),
+        ({**HOST, "bootstrap_room": -1}, "bootstrap_room must be a number"),
+        ({**HOST, "bootstrap_room": True}, "bootstrap_room must be a number"),
+        ({**HOST, "bootstrap_room": LAST + 1}, "bootstrap_room must be a number"),
+        ({**HOST, "bootstrap_room": [1, 2, 3]}, "one value for each prompt, not 3"),
+        ({**HOST, "bootstrap_room": []}, "one value for each prompt, not 0"),
+        ({**HOST, "bootstrap_room": 1, "bootstrap_port": 0}, "bootstrap_port must be"),
+        ({"bootstrap_host": "h" * 300, "bootstrap_room": 1}, "bootstrap_host must be"),
+        ({**HOST, "bootstrap_room": 1, "disagg_prefill_dp_rank": -2}, "must be a rank"),
+    ],
+)
+def test_what_cannot_be_a_room_is_refused(received: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        rooms(2, received)
+
+
+def test_a_prefill_server_needs_no_host_and_a_whole_server_no_room() -> None:
+    assert rooms(1, {"bootstrap_room": 3}, Sharing("prefill")) == [Bootstrap(3, "", 8998)]
+    assert rooms(1, {"bootstrap_room": 3}, Sharing()) == [None]
+    with pytest.raises(RequestError, match="bootstrap_host is not supported by a server without"):
+        rooms(1, HOST, Sharing())
+
+
+def test_headers_replace_fields_where_that_is_allowed() -> None:
+    headers = {"x-override-bootstrap-room": "5", "x-override-bootstrap-host": "other"}
+    received = {**HOST, "bootstrap_room": 4}
+    token = ARRIVAL.set(Arrival(headers=headers))
+    try:
+        allowed = Sharing("decode", header_overrides=True)
+        assert rooms(1, received, allowed) == [Bootstrap(5, "other", 8998)]
+        assert rooms(1, received) == [Bootstrap(4, "p", 8998)]
+        headers["x-override-bootstrap-room"] = "five"
+        with pytest.raises(RequestError, match="must be a number"):
+            rooms(1, received, allowed)
+    finally:
+        ARRIVAL.reset(token)
