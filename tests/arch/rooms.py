@@ -18,6 +18,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "ipc": ({"core"}, {"msgspec"}),
     "scheduler.cache": ({"core"}, {"msgspec", "numpy"}),
     "scheduler": ({"core", "scheduler.cache"}, {"msgspec", "numpy"}),
+    "tiers": ({"core"}, {"lmdb", "msgspec", "numpy", "xxhash"}),
     "schemas": ({"core"}, set()),
     "grammar": ({"core", "schemas"}, {"llguidance", "msgspec", "numpy"}),
     "recording": ({"core", "scheduler", "scheduler.cache"}, {"msgspec", "numpy"}),
@@ -161,8 +162,9 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "recording",
             "scheduler",
             "scheduler.cache",
+            "tiers",
         },
-        {"fastapi", "msgspec", "psutil", "ray", "torch", "uvloop"},
+        {"fastapi", "msgspec", "psutil", "ray", "torch", "uvloop", "xxhash"},
     ),
     "rayserve": (
         {

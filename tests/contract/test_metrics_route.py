@@ -82,6 +82,18 @@ OF_TWO_SERVERS = {
     *(f"sglang:num_prefill_{name}_queue_reqs" for name in ("bootstrap", "inflight")),
     *(f"sglang:num_decode_{name}_queue_reqs" for name in ("prealloc", "transfer")),
 }
+TIERS = {
+    "sglang:prefetched_tokens",
+    "sglang:backuped_tokens",
+    "sglang:storage_prefetch_unfulfilled_tokens",
+    "sglang:hicache_dropped_tokens",
+    "setpoint:cache_tier_seconds",
+    "setpoint:cache_tier_lost_blocks",
+    "setpoint:cache_tier_off",
+    "setpoint:cache_tier_thrifty",
+    "setpoint:cache_tier_blocks",
+    "setpoint:cache_tier_bytes",
+}
 ESTIMATES = {f"sglang:estimated_{each}_per_gpu" for each in ("flops", "read_bytes", "write_bytes")}
 """Only with --enable-mfu-metrics."""
 
@@ -116,6 +128,7 @@ def test_every_series_is_shown_with_its_labels(serve: Serve) -> None:
                 "sglang:cuda_graph_passes",
                 *ESTIMATES,
                 "setpoint:queue_refusals",
+                *TIERS,
                 "setpoint:ended_requests",
                 "setpoint:binding_limit",
             }

@@ -113,7 +113,8 @@ def check_metrics(server: ServerProcess, answers: Any) -> None:
     """Every series is there and counts these two requests; a stopped engine leaves its figures."""
     found = page(server.url)
     shown = {*found, *(re.sub("_(bucket|sum|count)$", "", name) for name in found)}
-    # No limit has bound, the model has no experts, and no other server computes a part.
+    # No limit has bound, the model has no experts, no other server computes a part, and there are
+    # no cache tiers.
     assert {series.shown_name for series in SERIES} - shown == {
         "sglang:kv_transfer_alloc_ms",
         "sglang:kv_transfer_bootstrap_ms",
@@ -132,6 +133,18 @@ def check_metrics(server: ServerProcess, answers: Any) -> None:
         "setpoint:expert_rebalances",
         "setpoint:unused_experts",
         "sglang:eplb_balancedness",
+        *(
+            "sglang:prefetched_tokens_total",
+            "sglang:backuped_tokens_total",
+            "sglang:storage_prefetch_unfulfilled_tokens_total",
+            "sglang:hicache_dropped_tokens_total",
+            "setpoint:cache_tier_seconds_total",
+            "setpoint:cache_tier_lost_blocks_total",
+            "setpoint:cache_tier_off",
+            "setpoint:cache_tier_thrifty",
+            "setpoint:cache_tier_blocks",
+            "setpoint:cache_tier_bytes",
+        ),
     }
     check_names_of_sglang(samples(server.url))
     assert found["sglang:generation_tokens_total"] == 16

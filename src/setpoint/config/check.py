@@ -21,6 +21,7 @@ from setpoint.config.groups.metrics import check_metrics
 from setpoint.config.groups.model import chat_template_kwargs, model_overrides
 from setpoint.config.groups.scheduling import SchedulingOptions
 from setpoint.config.groups.server import ServerOptions
+from setpoint.config.groups.tiers import check_tiers
 from setpoint.config.groups.traces import otlp_url
 from setpoint.config.nodes import check_nodes
 from setpoint.config.options import GROUPS, Options
@@ -102,7 +103,12 @@ def check_options(options: Options) -> None:
     model_overrides(options.model)
     chat_template_kwargs(options.model)
     preferred_sampling(options.answers)
+    _check_cache(options)
+
+
+def _check_cache(options: Options) -> None:
     eviction_parameters(options.memory)
+    check_tiers(options.tiers, has_cache=not options.memory.disable_radix_cache)
 
 
 def check_values(values: msgspec.Struct, fields: Iterable[Field[Option]]) -> None:

@@ -21,7 +21,7 @@ from setpoint.config import other_engines, sglang
 from setpoint.config.check import check_options, check_values
 from setpoint.config.commands import Command
 from setpoint.config.groups.declare import Field, Option, Scalar, masked
-from setpoint.config.human import parse_human_int
+from setpoint.config.groups.human import parse_human_int
 from setpoint.config.keywords import as_keywords
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError

@@ -159,6 +159,13 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
             "Folder for profiles. A request's output_dir must be this folder or one below it.",
         ),
     ] = "/tmp"
+    hicache_folder: Annotated[
+        str,
+        EnvVar(
+            "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR",
+            "Folder of --hicache-storage-backend file.",
+        ),
+    ] = "/tmp/hicache"
 
 
 ENV_FIELDS = declared(EnvSettings, EnvVar)

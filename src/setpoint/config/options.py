@@ -30,6 +30,7 @@ from setpoint.config.groups.parallel import ParallelOptions
 from setpoint.config.groups.recording import RecordingOptions
 from setpoint.config.groups.scheduling import SchedulingOptions
 from setpoint.config.groups.server import ServerOptions
+from setpoint.config.groups.tiers import TierOptions
 from setpoint.config.groups.traces import TraceOptions
 
 
@@ -47,6 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     recording: RecordingOptions = RecordingOptions()
     scheduling: SchedulingOptions = SchedulingOptions()
     memory: MemoryOptions = MemoryOptions()
+    tiers: TierOptions = TierOptions()
     execution: ExecutionOptions = ExecutionOptions()
     logs: LogOptions = LogOptions()
     metrics: MetricOptions = MetricOptions()

@@ -375,12 +375,23 @@ def _eviction(book: Book) -> None:
         book.put("radix_eviction_policy", policy, why, warn=True)
 
 
+NO_HOST_TIER = (
+    "on a CPU the KV pool is in host memory already, and --max-total-tokens sets its size;"
+    " --hicache-storage-backend file keeps prefixes beyond it"
+)
+"""Why there is no host tier on a CPU."""
+
+
 def _without_effect(book: Book, device: str) -> None:
-    if book.options.compatibility.enable_hierarchical_cache and device != "cpu":
-        raise ConfigError(
-            "--enable-hierarchical-cache is not supported on a GPU by this version of Setpoint"
-            " yet. Leave it out; prefixes that do not fit the KV pool are then computed again."
-        )
+    tiers = book.options.tiers
+    if device == "cpu":
+        wanted = ["hicache_ratio", "hicache_size"]
+        if tiers.hicache_storage_backend is None:
+            wanted.insert(0, "enable_hierarchical_cache")
+        for name in wanted:
+            if book.changed(name):
+                why = f"given, without effect: {NO_HOST_TIER}"
+                book.put(name, book.get(name), why, warn=True)
     for field in OPTION_FIELDS:
         if field.about.no_effect and book.changed(field.name):
             book.put(

@@ -192,6 +192,12 @@ IMPLIED = frozenset("--" + word.rstrip("!") for word in _OPTIONS.split() if word
 
 
 KNOWN_VALUES = {
+    "hicache_storage_backend": (
+        *("sim", "mooncake", "npu_memcache", "hf3fs", "nixl", "aibrix", "eic", "simm", "mori"),
+        *("shm", "tensorcast", "seaweedfs"),
+    ),
+    "hicache_io_backend": ("kernel_ascend",),
+    "hicache_mem_layout": ("page_first_kv_split", "page_head"),
     "tool_call_parser": (
         "apertus2509",
         "beam",
@@ -368,7 +374,10 @@ INSTEAD = {
         "It would run Python code that clients send, and Setpoint lets no client run code in the"
         " server. Use logit_bias or a constraint."
     ),
-    "--hicache-storage-backend": "The cache is kept in memory only; leave it out.",
+    "--hicache-storage-backend": (
+        "The others need clients of their storage systems, of which this version has none; file"
+        " works on any folder, a mounted one included."
+    ),
     "--kv-cache-dtype": "The smallest KV cache types of this version are fp8_e4m3 and fp8_e5m2.",
     "--moe-a2a-backend": ("Every rank has all tokens, so no all-to-all is needed. Leave it out."),
     "--quantization": "On a CPU, w8a8_int8 stores weights in 8 bits.",

@@ -111,8 +111,8 @@ LARGE_GPU_BYTES = 60 * GIB
 leave most of a GPU to weights and pool."""
 
 HICACHE = (
-    "this version has no host or storage tiers of the cache; prefixes that do not fit the pool"
-    " are computed again"
+    "--hicache-storage-backend file keeps prefixes in files; whether that pays depends on the disk,"
+    " so it is left to you"
 )
 
 PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
@@ -193,6 +193,7 @@ PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
         Missing(
             "enable_hierarchical_cache",
             f"the guide keeps twice the pool on the host, and more in storage; {HICACHE}",
+            value="your choice",
         ),
     ),
     "multi-turn": (
@@ -206,6 +207,7 @@ PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
         Missing(
             "enable_hierarchical_cache",
             f"the guide keeps waiting conversations in storage; {HICACHE}",
+            value="your choice",
         ),
         Missing(
             "disaggregation_mode",

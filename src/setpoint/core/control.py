@@ -277,6 +277,33 @@ class ExpertLoads(msgspec.Struct, frozen=True, kw_only=True):
     """How often experts were placed anew (--enable-eplb)."""
 
 
+class TierState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cache tiers of an engine have done since its start."""
+
+    backend: str | None
+    """The storage in use; None: there is none."""
+    off: str = ""
+    """Why nothing is loaded any more; empty if it is."""
+    is_thrifty: bool = False
+    """Whether only blocks that were used twice are saved, because saving has not paid."""
+    num_blocks: int = 0
+    """Blocks in all tiers, also of others who use them."""
+    num_bytes: int = 0
+    loaded_tokens: int = 0
+    saved_tokens: int = 0
+    load_s: float = 0.0
+    """Seconds of lookups and loads, in threads beside the loop, as are those of saves."""
+    save_s: float = 0.0
+    earned_s: float = 0.0
+    """What it would have taken to compute what was loaded."""
+    missed_tokens: dict[str, int] = {}
+    """Reason -> tokens that tiers had, or might have had, and that were computed."""
+    dropped_tokens: dict[str, int] = {}
+    """Reason -> tokens that were not saved."""
+    lost_blocks: dict[str, int] = {}
+    """"damaged", "evicted" or "refused" -> blocks."""
+
+
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     """The part of InternalState that the scheduler does not know: what the readers of the engine's
     records have gathered, and its memory."""
@@ -291,6 +318,8 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     """None if nothing is recorded."""
     experts: ExpertLoads | None = None
     """None for a model without experts."""
+    tiers: TierState | None = None
+    """None without cache tiers."""
 
 
 class InternalState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -300,7 +329,7 @@ class InternalState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     num_queued: int
     """Requests that do not run yet, including those in preparation."""
     num_preparing: int
-    """Requests that wait for their grammar."""
+    """Requests that wait for their grammar, or for a part of their prompt to be loaded."""
     num_retracted: int
     """Requests in the queue that have run before."""
     num_paused_reqs: int
@@ -320,6 +349,8 @@ class InternalState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The same of running and queued sequences together."""
     pool: PoolStats
     settings: Settings
+    num_loading: int = 0
+    """Those in preparation that wait for nothing but their prompt."""
     report: EngineReport = EngineReport()
     handover: HandoverCounts | None = None
     """Set on prefill and decode servers."""

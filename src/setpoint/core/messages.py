@@ -72,6 +72,10 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     timing: Timing | None = None
     """Sent once, with the first output or, if there is none, with the end; None for a request that
     was never admitted."""
+    num_loaded: int = 0
+    """How many of the cached tokens had been loaded for it from cache tiers; of these,
+    ``num_from_host`` from host memory."""
+    num_from_host: int = 0
     hidden_states: bytes = b""
     """New hidden states, if asked for: [positions, hidden size] little-endian float32. With
     ``hidden_states`` all events together have one for each token of the prompt and for each output

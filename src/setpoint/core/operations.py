@@ -83,6 +83,25 @@ class FreezeGarbage(msgspec.Struct, frozen=True, tag=True):
     """Exclude all present Python objects from future garbage collections."""
 
 
+class AttachStorage(msgspec.Struct, frozen=True, tag=True):
+    """Keep prefixes in a storage from now on, where there is none."""
+
+    backend: str
+    settings: str
+    """JSON, as --hicache-storage-backend-extra-config takes it."""
+
+
+class DetachStorage(msgspec.Struct, frozen=True, tag=True):
+    """Neither load from the storage nor save to it any more."""
+
+
+class ClearStorage(msgspec.Struct, frozen=True, tag=True):
+    """Remove the blocks from the storage that this engine's model wrote."""
+
+
+STORAGE = (AttachStorage, DetachStorage, ClearStorage)
+"""The operations on the storage of cached prefixes."""
+
 NEEDS_REST = (ReleaseMemory, RestoreMemory, LoadWeights)
 """The operations for which the engine must be idle or paused."""
 Operation = (
@@ -93,6 +112,9 @@ Operation = (
     | StopProfile
     | RecordExperts
     | FreezeGarbage
+    | AttachStorage
+    | DetachStorage
+    | ClearStorage
 )
 
 

@@ -69,6 +69,8 @@ class FrontendConfig:
     """The name of the format of reasoning; "none" leaves it in the text."""
     metrics: MetricsConfig | None = None
     """If set, the server counts, and serves ``/metrics``."""
+    storage_backend: str | None = None
+    """The storage of cached prefixes, if there is one."""
     weight_version: str = "default"
     profiles_folder: str = "/tmp"
     """Clients' profiles are written in this folder or below it."""

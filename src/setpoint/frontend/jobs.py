@@ -97,6 +97,7 @@ class SequenceOutput(MeasuredSequence):
         self.num_prompt = event.num_prompt or self.num_prompt
         self.num_outputs = event.num_outputs - dropped
         self.num_cached = event.num_cached
+        self.num_loaded, self.num_from_host = event.num_loaded, event.num_from_host
         self.num_retractions = event.num_retractions
         self.timing = event.timing or self.timing
         self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs

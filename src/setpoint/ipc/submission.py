@@ -96,6 +96,8 @@ class Submission:
             num_prompt=known.num_prompt,
             num_outputs=known.num_outputs,
             num_cached=known.num_cached,
+            num_loaded=known.num_loaded,
+            num_from_host=known.num_from_host,
             num_retractions=known.num_retractions,
         )
 
@@ -114,6 +116,8 @@ def _continued(before: TokenEvent, event: TokenEvent) -> TokenEvent:
     return msgspec.structs.replace(
         event,
         num_cached=before.num_cached,
+        num_loaded=before.num_loaded,
+        num_from_host=before.num_from_host,
         num_retractions=before.num_retractions + event.num_retractions,
         timing=None,
         prompt_logprobs=None,

@@ -72,6 +72,7 @@ def make_service(
         tool_call_parser=options.model.tool_call_parser,
         reasoning_parser=options.model.reasoning_parser,
         weight_version=options.model.weight_version,
+        storage_backend=options.tiers.hicache_storage_backend,
         spec=spec,
         model_info=_model_info(spec, options),
         server_info={

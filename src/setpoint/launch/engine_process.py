@@ -29,6 +29,7 @@ from setpoint.core.control import EngineFacts, MemoryUsage
 from setpoint.core.errors import SetpointError
 from setpoint.core.grammar import GrammarFactory
 from setpoint.core.messages import Failed, Ready, Starting
+from setpoint.core.operations import Operator
 from setpoint.core.progress import report, reported_to
 from setpoint.core.records import Observer
 from setpoint.engine.executor.engine_operations import EngineOperator
@@ -46,9 +47,10 @@ from setpoint.engine.parallel.shared_tokens import SharedMemoryDataRanks
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc.sockets import EngineSocket
 from setpoint.launch.binding import bound
+from setpoint.launch.cache_tiers import CacheTiers, WatchedOperator, open_tiers
 from setpoint.launch.grammar_threads import GrammarThreads
 from setpoint.launch.grammars import engine_grammars
-from setpoint.launch.handing import RenewingOperator, sides_of
+from setpoint.launch.handing import RenewingOperator, Sides, sides_of
 from setpoint.launch.heartbeat import heartbeat, write_stacks_when_asked
 from setpoint.launch.job import EngineJob, decode_job, encode_job
 from setpoint.launch.loading import device_bytes, load_engine
@@ -158,8 +160,7 @@ def _build(
     data: SharedMemoryDataRanks | None,
 ) -> Loop:
     config, spec = job.config, job.spec
-    waited = time.perf_counter()
-    clock = WallClock()
+    waited, clock = time.perf_counter(), WallClock()
     readers = _readers(job, clock)
     grammars = engine_grammars(job)
     others = other_ranks(job, ranks, at_end)
@@ -170,6 +171,7 @@ def _build(
     recording = _recorded(job, at_end, **engine)
     observer = readers if recording is None else Tee(readers, recording)
     sides = sides_of(job, runner, socket.post, at_end)
+    tiers = open_tiers(job, runner, others, socket.post) if rules.tiers else None
     scheduler = Scheduler(
         rules,
         settings,
@@ -178,6 +180,7 @@ def _build(
         preparer=_preparer(job, grammars, socket),
         giver=sides.giver,
         taker=sides.taker,
+        mover=None if tiers is None else tiers.movers,
     )
     write_stacks_when_asked()
     beat = heartbeat(socket)
@@ -189,7 +192,7 @@ def _build(
         depth=config.overlap_depth,
         clock=clock,
         observer=observer,
-        operator=RenewingOperator(_operator(job, executor, beat, others), job, sides),
+        operator=_watched(_operator(job, executor, beat, others), tiers, job, sides),
         heartbeat=beat,
         accompany=runner.accompany,
         report=lambda: readers.report(
@@ -197,6 +200,7 @@ def _build(
             None if recording is None else recording.state(),
             # Engines that compute the experts together count the same tokens.
             executor.expert_loads() if data is None or not job.rank else None,
+            None if tiers is None else tiers.state(scheduler.state.tiers),
         ),
         moments=readers.moments.since,
     )
@@ -205,9 +209,7 @@ def _build(
     if data is not None:
         report("waiting for the other engines")
         data.begin(0)  # a step without tokens, which all begin when they are ready
-    now = time.perf_counter()
-    phases = _phases(runner, waited_s=waited - IMPORTED_AT, whole_s=now - IMPORTED_AT)
-    socket.send(Ready(_facts(runner, pool, available_bytes=left, phases=phases)))
+    socket.send(Ready(_facts(runner, pool, left, waited)))
     _later(GRAMMARS_AFTER_S, grammars.prepare)
     return loop
 
@@ -298,6 +300,14 @@ def _operator(
     return operator
 
 
+def _watched(
+    operator: EngineOperator, tiers: CacheTiers | None, job: EngineJob, sides: Sides
+) -> Operator:
+    """The operator, after whose work the tiers and the sides of handovers know the engine again."""
+    known = operator if tiers is None else WatchedOperator(operator, tiers)
+    return RenewingOperator(known, job, sides)
+
+
 def _phases(runner: ModelRunner, *, waited_s: float, whole_s: float) -> dict[str, float]:
     """Phase of the start -> seconds; together they are the whole start."""
     known = {
@@ -309,9 +319,12 @@ def _phases(runner: ModelRunner, *, waited_s: float, whole_s: float) -> dict[str
 
 
 def _facts(
-    runner: ModelRunner, pool: PoolConfig, *, available_bytes: int, phases: dict[str, float]
+    runner: ModelRunner, pool: PoolConfig, available_bytes: int, waited_from: float
 ) -> EngineFacts:
+    """waited_from: when the engine began to build itself, as ``time.perf_counter`` says it."""
     report = runner.report
+    whole_s = time.perf_counter() - IMPORTED_AT
+    phases = _phases(runner, waited_s=waited_from - IMPORTED_AT, whole_s=whole_s)
     return EngineFacts(
         accelerator=accelerator_name(runner.device),
         max_total_num_tokens=pool.max_total_num_tokens,

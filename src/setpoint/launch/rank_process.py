@@ -21,6 +21,7 @@ from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.executor.tensor_parallel import Loaded, Refused, encode, follow
 from setpoint.engine.parallel.group import Group, GroupLost
 from setpoint.launch.binding import bound
+from setpoint.launch.cache_tiers import follow_with_tiers
 from setpoint.launch.engine_process import end_with_parent
 from setpoint.launch.heartbeat import write_stacks_when_asked
 from setpoint.launch.job import EngineJob, decode_job
@@ -30,6 +31,7 @@ from setpoint.launch.mapping import engine_config
 from setpoint.launch.meeting import NotMet, watch
 from setpoint.launch.rank_group import join_node_0, own_group
 from setpoint.launch.ranks import MEMORY_BYTES
+from setpoint.launch.settings import tier_config
 from setpoint.observe.logline import setup_logging
 
 STEP_S = 2.0
@@ -66,7 +68,7 @@ def run(job: EngineJob, link: Connection, memory: mmap.mmap, rank: int) -> int:
             watch(link, _end_late)
             logger.info("Rank %d has joined node 0 and waits for the other ranks.", rank)
         group = own_group(job, link, memory, rank)
-        return _take_part(config, group, link, is_standby=job.is_standby)
+        return _take_part(job, config, group, link)
     except NotMet as error:
         logger.error("%s", error)
     except GroupLost as error:
@@ -90,11 +92,11 @@ def _end_late(why: str) -> None:
     os._exit(1)
 
 
-def _take_part(config: EngineConfig, group: Group, link: Connection, *, is_standby: bool) -> int:
+def _take_part(job: EngineJob, config: EngineConfig, group: Group, link: Connection) -> int:
     available = device_bytes(config.device)
     try:
         build = partial(build_runner, config, group)
-        runner = at_low_priority(build) if is_standby else build()
+        runner = at_low_priority(build) if job.is_standby else build()
     except SetpointError as error:
         link.send_bytes(encode(Refused(str(error))))
         return 1
@@ -110,5 +112,8 @@ def _take_part(config: EngineConfig, group: Group, link: Connection, *, is_stand
     )
     gc.collect()
     gc.freeze()
-    follow(runner, link, operator)
+    if tier_config(job.config.options) is None:
+        follow(runner, link, operator)
+    else:
+        follow_with_tiers(job, runner, link, operator, group.rank)
     return 0

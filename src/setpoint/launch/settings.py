@@ -4,11 +4,14 @@ the frontend makes too, for a change. Pure, and without torch."""
 from __future__ import annotations
 
 from setpoint.config.groups.scheduling import SchedulingOptions
+from setpoint.config.groups.tiers import storage_config
+from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
 from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings, Settings
-from setpoint.scheduler.scheduler_config import RatioConfig, SchedulerConfig
+from setpoint.core.transfers import Place
+from setpoint.scheduler.scheduler_config import RatioConfig, SchedulerConfig, TierConfig
 
 
 def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) -> SchedulerConfig:
@@ -42,6 +45,27 @@ def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) 
         in_batch_deprioritize=env.in_batch_deprioritize_threshold,
         test_retract_interval=env.test_retract_interval if env.test_retract else 0,
         strict_accounting=options.scheduling.strict_accounting,
+        tiers=tier_config(options),
+    )
+
+
+def tier_config(options: Options) -> TierConfig | None:
+    """None: there are no cache tiers."""
+    tiers, storage = options.tiers, storage_config(options.tiers)
+    has_storage = tiers.hicache_storage_backend is not None
+    if not tiers.enable_hierarchical_cache or not (
+        has_storage or options.execution.device != "cpu"
+    ):
+        return None
+    page = options.memory.page_size
+    return TierConfig(
+        block=-(-storage.block_tokens // page) * page,
+        place=Place.STORAGE if has_storage else Place.HOST,
+        threshold=storage.prefetch_threshold,
+        write_policy=tiers.hicache_write_policy,
+        prefetch_policy=tiers.hicache_storage_prefetch_policy,
+        timeout_base_s=storage.prefetch_timeout_base,
+        timeout_per_ki_token_s=storage.prefetch_timeout_per_ki_token,
     )
 
 

@@ -124,12 +124,38 @@ ENGINE_GAUGES = _series(
         "Tokens that the experts of each rank got since they were placed, over all layers.",
         "ep_rank",
     ),
+    ("setpoint:cache_tier_off", "1 if the cache tiers are not used any more, else 0."),
+    (
+        "setpoint:cache_tier_thrifty",
+        "1 if only blocks that were used twice are saved, because saving has not paid.",
+    ),
+    ("setpoint:cache_tier_blocks", "Blocks in the cache tiers, of all who use them."),
+    ("setpoint:cache_tier_bytes", "Bytes of these blocks."),
     ("setpoint:fallbacks", "Features that run in a slower way than was asked for."),
 )
 
 ENGINE_COUNTERS = _series(
     Scope.SCHEDULER,
     Kind.COUNTER,
+    ("prefetched_tokens", "Tokens that were loaded from cache tiers into the KV pool."),
+    ("backuped_tokens", "Tokens that were saved to cache tiers."),
+    (
+        "storage_prefetch_unfulfilled_tokens",
+        "Tokens that cache tiers had, or might have had, and that were computed.",
+        "reason",
+    ),
+    ("hicache_dropped_tokens", "Tokens that were not saved to cache tiers.", "reason"),
+    (
+        "setpoint:cache_tier_seconds",
+        "Work of the cache tiers' threads, and what it saved: seconds"
+        " of loading, of saving, and of computing what was loaded (earned).",
+        "part",
+    ),
+    (
+        "setpoint:cache_tier_lost_blocks",
+        "Blocks that were damaged, evicted from the cache tiers, or refused by them.",
+        "why",
+    ),
     ("num_retracted_requests", "Requests sent back to the queue because memory ran out."),
     ("num_bootstrap_failed_reqs", "Requests whose other server could not be found or did not ask."),
     ("num_transfer_failed_reqs", "Requests whose prompt did not move to the decode server."),
@@ -217,7 +243,12 @@ REQUEST_COUNTERS = _series(
     ("num_requests", "Sequences that ended; a request with n = 2 has two.", "is_streaming"),
     ("prompt_tokens", "Prompt tokens of ended sequences.", "is_streaming"),
     ("generation_tokens", "Output tokens of ended sequences.", "is_streaming"),
-    ("cached_tokens", "Prompt tokens that were found in the cache (device).", "cache_source"),
+    (
+        "cached_tokens",
+        "Prompt tokens that were found in the cache: in the KV pool (device), or loaded for the"
+        " request from host memory (host) or from storage.",
+        "cache_source",
+    ),
     ("num_so_requests", "Ended sequences with structured output."),
     ("num_aborted_requests", "Sequences that were aborted, or whose client left."),
 )

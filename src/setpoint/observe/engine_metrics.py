@@ -86,7 +86,7 @@ class EngineMetrics:
                 self._handovers.take(record)
             case PreparationEnded() if record.seq_id in self._late:
                 self._late.remove(record.seq_id)  # it was counted when it was prepared
-            case PreparationEnded():
+            case PreparationEnded(need=Need.GRAMMAR):
                 self._grammars[record.outcome] += 1
                 if record.outcome == "compiled":
                     self._compiling.observe(record.seconds)

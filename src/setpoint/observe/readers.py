@@ -3,7 +3,13 @@ are enabled."""
 
 from __future__ import annotations
 
-from setpoint.core.control import EngineReport, ExpertLoads, MemoryUsage, RecordingState
+from setpoint.core.control import (
+    EngineReport,
+    ExpertLoads,
+    MemoryUsage,
+    RecordingState,
+    TierState,
+)
 from setpoint.observe.engine_metrics import EngineMetrics
 from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines
@@ -38,9 +44,10 @@ class EngineReaders(Tee):
         memory: MemoryUsage,
         recording: RecordingState | None,
         experts: ExpertLoads | None = None,
+        tiers: TierState | None = None,
     ) -> EngineReport:
-        """The readers' reports as one, with the engine's memory, the state of its recording and the
-        loads of its experts."""
+        """The readers' reports as one, with the engine's memory, the state of its recording, the
+        loads of its experts and what its cache tiers have done."""
         return EngineReport(
             figures=self._figures.report(),
             turn_times=self._figures.turns,
@@ -48,4 +55,5 @@ class EngineReaders(Tee):
             memory_usage=memory,
             recording=recording,
             experts=experts,
+            tiers=tiers,
         )

@@ -35,7 +35,13 @@ from setpoint.core.messages import (
     ToLoop,
     encode,
 )
-from setpoint.core.operations import LoadWeights, Operation, RecordExperts, StartProfile
+from setpoint.core.operations import (
+    AttachStorage,
+    LoadWeights,
+    Operation,
+    RecordExperts,
+    StartProfile,
+)
 from setpoint.core.plan import Admit, StepPlan
 from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.result import StepResult
@@ -230,6 +236,8 @@ class Withheld:
         match operation:
             case LoadWeights(folder):
                 return msgspec.structs.replace(operation, folder=self.name(folder))
+            case AttachStorage(_, settings):
+                return msgspec.structs.replace(operation, settings=self.name(settings))
             case StartProfile(path) | RecordExperts(_, path):
                 return msgspec.structs.replace(operation, path=self.name(path))
         return operation

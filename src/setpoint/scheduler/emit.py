@@ -64,6 +64,8 @@ def token_event(seq: Sequence, now: float) -> TokenEvent:
         num_outputs=len(seq.outputs),
         num_cached=seq.num_cached,
         num_retractions=seq.num_retractions,
+        num_loaded=min(seq.num_loaded, seq.num_cached),
+        num_from_host=min(seq.num_from_host, seq.num_cached),
         output_logprobs=joined_logprobs(seq),
         prompt_logprobs=_concatenate(seq.prompt_logprobs) if seq.prompt_logprobs else None,
         embedding=seq.embedding,

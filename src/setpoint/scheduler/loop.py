@@ -55,6 +55,7 @@ from setpoint.core.messages import (
 )
 from setpoint.core.operations import MemoryPart, Operation, Operator
 from setpoint.core.plan import OWN_LENGTH, StepPlan
+from setpoint.core.preparation import Need
 from setpoint.core.records import (
     CacheFlushed,
     Observer,
@@ -77,6 +78,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 1.0
 """Seconds after which an idle loop wakes up, to notice a dead frontend."""
+STUCK_S = 0.05
+"""Longest wait of a loop whose requests cannot run before a transfer ends."""
 SETTLING_S = 0.05
 """Seconds for which a loop that has just become idle leaves the cores to the frontend, which is
 sending the last answers, before the executor prepares for later steps."""
@@ -152,6 +155,9 @@ class Loop:
         self._moments = moments
         self._inflight: deque[PendingStep] = deque()
         self._times = _TurnTimes()
+        self._stuck_s = 0.0
+        """How long the next turn waits for a message although requests are open: transfers hold the
+        pages that the requests need."""
         self._stopping = False
         self._was_idle = self._was_settled = True
         self._unchanged = False
@@ -188,7 +194,7 @@ class Loop:
         self._heartbeat()
         state = scheduler.state
         resting = state.is_at_rest
-        messages = self._receive(self._rest_s() if resting else 0.0, resting=resting)
+        messages = self._receive(self._rest_s() if resting else self._stuck_s, resting=resting)
         # Requests in preparation have time limits, which a standstill suspends.
         waits = bool(state.preparing or state.handing)
         quiet = resting and not messages and (state.stands_still or not waits)
@@ -218,6 +224,8 @@ class Loop:
                 self._announce()
         for news in state.cache.take_news():
             self._send(news)
+        is_stuck = plan is None and not inflight and bool(state.transfers)
+        self._stuck_s = STUCK_S if is_stuck else 0.0
         if plan is not None:
             self._observer.on(self._turn_done(plan))
         if plan is None or not len(plan.rows):
@@ -285,7 +293,16 @@ class Loop:
             return IDLE_WAIT_S
         if not self._was_idle:
             return SETTLING_S
-        return 0.0 if self._executor.idle() else IDLE_WAIT_S
+        if not self._executor.idle():
+            return self._until_deadline_s(IDLE_WAIT_S)
+        return 0.0
+
+    def _until_deadline_s(self, most: float) -> float:
+        """Seconds until a request stops waiting for a cache tier, at most ``most``."""
+        state = self._scheduler.state
+        if state.tiers is None:
+            return most
+        return min(max(state.tiers.next_deadline - state.now, 0.001), most)
 
     def _emit(self, events: list[TokenEvent]) -> None:
         """Send the events in one message. If that raises, send each in a message of its own; if
@@ -417,6 +434,7 @@ class Loop:
             num_running=len(running),
             num_queued=len(state.queue) + len(state.preparing),
             num_preparing=len(state.preparing),
+            num_loading=sum(Need.GRAMMAR not in seq.needs for seq in state.preparing),
             num_retracted=sum(seq.num_retractions > 0 for seq in state.queue),
             num_paused_reqs=state.num_paused,
             paused=state.pause,

@@ -152,7 +152,7 @@ class PrefillPlanner:
     def _num_uncached(self, seq: Sequence) -> int:
         ids = seq.known_ids()
         return len(ids) - self._state.cache.peek(
-            ids[: _match_limit(seq, len(ids))], seq.request.options.namespace
+            ids[: match_limit(seq, len(ids))], seq.request.options.namespace
         )
 
     def _admit(
@@ -167,9 +167,7 @@ class PrefillPlanner:
         if refusal is not None:
             return refusal
         ids = seq.known_ids()
-        handle = state.cache.match(
-            ids[: _match_limit(seq, len(ids))], seq.request.options.namespace
-        )
+        handle = state.cache.match(ids[: match_limit(seq, len(ids))], seq.request.options.namespace)
         extend = len(ids) - handle.num_tokens
         verdict = self._judge(seq, len(ids), extend, budget, state.available_tokens)
         if not isinstance(verdict, Refusal) and verdict < extend and state.chunking is not None:
@@ -267,7 +265,7 @@ class PrefillPlanner:
         candidates = [state.running[seq_id] for seq_id in order]
 
         with state.cache.match(
-            ids[: _match_limit(seq, len(ids))], seq.request.options.namespace
+            ids[: match_limit(seq, len(ids))], seq.request.options.namespace
         ) as handle:
 
             def suffice(count: int) -> bool:
@@ -318,7 +316,7 @@ class PrefillPlanner:
         state.holdings.publish(seq, seq.ids[: seq.num_scheduled])
 
 
-def _match_limit(seq: Sequence, num_ids: int) -> int:
+def match_limit(seq: Sequence, num_ids: int) -> int:
     """The number of tokens that may be matched in the cache. The last token is always computed, for
     its logits or hidden state; so is every position whose logprob or hidden state is still wanted,
     and the whole prompt if its mean is wanted."""

@@ -8,7 +8,7 @@ whoever meets needs of a kind decides what a failure means; here the set is kept
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class Preparing:
         self._preparer = preparer
         self._observer = observer
         self._by_id: dict[int, Sequence] = {}
-        self.cancel: Mapping[Need, Callable[[int], None]] = (
+        self.cancel: dict[Need, Callable[[int], None]] = (
             {} if preparer is None else {Need.GRAMMAR: preparer.cancel}
         )
         """For each need, what stops the work for a sequence that does not wait any more. Written by

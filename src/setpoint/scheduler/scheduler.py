@@ -13,7 +13,6 @@ after the results it depends on were given. ``take_events`` returns the events t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain, takewhile
 
 from setpoint.core.control import Operate, PauseMode
@@ -35,6 +34,7 @@ from setpoint.core.records import (
 from setpoint.core.request import Request
 from setpoint.core.result import StepResult
 from setpoint.core.settings import Settings
+from setpoint.core.transfers import Mover
 from setpoint.scheduler.arrival_checks import new_sequence, urgency_of
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.cadence import Cadence
@@ -42,12 +42,13 @@ from setpoint.scheduler.commit import Committer
 from setpoint.scheduler.decode import DecodePlanner
 from setpoint.scheduler.emit import GRAMMAR_ENDED
 from setpoint.scheduler.handover import DecodeSide, Handover, PrefillSide
-from setpoint.scheduler.prefill import PrefillPlanner
+from setpoint.scheduler.prefill import PrefillPlanner, match_limit
 from setpoint.scheduler.scheduler_config import SchedulerConfig
 from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.standstill import Standstill
 from setpoint.scheduler.state import State, StepDraft
 from setpoint.scheduler.step_masks import token_masks
+from setpoint.scheduler.tiers import Tiers
 
 UNAVAILABLE = "ServiceUnavailableError"
 TOO_MANY_PREPARING = "Too many requests wait for their grammar."
@@ -67,11 +68,13 @@ class Scheduler:
         preparer: Preparer | None = None,
         giver: Giver | None = None,
         taker: Taker | None = None,
+        mover: Mover | None = None,
     ) -> None:
         """giver: moves pages to decode servers, if this is a prefill server; taker: moves them
-        here, if it is a decode server."""
+        here, if it is a decode server. mover: moves pages to and from the cache tiers of
+        ``config``."""
         self.config = config
-        self.state = State(config, settings, cache, observer, preparer)
+        self.state = State(config, settings, cache, observer, preparer, mover)
         self._observer = observer
         self._prefill = PrefillPlanner(self.state, observer)
         self._decode = DecodePlanner(self.state, observer)
@@ -124,6 +127,8 @@ class Scheduler:
             self._handover.begin(seq)
         if needs_grammar:
             state.preparing.start_grammar(seq)
+        if state.tiers is not None:
+            self._look_up(seq, state.tiers)
         if seq.needs:
             state.reserve_place(seq)
         else:
@@ -152,10 +157,31 @@ class Scheduler:
             return state.end(seq, GRAMMAR_ENDED)
         return None if self._handover is None else self._handover.resume(seq)
 
+    def _look_up(self, seq: Sequence, tiers: Tiers) -> None:
+        """Let the sequence wait for what stores have of its prompt, if the pool lacks much."""
+        ids = seq.known_ids()
+        ids = ids[: match_limit(seq, len(ids))]
+        if tiers.wants(seq, ids):
+            tiers.start(seq, ids, self.state.now)
+
     def take_news(self, message: Found | Moved) -> None:
         """Take what a mover has found or moved."""
+        state = self.state
         if isinstance(message, Moved):
-            self.state.transfers.end(message)
+            state.transfers.end(message)
+            state.standing_refusal = None  # it may have held what a sequence needs
+        elif state.tiers is not None:
+            state.tiers.found(message, state.now)
+        self._advance_tiers()
+
+    def _advance_tiers(self) -> None:
+        """Begin loads and saves that can begin, and queue the sequences that wait no longer."""
+        state, tiers = self.state, self.state.tiers
+        if tiers is not None:
+            tiers.advance(state.now)
+            ready, tiers.ready = tiers.ready, []
+            for seq in ready:
+                state.enqueue_if_ready(seq)
 
     def take_handover(self, message: Wanted | Given | Arrived) -> TokenEvent | None:
         """Take what the mover of handovers has to say. Returns the event to send, if there is
@@ -230,21 +256,16 @@ class Scheduler:
         for limit_s, seqs, why in (
             (config.waiting_timeout_s, state.queue, "Request waiting timeout reached."),
             (config.waiting_timeout_s, state.preparing, "Request waiting timeout reached."),
-            (config.preparation_timeout_s, self._waiting_for_grammars(), PREPARATION_TIMEOUT),
+            (config.preparation_timeout_s, state.preparing, PREPARATION_TIMEOUT),
             (config.running_timeout_s, state.running.values(), "Request running timeout reached."),
         ):
             if limit_s is not None:
                 earliest = state.now - limit_s
                 for seq in list(takewhile(lambda seq: seq.since < earliest, seqs)):  # noqa: B023
-                    self._drop(seq, why, "timed_out")
+                    if why is not PREPARATION_TIMEOUT or Need.GRAMMAR in seq.needs:
+                        self._drop(seq, why, "timed_out")
         if self._handover is not None:
             self._events += self._handover.time_out(state.now - config.handover_timeout_s)
-
-    def _waiting_for_grammars(self) -> Iterator[Sequence]:
-        """The sequences that wait for their grammar."""
-        for seq in self.state.preparing:
-            if Need.GRAMMAR in seq.needs:
-                yield seq
 
     def abort(self, message: Abort) -> None:
         """End the message's sequences that have not ended yet; their events are among the next
@@ -301,6 +322,11 @@ class Scheduler:
         self._drop_late()
         if self._handover is not None:
             self._handover.advance()
+        if state.tiers is not None:
+            could_run = not state.queue and state.num_free_slots > 0
+            state.tiers.expire(state.now, could_run=could_run)
+            state.tiers.save_ahead()
+            self._advance_tiers()
         builder = PlanBuilder(self._next_step_id, state.cache.row.width)
         step = StepDraft(settings)
         step.num_running = state.num_decoding

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from setpoint.core.transfers import Place
+
 
 @dataclass(slots=True, frozen=True)
 class RatioConfig:
@@ -16,6 +18,26 @@ class RatioConfig:
     decay_steps: int = 600
     retract_decode_steps: int = 20
     """Number of decode steps that the remaining requests should survive after a retraction."""
+
+
+@dataclass(slots=True, frozen=True)
+class TierConfig:
+    """What is loaded from cache tiers and saved to them; names and defaults are SGLang's."""
+
+    block: int
+    """Tokens of a block, a multiple of the page size: the smallest piece that is stored."""
+    place: Place = Place.STORAGE
+    """The slowest of the tiers, which names the transfers."""
+    threshold: int = 256
+    """Fewest tokens that are worth a lookup and a load."""
+    write_policy: str = "write_through"
+    """"write_through": what a sequence has computed is saved when it ends;
+    "write_through_selective": if that has happened before; "write_back": before it is evicted."""
+    prefetch_policy: str = "timeout"
+    """When a request stops waiting: "best_effort": as soon as it could run; "wait_complete": never;
+    "timeout": after ``timeout_base_s`` and ``timeout_per_ki_token_s`` for each 1,024 tokens."""
+    timeout_base_s: float = 1.0
+    timeout_per_ki_token_s: float = 0.25
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,6 +70,8 @@ class SchedulerConfig:
     """Tokens for each running sequence that prompts which arrive leave free."""
     only_first_token: bool = False
     """Whether requests end with their first token: another server goes on."""
+    tiers: TierConfig | None = None
+    """None: there are no cache tiers."""
     depth: int = 0
     """Number of steps in flight: 0 = synchronous, 1 = overlapped, more = pipelined."""
     replan_inflight: bool = True

@@ -98,6 +98,10 @@ class Sequence:
     """Most tokens that the results in flight may bring back."""
     num_cached: int = 0
     """Tokens that the prefix cache supplied at the first admission."""
+    num_loaded: int = 0
+    """Tokens of the prompt that were loaded for it before the first admission; of these,
+    ``num_from_host`` from memory of this machine."""
+    num_from_host: int = 0
     num_retractions: int = 0
     num_sent: int = 0
     """Number of outputs already sent."""

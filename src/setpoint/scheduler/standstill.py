@@ -14,6 +14,7 @@ from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.operations import (
     NEEDS_REST,
     RECORDING,
+    STORAGE,
     LoadWeights,
     MemoryPart,
     Operation,
@@ -75,6 +76,8 @@ class Standstill:
         try:
             self._check(message.operation)
             path = operator.operate(message.id, message.operation)
+            if isinstance(message.operation, STORAGE) and self._state.tiers is not None:
+                self._state.tiers.forget_stored()
             if isinstance(message.operation, LoadWeights) and message.operation.flush_cache:
                 self._state.flush()
         except SetpointError as refusal:

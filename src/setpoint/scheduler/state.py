@@ -14,9 +14,10 @@ from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.operations import MemoryPart
 from setpoint.core.pagerows import CacheCosts
 from setpoint.core.plan import StepPlan
-from setpoint.core.preparation import Preparer
+from setpoint.core.preparation import Need, Preparer
 from setpoint.core.records import Observer, Outcome, Refusal
 from setpoint.core.settings import Settings
+from setpoint.core.transfers import Mover
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.conservativeness import NewTokenRatio
 from setpoint.scheduler.emit import request_done, token_event
@@ -25,6 +26,7 @@ from setpoint.scheduler.preparing import Preparing
 from setpoint.scheduler.queue import WaitingQueue
 from setpoint.scheduler.scheduler_config import SchedulerConfig
 from setpoint.scheduler.sequence import MAX_FORCED, Sequence, Status
+from setpoint.scheduler.tiers import Tiers
 from setpoint.scheduler.transfers import Transfers
 
 
@@ -81,6 +83,7 @@ class State:
         cache: KVCache,
         observer: Observer,
         preparer: Preparer | None = None,
+        mover: Mover | None = None,
     ) -> None:
         self.config = config
         self.settings = settings
@@ -97,6 +100,7 @@ class State:
         self.ratio = NewTokenRatio(config.ratio, settings.conservativeness)
         self.transfers = Transfers(cache, observer)
         self.preparing = Preparing(preparer, observer)
+        self.tiers = self._tiers(mover)  # None without cache tiers
         self.queue = WaitingQueue()
         self.running: dict[int, Sequence] = {}
         """Admitted and not finished, in admission order; the sequence in mid-prefill included."""
@@ -132,6 +136,14 @@ class State:
         (SGLang: batch_is_full)."""
         self.head_refusal: Refusal | None = None
         """Why the head of the queue was refused last; written by ``PrefillPlanner.refuse``."""
+
+    def _tiers(self, mover: Mover | None) -> Tiers | None:
+        config, cache = self.config.tiers, self.cache
+        if config is None or mover is None or not cache.enabled:
+            return None
+        tiers = Tiers(config, mover, cache, self.transfers, self.preparing, self._observer)
+        self.preparing.cancel[Need.CACHE] = tiers.cancel
+        return tiers
 
     @property
     def available_tokens(self) -> int:
@@ -220,6 +232,8 @@ class State:
         tokens that became free."""
         num_tokens = self.cache.flush()
         self.transfers.flush()
+        if self.tiers is not None:
+            self.tiers.flush()
         return num_tokens
 
     def start(self, seq: Sequence) -> None:
@@ -286,8 +300,13 @@ class State:
         """Release a finished sequence once its last step in flight is back."""
         if seq.inflight_steps == 0:
             del self.draining[seq.seq_id]
+            num_computed = seq.num_scheduled
             self.holdings.release(seq, publish=True)
             self._free_slot(seq)
+            if self.tiers is not None:
+                self.tiers.keep(
+                    seq.known_ids()[:num_computed], seq.request.options.namespace, seq.finish
+                )
 
     def send_back(self, seq: Sequence) -> None:
         """Retract a sequence: it gives up memory and slot, and joins the end of the queue with the

@@ -79,6 +79,9 @@ class Transfers:
             if each.transfer.direction is direction
         )
 
+    def num_open(self, direction: Direction) -> int:
+        return sum(each.transfer.direction is direction for each in self._open.values())
+
     def reserve(self, place: Place, ids: Ids, namespace: str, then: Then) -> Transfer | None:
         """Hold new page rows for the whole pages of ``ids`` that the tree does not have, and lock
         the prefix that it has. Returns None, with nothing held, if the tree has all of them or the

@@ -27,6 +27,7 @@ from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 from setpoint.scheduler.scheduler_config import SchedulerConfig
 from setpoint.scheduler.sequence import MAX_FORCED, Sequence
+from setpoint.testing.movers import Key, ScriptedMover
 from setpoint.testing.preparers import ScriptedPreparer, nothing_to_prepare
 from setpoint.testing.scripted import NextToken, NumTokens, ScriptedExecutor, hashed_token
 
@@ -141,11 +142,13 @@ class Harness:
         wire: Wire | None = None,
         operator: Operator | None = None,
         handover: Mapping[str, Giver | Taker] | None = None,
+        stored: dict[Key, np.ndarray] | None = None,
         **config: Any,
     ) -> None:
-        """handover: the giver or the taker. row: the model's cache groups. num_tokens: how many of the tokens that a row may yield it
-        does yield. executor: replaces the scripted one. wire: replaces the one that only keeps
-        messages. config: fields of SchedulerConfig and of Settings."""
+        """handover: the giver or the taker. row: the model's cache groups. num_tokens: how many of
+        the tokens that a row may yield it does yield. executor: replaces the scripted one. wire: replaces the one that only keeps
+        messages. stored: what cache tiers hold (``mover``), for a config with ``tiers``. config:
+        fields of SchedulerConfig and of Settings."""
         sizes = Sizes(num_pages=num_pages, page_size=page_size, row=row or PageRow())
         self.config, self.settings = _rules(_longest(sizes, config), config)
         self._wanted = self.settings
@@ -165,10 +168,8 @@ class Harness:
         self.preparer = preparer or nothing_to_prepare()
         self.preparer.post = self.wire.post
         self.preparer.vocab_size = self.config.vocab_size
-        parts: dict[str, Any] = {"preparer": self.preparer, **(handover or {})}
-        self.scheduler = Scheduler(
-            self.config, self.settings, self.cache, observer=self.recorder, **parts
-        )
+        self.mover = self._mover(stored)
+        self.scheduler = self._scheduler(handover or {})
         self.loop = Loop(
             self.scheduler,
             self.executor,
@@ -183,6 +184,30 @@ class Harness:
         """The ids of all submitted requests: a sequence's number is its place in this list."""
         self.outcomes: dict[str, Outcome] = {}
         self.replies: list[Reply] = []
+
+    def _scheduler(self, handover: Mapping[str, Giver | Taker]) -> Scheduler:
+        return Scheduler(
+            self.config,
+            self.settings,
+            self.cache,
+            observer=self.recorder,
+            preparer=self.preparer,
+            mover=self.mover,
+            **handover,  # type: ignore[arg-type]
+        )
+
+    def _mover(self, stored: dict[Key, np.ndarray] | None) -> ScriptedMover | None:
+        if self.config.tiers is None:
+            return None
+        assert isinstance(self.executor, ScriptedExecutor)
+        return ScriptedMover(
+            self.executor,
+            self.config.tiers.block,
+            self.cache.page_size,
+            self.cache.row.width,
+            stored={} if stored is None else stored,
+            post=self.wire.post,
+        )
 
     def submit(
         self,

@@ -153,7 +153,7 @@ class ScriptedExecutor:
         ``next_token`` raises."""
         self.plans: list[StepPlan] = []
         self._page_size = page_size
-        self._store = np.full((num_pages + 1) * page_size, EMPTY, np.int64)
+        self.store = np.full((num_pages + 1) * page_size, EMPTY, np.int64)
         self._ids: dict[int, list[int]] = {}
         self._table: dict[int, dict[int, list[int]]] = {}
         """Slot -> index -> page row."""
@@ -284,23 +284,23 @@ class ScriptedExecutor:
             where = self._where(slot, column, start, end)
             assert len(where) == len(set(where))
             if column < self._row.num_full:
-                self._store[where] = self._ids[slot][start:end]
+                self.store[where] = self._ids[slot][start:end]
             else:
-                self._store[where] = self._checksums(slot, end)[start:]
-            self._store[self._where(slot, column, end, end + num_guesses)] = WRONG
+                self.store[where] = self._checksums(slot, end)[start:]
+            self.store[self._where(slot, column, end, end + num_guesses)] = WRONG
 
     def _read(self, slot: int, start: int, end: int) -> Ids:
         """The tokens that the span from ``start`` to ``end`` sees: the sequence up to ``end``."""
         history = np.array(self._ids[slot][:end], np.int32)
         for column in range(self._row.num_full):
-            history = self._store[self._where(slot, column, 0, end)].astype(np.int32)
+            history = self.store[self._where(slot, column, 0, end)].astype(np.int32)
             assert EMPTY not in history, f"slot {slot} reads a position that nothing wrote"
             assert WRONG not in history, f"slot {slot} reads a guess that nothing confirmed"
         for columns in self._row.windows:
             first = self._row.first_needed(columns, start)
             expected = self._checksums(slot, end)[first:]
             for column in range(columns.begin, columns.end):
-                found = self._store[self._where(slot, column, first, end)].tolist()
+                found = self.store[self._where(slot, column, first, end)].tolist()
                 assert found == expected, f"slot {slot} reads a window of another sequence"
         return history
 

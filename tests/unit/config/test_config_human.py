@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from setpoint.config.human import parse_human_int
+from setpoint.config.groups.human import parse_human_int
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,15 @@ def test_an_option_of_sglang_alone_at_its_own_default_is_told() -> None:
     assert (decision.value, decision.is_news) == ("1", True)
 
 
-def test_a_host_tier_is_refused_where_it_would_matter() -> None:
-    with pytest.raises(ConfigError, match="--enable-hierarchical-cache is not supported on a GPU"):
-        resolve(Options.of(enable_hierarchical_cache=True), GPU, tiny_spec())
+def test_a_host_tier_needs_a_pool_elsewhere() -> None:
+    options = Options.of(enable_hierarchical_cache=True)
+    decision = decisions_of(options, {"enable_hierarchical_cache"})["enable_hierarchical_cache"]
+    assert "on a CPU the KV pool is in host memory already" in decision.why
+    both = Options.of(enable_hierarchical_cache=True, hicache_storage_backend="file")
+    assert not decisions_of(both, {"enable_hierarchical_cache"})["enable_hierarchical_cache"].warn
+    on_gpu = resolve(options, GPU, tiny_spec())
+    found = {each.field: each for each in on_gpu.decisions}
+    assert not found["enable_hierarchical_cache"].warn
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ from setpoint.core.control import (
 )
 from setpoint.core.messages import Abort, Reply, Stop
 from setpoint.core.operations import (
+    AttachStorage,
+    ClearStorage,
+    DetachStorage,
     FreezeGarbage,
     LoadWeights,
     MemoryPart,
@@ -52,6 +55,9 @@ OPERATIONS: list[Operation] = [
     StopProfile(),
     RecordExperts("start"),
     FreezeGarbage(),
+    AttachStorage("file", ""),
+    DetachStorage(),
+    ClearStorage(),
 ]
 CONTROLS: dict[str, Callable[[int], Call]] = {
     "GetState": GetState,

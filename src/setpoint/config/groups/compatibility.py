@@ -49,26 +49,6 @@ class CompatibilityOptions(msgspec.Struct, frozen=True, kw_only=True):
             no_effect="that is the default where the device allows it",
         ),
     ] = False
-    enable_hierarchical_cache: Annotated[
-        bool,
-        Option(
-            GROUP,
-            "Keep a larger second KV cache in host memory. Refused on a GPU.",
-            no_effect=(
-                "on a CPU the KV pool is in host memory already, and --max-total-tokens sets its"
-                " size"
-            ),
-        ),
-    ] = False
-    hicache_ratio: Annotated[
-        float | None,
-        Option(
-            GROUP,
-            "Size of that second cache, as a multiple of the first.",
-            low=0,
-            no_effect="there is no second cache",
-        ),
-    ] = None
     disable_chunked_prefix_cache: Annotated[
         bool,
         Option(

@@ -18,6 +18,9 @@ from torch import nn
 from setpoint.core.errors import CheckpointError, OutOfMemoryError, RequestError, SetpointError
 from setpoint.core.expert_placement import Placement
 from setpoint.core.operations import (
+    AttachStorage,
+    ClearStorage,
+    DetachStorage,
     FreezeGarbage,
     LoadWeights,
     MemoryPart,
@@ -36,6 +39,12 @@ from setpoint.engine.parallel.split import mixtures
 from setpoint.engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
+
+
+NO_TIERS = (
+    "This server has no cache tiers. Start it with --enable-hierarchical-cache"
+    " --hicache-storage-backend file."
+)
 
 
 class EngineOperator:
@@ -77,6 +86,8 @@ class EngineOperator:
                 return self._profiler.stop()
             case RecordExperts():
                 return self._recorder.operate(operation)
+            case AttachStorage() | DetachStorage() | ClearStorage():
+                raise RequestError(NO_TIERS)
             case FreezeGarbage():
                 gc.collect()
                 gc.freeze()

@@ -8,8 +8,11 @@ computed after a step are announced, too, because the ranks divide the head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 
 import msgspec
 import numpy as np
@@ -17,16 +20,20 @@ import torch
 
 from setpoint.core.errors import ConfigError, EngineDeadError, RequestError, SetpointError
 from setpoint.core.expert_placement import Placement
+from setpoint.core.messages import Moved
 from setpoint.core.operations import LoadWeights, ReleaseMemory, RestoreMemory
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.plan_codec import decode_plan, encode_plan
 from setpoint.core.request import Ids, pack_ids, unpack_ids
 from setpoint.core.result import one_each
+from setpoint.core.transfers import Direction, Mover, Place, Transfer
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.inproc import InprocExecutor, InprocStep
 from setpoint.engine.kernels.device import Shared, to_device, wait
 from setpoint.engine.parallel.group import Group
 from setpoint.engine.runner.model_runner import ModelRunner
+
+RANK_ENDED = "A rank has ended; its output above says why."
 
 Operation = ReleaseMemory | RestoreMemory | LoadWeights
 """What every rank must do with its part of the memory."""
@@ -81,7 +88,23 @@ class MoveExperts(msgspec.Struct, frozen=True, tag=True, array_like=True):
     placement: Placement | None
 
 
-ToRank = Step | Logits | Allocate | Operate | LoadExperts | MoveExperts
+class Move(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Move this rank's share of a transfer's pages (``core.transfers``)."""
+
+    id: int
+    direction: Direction
+    place: Place
+    rows: bytes
+    start: int
+    ids: bytes
+    namespace: str
+
+
+class CancelMove(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    id: int
+
+
+ToRank = Step | Logits | Allocate | Operate | LoadExperts | MoveExperts | Move | CancelMove
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -104,7 +127,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     reason: str
 
 
-FromRank = Loaded | Done | Refused
+class MoveEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A transfer has ended on this rank. It may come between other answers."""
+
+    moved: Moved
+
+
+FromRank = Loaded | Done | Refused | MoveEnded
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
@@ -121,6 +150,9 @@ class OtherRanks:
         self.levels: list[str] = []
         """The instruction set of each rank's kernels; written by ``room``."""
         self._links = links
+        self._answers: list[SimpleQueue[FromRank | None]] | None = None
+        """For each link, its answers as far as they are not about transfers; None in it: the rank
+        has ended. None as long as nobody listens."""
 
     def send(self, message: ToRank) -> None:
         data = encode(message)
@@ -129,10 +161,24 @@ class OtherRanks:
 
     def answers(self) -> list[FromRank]:
         """The next answer of each rank. Raises EngineDeadError if one has ended."""
+        if self._answers is not None:
+            found = [queue.get() for queue in self._answers]
+            if None in found:
+                raise EngineDeadError(RANK_ENDED)
+            return found
         try:
             return [decode_from_rank(link.recv_bytes()) for link in self._links]
         except (EOFError, OSError):
-            raise EngineDeadError("A rank has ended; its output above says why.") from None
+            raise EngineDeadError(RANK_ENDED) from None
+
+    def listen(self, ended: Callable[[Moved], object]) -> None:
+        """Read the links in threads from now on, and call ``ended`` for each transfer that a rank
+        has ended."""
+        self._answers = [SimpleQueue() for _ in self._links]
+        for link, queue in zip(self._links, self._answers, strict=True):
+            threading.Thread(
+                target=_listen, args=(link, queue, ended), name="rank-answers", daemon=True
+            ).start()
 
     def room(self, weight_bytes: int, available_bytes: int) -> tuple[int, int]:
         """Wait until the ranks have their weights. Takes rank 0's own sizes, and returns the
@@ -164,6 +210,19 @@ class OtherRanks:
         ]
         if refusals:
             raise RequestError("; ".join(refusals), status_code=500)
+
+
+def _listen(
+    link: Connection, queue: SimpleQueue[FromRank | None], ended: Callable[[Moved], object]
+) -> None:
+    with suppress(EOFError, OSError):
+        while True:
+            answer = decode_from_rank(link.recv_bytes())
+            if isinstance(answer, MoveEnded):
+                ended(answer.moved)
+            else:
+                queue.put(answer)
+    queue.put(None)
 
 
 class TensorParallelExecutor(InprocExecutor):
@@ -244,8 +303,17 @@ class TensorParallelOperator(EngineOperator):
         self.move_experts(layer, placement)
 
 
-def follow(runner: ModelRunner, link: Connection, operator: EngineOperator) -> None:
-    """Do what rank 0 asks for, until it closes the link. operator: for this rank's runner."""
+def follow(
+    runner: ModelRunner,
+    link: Connection,
+    operator: EngineOperator,
+    movers: Callable[[Callable[[Moved], object]], Mover] | None = None,
+) -> None:
+    """Do what rank 0 asks for, until it closes the link. operator: for this rank's runner. movers:
+    makes what moves this rank's pages, once they are there, and tells when a transfer has
+    ended."""
+    link = _LockedLink(link)
+    mover: Mover | None = None
     while True:
         while not link.poll() and _prepare(runner):
             pass
@@ -270,14 +338,48 @@ def follow(runner: ModelRunner, link: Connection, operator: EngineOperator) -> N
                         num_pages=num_pages, max_slots=max_slots, context_len=context_len
                     ),
                 )
+                if movers is not None:
+                    mover = movers(lambda moved: link.send_bytes(encode(MoveEnded(moved))))
             case Operate(operation):
                 _answer(link, lambda: operator.operate(0, operation))
             case LoadExperts(layer, placement):
                 _answer(link, lambda: operator.load_experts(layer, placement))
+            case Move():
+                assert mover is not None
+                transfer = _transfer(message)
+                move = mover.load if transfer.direction is Direction.LOAD else mover.save
+                move(transfer)
+            case CancelMove(transfer_id):
+                assert mover is not None
+                mover.cancel(transfer_id)
             case MoveExperts(layer, None):
                 operator.drop_experts(layer)
             case MoveExperts(layer, placement):
                 operator.move_experts(layer, placement)
+
+
+class _LockedLink:
+    """A link on which several threads send."""
+
+    def __init__(self, link: Connection) -> None:
+        self._link, self._lock = link, threading.Lock()
+        self.poll, self.recv_bytes = link.poll, link.recv_bytes
+
+    def send_bytes(self, data: bytes) -> None:
+        with self._lock:
+            self._link.send_bytes(data)
+
+
+def _transfer(move: Move) -> Transfer:
+    return Transfer(
+        move.id,
+        move.direction,
+        move.place,
+        unpack_ids(move.rows),
+        move.start,
+        unpack_ids(move.ids),
+        move.namespace,
+    )
 
 
 def _prepare(runner: ModelRunner) -> bool:

@@ -29,6 +29,10 @@ class MeasuredSequence:
         self.num_prompt = len(request.prompt_ids) // 4
         self.num_outputs = 0
         self.num_cached = 0
+        self.num_loaded = 0
+        """How many of the cached tokens came from cache tiers; of these, ``num_from_host`` from
+        host memory."""
+        self.num_from_host = 0
         self.num_retractions = 0
         self.arrived_at = arrived_at
         """Seconds of time.perf_counter(), like the times below; None for what has not happened."""

@@ -165,6 +165,12 @@ class EvictionQueue:
             heapq.heapify(self._heap)
             self._num_void = 0
 
+    def first(self, count: int) -> list[Node]:
+        """About the first ``count`` unlocked leaves, in the order of their present keys."""
+        entries = heapq.nsmallest(2 * count, self._heap, key=lambda entry: entry[0])
+        nodes = [node for key, node in entries if key == node.queued and node.is_evictable]
+        return sorted(nodes, key=self._key)[:count]
+
     def pop(self) -> Node | None:
         """Remove and return the unlocked leaf to evict first; None if there is none."""
         heap = self._heap

@@ -170,6 +170,11 @@ class KVCache:
         """Number of these window pages that are private, that is, not the tree's."""
         return 0 if self._windows is None else self._windows.num_outside(pages)
 
+    def oldest(self, num_tokens: int) -> list[tuple[Ids, str]]:
+        """The paths of the leaves that would be evicted first, of about so many tokens together, as
+        (their tokens from position 0, namespace)."""
+        return self._tree.oldest(num_tokens)
+
     def extend(self, handle: PrefixHandle, ids: Ids, pages: Ids, *, priority: int = 0) -> Ids:
         """Cache ``ids`` and move the handle's lock down to cover all of them; returns the pages the
         caller must free itself.

@@ -200,6 +200,20 @@ class RadixTree:
             given_up.append(node.pages)
         return unpack_ids(b"".join(given_up))
 
+    def oldest(self, num_tokens: int) -> list[tuple[Ids, str]]:
+        """(path from the root, namespace) of the leaves that would be evicted first, until they
+        have so many tokens together."""
+        found: list[tuple[Ids, str]] = []
+        for node in self._leaves.first(64):
+            path = list(self._path(node))
+            label = path[-1].label
+            assert isinstance(label, tuple), "the label below the root has the namespace"
+            found.append((unpack_ids(b"".join(above.key for above in reversed(path))), label[0]))
+            num_tokens -= node.num_tokens
+            if num_tokens <= 0:
+                break
+        return found
+
     def _evict_with_windows(self, windows: WindowPages, num_pages: int) -> Ids:
         def give_up_leaf() -> Ids | None:
             node = self._pop_leaf()

@@ -161,7 +161,7 @@ class Network:
 
     def _copy(self, there: Ids, here: Ids, *, torn: bool) -> None:
         size = self.prefill.cache.page_size
-        source, target = self.prefill.executor._store, self.decode.executor._store
+        source, target = self.prefill.executor.store, self.decode.executor.store
         for page, other in zip(there.tolist(), here.tolist(), strict=True):
             if other:
                 data = source[page * size : (page + 1) * size] if page else GARBAGE

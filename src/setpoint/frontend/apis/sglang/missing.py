@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from setpoint.core.errors import RequestError
 
 ADAPTERS = "LoRA adapters"
-HICACHE = "a cache tier outside the KV pool (HiCache)"
+LAYOUT = "the layout of another system's cache"
 FROM_DISK = "weights from anywhere but a folder, which /update_weights_from_disk reads"
 REMOTE = "loading weights from another server"
 CORPORA = "speculation from a corpus of n-grams"
@@ -19,9 +19,7 @@ MISSING = {
     "/load_lora_adapter": ADAPTERS,
     "/load_lora_adapter_from_tensors": ADAPTERS,
     "/unload_lora_adapter": ADAPTERS,
-    "/hicache/storage-backend": HICACHE,
-    "/hicache/storage-backend/clear": HICACHE,
-    "/get_hicache_l3_cache_layout": HICACHE,
+    "/get_hicache_l3_cache_layout": LAYOUT,
     "/update_weights_from_tensor": FROM_DISK,
     "/update_weights_from_distributed": FROM_DISK,
     "/update_weights_from_ipc": FROM_DISK,

@@ -242,7 +242,7 @@ class NativeApi:
             "prompt_tokens": output.num_prompt,
             "completion_tokens": output.num_outputs,
             "cached_tokens": output.num_cached,
-            "cached_tokens_details": {"device": output.num_cached, "host": 0},
+            "cached_tokens_details": _cached_from(output, self._service.config.storage_backend),
             "reasoning_tokens": (
                 prepared.reasoning.num_tokens(output, starts_inside=True)
                 if prepared.reasoning is not None
@@ -264,6 +264,18 @@ class NativeApi:
         if prepared.warnings:
             meta["warnings"] = prepared.warnings
         return meta
+
+
+def _cached_from(output: SequenceOutput, backend: str | None) -> dict[str, Any]:
+    """Where the cached tokens were. backend: the storage, if there is one."""
+    details: dict[str, Any] = {
+        "device": output.num_cached - output.num_loaded,
+        "host": output.num_from_host,
+    }
+    if backend is not None:
+        details["storage"] = output.num_loaded - output.num_from_host
+        details["storage_backend"] = backend
+    return details
 
 
 def _finish_reason(output: SequenceOutput) -> dict[str, Any]:

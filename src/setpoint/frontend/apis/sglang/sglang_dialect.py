@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from setpoint.frontend.apis.openai.openai_dialect import OpenAIDialect
-from setpoint.frontend.apis.sglang import fault_tolerance
+from setpoint.frontend.apis.sglang import fault_tolerance, storage_routes
 from setpoint.frontend.apis.sglang.admin import FLUSH_ROUTE, AdminRoutes
 from setpoint.frontend.apis.sglang.controls import ControlBodies, ControlRoutes
 from setpoint.frontend.apis.sglang.doctor_route import DoctorRoutes
@@ -51,6 +51,8 @@ class SGLangDialect(Dialect):
         "/update_weights_from_disk",
         "/update_weight_version",
         *fault_tolerance.PATHS,
+        storage_routes.ROUTE,
+        storage_routes.CLEAR,
         *CONTROLS,
     )
 
@@ -67,6 +69,7 @@ class SGLangDialect(Dialect):
         ExpertRecordRoutes(service).install(self.router)
         WeightRoutes(service, controls).install(self.router)
         fault_tolerance.FaultToleranceRoutes(service, controls).install(self.router)
+        storage_routes.StorageRoutes(service, controls).install(self.router)
         SessionRoutes(service, controls).install(self.router)
         install_missing(self.router)
         LoadRoutes(service).install(self.router)

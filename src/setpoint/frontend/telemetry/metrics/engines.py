@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from setpoint.core.control import EngineFacts, ExpertLoads, InternalState, MetricsReport
+from setpoint.core.control import (
+    EngineFacts,
+    ExpertLoads,
+    InternalState,
+    MetricsReport,
+    TierState,
+)
 from setpoint.core.handover import HandoverCounts
 from setpoint.observe.catalogue import BY_NAME, REQUESTS_PER_KEY
 from setpoint.observe.series import Histogram
@@ -42,7 +48,7 @@ class EngineFigures:
         if life is not self._life:
             self._before, self._past = self._counters(), self.histograms()
             self._life = life
-        self._latest = state.report.metrics or MetricsReport()
+        self._latest = _with_tiers(state.report.metrics or MetricsReport(), state.report.tiers)
         present = _present(facts, state) | self._constants
         pages = present["sglang:max_total_num_tokens"] // present["sglang:page_size"]
         self.gauges = {name: {(): value} for name, value in present.items()}
@@ -101,7 +107,7 @@ def _present(facts: EngineFacts, state: InternalState) -> dict[str, float]:
     return {
         "sglang:num_running_reqs": state.num_running,
         "sglang:num_queue_reqs": state.num_waiting,
-        "sglang:num_grammar_queue_reqs": state.num_preparing,
+        "sglang:num_grammar_queue_reqs": state.num_preparing - state.num_loading,
         "sglang:num_paused_reqs": state.num_paused_reqs,
         "sglang:prefill_queue_depth": state.num_waiting - state.num_retracted,
         "sglang:decode_queue_depth": state.num_retracted,
@@ -149,6 +155,32 @@ def _of_experts(loads: ExpertLoads | None) -> Samples:
         "setpoint:expert_rebalances": {(): loads.num_rebalances},
         "setpoint:expert_rank_tokens": by_rank,
     }
+
+
+def _with_tiers(metrics: MetricsReport, tiers: TierState | None) -> MetricsReport:
+    """The engine's own metrics and those of its cache tiers."""
+    if tiers is None:
+        return metrics
+    seconds = {"load": tiers.load_s, "save": tiers.save_s, "earned": tiers.earned_s}
+    counters: Values = {
+        "sglang:prefetched_tokens": {"": tiers.loaded_tokens},
+        "sglang:backuped_tokens": {"": tiers.saved_tokens},
+        "sglang:storage_prefetch_unfulfilled_tokens": {**tiers.missed_tokens},
+        "sglang:hicache_dropped_tokens": {**tiers.dropped_tokens},
+        "setpoint:cache_tier_seconds": seconds,
+        "setpoint:cache_tier_lost_blocks": {**tiers.lost_blocks},
+    }
+    gauges: Values = {
+        "setpoint:cache_tier_off": {"": float(bool(tiers.off))},
+        "setpoint:cache_tier_thrifty": {"": float(tiers.is_thrifty)},
+        "setpoint:cache_tier_blocks": {"": tiers.num_blocks},
+        "setpoint:cache_tier_bytes": {"": tiers.num_bytes},
+    }
+    return MetricsReport(
+        counters=metrics.counters | counters,
+        gauges=metrics.gauges | gauges,
+        histograms=metrics.histograms,
+    )
 
 
 def _samples(values: dict[str, float]) -> dict[tuple[str, ...], float]:

@@ -21,7 +21,7 @@ Clients choose them, and each set takes memory here and in Prometheus."""
 OTHER = "other"
 MAX_LABEL_CHARS = 128
 
-OWN_VALUES = {"is_streaming": ("false", "true"), "cache_source": ("device",)}
+OWN_VALUES = {"is_streaming": ("false", "true"), "cache_source": ("device", "host", "storage")}
 """The values of the series' own labels."""
 
 Samples = dict[str, dict[tuple[str, ...], Any]]
@@ -74,7 +74,12 @@ class SequenceMeter:
         samples["sglang:num_requests"][streaming] += 1
         samples["sglang:prompt_tokens"][streaming] += sequence.num_prompt
         samples["sglang:generation_tokens"][streaming] += sequence.num_outputs
-        samples["sglang:cached_tokens"]["device",] += sequence.num_cached
+        from_host, loaded = sequence.num_from_host, sequence.num_loaded
+        by_source = samples["sglang:cached_tokens"]
+        by_source["device",] += sequence.num_cached - loaded
+        if loaded:
+            by_source["host",] += from_host
+            by_source["storage",] += loaded - from_host
         if self._request.sampling.constraint is not None:
             samples["sglang:num_so_requests"][()] += 1
         if not sequence.is_complete:

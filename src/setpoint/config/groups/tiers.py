@@ -1,0 +1,176 @@
+"""The group of options "Cache tiers" (docs/hierarchical-cache.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from setpoint.config.groups.declare import Option
+from setpoint.config.groups.human import parse_human_int
+from setpoint.config.groups.values import json_object
+from setpoint.core.conversion import convert
+from setpoint.core.errors import ConfigError
+
+GROUP = "Cache tiers"
+EXTRA = "--hicache-storage-backend-extra-config"
+BACKENDS = ("file", "dynamic")
+EXCLUSIVE = (
+    "The arguments enable-hierarchical-cache and disable-radix-cache are mutually exclusive and"
+    " cannot be used at the same time. Please use only one of them."
+)
+
+
+class TierOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options about places in which the prefix cache is kept besides the KV pool."""
+
+    enable_hierarchical_cache: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Keep prefixes in further places than the KV pool: in host memory if the pool is in a"
+            " GPU's, and in what --hicache-storage-backend names.",
+        ),
+    ] = False
+    hicache_ratio: Annotated[
+        float | None,
+        Option(
+            GROUP,
+            "Size of the host tier, as a multiple of the KV pool; 2 if not given.",
+            low=0,
+        ),
+    ] = None
+    hicache_size: Annotated[
+        int,
+        Option(GROUP, "Size of the host tier in GB for each rank, instead of the ratio.", low=0),
+    ] = 0
+    hicache_write_policy: Annotated[
+        str,
+        Option(
+            GROUP,
+            "When prefixes are saved: when their request ends (write_through), when that happens a"
+            " second time (write_through_selective), or before they are evicted (write_back).",
+            choices=("write_through", "write_through_selective", "write_back"),
+        ),
+    ] = "write_through"
+    hicache_io_backend: Annotated[
+        str,
+        Option(
+            GROUP,
+            "How pages are copied between a GPU and host memory.",
+            choices=("kernel", "direct"),
+            no_effect="pages are copied by their own threads, in one way",
+        ),
+    ] = "kernel"
+    hicache_mem_layout: Annotated[
+        str,
+        Option(
+            GROUP,
+            "The order of numbers in host memory.",
+            choices=("page_first", "layer_first", "page_first_direct"),
+            no_effect="a block has one layout in every tier, so that tiers can copy it",
+        ),
+    ] = "page_first"
+    hicache_storage_backend: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "Keep prefixes beyond this server's life: in files of a folder (file), or in a class of"
+            " your own (dynamic).",
+            choices=BACKENDS,
+        ),
+    ] = None
+    hicache_storage_prefetch_policy: Annotated[
+        str,
+        Option(
+            GROUP,
+            "How long a request waits for its prefix: not longer than until it could run"
+            " (best_effort), until all is loaded (wait_complete), or for a time that grows with the"
+            " number of tokens (timeout).",
+            choices=("best_effort", "wait_complete", "timeout"),
+        ),
+    ] = "timeout"
+    hicache_storage_backend_extra_config: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "JSON object, or @FILE with one, with settings of the storage"
+            " (docs/hierarchical-cache.md).",
+            metavar="JSON",
+        ),
+    ] = None
+
+
+class StorageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """--hicache-storage-backend-extra-config. Sizes are bytes, or human integers such as "20Gi"."""
+
+    prefetch_threshold: Annotated[int, msgspec.Meta(ge=1)] = 256
+    prefetch_timeout_base: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    prefetch_timeout_per_ki_token: Annotated[float, msgspec.Meta(ge=0)] = 0.25
+    block_tokens: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 64
+    path: str | None = None
+    """The folder of the file backend."""
+    max_size: str | int = "16Gi"
+    min_free_space: str | int = "2Gi"
+    eviction_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
+    ttl_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    backend_name: str | None = None
+    """Of the dynamic backend, as are the next three."""
+    module_path: str | None = None
+    class_name: str | None = None
+    interface_v1: int = 0
+
+    def num_bytes(self, name: str) -> int:
+        """A size in bytes. Raises ConfigError."""
+        value = getattr(self, name)
+        try:
+            found = value if isinstance(value, int) else parse_human_int(value)
+        except ValueError as error:
+            raise ConfigError(f"{EXTRA}: {name}: {error}") from None
+        if found < 0:
+            raise ConfigError(f"{EXTRA}: {name} must not be negative.")
+        return found
+
+
+def storage_config(options: TierOptions) -> StorageConfig:
+    """The settings of the storage. Raises ConfigError for what is not understood."""
+    text = options.hicache_storage_backend_extra_config
+    if text is None:
+        return StorageConfig()
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{EXTRA}: {text[1:]} cannot be read: {error}.") from None
+    found = json_object(EXTRA, text, example='{"max_size": "20Gi"}')
+    try:
+        config = convert(found, StorageConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{EXTRA}: {error}.") from None
+    config.num_bytes("max_size")
+    config.num_bytes("min_free_space")
+    return config
+
+
+def check_tiers(options: TierOptions, *, has_cache: bool) -> None:
+    """Raise ConfigError for options that contradict each other."""
+    if options.enable_hierarchical_cache and not has_cache:
+        raise ConfigError(EXCLUSIVE)
+    backend = options.hicache_storage_backend
+    if backend is not None and not options.enable_hierarchical_cache:
+        raise ConfigError(
+            "--hicache-storage-backend needs --enable-hierarchical-cache; give both or neither."
+        )
+    check_storage(options)
+
+
+def check_storage(options: TierOptions) -> None:
+    """Raise ConfigError for a storage that cannot be."""
+    backend, config = options.hicache_storage_backend, storage_config(options)
+    if backend not in (None, *BACKENDS):
+        raise ConfigError(f"The storage must be one of {', '.join(BACKENDS)}; got {backend!r}.")
+    if backend == "dynamic" and not (config.module_path and config.class_name):
+        raise ConfigError(
+            f"--hicache-storage-backend dynamic needs {EXTRA} with module_path and class_name."
+        )

@@ -1,0 +1,88 @@
+"""Routes about the storage of cached prefixes (docs/hierarchical-cache.md): what it is and does,
+use one, use none, empty it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from setpoint.core.control import TierState
+from setpoint.core.errors import RequestError
+from setpoint.core.operations import AttachStorage, ClearStorage, DetachStorage, Operation
+from setpoint.frontend.apis.sglang.controls import ControlBodies
+from setpoint.frontend.http.error_responses import json_response
+from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.service import Service
+
+ROUTE = "/hicache/storage-backend"
+CLEAR = f"{ROUTE}/clear"
+
+
+UNSUPPORTED = ("hicache_storage_prefetch_policy", "hicache_write_policy")
+"""Keys of SGLang's body that would change what was given at the start."""
+
+
+class AttachBody(msgspec.Struct):
+    hicache_storage_backend: str
+    hicache_storage_backend_extra_config_json: str | None = None
+
+
+class StorageRoutes:
+    def __init__(self, service: Service, bodies: ControlBodies) -> None:
+        self._service, self._engine, self._bodies = service, service.engine, bodies
+
+    def install(self, parent: APIRouter) -> None:
+        router = APIRouter(tags=["control"])
+        add_route(router, ROUTE, self.status, "GET")
+        add_route(router, ROUTE, self.attach, "PUT", body=AttachBody)
+        add_route(router, ROUTE, self.detach, "DELETE")
+        add_route(router, CLEAR, self.clear, "POST")
+        parent.include_router(router)
+
+    async def status(self) -> Response:
+        states = await self._engine.on_all(lambda line: line.get_state())
+        tiers = [state.report.tiers for state in states]
+        return json_response(
+            {
+                "hicache_storage_backend": next((each.backend for each in tiers if each), None),
+                "engines": [_shown(each) for each in tiers],
+            }
+        )
+
+    async def attach(self, request: Request) -> Response:
+        self._check_key()
+        body, warnings = await self._bodies.read(request, AttachBody, unsupported=UNSUPPORTED)
+        settings = body.hicache_storage_backend_extra_config_json or ""
+        await self._operate(AttachStorage(body.hicache_storage_backend, settings))
+        return _done("HiCache storage backend attached.", warnings)
+
+    async def detach(self) -> Response:
+        self._check_key()
+        await self._operate(DetachStorage())
+        return _done("HiCache storage backend detached.")
+
+    async def clear(self) -> Response:
+        self._check_key()
+        await self._operate(ClearStorage())
+        return _done("HiCache storage cleared.")
+
+    def _check_key(self) -> None:
+        """Raise RequestError on a server without an admin key: a client could make it write to any
+        folder."""
+        if self._service.config.admin_api_key is None:
+            raise RequestError(
+                "The storage is changed only on servers that have an admin key (--admin-api-key)."
+            )
+
+    async def _operate(self, operation: Operation) -> None:
+        await self._engine.on_all(lambda line: line.operate(operation))
+
+
+def _shown(tiers: TierState | None) -> dict[str, Any] | None:
+    return None if tiers is None else msgspec.structs.asdict(tiers)
+
+
+def _done(message: str, warnings: dict[str, Any] | None = None) -> Response:
+    return json_response({"success": True, "message": message, **(warnings or {})})

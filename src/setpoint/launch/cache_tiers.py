@@ -1,0 +1,347 @@
+"""Builds the cache tiers of a rank: opens the stores, and finds out which engine this is, so that
+blocks are shared by engines that compute the same bits and by no others."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+import setpoint
+from setpoint.config.groups.tiers import (
+    StorageConfig,
+    TierOptions,
+    check_storage,
+    storage_config,
+)
+from setpoint.core.blocksfile import read_blocks_table
+from setpoint.core.control import TierState
+from setpoint.core.errors import ConfigError, RequestError, SetpointError
+from setpoint.core.messages import Found, Moved
+from setpoint.core.operations import (
+    STORAGE as STORAGE_OPERATIONS,
+)
+from setpoint.core.operations import (
+    AttachStorage,
+    ClearStorage,
+    DetachStorage,
+    LoadWeights,
+    MemoryPart,
+    Operation,
+    Operator,
+    RestoreMemory,
+)
+from setpoint.core.transfers import Mover
+from setpoint.core.weightfiles import weight_files
+from setpoint.engine.executor.engine_operations import EngineOperator
+from setpoint.engine.executor.rank_moves import RankedMover
+from setpoint.engine.executor.tensor_parallel import OtherRanks, follow
+from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.engine.runner.page_rows import PageRows
+from setpoint.launch.agreement import facts_of
+from setpoint.launch.job import EngineJob
+from setpoint.launch.settings import tier_config
+from setpoint.scheduler.tiers import Tiers, TierTotals
+from setpoint.tiers.block_keys import identity_of
+from setpoint.tiers.file_store import FileLimits, FileStore
+from setpoint.tiers.memory_store import MemoryStore
+from setpoint.tiers.mover import StoreMover, Tier
+from setpoint.tiers.store import Store, StoreError
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES = 1 << 24
+SOURCES = ("*.py", "*.cpp", "*.h")
+HOST, STORAGE = "host", "storage"
+
+
+class CacheTiers:
+    """The tiers of one rank."""
+
+    def __init__(
+        self,
+        job: EngineJob,
+        runner: ModelRunner,
+        rank: int,
+        post: Callable[[Found | Moved], object],
+    ) -> None:
+        """Raises ConfigError if the storage cannot be used."""
+        options = job.config.options
+        config = tier_config(options)
+        assert config is not None
+        self._job, self._runner, self._rank = job, runner, rank
+        self.backend = options.tiers.hicache_storage_backend
+        tiers = []
+        if options.execution.device != "cpu":
+            tiers.append(Tier(HOST, MemoryStore(_host_bytes(job, runner))))
+        if self.backend is not None:
+            try:
+                tiers.append(self.open_storage(self.backend, storage_config(options.tiers)))
+            except StoreError as error:
+                raise ConfigError(f"--hicache-storage-backend {self.backend}: {error}") from None
+        self._rows: PageRows | None = None
+        self._rows_of: object = None
+        self.mover = StoreMover(
+            tiers,
+            self._present_rows,
+            block=config.block,
+            page_size=options.memory.page_size,
+            post=post,
+        )
+        self.movers: Mover = self.mover
+        """What the scheduler calls: on several ranks, it moves the shares of all."""
+        self._number = 0
+        self.recognize(job.folder)
+
+    @property
+    def storage(self) -> Tier | None:
+        return next((tier for tier in self.mover.tiers if tier.name == STORAGE), None)
+
+    def open_storage(self, backend: str, config: StorageConfig) -> Tier:
+        """Open the store of a backend. Raises StoreError."""
+        if backend == "dynamic":
+            return Tier(STORAGE, _own_store(config))
+        limits = FileLimits(
+            max_bytes=config.num_bytes("max_size"),
+            min_free_bytes=config.num_bytes("min_free_space"),
+            eviction_ratio=config.eviction_ratio,
+            ttl_s=float("inf") if config.ttl_seconds is None else config.ttl_seconds,
+        )
+        folder = Path(config.path or self._job.config.env.hicache_folder)
+        owner = hashlib.sha256(f"{self._job.folder} {self._rank}".encode()).digest()
+        return Tier(STORAGE, FileStore(folder, owner, limits))
+
+    def state(self, tiers: Tiers | None) -> TierState:
+        """tiers: the scheduler's."""
+        totals = TierTotals() if tiers is None else tiers.totals
+        counts, num_blocks, num_bytes = self.mover.counts, 0, 0
+        for tier in self.mover.tiers:
+            size = tier.try_(lambda store: store.size())
+            if isinstance(size, tuple):
+                num_blocks, num_bytes = num_blocks + size[0], num_bytes + size[1]
+        off = [f"{tier.name}: {tier.off}" for tier in self.mover.tiers if tier.off]
+        if tiers is not None and tiers.off:
+            off.append(tiers.off)
+        return TierState(
+            backend=None if self.storage is None else self.backend,
+            off="; ".join(off),
+            is_thrifty=tiers is not None and tiers.is_thrifty,
+            num_blocks=num_blocks,
+            num_bytes=num_bytes,
+            loaded_tokens=totals.loaded_tokens,
+            saved_tokens=totals.saved_tokens,
+            load_s=totals.load_s,
+            save_s=totals.save_s,
+            earned_s=totals.earned_s,
+            missed_tokens=dict(totals.missed),
+            dropped_tokens=dict(totals.dropped),
+            lost_blocks=asdict(counts),
+        )
+
+    def change_storage(self, operation: AttachStorage | DetachStorage | ClearStorage) -> None:
+        """Raises RequestError if that is impossible now."""
+        present = self.storage
+        if self.movers is not self.mover:
+            raise RequestError("The storage of a model on several ranks cannot be changed here.")
+        if isinstance(operation, AttachStorage):
+            if present is not None:
+                raise RequestError("A storage is in use; detach it first (DELETE).")
+            options = TierOptions(
+                enable_hierarchical_cache=True,
+                hicache_storage_backend=operation.backend,
+                hicache_storage_backend_extra_config=operation.settings or None,
+            )
+            try:
+                check_storage(options)
+                self.mover.attach(self.open_storage(operation.backend, storage_config(options)))
+            except (ConfigError, StoreError) as error:
+                raise RequestError(str(error)) from None
+            self.backend = operation.backend
+            return
+        if present is None:
+            raise RequestError("No storage is in use.")
+        if isinstance(operation, DetachStorage):
+            self.mover.detach(present)
+        else:
+            self.mover.clear(present)
+
+    def recognize(self, folder: str) -> None:
+        """Find out in a thread which engine this is with the weights of a folder; until then
+        nothing is loaded or saved."""
+        self.mover.serve_as(b"")
+        self._number += 1
+        number = self._number
+
+        def find() -> None:
+            try:
+                facts = engine_facts(self._job, self._runner, self._rank, folder)
+            except (SetpointError, OSError) as error:
+                logger.error("The cache tiers are not used: the weights cannot be read: %s", error)
+                return
+            if number == self._number:
+                self.mover.serve_as(identity_of(facts))
+
+        threading.Thread(target=find, name="cache-identity", daemon=True).start()
+
+    def forget(self, why: str) -> None:
+        """Neither load nor save until ``recognize``."""
+        self._number += 1
+        self.mover.serve_as(b"")
+        logger.warning("The cache tiers are not used: %s.", why)
+
+    def _present_rows(self) -> PageRows:
+        pool = self._runner.pool
+        if self._rows is None or self._rows_of is not pool.memory:
+            self._rows, self._rows_of = PageRows(pool), pool.memory
+        return self._rows
+
+
+def open_tiers(
+    job: EngineJob,
+    runner: ModelRunner,
+    others: OtherRanks | None,
+    post: Callable[[Found | Moved], object],
+) -> CacheTiers:
+    """The tiers of rank 0, whose ``movers`` move the shares of all ranks. Raises ConfigError."""
+    if others is None:
+        return CacheTiers(job, runner, 0, post)
+    ranks = RankedMover(others, post)
+    tiers = CacheTiers(job, runner, 0, ranks.post_own)
+    ranks.lead(tiers.mover)
+    tiers.movers = ranks
+    return tiers
+
+
+class WatchedOperator:
+    """An operator after whose work the tiers know the engine again. Implements
+    ``core.operations.Operator``."""
+
+    def __init__(self, operator: Operator, tiers: CacheTiers) -> None:
+        self._operator, self._tiers = operator, tiers
+
+    @property
+    def released(self) -> frozenset[MemoryPart]:
+        return self._operator.released
+
+    def operate(self, call_id: int, operation: Operation) -> str:
+        if isinstance(operation, STORAGE_OPERATIONS):
+            self._tiers.change_storage(operation)
+            return ""
+        changes = isinstance(operation, LoadWeights) or (
+            isinstance(operation, RestoreMemory) and MemoryPart.WEIGHTS in operation.parts
+        )
+        if not changes:
+            return self._operator.operate(call_id, operation)
+        self._tiers.mover.serve_as(b"")
+        path = self._operator.operate(call_id, operation)
+        if isinstance(operation, LoadWeights) and not operation.flush_cache:
+            self._tiers.forget("weights were loaded without emptying the prefix cache")
+        else:
+            self._tiers.recognize(
+                operation.folder if isinstance(operation, LoadWeights) else self._tiers._job.folder
+            )
+        return path
+
+
+class LateTiers:
+    """The tiers of a rank but the first, which are made when the rank has its pool; what happens to
+    the weights before needs no notice. Implements ``Operator`` around the rank's own."""
+
+    def __init__(self, job: EngineJob, runner: ModelRunner, operator: Operator, rank: int) -> None:
+        self._job, self._runner, self._operator, self._rank = job, runner, operator, rank
+        self._watched: WatchedOperator | None = None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._operator, name)  # what only an EngineOperator can do
+
+    def operate(self, call_id: int, operation: Operation) -> str:
+        if isinstance(operation, LoadWeights):
+            self._job = msgspec.structs.replace(self._job, folder=operation.folder)
+        return (self._watched or self._operator).operate(call_id, operation)
+
+    def make(self, post: Callable[[Found | Moved], object]) -> Mover:
+        tiers = CacheTiers(self._job, self._runner, self._rank, post)
+        self._watched = WatchedOperator(self._operator, tiers)
+        return tiers.mover
+
+
+def follow_with_tiers(
+    job: EngineJob, runner: ModelRunner, link: Connection, operator: EngineOperator, rank: int
+) -> None:
+    """``tensor_parallel.follow`` on a rank that moves its share of pages."""
+    late = LateTiers(job, runner, operator, rank)
+    follow(runner, link, late, late.make)
+
+
+def engine_facts(job: EngineJob, runner: ModelRunner, rank: int, folder: str) -> dict[str, str]:
+    """Everything that decides which bits a rank writes for a token, and in which layout."""
+    facts, layout, report = facts_of(job), runner.pool.layout, runner.report
+    del facts["the version of Setpoint"]
+    return facts | {
+        "sources": _sources_digest(),
+        "weights": f"seed {job.config.random_seed}"
+        if job.config.options.model.load_format == "dummy"
+        else content_digest(Path(folder)),
+        "weight version": str(job.config.options.model.weight_version),
+        "rank": str(rank),
+        "layout": repr(layout),
+        "parts": repr([part.shape[2:] for slab in runner.pool.slabs for part in slab]),
+        "page size": str(runner.page_size),
+        "kernels": f"{report.ops} {report.linear} {report.attention} {report.level}",
+        "model": report.model_impl,
+    }
+
+
+def content_digest(folder: Path) -> str:
+    """Of every byte of the weights. Raises CheckpointError or OSError."""
+    whole = xxhash.xxh3_128()
+    paths = list(weight_files(folder))
+    blocks = read_blocks_table(folder)
+    if blocks is not None:
+        paths.append(Path(blocks.path))
+    for path in paths:
+        whole.update(path.name.encode() + path.stat().st_size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            while piece := file.read(PIECE_BYTES):
+                whole.update(piece)
+    return whole.hexdigest()
+
+
+def _sources_digest() -> str:
+    """Of the sources that compute keys and values."""
+    root = Path(setpoint.__file__).parent / "engine"
+    whole = xxhash.xxh3_128()
+    for path in sorted(path for pattern in SOURCES for path in root.rglob(pattern)):
+        whole.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return whole.hexdigest()
+
+
+def _host_bytes(job: EngineJob, runner: ModelRunner) -> int:
+    tiers = job.config.options.tiers
+    if tiers.hicache_size:
+        return tiers.hicache_size * 10**9
+    return int(
+        (2.0 if tiers.hicache_ratio is None else tiers.hicache_ratio) * runner.pool.num_bytes
+    )
+
+
+def _own_store(config: StorageConfig) -> Store:
+    """A store of the user's own. Raises StoreError."""
+    assert config.module_path is not None
+    assert config.class_name is not None
+    try:
+        kind = getattr(importlib.import_module(config.module_path), config.class_name)
+        store: Store = kind()
+    except Exception as error:
+        raise StoreError(
+            f"{config.module_path}.{config.class_name} cannot be made: {error!r}."
+        ) from None
+    return store

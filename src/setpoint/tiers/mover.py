@@ -1,0 +1,282 @@
+"""Moves pages between a pool and stores, in threads of its own. Implements ``core.transfers.Mover``
+for one rank.
+
+A block of a store holds whole page rows of ``block`` tokens and, in front, one bit per page that
+says whether the row had it: windows give pages back. Two threads work: one looks up and loads, for
+which requests wait, the other one saves.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from setpoint.core.messages import Found, Moved
+from setpoint.core.request import Ids
+from setpoint.core.transfers import Transfer
+from setpoint.tiers.block_keys import block_keys
+from setpoint.tiers.store import Bytes, Store, StoreCounts, StoreError
+
+logger = logging.getLogger(__name__)
+
+Post = Callable[[Found | Moved], object]
+Job = Callable[[], object]
+Result = TypeVar("Result")
+MAX_ERRORS = 3
+"""After so many errors in a row a store is not used any more."""
+
+
+class Rows(Protocol):
+    """The page rows of a pool as bytes (``engine.runner.page_rows``)."""
+
+    width: int
+    row_bytes: int
+
+    def read(self, rows: Ids) -> Bytes: ...
+
+    def write(self, rows: Ids, data: Bytes, *, first: int = 0) -> None: ...
+
+
+class Tier:
+    """A store in use, and what is known about it."""
+
+    def __init__(self, name: str, store: Store) -> None:
+        self.name, self.store = name, store
+        self.off = ""
+        """Why it is not used any more; empty if it is."""
+        self.loaded_tokens = self.saved_tokens = self.missed_tokens = 0
+        self.loaded_bytes = self.saved_bytes = 0
+        self.load_s = self.save_s = 0.0
+        self._num_errors = 0
+
+    def try_(self, act: Callable[[Store], Result]) -> Result | None:
+        """What ``act`` returns; None if the store raises, or is off."""
+        if self.off:
+            return None
+        try:
+            found = act(self.store)
+        except Exception as error:  # a store of the user's own may raise anything
+            self._num_errors += 1
+            expected = isinstance(error, StoreError)
+            logger.warning("Cache tier %s: %s", self.name, error, exc_info=not expected)
+            if self._num_errors >= MAX_ERRORS:
+                self.switch_off(f"{self._num_errors} errors in a row, the last one: {error}")
+            return None
+        self._num_errors = 0
+        return found
+
+    def switch_off(self, why: str) -> None:
+        self.off = why
+        logger.error("Cache tier %s is off: %s", self.name, why)
+
+
+class StoreMover:
+    """See the module. post: puts a message into the loop's inbox, from any thread."""
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        rows: Callable[[], Rows],
+        *,
+        block: int,
+        page_size: int,
+        post: Post,
+    ) -> None:
+        """tiers: the fastest first. rows: gives the rows of the pool's present memory."""
+        self.tiers = list(tiers)
+        self.identity = b""
+        """The digest of the engine; set by ``serve_as``, until which nothing is found or kept."""
+        self._rows, self._block, self._page = rows, block, page_size
+        self._post = post
+        self._changed = threading.Condition()
+        """Guards the jobs and the cancelled transfers."""
+        self._loads: deque[Job] = deque()
+        self._saves: deque[Job] = deque()
+        self._cancelled: set[int] = set()
+        for jobs, name in ((self._loads, "cache-load"), (self._saves, "cache-save")):
+            threading.Thread(target=self._work, args=(jobs,), name=name, daemon=True).start()
+        for tier in self.tiers:
+            self._add(self._loads, partial(self._sweep, tier))
+
+    def serve_as(self, identity: bytes) -> None:
+        """Read and write blocks of this engine from now on."""
+        self.identity = identity
+
+    @property
+    def counts(self) -> StoreCounts:
+        """The sums over all tiers."""
+        return StoreCounts(
+            *(
+                sum(getattr(tier.store.counts, name) for tier in self.tiers)
+                for name in ("damaged", "evicted", "refused")
+            )
+        )
+
+    # ------------------------------------------------------------------ from the loop
+
+    def look_up(self, seq_id: int, ids: Ids, namespace: str) -> None:
+        self._add(self._loads, lambda: self._look_up(seq_id, ids, namespace, self.identity))
+
+    def load(self, transfer: Transfer) -> None:
+        rows, identity = self._rows(), self.identity
+        self._add(self._loads, lambda: self._load(transfer, rows, identity))
+
+    def save(self, transfer: Transfer) -> None:
+        rows, identity = self._rows(), self.identity
+        self._add(self._saves, lambda: self._save(transfer, rows, identity))
+
+    def cancel(self, transfer_id: int) -> None:
+        with self._changed:
+            self._cancelled.add(transfer_id)
+
+    def attach(self, tier: Tier) -> None:
+        """Use a further store, the slowest of all."""
+        self.tiers = [*self.tiers, tier]
+        self._add(self._loads, partial(self._sweep, tier))
+
+    def detach(self, tier: Tier) -> None:
+        """Stop using a store; what works on it ends first."""
+        self.tiers = [each for each in self.tiers if each is not tier]
+        tier.off = "it was detached"
+
+    def clear(self, tier: Tier) -> None:
+        """Remove this engine's blocks from a store, before any later lookup."""
+        self._add(self._loads, lambda: tier.try_(lambda store: store.clear()))
+
+    def _sweep(self, tier: Tier) -> None:
+        tier.try_(lambda store: store.sweep())
+
+    def _add(self, jobs: deque[Job], job: Job) -> None:
+        with self._changed:
+            jobs.append(job)
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------ in threads
+
+    def _work(self, jobs: deque[Job]) -> None:
+        while True:
+            with self._changed:
+                while not jobs:
+                    self._changed.wait()
+                job = jobs.popleft()
+            job()
+
+    def _look_up(self, seq_id: int, ids: Ids, namespace: str, identity: bytes) -> None:
+        began = time.perf_counter()
+        found = 0
+        if identity:
+            keys = block_keys(identity, namespace, ids, self._block)
+            for tier in self.tiers:
+                rest = keys[found:]
+                if rest:
+                    more = tier.try_(lambda store: store.num_leading(rest))  # noqa: B023
+                    found += more if isinstance(more, int) else 0
+        self._post(Found(seq_id, found * self._block, time.perf_counter() - began))
+
+    def _load(self, transfer: Transfer, rows: Rows, identity: bytes) -> None:
+        began = time.perf_counter()
+        moved = num_bytes = from_host = 0
+        why = ""
+        try:
+            block, first = self._block, transfer.start // self._block
+            keys = block_keys(identity, transfer.namespace, transfer.ids, block)
+            for index in range(first, len(keys)):
+                if transfer.id in self._cancelled:
+                    why = "cancelled"
+                    break
+                data, tier = self._get(keys[index])
+                if data is None or not self._fill(transfer, rows, index, data):
+                    why = "a block is missing"
+                    break
+                end = (index + 1) * block - transfer.start
+                from_host += end - moved if tier.name == "host" else 0
+                tier.loaded_tokens += end - moved
+                tier.loaded_bytes += len(data)
+                num_bytes += len(data)
+                moved = end
+        except Exception:
+            logger.exception("Loading cached blocks failed.")
+            why = "an error"
+        seconds = time.perf_counter() - began
+        self._end(Moved(transfer.id, moved, num_bytes, seconds, why, from_host))
+
+    def _get(self, key: bytes) -> tuple[Bytes | None, Tier]:
+        """The block, and the tier that had it; the tiers before it get a copy."""
+        for number, tier in enumerate(self.tiers):
+            began = time.perf_counter()
+            data = tier.try_(lambda store: store.get(key))
+            tier.load_s += time.perf_counter() - began
+            if isinstance(data, np.ndarray):
+                for faster in self.tiers[:number]:
+                    faster.try_(lambda store: store.put(key, data))  # noqa: B023
+                return data, tier
+        return None, self.tiers[-1]
+
+    def _fill(self, transfer: Transfer, rows: Rows, index: int, data: Bytes) -> bool:
+        """Fill the transfer's rows of a block. False if the block lacks a page that they need."""
+        num_rows = self._block // self._page
+        num_bits = -(-num_rows * rows.width // 8)
+        if len(data) != num_bits + num_rows * rows.row_bytes:
+            return False
+        skipped = max(transfer.start - index * self._block, 0) // self._page
+        at = (index * self._block - transfer.start) // self._page + skipped
+        table = transfer.rows.reshape(-1, rows.width)[at : at + num_rows - skipped]
+        bits = np.unpackbits(data[:num_bits], count=num_rows * rows.width)
+        has = bits.reshape(num_rows, rows.width)[skipped:].astype(bool)
+        if (table.astype(bool) & ~has).any():
+            return False
+        rows.write(table.ravel(), data[num_bits:], first=skipped)
+        return True
+
+    def _save(self, transfer: Transfer, rows: Rows, identity: bytes) -> None:
+        began = time.perf_counter()
+        moved = num_bytes = 0
+        why = ""
+        try:
+            block, first = self._block, -(-transfer.start // self._block)
+            keys = block_keys(identity, transfer.namespace, transfer.ids, block)
+            table = transfer.rows.reshape(-1, rows.width)
+            for index in range(first, len(keys)):
+                if transfer.id in self._cancelled or not identity:
+                    why = "cancelled"
+                    break
+                at = (index * block - transfer.start) // self._page
+                num_bytes += self._put(keys[index], rows, table[at : at + block // self._page])
+                moved = (index + 1) * block - transfer.start
+            else:
+                moved = len(transfer.ids) - transfer.start
+        except Exception:
+            logger.exception("Saving cached blocks failed.")
+            why = "an error"
+        seconds = time.perf_counter() - began
+        self._end(Moved(transfer.id, moved, num_bytes, seconds, why))
+
+    def _put(self, key: bytes, rows: Rows, table: Ids) -> int:
+        """Put a block into every tier that lacks it. Returns the number of bytes written."""
+        data: Bytes | None = None
+        num_bytes = 0
+        for tier in self.tiers:
+            began = time.perf_counter()
+            if tier.try_(lambda store: store.num_leading([key])) == 0:
+                if data is None:
+                    bits = np.packbits(table.ravel() != 0)
+                    data = np.concatenate((bits, rows.read(table.ravel())))
+                written = tier.try_(lambda store: store.put(key, data))  # noqa: B023
+                if isinstance(written, int) and written:
+                    num_bytes += written
+                    tier.saved_bytes += written
+                    tier.saved_tokens += self._block
+            tier.save_s += time.perf_counter() - began
+        return num_bytes
+
+    def _end(self, message: Moved) -> None:
+        with self._changed:
+            self._cancelled.discard(message.id)
+        self._post(message)

@@ -1,0 +1,157 @@
+"""Servers whose prefixes outlive them: what a server that was killed has left is found by the next
+one, the tokens are those of a server without tiers, and engines that compute other bits share nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from setpoint.testing.server_process import ServerProcess, running_server, wait_until
+
+RNG = random.Random(5)
+PROMPTS = [[RNG.randrange(3, 200) for _ in range(150 + 16 * number)] for number in range(3)]
+
+
+@contextmanager
+def server(
+    model: Path, folder: Path, name: str, *arguments: str, tiers: bool = True
+) -> Iterator[ServerProcess]:
+    extra = {"path": str(folder / "cache"), "block_tokens": 16, "prefetch_threshold": 32}
+    options = (
+        *("--enable-hierarchical-cache", "--hicache-storage-backend", "file"),
+        *("--hicache-storage-backend-extra-config", json.dumps(extra)),
+        # A tiny model computes faster than anything loads.
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+    )
+    with running_server(
+        folder / name,
+        *("--model-path", str(model), "--skip-server-warmup", "--max-total-tokens", "4096"),
+        *("--enable-metrics", "--strict-accounting"),
+        *(options if tiers else ()),
+        *arguments,
+    ) as found:
+        yield found
+
+
+def answer(each: ServerProcess, prompt: list[int], **options: Any) -> tuple[list[int], int, int]:
+    """(tokens, cached tokens, those of them from storage)."""
+    found = each.generate(
+        input_ids=prompt, sampling_params={"max_new_tokens": 6, "temperature": 0}, **options
+    )
+    meta = found["meta_info"]
+    return (
+        found["output_ids"],
+        meta["cached_tokens"],
+        meta["cached_tokens_details"].get("storage", 0),
+    )
+
+
+def settled(each: ServerProcess) -> None:
+    """Wait until everything is saved."""
+    wait_until(each.is_idle)
+
+
+def known(each: ServerProcess) -> None:
+    """Wait until the server knows which engine it is: from then on it saves."""
+    number = 0
+
+    def saves() -> bool:
+        nonlocal number
+        number += 1
+        answer(each, [number + 3] * 40)
+        settled(each)
+        return metric(each, "sglang:backuped_tokens_total") > 0
+
+    wait_until(saves)
+
+
+def metric(each: ServerProcess, name: str) -> float:
+    text = httpx.get(f"{each.url}/metrics").text
+    lines = [line for line in text.splitlines() if line.startswith(name + "{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def expected(model: Path, folder: Path, *arguments: str) -> list[list[int]]:
+    with server(model, folder, "without", *arguments, tiers=False) as each:
+        return [answer(each, prompt)[0] for prompt in PROMPTS]
+
+
+def test_the_next_server_finds_what_a_killed_one_has_left(tiny_model: Path, tmp_path: Path) -> None:
+    tokens = expected(tiny_model, tmp_path)
+    with server(tiny_model, tmp_path, "first") as first:
+        known(first)
+        assert [answer(first, prompt) for prompt in PROMPTS] == [(found, 0, 0) for found in tokens]
+        settled(first)
+        first.process.send_signal(signal.SIGKILL)
+        first.wait_end()
+    with server(tiny_model, tmp_path, "second") as second:
+        known(second)
+        for prompt, found in zip(PROMPTS, tokens, strict=True):
+            stored = (len(prompt) - 1) // 16 * 16
+            assert answer(second, prompt) == (found, stored, stored)
+            assert answer(second, prompt) == (found, len(prompt) - 1, 0), "it is in the pool now"
+            salted = answer(second, prompt, extra_key="somebody else's")
+            assert salted == (found, 0, 0)
+        settled(second)
+        assert metric(second, "sglang:prefetched_tokens_total") >= sum(
+            (len(prompt) - 1) // 16 * 16 for prompt in PROMPTS
+        )
+        found = httpx.get(f"{second.url}/metrics").text
+        assert 'sglang:cached_tokens_total{cache_source="storage"' in found
+
+
+def test_two_ranks_and_another_page_size_share_nothing_with_one(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    tokens = expected(tiny_model, tmp_path)
+    for name, arguments in {
+        "one": (),
+        "two ranks": ("--tp-size", "2"),
+        "large pages": ("--page-size", "16"),
+        "fp8": ("--kv-cache-dtype", "fp8_e4m3"),
+    }.items():
+        own = expected(tiny_model, tmp_path, *arguments) if name == "fp8" else tokens
+        for life in range(2):
+            with server(tiny_model, tmp_path, f"{name}{life}", *arguments) as each:
+                known(each)
+                answers = [answer(each, prompt) for prompt in PROMPTS]
+                assert [found for found, _, _ in answers] == own, name
+                assert [bool(stored) for _, _, stored in answers] == [bool(life)] * 3, name
+                settled(each)
+
+
+def _kill_while_saving(model: Path, folder: Path, number: int, rng: random.Random) -> None:
+    """Kill a server at some moment after an answer, when it saves."""
+    with server(model, folder, f"life{number}") as each:
+        for _ in range(rng.randrange(1, 4)):
+            prompt = [rng.randrange(3, 200) for _ in range(rng.randrange(100, 900))]
+            answer(each, prompt)
+            answer(each, PROMPTS[number % 3])
+        time.sleep(rng.uniform(0, 0.03))
+        each.process.send_signal(signal.SIGKILL)
+        each.wait_end()
+
+
+@pytest.mark.parametrize(
+    "count", [3, pytest.param(100, marks=[pytest.mark.full, pytest.mark.timeout(1800)])]
+)
+def test_kills_while_blocks_are_written_cost_no_token(
+    tiny_model: Path, tmp_path: Path, count: int
+) -> None:
+    tokens, rng = expected(tiny_model, tmp_path), random.Random(count)
+    for number in range(count):
+        _kill_while_saving(tiny_model, tmp_path, number, rng)
+    with server(tiny_model, tmp_path, "last") as each:
+        known(each)
+        assert [answer(each, prompt)[0] for prompt in PROMPTS] == tokens
+        assert metric(each, 'setpoint:cache_tier_lost_blocks_total{why="damaged"') == 0
