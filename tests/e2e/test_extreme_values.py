@@ -192,6 +192,7 @@ def test_every_route_that_takes_values_is_here(document: Document) -> None:
     assert {*document.bodies} == {*RUNS, SETTINGS}
     assert {path for path in document.posts if path not in document.bodies} <= {
         *EMPTY,
+        "/hicache/storage-backend/clear",
         "/v1/files",
         *(
             f"/v1/{kind}/{{{kind[: -2 if kind == 'batches' else -1]}_id}}/cancel"

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from setpoint.core.model import ModelSpec
 
 OFFLOAD = "disaggregation-decode-enable-offload-kvcache"
+NO_STORAGE = f"The argument {OFFLOAD} is only supported when hicache-storage-backend is provided."
+NO_OFFLOAD = (
+    f"--{OFFLOAD} is not supported by this version of Setpoint yet. Leave it out; a server without"
+    " --disaggregation-mode keeps prefixes in --hicache-storage-backend file."
+)
 OWN = "setpoint"
 
 
@@ -22,9 +27,8 @@ def check_disaggregation(options: Options) -> None:
     if own.disaggregation_decode_enable_offload_kvcache:
         if mode != "decode":
             raise ConfigError(f"The argument {OFFLOAD} is only supported for decode side.")
-        raise ConfigError(
-            f"The argument {OFFLOAD} is only supported when hicache-storage-backend is provided."
-        )
+        has_storage = options.tiers.hicache_storage_backend is not None
+        raise ConfigError(NO_OFFLOAD if has_storage else NO_STORAGE)
     if mode == "null":
         return
     for is_given, flag, why in (
