@@ -94,6 +94,23 @@ def test_a_product_on_blocks_is_that_on_bf16(
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("heights", [(64, 32, 32), (1, 33, 7), (5, 70)])
+def test_a_stack_of_several_kinds_is_the_stack_in_bf16(
+    heights: tuple[int, ...], level: str
+) -> None:
+    torch.manual_seed(len(heights))
+    k = 768
+    parts = [quantised(kind, rows, k) for kind, rows in zip(KINDS, heights, strict=False)]
+    weight = torch.cat([values for _, values in parts])
+    x, bias = torch.randn(max(ROWS), k).to(BF16), torch.randn(sum(heights)).to(BF16)
+    for b in (None, bias):
+        stack = block_linear.create(BF16, level=level).pack_stack([each for each, _ in parts], b)
+        panels = panel_linear.create(BF16, level=level).pack(weight, b)
+        for rows in ROWS:
+            assert torch.equal(stack(x[-rows:]), panels(x[-rows:])), rows
+
+
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [16, 35])
 def test_a_gated_product_on_blocks_is_that_on_bf16(size: int, kind: str, level: str) -> None:
@@ -251,9 +268,9 @@ def test_a_file_of_k_quants_is_multiplied_as_it_is(
         logits = logits_of(kept, ids[:count])
         assert torch.equal(logits, logits_of(wide, ids[:count]))
         assert logits.isfinite().all()
-    # q, k and v of the first layer are one stack of two kinds: bf16.
-    assert kinds_kept(kept) == {"Q4_K": 6 + (not tie), "Q6_K": 2, "": 1}
-    assert kept.report.weight_bytes < 0.6 * wide.report.weight_bytes
+    # q, k and v of the first layer are one stack of two kinds.
+    assert kinds_kept(kept) == {"Q4_K": 6 + (not tie), "Q6_K": 2, "Q4_K+Q6_K": 1}
+    assert kept.report.weight_bytes < 0.5 * wide.report.weight_bytes
     blocks = read_spec(folder).blocks
     assert blocks.kinds == ("Q4_K", "Q6_K")
     assert blocks.num_bytes < blocks.held_bytes < 1.03 * blocks.num_bytes
@@ -266,14 +283,13 @@ def test_what_has_no_kernel_is_bf16_as_before(
     kinds = {
         "token_embd.weight": Kind.Q5_1,
         "blk.0.attn_k.weight": Kind.Q8_0,
+        "blk.0.ffn_gate.weight": Kind.Q8_0,
         "blk.1.ffn_down.weight": Kind.Q5_0,
     }
     folder = convert(tmp_path, monkeypatch, kinds=kinds)
     kept, wide = runner_of(folder), runner_of(folder, "unquant")
-    assert kinds_kept(kept) == {
-        "Q4_1": 6,
-        "": 3,
-    }  # the embedding, one stack of q, k, v and one down projection are not kept
+    # The embedding, one down projection, and a gate beside another kind of up are not kept.
+    assert kinds_kept(kept) == {"Q4_1": 5, "": 3, "Q4_1+Q8_0+Q4_1": 1}
     ids = list(range(3, 30))
     assert torch.equal(logits_of(kept, ids), logits_of(wide, ids))
 

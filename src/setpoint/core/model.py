@@ -76,8 +76,8 @@ class KeptBlocks:
     num_bytes: int
     """Bytes in the files."""
     held_bytes: int
-    """Bytes in memory if all blocks are kept. The blocks of a fused matrix (q, k and v; gate and
-    up) whose parts differ in kind are not kept."""
+    """Bytes in memory if all blocks are kept. Those of a gate and an up that differ in kind are
+    not."""
     kinds: tuple[str, ...]
     embedding_bytes: int
     """Bytes in memory of the embedding's blocks, or 0 if it has none. An embedding that is tied to

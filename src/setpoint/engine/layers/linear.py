@@ -31,6 +31,8 @@ class Linear(Layer):
     partial sums (``Group.sums``) divide its inputs instead of its outputs.
     """
 
+    mixes_blocks = True
+    """Whether the parts of a stack may be kept in blocks of different kinds."""
     packed: PackedWeight
     """Written by ``finish_loading`` or ``keep_blocks``. Until then the layer holds the loaded
     parameters and cannot run."""
@@ -72,7 +74,7 @@ class Linear(Layer):
         self._adds_bias = True
         """False if another rank adds it to the sum; written by ``split_inputs``."""
         self.blocks = ""
-        """The kind of the blocks that are kept, "" if none are; written by ``keep_blocks``."""
+        """The kinds of the blocks that are kept, "" if none are; written by ``keep_blocks``."""
 
     def split(self, rank: int, size: int) -> None:
         """Keep only the outputs of one of ``size`` ranks. Must be called before weights are
@@ -130,10 +132,10 @@ class Linear(Layer):
         bias = None if self.bias is None or not self._adds_bias else self.bias.data
         return self._keep(self._pack(method, self.weight.data, bias))
 
-    def keep_blocks(self, method: BlockMethod, blocks: Blocks) -> int:
-        """Like ``finish_loading``, but with ``blocks`` in place of the weight."""
-        self.blocks = blocks.kind
-        return self._keep(method.pack(blocks, None if self.bias is None else self.bias.data))
+    def keep_blocks(self, method: BlockMethod, stack: Sequence[Blocks]) -> int:
+        """Like ``finish_loading``, but with blocks, one above the other, in place of the weight."""
+        self.blocks = "+".join(blocks.kind for blocks in stack)
+        return self._keep(method.pack_stack(stack, None if self.bias is None else self.bias.data))
 
     def _keep(self, packed: PackedWeight) -> int:
         self.packed = packed
@@ -179,6 +181,7 @@ class GatedLinear(Linear):
     ``gated`` is the activation.
     """
 
+    mixes_blocks = False  # a vector of gate and one of up are multiplied together
     activates: bool
     """True if the method also applies the activation; written by ``finish_loading`` or
     ``keep_blocks``."""
@@ -204,7 +207,8 @@ class GatedLinear(Linear):
         self.activates = False
         return method.pack(weight, bias)
 
-    def keep_blocks(self, method: BlockMethod, blocks: Blocks) -> int:
+    def keep_blocks(self, method: BlockMethod, stack: Sequence[Blocks]) -> int:
+        (blocks,) = stack
         self.blocks, self.activates = blocks.kind, True
         return self._keep(
             method.pack_gated(blocks, None if self.bias is None else self.bias.data, self.gated)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -43,8 +45,9 @@ class Embedding(Layer):
             self.weight.new_empty(self.widths[rank], self.weight.shape[1]), requires_grad=False
         )
 
-    def keep_blocks(self, method: BlockMethod, blocks: Blocks) -> int:
-        """Look ids up in ``blocks`` instead of a weight. Returns the bytes held afterwards."""
+    def keep_blocks(self, method: BlockMethod, stack: Sequence[Blocks]) -> int:
+        """Look ids up in blocks instead of a weight. Returns the bytes held afterwards."""
+        (blocks,) = stack
         self.packed, self.weight, self.blocks = method.pack(blocks, None), None, blocks.kind
         return self.packed.num_bytes
 

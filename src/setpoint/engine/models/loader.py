@@ -161,7 +161,8 @@ def _fill(
     num_bytes, kept = 0, None
     for name, parts in parameters:
         if name == "weight" and blocks is not None and hasattr(module, "keep_blocks"):
-            kept = source.read_blocks(parts, blocks.kinds)
+            mixed = getattr(module, "mixes_blocks", False)
+            kept = source.read_blocks(parts, blocks.kinds, mixed=mixed)
             if kept is not None:
                 continue
         wide = name in getattr(module, "wide", ())

@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -76,7 +78,7 @@ class Dummy:
         self.identities: Identities = {}
         """Empty: no file is read."""
 
-    def read_blocks(self, parts: list[Part], kinds: Set[str]) -> None:
+    def read_blocks(self, parts: list[Part], kinds: Set[str], *, mixed: bool) -> None:
         """None: dummy weights have no blocks."""
 
     def read_into(self, part: Part, memory: torch.Tensor) -> None:
@@ -155,30 +157,36 @@ class Checkpoint:
                     f"Tensor {tensor.name!r} in {tensor.file} does not belong to this architecture."
                 )
 
-    def read_blocks(self, parts: list[Part], kinds: Set[str]) -> Blocks | None:
-        """The blocks of all ``parts`` together, if every one of them is kept as blocks of one of
-        ``kinds``; otherwise None. Blocks cannot be cut, so there are none of some columns."""
+    def read_blocks(
+        self, parts: list[Part], kinds: Set[str], *, mixed: bool
+    ) -> list[Blocks] | None:
+        """The blocks of all ``parts``, neighbours of one kind together, if every part is kept as
+        blocks of one of ``kinds`` (of the same one, unless ``mixed``); otherwise None. Blocks
+        cannot be cut, so there are none of some columns."""
         if any(part.columns is not None for part in parts):
             return None
-        kind = next(
-            (kind for kind in kinds if all(f"{part.name}.{kind}" in self.blocks for part in parts)),
-            None,
-        )
-        if kind is None:
+        of_parts = [
+            next((kind for kind in kinds if f"{part.name}.{kind}" in self.blocks), "")
+            for part in parts
+        ]
+        if "" in of_parts or (not mixed and len(set(of_parts)) > 1):
             return None
-        block, rows = BLOCK_KINDS[kind], []
-        for part in parts:
-            tensor = self.blocks[f"{part.name}.{kind}"]
-            columns, k = part.shape
-            expected = columns, block.row_bytes(k)
-            found = tensor.read(part.slices)
-            if found.dtype != torch.uint8 or tensor.shape != expected or k % block.num_values:
-                raise CheckpointError(
-                    f"Tensor {tensor.name!r} in {tensor.file} has shape {list(tensor.shape)}; the"
-                    f" config asks for {list(expected)}."
-                )
-            rows.append(found)
-        return Blocks(kind, rows[0] if len(rows) == 1 else torch.cat(rows))
+        return [
+            Blocks(kind, _together([self._read_part(part, kind) for _, part in neighbours]))
+            for kind, neighbours in groupby(zip(of_parts, parts, strict=True), itemgetter(0))
+        ]
+
+    def _read_part(self, part: Part, kind: str) -> torch.Tensor:
+        tensor, block = self.blocks[f"{part.name}.{kind}"], BLOCK_KINDS[kind]
+        columns, k = part.shape
+        expected = columns, block.row_bytes(k)
+        found = tensor.read(part.slices)
+        if found.dtype != torch.uint8 or tensor.shape != expected or k % block.num_values:
+            raise CheckpointError(
+                f"Tensor {tensor.name!r} in {tensor.file} has shape {list(tensor.shape)}; the"
+                f" config asks for {list(expected)}."
+            )
+        return found
 
     def read_into(self, part: Part, memory: torch.Tensor) -> None:
         stored = self.files[part.name]
@@ -194,6 +202,10 @@ class Checkpoint:
     def read_all(self) -> dict[str, torch.Tensor]:
         """Every tensor, by its name; those in blocks as values."""
         return {name: tensor.read() for name, tensor in self.files.items()}
+
+
+def _together(matrices: list[torch.Tensor]) -> torch.Tensor:
+    return matrices[0] if len(matrices) == 1 else torch.cat(matrices)
 
 
 def _open(files: list[Path], stack: ExitStack) -> dict[str, WholeTensor]:

@@ -7,6 +7,7 @@ The product is bit for bit that of ``quant.cpu`` on the dequantised weight in bf
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 
@@ -16,7 +17,7 @@ from setpoint.engine.kernels.cpu.library import Kernels, load
 from setpoint.engine.kernels.host_memory import in_huge_pages
 from setpoint.engine.kernels.ops import Gate, KernelsUnavailable
 from setpoint.engine.quant.cpu_linear import PANEL, PanelWeight, interleave
-from setpoint.engine.quant.linear_method import Blocks
+from setpoint.engine.quant.linear_method import Blocks, PackedWeight
 
 KINDS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "MXFP4": 39}
 """Kind of block -> its number in ggml, which the C++ code also uses (blocks.h, Kind)."""
@@ -70,6 +71,26 @@ class BlockWeight(PanelWeight):
         return out
 
 
+class BlockStack:
+    """Matrices in blocks of different kinds, one above the other: each multiplies into its own
+    columns of the output. Implements ``quant.base.PackedWeight``."""
+
+    def __init__(self, parts: Sequence[BlockWeight]) -> None:
+        self._parts = parts
+        self._columns = sum(part.columns for part in parts)
+        self.num_bytes = sum(part.num_bytes for part in parts)
+        for part in parts:
+            part.call.out_row = self._columns
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty((len(x), self._columns), dtype=torch.bfloat16)
+        at = out.data_ptr()
+        for part in self._parts:
+            part.multiply(x, at)
+            at += part.columns * out.itemsize
+        return out
+
+
 class BlockLinear:
     """Implements ``quant.base.BlockMethod``."""
 
@@ -80,6 +101,13 @@ class BlockLinear:
 
     def pack(self, blocks: Blocks, bias: torch.Tensor | None) -> BlockWeight:
         return BlockWeight(blocks, bias, self._kernels)
+
+    def pack_stack(self, stack: Sequence[Blocks], bias: torch.Tensor | None) -> PackedWeight:
+        if len(stack) == 1:
+            return self.pack(stack[0], bias)
+        heights = [len(blocks.rows) for blocks in stack]
+        biases = [None] * len(stack) if bias is None else bias.split(heights)
+        return BlockStack([self.pack(*each) for each in zip(stack, biases, strict=True)])
 
     def pack_gated(self, blocks: Blocks, bias: torch.Tensor | None, gate: Gate) -> BlockWeight:
         return BlockWeight(blocks, bias, self._kernels, gate)

@@ -59,6 +59,7 @@ class PanelWeight:
             bias=None if bias is None else bias.data_ptr(),
             columns=columns,
             k_words=k * dtype.itemsize // 4,
+            out_row=columns,
             dtype=DTYPES[dtype],
             blocks=blocks,
             **gate_fields(gate),
@@ -66,18 +67,21 @@ class PanelWeight:
         self._call_address = ctypes.addressof(self.call)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty((len(x), self.columns), dtype=self.dtype)
+        self.multiply(x, out.data_ptr())
+        return out
+
+    def multiply(self, x: torch.Tensor, out: int) -> None:
+        """Write the products to the memory at ``out``, in rows of ``call.out_row`` elements."""
         assert x.dtype == self.dtype
         assert x.shape[1] == self.k
         assert x.is_contiguous()
-        rows = len(x)
-        out = torch.empty((rows, self.columns), dtype=self.dtype)
         call = self.call
         call.x = x.data_ptr()
-        call.out = out.data_ptr()
-        call.rows = rows
+        call.out = out
+        call.rows = len(x)
         call.threads = torch.get_num_threads()
         self.kernels.linear(self._call_address)
-        return out
 
 
 def panels(weight: torch.Tensor, k_multiple: int = 1) -> torch.Tensor:

@@ -6,7 +6,7 @@ Works on one weight matrix at a time. Does not know which layer the weight belon
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -69,6 +69,11 @@ class BlockMethod(Protocol):
 
     def pack(self, blocks: Blocks, bias: torch.Tensor | None) -> PackedRows:
         """Take a loaded weight and its bias [N]. The caller drops its own references."""
+        ...
+
+    def pack_stack(self, stack: Sequence[Blocks], bias: torch.Tensor | None) -> PackedWeight:
+        """Like ``pack``, for matrices one above the other whose kinds may differ; ``bias`` is that
+        of all."""
         ...
 
     def pack_gated(self, blocks: Blocks, bias: torch.Tensor | None, gate: Gate) -> PackedWeight:

@@ -55,10 +55,11 @@ struct LinearCall {
   const void* x;       // [M, K] contiguous
   const void* weight;  // panels of words, or of blocks (blocks.cpp)
   const void* bias;    // [N] in x's type, or null; with a gate as the weight's columns, and as many
-  void* out;           // [M, N] contiguous, in x's type
+  void* out;           // [M, N] in x's type
   int64_t rows;
   int64_t columns;  // N
   int64_t k_words;
+  int64_t out_row;     // elements from one row of out to the next: more than N in a stack's part
   float alpha, limit;  // of kClampedSwiglu
   int32_t dtype, gate;
   int32_t blocks;  // their kind; 0: words

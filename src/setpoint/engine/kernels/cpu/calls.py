@@ -112,7 +112,7 @@ class LatentRopeCall(ctypes.Structure):
 class LinearCall(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("x", "weight", "bias", "out")),
-        *((name, _i64) for name in ("rows", "columns", "k_words")),
+        *((name, _i64) for name in ("rows", "columns", "k_words", "out_row")),
         *((name, ctypes.c_float) for name in ("alpha", "limit")),
         *((name, _i32) for name in ("dtype", "gate", "blocks", "threads")),
     ]

@@ -47,7 +47,7 @@ inline __attribute__((always_inline)) void store_sums(const GatedLinearCall& gat
   with_activation<T>(call, [&](const auto& activated) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
-      store_part((T*)call.out + (row + m) * call.columns + at / 2,
+      store_part((T*)call.out + (row + m) * call.out_row + at / 2,
                  activated(acc[m][0] + bias, acc[m][1] + up_bias), left);
   });
 }

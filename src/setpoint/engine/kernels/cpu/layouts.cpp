@@ -81,8 +81,8 @@ std::string layouts() {
     typedef LinearCall Call;
     add<Call>(text, "LinearCall",
               {FIELD(x), FIELD(weight), FIELD(bias), FIELD(out), FIELD(rows), FIELD(columns),
-               FIELD(k_words), FIELD(alpha), FIELD(limit), FIELD(dtype), FIELD(gate), FIELD(blocks),
-               FIELD(threads)});
+               FIELD(k_words), FIELD(out_row), FIELD(alpha), FIELD(limit), FIELD(dtype),
+               FIELD(gate), FIELD(blocks), FIELD(threads)});
   }
   {
     typedef Int8LinearCall Call;

@@ -57,7 +57,7 @@ static inline __attribute__((always_inline)) void store_sums(const LinearCall& c
     const vf bias = call.bias ? load_part((const T*)call.bias + at, left) : vf{};
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
-      store_part((T*)call.out + (row + m) * call.columns + at, acc[m][v] + bias, left);
+      store_part((T*)call.out + (row + m) * call.out_row + at, acc[m][v] + bias, left);
   }
 }
 

@@ -130,6 +130,7 @@ def _bf16_product(kernels: Chooser, rows: int) -> tuple[Callable[[], None], npt.
         rows=rows,
         columns=COLUMNS,
         k_words=K // 2,
+        out_row=COLUMNS,
         dtype=1,
         threads=1,
     )

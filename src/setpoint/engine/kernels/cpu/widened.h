@@ -79,7 +79,7 @@ inline void in_widened_batches(const LinearCall& call, const Body& body) {
     WidenedPair* widened = (WidenedPair*)buffer.at_least(rows.size() * row_bytes);
     LinearCall part = call;
     part.x = (const bf16*)call.x + rows.begin * call.k_words * 2;
-    part.out = (bf16*)call.out + rows.begin * call.columns;
+    part.out = (bf16*)call.out + rows.begin * call.out_row;
     part.rows = rows.size();
     for_rows(part.rows, call.k_words * 2, call.threads, [&](int64_t row) {
       widen((const bf16*)part.x + row * call.k_words * 2, call.k_words,
