@@ -33,23 +33,29 @@ class BlockWeight(PanelWeight):
         self, blocks: Blocks, bias: torch.Tensor | None, kernels: Kernels, gate: Gate | None = None
     ) -> None:
         raw, kind = blocks.rows.contiguous(), KINDS[blocks.kind]
-        if gate is not None:
-            raw = interleave(raw, kernels.vector_columns)
-            bias = None if bias is None else interleave(bias, kernels.vector_columns)
-        columns, row_bytes = raw.shape
+        gated = gate is not None
+        if gated and bias is not None:
+            bias = interleave(bias, kernels.vector_columns)
+        rows, row_bytes = raw.shape
+        columns, of_panel = (rows // 2, PANEL // 2) if gated else (rows, PANEL)
         stored = BLOCK_KINDS[blocks.kind]
         num_blocks = row_bytes // stored.num_bytes * stored.num_values // BLOCK
         panel_bytes = PANEL * stored.in_memory(row_bytes)
-        panels = in_huge_pages((-(-columns // PANEL), panel_bytes), torch.uint8)
+        panels = in_huge_pages((-(-columns // of_panel), panel_bytes), torch.uint8)
         kernels.pack_blocks(
-            raw.data_ptr(), columns, num_blocks, panels.data_ptr(), kind, torch.get_num_threads()
+            raw.data_ptr(),
+            rows,
+            num_blocks,
+            panels.data_ptr(),
+            kind,
+            gated,
+            torch.get_num_threads(),
         )
-        outputs = columns if gate is None else len(blocks.rows) // 2
         super().__init__(
             panels,
             bias,
             kernels,
-            columns=outputs,
+            columns=columns,
             k=num_blocks * BLOCK,
             dtype=torch.bfloat16,
             gate=gate,

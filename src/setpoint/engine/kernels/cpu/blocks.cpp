@@ -206,19 +206,34 @@ void pack_block(const RawBlock<kKind>& raw, int column, uint8_t* panel, int64_t 
   put_codes<L>(writable(block.codes), column, raw.codes);
 }
 
+// The row of a file's matrix that is in this column of the panels; -1: none is, it is padding.
+int64_t row_in(int64_t column, int64_t rows, bool gated) {
+  if (!gated) return column < rows ? column : -1;
+  const int64_t size = rows / 2, row = column / (2 * W) * W + column % W;
+  return row < size ? row + column / W % 2 * size : -1;
+}
+
 template <int kKind>
-void pack(const uint8_t* raw, int64_t columns, int64_t blocks, uint8_t* to, int threads) {
+void pack(const uint8_t* raw, int64_t rows, int64_t blocks, uint8_t* to, bool gated, int threads) {
   typedef RawBlock<kKind> Raw;
-  const int64_t row_bytes = blocks / Layout<kKind>::kGroup * Raw::kBytes,
+  constexpr int64_t kGroup = Layout<kKind>::kGroup;
+  const int64_t row_bytes = blocks / kGroup * Raw::kBytes,
                 bytes = Layout<kKind>::panel_bytes(blocks);
-  for_units((columns + kPanel - 1) / kPanel, threads, [](int) { return 0; },
-            [&](int, int64_t panel) {
-              __builtin_memset(to + panel * bytes, 0, bytes);
-              for (int column = 0; column < kPanel && panel * kPanel + column < columns; ++column)
-                for (int64_t b = 0; b < blocks; ++b)
-                  pack_block(Raw(raw + (panel * kPanel + column) * row_bytes, b), column,
-                             to + panel * bytes, b);
-            });
+  const auto pack_panel = [&](int, int64_t panel) {
+    int64_t rows_in[kPanel];
+    bool is_full = true;
+    for (int column = 0; column < kPanel; ++column) {
+      rows_in[column] = row_in(panel * kPanel + column, rows, gated);
+      is_full &= rows_in[column] >= 0;
+    }
+    if (!is_full) __builtin_memset(to + panel * bytes, 0, bytes);
+    for (int64_t first = 0; first < blocks; first += kGroup)  // it stays in the first-level cache
+      for (int column = 0; column < kPanel; ++column)
+        for (int64_t b = first; b < first + kGroup && rows_in[column] >= 0; ++b)
+          pack_block(Raw(raw + rows_in[column] * row_bytes, b), column, to + panel * bytes, b);
+  };
+  const int64_t outputs = gated ? rows / 2 : rows, of_panel = gated ? kPanel / 2 : kPanel;
+  for_units((outputs + of_panel - 1) / of_panel, threads, [](int) { return 0; }, pack_panel);
 }
 
 template <int kKind>
@@ -267,23 +282,24 @@ void linear_on_blocks(const LinearCall& call) {
 
 extern "C" {
 
-// raw: [columns] rows of the file, each of `blocks` times kBlock values; `blocks` is a multiple of
-// kGroup. to: [ceil(columns / kPanel)] panels.
-void setpoint_pack_blocks(const uint8_t* raw, int64_t columns, int64_t blocks, uint8_t* to,
-                          int32_t kind, int32_t threads) {
+// raw: rows of the file, each of `blocks` times kBlock values; `blocks` is a multiple of kGroup.
+// gated: the first half of them is the gate, the second one up, and they are laid out as LinearCall
+// says. to: as many panels as the columns need.
+void setpoint_pack_blocks(const uint8_t* raw, int64_t rows, int64_t blocks, uint8_t* to,
+                          int32_t kind, int32_t gated, int32_t threads) {
   switch (kind) {
     case kQ4_0:
-      return pack<kQ4_0>(raw, columns, blocks, to, threads);
+      return pack<kQ4_0>(raw, rows, blocks, to, gated, threads);
     case kQ4_1:
-      return pack<kQ4_1>(raw, columns, blocks, to, threads);
+      return pack<kQ4_1>(raw, rows, blocks, to, gated, threads);
     case kQ8_0:
-      return pack<kQ8_0>(raw, columns, blocks, to, threads);
+      return pack<kQ8_0>(raw, rows, blocks, to, gated, threads);
     case kQ4_K:
-      return pack<kQ4_K>(raw, columns, blocks, to, threads);
+      return pack<kQ4_K>(raw, rows, blocks, to, gated, threads);
     case kQ6_K:
-      return pack<kQ6_K>(raw, columns, blocks, to, threads);
+      return pack<kQ6_K>(raw, rows, blocks, to, gated, threads);
     case kMXFP4:
-      return pack<kMXFP4>(raw, columns, blocks, to, threads);
+      return pack<kMXFP4>(raw, rows, blocks, to, gated, threads);
   }
 }
 

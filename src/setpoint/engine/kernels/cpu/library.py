@@ -204,7 +204,7 @@ class Kernels:
             setattr(self, name, function)
         self.pack_blocks = library.setpoint_pack_blocks
         self.pack_blocks.argtypes, self.pack_blocks.restype = (
-            (_pointer, _i64, _i64, _pointer, _i32, _i32),
+            (_pointer, _i64, _i64, _pointer, _i32, _i32, _i32),
             None,
         )
         self.int8_round = library.setpoint_int8_round

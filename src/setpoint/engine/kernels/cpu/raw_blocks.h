@@ -21,10 +21,25 @@ inline Field field_of(int k, int i) {
   return i ? Field{2, 16 * half + 12, 2, 4} : Field{half, 30, 0, 2};
 }
 
+// The low 4 bits of bytes 0, 2, 4 and 6, side by side: the product puts byte 2 i at bit 48 + 4 i,
+// and no other term reaches these bits.
+inline uint32_t nibbles(uint64_t bytes) {
+  return (bytes & 0x000f000f000f000f) * 0x0001001001001000 >> 48;
+}
+
 template <class L>
 inline void put_codes(uint8_t* to, int column, const uint8_t (&codes)[kBlock]) {
   if constexpr (L::kBits == 8) {
     for (int k = 0; k < kBlock; ++k) to[k / 2 * 2 * kPanel + place(column, k % 2)] = codes[k];
+  } else if constexpr (L::kBits == 4) {
+    for (int i = 0; i < 2; ++i)
+      for (int parity = 0; parity < 2; ++parity) {
+        const auto part = [&](int n) {
+          return nibbles(load_raw<uint64_t>(codes + 16 * i + 8 * n) >> 8 * parity);
+        };
+        const uint32_t word = part(0) | part(1) << 16;
+        __builtin_memcpy(to + (i * 2 * kPanel + place(column, parity)) * 4, &word, 4);
+      }
   } else {
     uint32_t words[L::kBits / 2][2] = {};
 #pragma GCC unroll 32
