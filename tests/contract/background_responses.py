@@ -62,13 +62,13 @@ async def events_after(server: Any, own_id: str, after: int | None = None) -> li
 
 
 async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         while not holds():
             await asyncio.sleep(0.001)
 
 
 async def ended(server: Any, own_id: str) -> dict[str, Any]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         while True:
             found = (await server.http.get(f"{ROUTE}/{own_id}")).json()
             if found["status"] not in ("queued", "in_progress"):

@@ -140,7 +140,11 @@ def serve() -> Callable[..., None]:
             async with serving(engine, **options) as server:
                 await scenario(server)
 
-        asyncio.run(main())
+        try:
+            asyncio.run(main())
+        finally:
+            if (storage := options.get("storage")) is not None:
+                storage.close()
 
     return run
 

@@ -69,16 +69,14 @@ def test_a_restart_finds_what_is_whole_and_removes_the_rest(
     async def upload(server: Any) -> None:
         for name in ("a", "b"):
             await server.openai.files.create(file=(f"{name}.jsonl", LINES), purpose="batch")
+        with pytest.raises(ConfigError, match="is in use by another server"):
+            Storage(tmp_path)
 
     async def look(server: Any) -> None:
         (kept,) = (await server.openai.files.list()).data
         assert (await server.openai.files.content(kept.id)).content == LINES
 
-    storage = Storage(tmp_path)
-    serve(upload, storage=storage)
-    with pytest.raises(ConfigError, match="is in use by another server"):
-        Storage(tmp_path)
-    storage.close()
+    serve(upload, storage=Storage(tmp_path))
     files = tmp_path / "files"
     damaged = on_disk(tmp_path)[0]
     with closing(sqlite3.connect(tmp_path / "documents.sqlite3")) as database:
@@ -328,5 +326,5 @@ def test_a_full_disk_under_the_documents(serve: Serve, tmp_path: Path) -> None:
 
     serve(scenario, storage=storage)
     storage.close()
-    again = Storage(tmp_path)
-    assert {*on_disk(tmp_path)} == {file.id for file in again.files.listing()}
+    with closing(Storage(tmp_path)) as again:
+        assert {*on_disk(tmp_path)} == {file.id for file in again.files.listing()}

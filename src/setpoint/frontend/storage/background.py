@@ -213,6 +213,7 @@ class BackgroundBook:
         response = self.responses.pop(own_id, None)
         if response is not None and self._folder is not None:
             self._due.pop(response, None)
+            self._failed.pop(response, None)
             self._due_removals.add(own_id)
             self._write_soon()
 
@@ -266,7 +267,7 @@ class BackgroundBook:
             error = await asyncio.to_thread(self._put, writes, removals)
             for write in writes:
                 self._show_written(write, is_saved=error is None)
-            self._log_storage(error)
+            self._log_storage(error, any(write.document is not None for write in writes))
             if error is not None:
                 self._failed_removals |= removals
             for saver in savers:
@@ -339,11 +340,13 @@ class BackgroundBook:
             self._failed[response] = None
         response.show(write.num_ids, has_ended=write.has_ended)
 
-    def _log_storage(self, error: RequestError | None) -> None:
+    def _log_storage(self, error: RequestError | None, has_documents: bool) -> None:
+        """has_documents: whether there were documents to write. A write without them succeeds on a
+        full disk as well."""
         if error is not None and not self._has_failed:
             logger.error("Responses in the background cannot be stored at the moment: %s", error)
             self._has_failed = True
-        elif self._has_failed and not (error or self._failed or self._failed_removals):
+        elif self._has_failed and has_documents and not (error or self._failed):
             logger.info("Responses in the background are stored again.")
             self._has_failed = False
 

@@ -35,9 +35,13 @@ class Storage:
                 " cannot read; name another folder."
             )
         self._documents = Documents(path)
-        self.files = FileStore(files, self._documents, limits=limits or Limits(), now=now)
-        self.batches = BatchBook(batches, self._documents, self.files, now=now)
-        self.background = BackgroundBook(responses, self._documents)
+        try:
+            self.files = FileStore(files, self._documents, limits=limits or Limits(), now=now)
+            self.batches = BatchBook(batches, self._documents, self.files, now=now)
+            self.background = BackgroundBook(responses, self._documents)
+        except ConfigError:
+            self._documents.close()
+            raise
         self.now = now
 
     def close(self) -> None:
