@@ -4,6 +4,7 @@ one engine, whatever is asked for and whichever engine is ended."""
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,6 +131,27 @@ def test_refused(model: Path, options: tuple[str, ...], message: str) -> None:
     done = run("--model-path", str(model), "--enable-dp-attention", *options)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.full
+def test_one_engine_stopped(model: Path, tmp_path: Path, alone: dict[str, Any]) -> None:
+    """No engine can compute meanwhile, and the watchdog ends none of them for it."""
+    with serving(model, tmp_path, *TWO, "--watchdog-timeout", "10") as server:
+        victim = engines_of(server.process.pid)[1]
+
+        def disturb() -> None:
+            wait_until(lambda: sum(each["num_running_tokens"] for each in states(server)) > 500)
+            victim.send_signal(signal.SIGSTOP)
+            try:
+                for path in ("/ready", "/health"):
+                    wait_until(lambda path=path: get(server, path).status_code == 503)
+                time.sleep(15)
+            finally:
+                victim.send_signal(signal.SIGCONT)
+
+        assert streams(server, disturb) == alone
+        assert ": stopped" not in get(server, "/ready").text
+        assert "died" not in server.errors
 
 
 @pytest.mark.full

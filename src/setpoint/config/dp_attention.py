@@ -9,6 +9,9 @@ from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from setpoint.config.groups.declare import Scalar
     from setpoint.core.model import ModelSpec
 
 CONSERVATIVENESS_FACTOR = 0.3
@@ -20,9 +23,10 @@ def check_dp_attention(options: Options) -> None:
     parallel = options.parallel
     if not parallel.enable_dp_attention:
         return
-    if parallel.dp_size == 1:
+    if parallel.dp_size < 2:
         raise ConfigError(
-            "--enable-dp-attention needs several engines, and --dp-size is 1: give --dp-size N and"
+            "--enable-dp-attention needs several engines, and --dp-size is"
+            f" {parallel.dp_size}: give --dp-size N and"
             " --tp-size N, or leave --enable-dp-attention out."
         )
     if parallel.tp_size != parallel.dp_size:
@@ -76,6 +80,18 @@ def check_its_model(options: Options, model: ModelSpec, device: str) -> None:
         )
 
 
+def of_all_engines(values: Mapping[str, Scalar], dp_size: int) -> dict[str, Scalar]:
+    """The options that settle as these values of each engine: the inverse of
+    ``settle_dp_attention`` and ``own_chunk``."""
+    found = dict(values)
+    for name in ("max_running_requests", "chunked_prefill_size"):
+        if isinstance(value := values.get(name), int) and value > 0:
+            found[name] = value * dp_size
+    if isinstance(value := values.get("schedule_conservativeness"), float):
+        found["schedule_conservativeness"] = value / CONSERVATIVENESS_FACTOR
+    return found
+
+
 def settle_dp_attention(book: Book) -> None:
     """Settle the limits of one engine, if engines compute in step."""
     parallel = book.options.parallel
@@ -84,7 +100,7 @@ def settle_dp_attention(book: Book) -> None:
     before = book.get("schedule_conservativeness")
     book.put(
         "schedule_conservativeness",
-        before * CONSERVATIVENESS_FACTOR,
+        round(before * CONSERVATIVENESS_FACTOR, 9),
         f"{before:g} x {CONSERVATIVENESS_FACTOR:g} with --enable-dp-attention, as in SGLang: an"
         " engine that holds a request back computes in the steps of the others all the same",
         is_news=True,
@@ -95,7 +111,7 @@ def settle_dp_attention(book: Book) -> None:
             "max_running_requests",
             max(running // parallel.dp_size, 1),
             f"{running} divided by --dp-size {parallel.dp_size} with --enable-dp-attention, as in"
-            " SGLang",
+            " SGLang; each engine runs at least 1",
             is_news=True,
         )
 

@@ -17,6 +17,7 @@ from typing import Any
 from setpoint.config import sglang
 from setpoint.config.commandline import converter
 from setpoint.config.decisions import Decision
+from setpoint.config.dp_attention import of_all_engines
 from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.declare import Field, Option, Scalar
 from setpoint.config.hardware import Hardware
@@ -90,9 +91,12 @@ class Running:
         return Running(asked, config, pool, pool.max_running_requests, config.step_tokens)
 
     def with_values(self, values: Mapping[str, Scalar]) -> Running:
-        """The configuration of this engine after these live options have changed. Raises
-        ConfigError for values that a start would refuse, and for values for which the engine has no
-        room."""
+        """The configuration of this engine after these live options have changed, to the values
+        that ``live_options`` then has. Raises ConfigError for values that a start would refuse, and
+        for values for which the engine has no room."""
+        parallel = self.asked.options.parallel
+        if parallel.enable_dp_attention:
+            values = of_all_engines(values, parallel.dp_size)
         asked = self.asked.with_values(values)
         settled = asked.resolve()
         live = {field.name: settled.options.get(field.name) for field in LIVE}

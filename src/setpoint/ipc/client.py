@@ -162,7 +162,7 @@ class EngineClient:
             elif line.state is EngineState.STARTING:
                 state = "restarting" if deaths else "starting"
             else:
-                state = "ready" if line.is_ready else "stopped"
+                state = "stopped" if line.is_suspended else "ready"
             death = line.death if line.has_ended else deaths[-1] if deaths else ""
             death = self._given_up.get(line.rank, death)
             num_requests = 0 if load is None else load.num_requests

@@ -12,7 +12,7 @@ import asyncio
 import enum
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -127,6 +127,9 @@ class EngineLine:
         """Sequence number -> rid, for the sequences in flight that the engine announced."""
         self._is_started = False
         self._is_suspended = False
+        self.in_step_with: Callable[[], Collection[EngineLine]] = tuple
+        """Returns the lines of the engines that compute in step with this one; written by the code
+        that starts engines, before ``start``."""
         self._result_at = -math.inf
         """When the last tokens arrived, by the clock."""
         self._heard_at = -math.inf
@@ -176,7 +179,14 @@ class EngineLine:
     @property
     def is_ready(self) -> bool:
         """Whether a request would be processed now."""
-        return self.state is EngineState.READY and not self._is_suspended
+        return self.state is EngineState.READY and not any(
+            line.is_suspended for line in (self, *self.in_step_with())
+        )
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether a signal has stopped the process (SIGSTOP)."""
+        return self._is_suspended and not self.has_ended
 
     @property
     def was_ready(self) -> bool:
@@ -344,12 +354,14 @@ class EngineLine:
         self._is_suspended = is_suspended
         if is_suspended:
             logger.warning(
-                "The engine process has been stopped by a signal: requests wait, and the server is"
-                " not ready."
+                "The process of engine %d has been stopped by a signal: its requests wait.",
+                self.rank,
             )
-        else:
-            logger.warning("The engine process goes on.")
-            self._on_ready()
+            return
+        logger.warning("The process of engine %d goes on.", self.rank)
+        for line in {self, *self.in_step_with()}:
+            if line.is_ready:
+                line._on_ready()
 
     def shutdown(self, reason: str = "The engine is shutting down.") -> None:
         """Ask the engine to end. For the owner and its requests the line ends at once."""

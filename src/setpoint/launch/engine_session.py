@@ -301,6 +301,8 @@ class EngineSession:
         while True:
             self._engines[rank] = engine
             line = engine.line
+            if self._in_step is not None:
+                line.in_step_with = lambda: [each.line for each in self._engines.values()]
             self.client.attach(line)
             starting = asyncio.create_task(self._start(line, engine.process))
             await (engine.watching or self._watching(engine))

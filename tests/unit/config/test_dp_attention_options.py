@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from resolving import GPU, decide, reason
 
+from setpoint.config.dp_attention import of_all_engines
 from setpoint.config.options import Options
 from setpoint.config.pool import memory_model
 from setpoint.core.errors import ConfigError
@@ -80,3 +81,21 @@ def test_an_engine_has_its_share_of_the_experts_and_all_heads() -> None:
     experts = 2 * MIXTURE.mixture.expert_parameters(MIXTURE.hidden_size) * alone.dtype_bytes
     assert alone.weights() - shared.weights() == experts // 2
     assert alone.layout == shared.layout
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"chunked_prefill_size": 256},
+        {"chunked_prefill_size": -1},
+        {"max_running_requests": 1},
+        {"max_running_requests": 20},
+        {"schedule_conservativeness": 0.3},
+        {"schedule_conservativeness": 0.7},
+    ],
+)
+def test_a_value_that_is_set_is_the_value_in_force(values: dict[str, Any]) -> None:
+    (name, value), options = *values.items(), Options.of(**TWO)
+    given = of_all_engines(values, options.parallel.dp_size)
+    config = decide(options.replace(**given), spec=MIXTURE)
+    assert config.options.get(name) == value

@@ -124,6 +124,29 @@ def test_an_engine_that_was_stopped_loads_the_weights_when_it_continues() -> Non
     asyncio.run(scenario())
 
 
+def test_engines_in_step_take_requests_only_together() -> None:
+    async def scenario() -> None:
+        first, second = Engine(0), Engine(1)
+        for engine in (first, second):
+            engine.line.in_step_with = lambda: [first.line, second.line]
+        client = client_of(first, second)
+        second.is_ready()
+        assert client.is_ready
+        second.line.suspended(True)
+        assert not client.is_ready
+        assert [each.state for each in client.standings()] == ["ready", "stopped"]
+        sampling = SamplingParams(max_new_tokens=1)
+        client.submit(
+            Request(rid="a", prompt_ids=pack_ids([1]), sampling=sampling, seed=0), Mailbox()
+        )
+        assert "Submit" not in first.got + second.got
+        second.line.suspended(False)
+        assert client.is_ready
+        assert (first.got + second.got).count("Submit") == 1
+
+    asyncio.run(scenario())
+
+
 def test_an_engine_that_cannot_load_what_it_has_missed_ends() -> None:
     async def scenario() -> None:
         first, second = Engine(0), Engine(1, refuses=True)

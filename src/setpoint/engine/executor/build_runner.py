@@ -129,6 +129,7 @@ def build_runner(
             load_seconds=time.perf_counter() - begin,
             weight_bytes=weight_bytes,
             weights=_weights(model, config) if native else config.dtype,
+            experts=_experts(model, spec),
             model_impl="setpoint" if native else "transformers",
             ops=chosen.ops.name,
             linear=chosen.linear.name,
@@ -274,6 +275,20 @@ def _weights(model: nn.Module, config: EngineConfig) -> str:
         if kept
         else rest
     )
+
+
+def _experts(model: nn.Module, spec: ModelSpec) -> str:
+    mixture, layers = spec.mixture, mixtures(model)
+    if mixture is None or not layers:
+        return ""
+    text = (
+        f"{mixture.num_experts} in each of {len(layers)} layers, {mixture.num_chosen} for a token"
+    )
+    slots = layers[0].expert_slots
+    if slots.own is None:
+        return text
+    begin, end = slots.own
+    return f"{text}; this rank has slots {begin} to {end - 1} of {len(slots.placement)}"
 
 
 def _fallbacks(config: EngineConfig, native: bool, chosen: _Chosen) -> tuple[Fallback, ...]:

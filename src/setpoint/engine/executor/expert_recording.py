@@ -39,9 +39,11 @@ class ExpertRecorder:
 
     def _counts(self) -> list[Loads]:
         model = self._runner.model
-        found = [] if model is None else mixtures(model)
-        if not found:
-            raise RequestError("There are no experts: the model has none, or they are released.")
+        if self._runner.spec.mixture is None:
+            raise RequestError("This model has no experts.")
+        if model is None:
+            raise RequestError("The weights, and the experts with them, are released.")
+        found = mixtures(model)
         return [mixture.expert_slots.expert_load() for mixture in found]
 
     def _of(self, end: list[Loads]) -> list[list[int]]:

@@ -53,6 +53,8 @@ class LoadReport:
     weights: str
     """Dtype of the weights; if a GGUF file's blocks are kept, also the number of matrices of each
     kind."""
+    experts: str
+    """How many experts a mixture has, and which are here; "" for other models."""
     model_impl: str
     """Whose model code runs: "setpoint" or "transformers"."""
     ops: str

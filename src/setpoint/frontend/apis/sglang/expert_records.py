@@ -43,8 +43,11 @@ class ExpertRecordRoutes:
     async def _operate(
         self, action: Literal["start", "stop", "dump"], path: Path | None = None
     ) -> list[str]:
-        """Have every engine do it; returns the files that they write."""
-        several = len(self._engine.lines) > 1
+        """Have every engine do it; returns the files that they write. Of engines that compute in
+        step each has the tokens of all, so only one of them does it."""
+        several, line = len(self._engine.lines) > 1, self._engine.choose()
+        if line.in_step_with():
+            return [(await line.operate(RecordExperts(action, str(path or "")))).path]
 
         def path_of(rank: int) -> str:
             if path is None:
