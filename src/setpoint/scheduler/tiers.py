@@ -40,7 +40,7 @@ LOOKUP_S = 1.0
 """How long a request waits to hear what is stored."""
 MAX_LATE = 3
 """After so many lookups or loads in a row without an answer in time, nothing is loaded any more."""
-ALLOWED_LOSS_S = 1.0
+ALLOWED_LOSS_S = 20.0
 """Seconds of saving that loads may not have earned back before only blocks are saved that have been
 used twice."""
 RETRY_EVERY = 16

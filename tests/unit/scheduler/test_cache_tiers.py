@@ -239,7 +239,7 @@ def test_write_back_saves_before_it_evicts() -> None:
 def test_saving_that_never_pays_ends_but_for_what_comes_back() -> None:
     h = Harness(tiers=TIERS, num_pages=400)
     assert h.mover is not None
-    h.mover.seconds = 0.3
+    h.mover.seconds = 6.0
     for number in range(8):
         h.submit(str(number), [number, *PROMPT[1:]], max_new_tokens=1)
         h.drain()
