@@ -31,7 +31,24 @@ def check_disaggregation(options: Options) -> None:
         raise ConfigError(NO_OFFLOAD if has_storage else NO_STORAGE)
     if mode == "null":
         return
-    for is_given, flag, why in (
+    for is_given, flag, why in _conflicts(options):
+        if is_given:
+            raise ConfigError(
+                f"--disaggregation-mode {mode} cannot be combined with {flag}, because {why}; leave"
+                " one of them out."
+            )
+    method = parallel.load_balance_method
+    if mode == "prefill" and method not in ("auto", "follow_bootstrap_room"):
+        raise ConfigError(
+            f"--load-balance-method {method} cannot be combined with --disaggregation-mode prefill:"
+            " a decode server finds a room's engine by its number. Use follow_bootstrap_room."
+        )
+
+
+def _conflicts(options: Options) -> tuple[tuple[bool, str, str], ...]:
+    """(is it given, its flag, why it cannot be combined with a mode) of other options."""
+    parallel = options.parallel
+    return (
         (
             options.memory.disable_radix_cache,
             "--disable-radix-cache",
@@ -46,6 +63,11 @@ def check_disaggregation(options: Options) -> None:
             parallel.enable_dp_attention,
             "--enable-dp-attention",
             "it needs engines of several ranks",
+        ),
+        (
+            options.tiers.hicache_storage_backend in ("file", "dynamic"),
+            f"--hicache-storage-backend {options.tiers.hicache_storage_backend}",
+            "a prompt's keys and values would come from two places, which nobody has tried yet",
         ),
         (parallel.use_ray, "--use-ray", "Ray's actors get no key for transfers"),
         (
@@ -64,18 +86,7 @@ def check_disaggregation(options: Options) -> None:
             "--enable-return-hidden-states",
             "hidden states are not handed over",
         ),
-    ):
-        if is_given:
-            raise ConfigError(
-                f"--disaggregation-mode {mode} cannot be combined with {flag}, because {why}; leave"
-                " one of them out."
-            )
-    method = parallel.load_balance_method
-    if mode == "prefill" and method not in ("auto", "follow_bootstrap_room"):
-        raise ConfigError(
-            f"--load-balance-method {method} cannot be combined with --disaggregation-mode prefill:"
-            " a decode server finds a room's engine by its number. Use follow_bootstrap_room."
-        )
+    )
 
 
 def check_handed_model(options: Options, model: ModelSpec) -> None:

@@ -17,6 +17,10 @@ from setpoint.core.errors import ConfigError
         ({"disable_radix_cache": True}, "cannot be combined with --disable-radix-cache"),
         ({"tp_size": 2}, "cannot be combined with --tp-size 2"),
         ({"engine_standby": True}, "cannot be combined with --engine-standby"),
+        (
+            {"enable_hierarchical_cache": True, "hicache_storage_backend": "file"},
+            "cannot be combined with --hicache-storage-backend file",
+        ),
         ({"record": "x"}, "cannot be combined with --record"),
         ({"is_embedding": True}, "cannot be combined with --is-embedding"),
         ({"enable_return_hidden_states": True}, "hidden states are not handed over"),
