@@ -38,6 +38,10 @@ class Limit:
     def __init__(self) -> None:
         self._at = math.inf
         self._thread: threading.Thread | None = None
+        self._words: threading.Thread
+        """Says what hangs; stderr may be a pipe that nobody reads. It waits for ``_is_over`` from the
+        start, because an interpreter that is ending starts no threads (Python 3.12)."""
+        self._is_over = threading.Event()
         self.exit_code = 1
         """The exit code of a process that is ended by this limit."""
         self.is_quiet = False
@@ -48,7 +52,9 @@ class Limit:
         only; a signal handler may call it."""
         self._at = min(self._at, time.monotonic() + seconds)
         if self._thread is None:
+            self._words = threading.Thread(target=self._say_what_hangs, daemon=True)
             self._thread = threading.Thread(target=self._run, name="limit", daemon=True)
+            self._words.start()
             self._thread.start()
 
     def _run(self) -> None:
@@ -57,11 +63,16 @@ class Limit:
         with suppress(Exception):
             _kill_descendants()
         if not self.is_quiet:
-            # In a thread: stderr may be a pipe that nobody reads.
-            words = threading.Thread(target=_say_what_hangs, daemon=True)
-            words.start()
-            words.join(LAST_WORDS_S)
+            self._is_over.set()
+            self._words.join(LAST_WORDS_S)
         os._exit(self.exit_code)
+
+    def _say_what_hangs(self) -> None:
+        self._is_over.wait()
+        logger.warning(
+            "The process did not end in time and is killed. The stacks of its threads follow:"
+        )
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
 
 
 LIMIT = Limit()
@@ -91,10 +102,3 @@ def _kill_descendants() -> None:
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             child.kill()
-
-
-def _say_what_hangs() -> None:
-    logger.warning(
-        "The process did not end in time and is killed. The stacks of its threads follow:"
-    )
-    faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
