@@ -39,8 +39,8 @@ class Limit:
         self._at = math.inf
         self._thread: threading.Thread | None = None
         self._words: threading.Thread
-        """Says what hangs; stderr may be a pipe that nobody reads. It waits for ``_is_over``, because
-        an interpreter that is ending starts no threads (Python 3.12)."""
+        """Says what hangs; stderr may be a pipe that nobody reads. It waits for ``_is_over`` from
+        its start, because an interpreter that is ending starts no threads (Python 3.12)."""
         self._is_over = threading.Event()
         self.exit_code = 1
         """The exit code of a process that is ended by this limit."""
