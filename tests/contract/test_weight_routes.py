@@ -58,6 +58,35 @@ def test_release_and_resume(serve: Serve) -> None:
     serve(scenario)
 
 
+def test_requests_are_refused_while_released_weights_cannot_be_restored(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        http, engine = server.http, server.engine
+        await http.post("/release_memory_occupation", json={"tags": ["weights", "kv_cache"]})
+        engine.released = (KV, WEIGHTS)
+        assert (await http.get("/ready")).status_code == 200
+        engine.silent = True
+        waiting = asyncio.create_task(http.post("/generate", json={"text": "a"}))
+        await asyncio.sleep(0.05)
+        engine.silent = False
+        engine.refuse_operation = "The content of m.gguf has changed."
+        for tags, is_lost in ((["kv_cache"], False), (["weights"], True)):
+            refused = await http.post("/resume_memory_occupation", json={"tags": tags})
+            assert refused.status_code == 400
+            assert ((await http.get("/ready")).status_code == 503) == is_lost
+        reason = "The model has no weights: The content of m.gguf has changed."
+        finish = (await asyncio.wait_for(waiting, 5)).json()["meta_info"]["finish_reason"]
+        assert (finish["type"], finish["message"]) == ("abort", reason)
+        assert (await http.get("/ready")).text == f"{reason}\n"
+        answer = await http.post("/generate", json={"text": "a"})
+        assert (answer.status_code, answer.json()["message"]) == (503, reason)
+        engine.refuse_operation = ""
+        assert (await http.post("/resume_memory_occupation", json={})).status_code == 200
+        assert (await http.get("/ready")).status_code == 200
+        assert (await http.post("/generate", json={"text": "a"})).status_code == 200
+
+    serve(scenario)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [

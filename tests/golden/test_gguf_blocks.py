@@ -3,11 +3,13 @@ number of rows and threads."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import msgspec
@@ -19,9 +21,9 @@ from gguf.constants import GGMLQuantizationType as Kind
 from setpoint.checkpoint.gguf_convert import _round_bf16, converted_folder
 from setpoint.checkpoint.safetensors_file import read_header
 from setpoint.checkpoint.spec import read_spec
+from setpoint.core import blocksfile
 from setpoint.core.blocksfile import (
     BLOCKS_FILE,
-    BlocksTable,
     read_blocks_table,
     write_blocks_table,
 )
@@ -31,6 +33,7 @@ from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build
 from setpoint.engine.kernels.ops import GELU_TANH, SILU, Gate
+from setpoint.engine.models import blocks_source
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import cpu_linear as panel_linear
 from setpoint.engine.quant.blocks import KINDS
@@ -309,14 +312,32 @@ def test_a_file_that_changes_or_goes_is_refused(
     folder, path = convert(tmp_path, monkeypatch), tmp_path / "m.gguf"
     runner_of(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(BlocksTable, "check", lambda table: None)
+        digest = read_blocks_table(folder).digest
+        patch.setattr(blocksfile, "content_digest", lambda path, file: digest)
         path.write_bytes(path.read_bytes()[:-5000])
         with pytest.raises(CheckpointError, match=r"m\.gguf is truncated"):
             runner_of(folder)
-    with pytest.raises(CheckpointError, match=r"m\.gguf has changed since"):
+    with pytest.raises(CheckpointError, match=r"The content of .*m\.gguf has changed since"):
         runner_of(folder)
     path.unlink()
     with pytest.raises(CheckpointError, match=r"Cannot read .*m\.gguf: No such file"):
+        runner_of(folder)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, path = convert(tmp_path, monkeypatch), tmp_path / "m.gguf"
+    read = blocks_source.GGUFBlocks._rows
+
+    def change(tensor: Any, *rows: int) -> torch.Tensor:
+        with path.open("r+b") as file:
+            file.seek(-3, os.SEEK_END)
+            file.write(b"\x01")
+        return read(tensor, *rows)
+
+    monkeypatch.setattr(blocks_source.GGUFBlocks, "_rows", change)
+    with pytest.raises(CheckpointError, match="has changed since the weights were loaded"):
         runner_of(folder)
 
 
@@ -404,6 +425,7 @@ def test_loading_takes_no_memory_twice(tmp_path: Path, monkeypatch: pytest.Monke
 PEAK = """
 import resource, sys
 from pathlib import Path
+from typing import Any
 import torch
 from setpoint.checkpoint.safetensors_file import read_header
 from setpoint.checkpoint.spec import read_spec

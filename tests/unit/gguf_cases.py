@@ -11,7 +11,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors import deserialize
 
 from setpoint.checkpoint.gguf_convert import converted_folder
-from setpoint.core.blocksfile import read_blocks_table
+from setpoint.core.blocksfile import gguf_of, read_blocks_table
 from setpoint.testing import tiny_gguf
 
 MODEL = tiny_gguf.TinyLlama()
@@ -62,7 +62,7 @@ def _load_blocks(folder: Path) -> dict[str, np.ndarray]:
         rows, k = stored.shape
         block, block_bytes = GGML_QUANT_SIZES[kind]
         num_bytes = rows * k // block * block_bytes
-        raw = np.fromfile(table.path, np.uint8, num_bytes, offset=stored.offset)
+        raw = np.fromfile(gguf_of(folder), np.uint8, num_bytes, offset=stored.offset)
         values = gguf.dequantize(raw.reshape(rows, -1), kind)
         if stored.heads:
             order = tiny_gguf.permuted(np.arange(rows), stored.heads)

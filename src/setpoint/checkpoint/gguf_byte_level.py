@@ -9,6 +9,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.core.errors import CheckpointError
+from setpoint.core.excerpt import excerpt
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 LLAMA3_PATTERN = (
@@ -32,7 +33,7 @@ def byte_level(file: GGUFFile, texts: Sequence[str], log: Callable[[str], None])
     split = PRE_TOKENIZERS.get(pre)
     if split is None:
         raise CheckpointError(
-            f"{file.path}: pre-tokenizer {pre!r} is not supported (supported:"
+            f"{file.path}: pre-tokenizer {excerpt(pre)!r} is not supported (supported:"
             f" {', '.join(PRE_TOKENIZERS)})."
         )
     merges = []

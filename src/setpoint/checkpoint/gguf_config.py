@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from setpoint.checkpoint.configfile import MAX_POSITIONS
 from setpoint.checkpoint.gguf_architectures import Decoder, Experts
 from setpoint.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from setpoint.core.errors import CheckpointError
+from setpoint.core.excerpt import excerpt
 
 ROPE_FACTORS = "rope_freqs.weight"
 LLAMA3_ROPE = {
@@ -47,7 +49,9 @@ def read_config(file: GGUFFile, decoder: Decoder) -> dict[str, Any]:
     for key, values in neutral:
         value = file.metadata.get(f"{arch}.{key}", values[0])
         if value not in values:
-            raise CheckpointError(f"{file.path}: {arch}.{key} = {value} is not supported.")
+            raise CheckpointError(
+                f"{file.path}: {arch}.{key} = {excerpt(str(value))} is not supported."
+            )
     hidden = file.require(f"{arch}.embedding_length", int)
     num_heads = file.require(f"{arch}.attention.head_count", int)
     num_kv_heads = file.get(f"{arch}.attention.head_count_kv", int) or num_heads
@@ -78,9 +82,9 @@ def read_config(file: GGUFFile, decoder: Decoder) -> dict[str, Any]:
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": file.require(f"{arch}.context_length", int),
-        "rms_norm_eps": _shortest(file.require(f"{arch}.attention.layer_norm_rms_epsilon", float)),
-        "rope_theta": _shortest(file.get(f"{arch}.rope.freq_base", float) or 10000.0),
+        "max_position_embeddings": _context_len(file, f"{arch}.context_length"),
+        "rms_norm_eps": _positive(file, f"{arch}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": _rope_base(file, arch),
         "rope_scaling": _rope_scaling(file, arch, head_dim),
         "attention_bias": False,
         "mlp_bias": False,
@@ -129,8 +133,8 @@ def _rope_scaling(file: GGUFFile, arch: str, head_dim: int) -> dict[str, Any] | 
     if kind == "none":
         return None
     raise CheckpointError(
-        f"{file.path}: rope scaling {kind!r} is not supported for GGUF files (none, linear and"
-        " Llama 3 are)."
+        f"{file.path}: rope scaling {excerpt(kind)!r} is not supported for GGUF files (none,"
+        " linear and Llama 3 are)."
     )
 
 
@@ -148,7 +152,7 @@ def _llama3_scaling(file: GGUFFile, arch: str, tensor: GGUFTensor, head_dim: int
         "factor": _shortest(float(factors.max())),
         **LLAMA3_ROPE,
     }
-    theta = file.get(f"{arch}.rope.freq_base", float) or 10000.0
+    theta = _rope_base(file, arch)
     # Frequencies that turn more than `high` times over the original context are kept; those that
     # turn fewer than `low` times are divided by `factor`; those in between are interpolated by the
     # number of turns.
@@ -163,6 +167,27 @@ def _llama3_scaling(file: GGUFFile, arch: str, tensor: GGUFTensor, head_dim: int
             " supported."
         )
     return scaling
+
+
+def _context_len(file: GGUFFile, key: str) -> int:
+    found = file.require(key, int)
+    if not 1 <= found <= MAX_POSITIONS:
+        raise CheckpointError(
+            f"{file.path}: {key} is {found}; it must be from 1 to {MAX_POSITIONS}."
+        )
+    return found
+
+
+def _rope_base(file: GGUFFile, arch: str) -> float:
+    key = f"{arch}.rope.freq_base"
+    return _positive(file, key) if file.get(key, float) else 10000.0
+
+
+def _positive(file: GGUFFile, key: str) -> float:
+    found = file.require(key, float)
+    if not 0 < found < np.inf:
+        raise CheckpointError(f"{file.path}: {key} is {found}; it must be a number above zero.")
+    return _shortest(found)
 
 
 def _shortest(value: float) -> float:

@@ -3,23 +3,18 @@ template.
 
 Matrices whose blocks can be multiplied stay in the file; the folder has a table of their places
 (``core.blocksfile``). Only the rest is written, tensor by tensor with numpy, so that one tensor is
-in memory at a time. The result is kept in
-the user's cache folder under a digest of the file's content, so that a file that moves is not
-converted again; a folder that exists is complete. This module uses no torch and does not know how
-the engine will use the weights.
+in memory at a time. The result is kept in the user's cache folder under a digest of the file's
+content (``gguf_cache``), so that a file that moves is not converted again; a folder that exists was
+complete when it was made. This module uses no torch and does not know how the engine will use the
+weights.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
-import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +26,18 @@ import numpy.typing as npt
 from setpoint.checkpoint import gguf_tokenizer, safetensors_file
 from setpoint.checkpoint.description import Description, in_blocks
 from setpoint.checkpoint.gguf_architectures import DECODERS, decoder_of
+from setpoint.checkpoint.gguf_cache import (
+    SIZES_FILE,
+    damage_of,
+    folder_for_path,
+    found_folder,
+    known_digest,
+    locked,
+    new_folder,
+    remove_earlier,
+    sizes_of,
+    unwritable,
+)
 from setpoint.checkpoint.gguf_config import read_config
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.checkpoint.gguf_kinds import check_kind
@@ -38,16 +45,17 @@ from setpoint.checkpoint.gguf_tensors import Target, targets
 from setpoint.core.blocksfile import (
     BlocksTable,
     StoredBlocks,
-    read_blocks_table,
     write_blocks_table,
+)
+from setpoint.core.content_digest import (
+    cache_folder,
+    content_digest,
+    forget_missing,
 )
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS
 from setpoint.core.progress import report
 from setpoint.core.weightfiles import SINGLE_NAME
-
-FORMAT = 5
-"""Version of the folders that this module writes. Raise it to convert every file again."""
 
 CHUNK_ELEMENTS = 1 << 22
 """Number of elements that are dequantised at a time: 16 MiB of float32, so that they stay in the
@@ -85,73 +93,45 @@ def converted_folder(
     path: Path, *, log: Callable[[str], None], admit: Callable[[Description], None] | None = None
 ) -> Path:
     """The Hugging Face-style folder of a GGUF file. The file is converted now if the cache does not
-    contain the folder. ``admit`` gets the description of the file's header before a conversion, and
-    may refuse by raising.
+    contain the folder, or only a damaged one. ``admit`` gets the description of the file's header
+    before a conversion, and may refuse by raising.
 
     A file that cannot be converted is refused before anything is written. Several processes may
     call this at once: one converts and the others wait for it. After a conversion, the folders that
-    earlier versions of this module made from files of the same name are removed, because nothing
-    uses them any more. Raises CheckpointError.
+    earlier versions of this module made from the file, or from files of the same name, are removed,
+    because nothing uses them any more. Raises CheckpointError.
     """
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "setpoint" / "models"
-    name = re.sub(r"[^\w.-]", "_", path.stem)
-    noted = _noted_digest(path, root)
-    if noted is not None and (folder := _folder(root, name, noted)).is_dir():
-        _point_to(path, folder)
-        return folder
-    try:
-        with GGUFFile(path) as file:
-            plan = _plan(file)
-            if admit is not None:
-                admit(_description(path, plan))
-            folder = _folder(root, name, _digest(path, root))
+    root = cache_folder()
+    noted = known_digest(path)
+    folder = None if noted is None else found_folder(root, noted)
+    if folder is not None and not damage_of(folder):
+        return folder_for_path(path, folder)
+    with GGUFFile(path) as file:
+        plan = _plan(file)
+        if admit is not None:
+            admit(_description(path, plan))
+        digest = content_digest(path, file.handle)
+        try:
             root.mkdir(parents=True, exist_ok=True)
-            with folder.with_suffix(folder.suffix + ".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not folder.is_dir():
-                    _convert_into(file, plan, folder, log=log)
-                    _remove_earlier(root, name, log=log)
-                _point_to(path, folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"Cannot write the converted model under {root}: {error.strerror or error}. Set"
-            " XDG_CACHE_HOME to a folder with enough space."
-        ) from None
-    return folder
+            with locked(root / f"{digest[:16]}.lock"):
+                folder = found_folder(root, digest) or new_folder(root, path, digest)
+                if not folder.is_dir() or (damage := damage_of(folder)):
+                    if folder.is_dir():
+                        log(f"{folder} is damaged ({damage}), so it is made anew.")
+                    _convert_into(file, plan, digest, folder, log=log)
+                    remove_earlier(root, path, digest, log=log)
+                    forget_missing()
+            return folder_for_path(path, folder)
+        except OSError as error:
+            raise unwritable(root, error) from None
 
 
-def _point_to(path: Path, folder: Path) -> None:
-    """Let the table of blocks name this file, whose content is that of the converted one."""
-    table = read_blocks_table(folder)
-    if table is not None and table != (new := _table(path, table.tensors)):
-        write_blocks_table(folder, new)
-
-
-def _table(path: Path, tensors: dict[str, StoredBlocks]) -> BlocksTable:
-    name, size, mtime_ns = _file_state(path)
-    return BlocksTable(name, size, mtime_ns, tensors)
-
-
-def _folder(root: Path, name: str, digest: str) -> Path:
-    return root / f"{name}-{digest[:16]}-v{FORMAT}"
-
-
-def _remove_earlier(root: Path, name: str, *, log: Callable[[str], None]) -> None:
-    """Remove the folders that earlier formats made from files of this name. Their lock files stay:
-    if one were deleted, two processes could lock different files and not wait for each other."""
-    for earlier in root.iterdir():
-        of_format = re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{16}}-v(\d+)", earlier.name)
-        if of_format and int(of_format[1]) < FORMAT:
-            log(
-                f"Removing {earlier}, which an earlier version of Setpoint made from a file of the"
-                " same name."
-            )
-            shutil.rmtree(earlier, ignore_errors=True)
-
-
-def _convert_into(file: GGUFFile, plan: _Plan, folder: Path, *, log: Callable[[str], None]) -> None:
+def _convert_into(
+    file: GGUFFile, plan: _Plan, digest: str, folder: Path, *, log: Callable[[str], None]
+) -> None:
     """Build ``folder`` under a temporary name and rename it, so that it is either absent or
-    complete. The caller holds its lock."""
+    complete. If there is a damaged one, its files are replaced: servers may use it. The caller
+    holds its lock."""
     started = time.monotonic()
     partial = folder.with_suffix(folder.suffix + ".partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
@@ -159,8 +139,16 @@ def _convert_into(file: GGUFFile, plan: _Plan, folder: Path, *, log: Callable[[s
     log(f"Converting {file.path.name} once, to {folder}: {_sizes(plan)} …")
     partial.mkdir()
     try:
-        _write_files(file, plan, partial, log=log)
-        partial.rename(folder)
+        _write_files(file, plan, digest, partial, log=log)
+        if content_digest(file.path, file.handle) != digest:
+            raise CheckpointError(f"{file.path} has changed while it was converted.")
+        _write_json(partial / SIZES_FILE, sizes_of(partial))
+        if folder.is_dir():
+            for each in partial.iterdir():
+                each.replace(folder / each.name)
+            partial.rmdir()
+        else:
+            partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -188,49 +176,6 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
 
 
-def _noted_digest(path: Path, root: Path) -> str | None:
-    """SHA-256 of the file, if it was noted and the file's size and modification time have not
-    changed since."""
-    with suppress(OSError, ValueError):
-        *state, digest = json.loads(_note(path, root).read_text())
-        if state == _file_state(path):
-            return str(digest)
-    return None
-
-
-def _note(path: Path, root: Path) -> Path:
-    return root / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}.digest"
-
-
-def _file_state(path: Path) -> list[Any]:
-    """The values by which a file that was not changed is recognised."""
-    status = path.stat()
-    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
-
-
-def _digest(path: Path, root: Path) -> str:
-    """SHA-256 of the file. Computing it takes a second or two per GB, so the digest is noted under
-    ``root``."""
-    if (noted := _noted_digest(path, root)) is not None:
-        return noted
-    try:
-        state = _file_state(path)
-        report(f"computing the digest of {path.name}")
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
-    # Without a note the digest is computed again next time. If the cache cannot be written, the
-    # conversion reports it.
-    with suppress(OSError):
-        root.mkdir(parents=True, exist_ok=True)
-        note = _note(path, root)
-        draft = note.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps([*state, digest]))
-        draft.rename(note)
-    return digest
-
-
 def _plan(file: GGUFFile) -> _Plan:
     """The plan for a file. Raises CheckpointError if the file cannot be converted."""
     check_kind(file, DECODERS)
@@ -250,9 +195,13 @@ def _plan(file: GGUFFile) -> _Plan:
         "eos_token_id": list(tokens.stops),
         "pad_token_id": tokens.pad,
     }
-    in_blocks = [target.source.kind.name in BLOCK_KINDS for target in weights]
-    written = [target for target, stays in zip(weights, in_blocks, strict=True) if not stays]
-    blocks = [target for target, stays in zip(weights, in_blocks, strict=True) if stays]
+    blocks = [
+        target
+        for target in weights
+        if target.source.kind.name in BLOCK_KINDS and len(target.source.shape) == 2
+    ]
+    stays = {target.name for target in blocks}
+    written = [target for target in weights if target.name not in stays]
     return _Plan(config, generation, tokens, dtype, written, blocks)
 
 
@@ -269,7 +218,9 @@ def _description(path: Path, plan: _Plan) -> Description:
     )
 
 
-def _write_files(file: GGUFFile, plan: _Plan, folder: Path, *, log: Callable[[str], None]) -> None:
+def _write_files(
+    file: GGUFFile, plan: _Plan, digest: str, folder: Path, *, log: Callable[[str], None]
+) -> None:
     _write_json(folder / "config.json", plan.config)
     _write_json(
         folder / "generation_config.json",
@@ -281,7 +232,7 @@ def _write_files(file: GGUFFile, plan: _Plan, folder: Path, *, log: Callable[[st
     safetensors_file.write(folder / SINGLE_NAME, _weight_infos(plan), chunks)
     if plan.blocks:
         _check_scales(file, plan)
-        write_blocks_table(folder, _table(file.path, _stored_blocks(plan)))
+        write_blocks_table(folder, BlocksTable(digest, _stored_blocks(plan)))
 
 
 def _weight_infos(plan: _Plan) -> list[safetensors_file.TensorInfo]:

@@ -1,16 +1,17 @@
-"""Reads a GGUF file: typed metadata and the offset, shape and type of every tensor. Works on one
-memory-mapped file.
+"""Reads a GGUF file: typed metadata and the offset, shape and type of every tensor.
 
-The ``gguf`` package has a reader too; this one checks every length against the file before it
-relies on it (a truncated or damaged file is an error, never a hang) and opens a 49k-token
-vocabulary in a tenth of the time. It knows nothing of models. Format:
+The ``gguf`` package has a reader too; this one checks every length against the file and against a
+bound before it relies on it (a truncated or damaged file is an error, never a hang, nor does it
+cost gigabytes) and opens a 49k-token vocabulary in a tenth of the time. The file is read and not
+mapped: a mapped file that another program cuts short ends the process. It knows
+nothing of models. Format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
 
-import mmap
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from setpoint.core.errors import CheckpointError
+from setpoint.core.excerpt import excerpt
 
 T = TypeVar("T", str, int, float, bool, list[Any])
 
@@ -29,6 +31,18 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 STRING, ARRAY = 8, 9
 MAX_DIMS = 4
+
+MAX_HEADER = 64 << 20
+"""Bytes of everything before the first tensor's content. A vocabulary of 260,000 tokens with its
+merges has 15 MB."""
+MAX_ITEMS = 1 << 21
+"""Items of all arrays together: a text, a score and a type for each token, and the merges."""
+MAX_KEYS, MAX_TENSORS = 1 << 16, 1 << 17
+MAX_KEY_BYTES, MAX_NAME_BYTES = 65535, 256
+"""The format allows 65535 and 64."""
+FIRST_READ = 1 << 20
+SHOWN = 100
+"""Characters of a key that a message shows."""
 
 SCALARS = {
     0: struct.Struct("<B"),
@@ -85,22 +99,29 @@ class GGUFFile:
         self.path = path
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GGUFTensor] = {}
+        self._header = b""
+        """The file's first bytes, as many as were needed up to now."""
+        self._at = len(MAGIC)
+        self._num_items = 0
         try:
-            with path.open("rb") as file:
-                self._size = os.fstat(file.fileno()).st_size
-                if file.read(len(MAGIC)) != MAGIC:
-                    raise CheckpointError(
-                        f"{path} is not a GGUF file (it does not start with 'GGUF')."
-                    )
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if not (stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode)):
+                # Opening a pipe would wait for its other end.
+                raise CheckpointError(f"Cannot read {path}: it is no regular file.")
+            self.handle = path.open("rb")
         except OSError as error:
             raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
-        self._at = len(MAGIC)
         try:
+            self._size = os.fstat(self.handle.fileno()).st_size
+            if self.handle.read(len(MAGIC)) != MAGIC:
+                raise CheckpointError(f"{path} is not a GGUF file (it does not start with 'GGUF').")
             self._parse()
+        except OSError as error:
+            self.handle.close()
+            raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
         except BaseException:
-            self._map.close()
+            self.handle.close()
             raise
+        self._header = b""
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +132,7 @@ class GGUFFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._map.close()
+        self.handle.close()
 
     def get(self, key: str, kind: type[T]) -> T | None:
         """The value of ``key``, or None if it is absent. An int is accepted for a float. Raises
@@ -137,9 +158,15 @@ class GGUFFile:
         return value
 
     def rows(self, tensor: GGUFTensor) -> npt.NDArray[np.uint8]:
-        """The raw bytes of a tensor as [num_rows, bytes per row]: a copy."""
-        data = self._map[tensor.offset : tensor.offset + tensor.num_bytes]
-        return np.frombuffer(data, np.uint8).reshape(tensor.num_rows, -1)
+        """The raw bytes of a tensor as [num_rows, bytes per row]. Raises CheckpointError if the
+        file has become shorter."""
+        data = np.empty(tensor.num_bytes, np.uint8)
+        self.handle.seek(tensor.offset)
+        if self.handle.readinto(data.data) != tensor.num_bytes:
+            raise CheckpointError(
+                f"{self.path} has been cut short while it was read, in tensor {tensor.name!r}."
+            )
+        return data.reshape(tensor.num_rows, -1)
 
     def _parse(self) -> None:
         version = self._scalar(4)
@@ -149,10 +176,14 @@ class GGUFFile:
                 f"{self.path} {hint}; only little-endian files of versions {VERSIONS} can be read."
             )
         num_tensors, num_keys = self._scalar(10), self._scalar(10)
+        self._bound(num_tensors, MAX_TENSORS, "tensors")
+        self._bound(num_keys, MAX_KEYS, "metadata keys")
         for _ in range(num_keys):
-            key = self._string()
+            key = self._string("a metadata key", MAX_KEY_BYTES)
             if key in self.metadata:
-                raise CheckpointError(f"{self.path}: metadata key {key!r} appears twice.")
+                raise CheckpointError(
+                    f"{self.path}: metadata key {excerpt(key, SHOWN)!r} appears twice."
+                )
             self.metadata[key] = self._value(self._scalar(4))
         places = [self._place() for _ in range(num_tensors)]
         alignment = self.get("general.alignment", int) or 32
@@ -169,7 +200,7 @@ class GGUFFile:
             end, before = tensor.offset + tensor.num_bytes, tensor.name
 
     def _place(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self._string()
+        name = self._string("a tensor's name", MAX_NAME_BYTES)
         num_dims = self._scalar(4)
         if not 1 <= num_dims <= MAX_DIMS:
             raise CheckpointError(
@@ -199,23 +230,40 @@ class GGUFFile:
             self._fail_truncated(f"tensor {name!r} ends at byte {offset + num_bytes}")
         self.tensors[name] = GGUFTensor(name, shape, kind, offset, num_bytes)
 
+    def _bound(self, number: int, most: int, what: str) -> None:
+        if number > most:
+            raise CheckpointError(
+                f"{self.path}: its header claims {number} {what}, and at most {most} are read; the"
+                " file is damaged."
+            )
+
     def _take(self, num_bytes: int) -> int:
-        """Advance over ``num_bytes`` and return the offset where they start."""
-        start = self._at
-        if start + num_bytes > self._size:
-            self._fail_truncated(f"the header needs byte {start + num_bytes}")
-        self._at += num_bytes
+        """Advance over ``num_bytes`` of the header, which are read, and return the offset where
+        they start."""
+        start, end = self._at, self._at + num_bytes
+        if end > self._size:
+            self._fail_truncated(f"the header needs byte {end}")
+        self._bound(end, MAX_HEADER, "bytes of metadata")
+        if end > len(self._header):
+            more = max(end, 2 * len(self._header), FIRST_READ) - len(self._header)
+            self.handle.seek(len(self._header))
+            self._header += self.handle.read(more)
+            if end > len(self._header):
+                self._fail_truncated(f"the header needs byte {end}")
+        self._at = end
         return start
 
     def _scalar(self, kind: int) -> Any:
         layout = SCALARS[kind]
-        return layout.unpack_from(self._map, self._take(layout.size))[0]
+        start = self._take(layout.size)
+        return layout.unpack_from(self._header, start)[0]
 
-    def _string(self) -> str:
+    def _string(self, what: str, most: int = MAX_HEADER) -> str:
         length: int = self._scalar(10)
+        self._bound(length, most, f"bytes for {what}")
         start = self._take(length)
         try:
-            return self._map[start : start + length].decode()
+            return self._header[start : start + length].decode()
         except UnicodeDecodeError:
             raise CheckpointError(
                 f"{self.path}: the text at byte {start} is not UTF-8; the file is damaged."
@@ -223,7 +271,7 @@ class GGUFFile:
 
     def _value(self, kind: int) -> Any:
         if kind == STRING:
-            return self._string()
+            return self._string("a text")
         if kind in SCALARS:
             return self._scalar(kind)
         if kind != ARRAY:
@@ -232,13 +280,15 @@ class GGUFFile:
                 " damaged."
             )
         item, count = self._scalar(4), self._scalar(10)
+        self._num_items += count
+        self._bound(self._num_items, MAX_ITEMS, "items of arrays")
         if item in SCALARS:
             layout = SCALARS[item]
             start = self._take(layout.size * count)
-            return [value for (value,) in layout.iter_unpack(self._map[start : self._at])]
+            return [value for (value,) in layout.iter_unpack(self._header[start : self._at])]
         if item != STRING:
             raise CheckpointError(f"{self.path}: a metadata array of type {item} is not supported.")
-        return [self._string() for _ in range(count)]
+        return [self._string("a text") for _ in range(count)]
 
     def _fail_truncated(self, need: str) -> None:
         raise CheckpointError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.checkpoint.other_models import EMBEDDINGS, TEXT_ONLY
 from setpoint.core.errors import CheckpointError
+from setpoint.core.excerpt import excerpt
 
 PROJECTOR = "mmproj"
 TYPES = {
@@ -104,7 +105,7 @@ def _language_model_hint(path: Path) -> str:
 def _other_family(file: GGUFFile, architecture: str, converted: Collection[str]) -> str:
     family = FAMILIES.get(architecture)
     served = " and ".join(repr(name) for name in sorted(converted))
-    name = f"{architecture!r} ({family})" if family else repr(architecture)
+    name = f"{architecture!r} ({family})" if family else repr(excerpt(architecture))
     begin = (
         f"{file.path} has the GGUF architecture {name}, and only GGUF files of {served} are served."
     )

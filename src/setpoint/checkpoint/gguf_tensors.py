@@ -52,6 +52,12 @@ def targets(file: GGUFFile, decoder: Decoder, config: dict[str, Any]) -> list[Ta
     found = []
     for wanted in _wanted(decoder, config):
         tensor = left.pop(wanted.old, None)
+        if tensor is None and wanted.old.replace("_exps.", ".0.") in left:
+            raise CheckpointError(
+                f"{file.path} has a tensor for each expert, as llama.cpp wrote them until April"
+                " 2024. Only files with the experts of a layer in one tensor are read: download a"
+                " newer file of the model, or convert the checkpoint again."
+            )
         if tensor is None or tensor.shape != wanted.stored:
             state = "missing" if tensor is None else f"of shape {tensor.shape}"
             raise CheckpointError(

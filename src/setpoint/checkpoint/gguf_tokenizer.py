@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from setpoint.checkpoint.gguf_byte_level import LLAMA3_NAMES, byte_level
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.core.errors import CheckpointError
+from setpoint.core.excerpt import excerpt
 
 SPACE = "▁"
 
@@ -61,7 +62,7 @@ def read_tokens(file: GGUFFile, vocab_size: int) -> Tokens:
     family = file.require("tokenizer.ggml.model", str)
     if family not in ("gpt2", "llama"):
         raise CheckpointError(
-            f"{file.path}: tokenizer {family!r} is not supported (supported: gpt2, llama)."
+            f"{file.path}: tokenizer {excerpt(family)!r} is not supported (supported: gpt2, llama)."
         )
     texts = file.require("tokenizer.ggml.tokens", list)
     kinds = file.get("tokenizer.ggml.token_type", list) or [int(TokenType.NORMAL)] * len(texts)

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from setpoint.checkpoint.description import Description, read_description
 from setpoint.core.errors import CheckpointError
+from setpoint.core.excerpt import excerpt
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
@@ -79,10 +82,11 @@ def locate(
     if model_path is None:
         return _default(revision, load_format, log, admit)
     path = Path(model_path).expanduser()
-    if path.is_dir():
+    found = _found_at(path)
+    if found == "folder":
         origin = f"folder {path}"
         return ModelSource(path, model_path, origin, False, _check_folder(path, load_format))
-    if path.is_file():
+    if found == "file":
         folder = _convert(path, load_format, log, admit)
         origin = f"GGUF file {path}"
         return ModelSource(folder, model_path, origin, False, read_description(folder))
@@ -100,9 +104,10 @@ def tokenizer_folder(path_or_id: str, *, log: Callable[[str], None]) -> Path:
     """The folder with the tokenizer's files: a folder, a GGUF file (converted once), or a hub id.
     Raises CheckpointError."""
     path = Path(path_or_id).expanduser()
-    if path.is_dir():
+    found = _found_at(path)
+    if found == "folder":
         return path
-    if path.is_file():
+    if found == "file":
         return _convert(path, "auto", log)
     if HUB_ID.fullmatch(path_or_id) is None:
         raise CheckpointError(
@@ -110,6 +115,28 @@ def tokenizer_folder(path_or_id: str, *, log: Callable[[str], None]) -> Path:
             f" {_right_form(path_or_id)}."
         )
     return _from_hub(path_or_id, None, SMALL_FILES)
+
+
+def _found_at(path: Path) -> Literal["folder", "file", ""]:
+    """What is at the path; "" if nothing is. Raises CheckpointError if that cannot be known, or if
+    it is something else."""
+    try:
+        mode = path.stat().st_mode
+    except ValueError:  # a null character
+        return ""
+    except (FileNotFoundError, NotADirectoryError):
+        if not path.is_symlink():
+            return ""
+        raise CheckpointError(
+            f"{path} is a link to {path.readlink()}, which does not exist."
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"Cannot read {excerpt(str(path))}: {error.strerror}.") from None
+    if stat.S_ISDIR(mode):
+        return "folder"
+    if not stat.S_ISREG(mode):
+        raise CheckpointError(f"Cannot read {path}: it is no regular file.")
+    return "file"
 
 
 def _right_form(name: str) -> str:

@@ -180,6 +180,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot start; ``message`` is a one-line explanation for the user."""
 
     message: str
+    is_final: bool = False
+    """Whether the next engine would fail for the same reason: the model's files or the options."""
 
 
 class Cached(msgspec.Struct, frozen=True, tag=True):

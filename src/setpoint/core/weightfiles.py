@@ -1,19 +1,21 @@
-"""Finds the files of a model folder that hold its weights, and tells whether they have changed.
-Opens none of them."""
+"""Finds the files of a model folder that hold its weights, and tells whether they have changed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
+from setpoint.core.blocksfile import BLOCKS_LINK
+from setpoint.core.content_digest import content_digest
 from setpoint.core.errors import CheckpointError
 from setpoint.core.jsonfile import read_object
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
-Identities = dict[Path, tuple[int, ...] | None]
-"""For each file its device, inode, size and time of the last change in ns; None if it is gone."""
+Identities = dict[Path, tuple[int | str, ...] | None]
+"""For each file its device, inode, size and time of the last change in ns, or the digest of its
+content, if it is a GGUF file; None if it is gone."""
 
 
 def weight_files(folder: Path, *, complete: bool = True) -> list[Path]:
@@ -50,12 +52,16 @@ def weight_files(folder: Path, *, complete: bool = True) -> list[Path]:
 
 
 def identities(files: Iterable[Path]) -> Identities:
-    """Those of the files now."""
+    """Those of the files now. The name of a GGUF file is BLOCKS_LINK. Raises CheckpointError if
+    one is being written."""
     return {file: _identity(file) for file in files}
 
 
-def _identity(file: Path) -> tuple[int, ...] | None:
+def _identity(file: Path) -> tuple[int | str, ...] | None:
     try:
+        if file.name == BLOCKS_LINK:
+            with file.open("rb") as opened:
+                return (content_digest(file.resolve(), opened),)
         found = file.stat()
     except OSError:
         return None

@@ -14,6 +14,11 @@ UNAVAILABLE = "ServiceUnavailableError"
 CUT = "The server is shutting down."
 
 
+def without_weights(engine: EngineClient) -> str:
+    """What is said to requests while released weights cannot be restored."""
+    return f"The model has no weights: {engine.orders.why_no_weights}"
+
+
 class Drain:
     def __init__(self) -> None:
         self.is_on = False

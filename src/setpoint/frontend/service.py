@@ -22,7 +22,7 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.bodies import parse
 from setpoint.frontend.checkpoint_names import Checkpoint, Checkpoints, NoCheckpoints
 from setpoint.frontend.config import FrontendConfig
-from setpoint.frontend.drain import Drain
+from setpoint.frontend.drain import Drain, without_weights
 from setpoint.frontend.enforcement import Enforcement
 from setpoint.frontend.hidden_states import check_hidden_states
 from setpoint.frontend.intake import Intake, new_rid
@@ -127,9 +127,11 @@ class Service:
         """The job of the requests of one client body, ``received``. api: the API of the body, for
         the request log. no_logs: keep the requests out of that log. turn: the turn of a session
         that the one request is. tool_schema: see Job. Raises RequestError: 400 if together they ask
-        for too much, 503 if the server drains.
+        for too much, 503 if the server drains or its weights are lost.
         """
         self.drain.check()
+        if self.engine.orders.why_no_weights:
+            raise RequestError(without_weights(self.engine), status_code=503)
         requests = routed(
             with_rooms(requests, received, self.config.sharing),
             received,

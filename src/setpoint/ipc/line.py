@@ -439,7 +439,7 @@ class EngineLine:
                     self.state = EngineState.READY
                     self._facts = facts
                     self._on_ready()
-            case Failed(reason):
+            case Failed(reason, _):
                 self.failed = message
                 self._end(EngineState.DEAD, reason)
 

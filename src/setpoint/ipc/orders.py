@@ -70,6 +70,8 @@ class Orders:
         """The same."""
         self._released: frozenset[MemoryPart] = frozenset()
         """The same."""
+        self.why_no_weights = ""
+        """Why released weights could not be restored; "" once they are, and until that is tried."""
         self._started_with = _Told(None, None)
         """What an engine that is started now has from its start."""
         self._told: dict[EngineLine, _Told] = {}
@@ -207,6 +209,7 @@ class Orders:
             raise
         self._started_with.weights = weights
         self._released -= {MemoryPart.WEIGHTS}
+        self.why_no_weights = ""
         return done
 
     async def release(self, parts: Collection[MemoryPart]) -> None:
@@ -215,7 +218,15 @@ class Orders:
 
     async def restore(self, parts: Collection[MemoryPart]) -> None:
         """Have all engines take these parts of their memory again."""
-        await self._keep_released(self._released - set(parts), RestoreMemory(list(parts)))
+        is_for_weights = MemoryPart.WEIGHTS in self._released.intersection(parts)
+        try:
+            await self._keep_released(self._released - set(parts), RestoreMemory(list(parts)))
+        except RequestError as error:
+            if is_for_weights:
+                self.why_no_weights = error.message
+            raise
+        if is_for_weights:
+            self.why_no_weights = ""
 
     async def _keep_released(
         self, released: frozenset[MemoryPart], operation: ReleaseMemory | RestoreMemory

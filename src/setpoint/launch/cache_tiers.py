@@ -303,11 +303,9 @@ def engine_facts(job: EngineJob, runner: ModelRunner, rank: int, folder: str) ->
 def content_digest(folder: Path) -> str:
     """Of every byte of the weights. Raises CheckpointError or OSError."""
     whole = xxhash.xxh3_128()
-    paths = list(weight_files(folder))
-    blocks = read_blocks_table(folder)
-    if blocks is not None:
-        paths.append(Path(blocks.path))
-    for path in paths:
+    if (blocks := read_blocks_table(folder)) is not None:
+        whole.update(blocks.digest.encode())  # of the GGUF file, as it was when it was loaded
+    for path in weight_files(folder):
         whole.update(path.name.encode() + path.stat().st_size.to_bytes(8, "little"))
         with path.open("rb") as file:
             while piece := file.read(PIECE_BYTES):

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from setpoint.checkpoint.other_models import CONFIG_NAME
 from setpoint.checkpoint.source import ModelSource
 from setpoint.checkpoint.spec import read_spec
 from setpoint.config.groups.model import model_overrides
@@ -20,6 +21,10 @@ from setpoint.core.weightfiles import weight_files
 from setpoint.frontend.checkpoint_names import Checkpoint
 from setpoint.frontend.client_paths import check_path
 
+NO_OTHER_GGUF = (
+    "Of GGUF files, only the one that the server was started with can be loaded again; start"
+    " another server for another one."
+)
 LOADABLE = ("auto", "safetensors", "dummy")
 NO_MATTER = frozenset(
     {
@@ -73,6 +78,8 @@ class LaunchedCheckpoints:
 
     def _allowed_checkpoint(self, model_path: str, load_format: str) -> Checkpoint:
         folder = self._allowed_folder(model_path)
+        if not (folder / CONFIG_NAME).exists() and any(folder.glob("*.gguf")):
+            raise RequestError(f"{excerpt(model_path)} is a folder of GGUF files. {NO_OTHER_GGUF}")
         spec = read_spec(folder, overrides=model_overrides(self._options.model))
         if other := _difference(self._spec, spec):
             raise RequestError(
@@ -104,6 +111,11 @@ class LaunchedCheckpoints:
             raise RequestError(
                 "model_path must be a folder below the folder of --update-weights-folder.",
                 status_code=403,
+            )
+        if folder.is_file():
+            raise RequestError(
+                f"{excerpt(model_path)} is a file; a folder with safetensors can be loaded."
+                f" {NO_OTHER_GGUF}"
             )
         if not folder.is_dir():
             raise RequestError(f"model_path: the folder {excerpt(model_path)!r} does not exist.")

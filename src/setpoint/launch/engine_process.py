@@ -26,7 +26,7 @@ import psutil
 from setpoint.config.groups.events import publisher_config
 from setpoint.config.pool import PoolConfig
 from setpoint.core.control import EngineFacts, MemoryUsage
-from setpoint.core.errors import SetpointError
+from setpoint.core.errors import CheckpointError, ConfigError, SetpointError
 from setpoint.core.grammar import GrammarFactory
 from setpoint.core.messages import Failed, Ready, Starting
 from setpoint.core.operations import Operator
@@ -135,7 +135,7 @@ def run(
                 with reported_to(lambda doing: socket.send(Starting(doing))):
                     loop = _build(job, socket, at_end, ranks, data)
             except SetpointError as error:
-                socket.send(Failed(str(error)))
+                socket.send(Failed(str(error), isinstance(error, CheckpointError | ConfigError)))
                 return 1
             loop.run()
             if data is not None:

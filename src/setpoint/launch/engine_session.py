@@ -415,6 +415,8 @@ class EngineSession:
             return OUT
         if not self._was_ready[line.rank].is_set():
             return f"It could not start: {line.death}" if line.failed is None else line.death
+        if line.failed is not None and line.failed.is_final:
+            return line.death
         return ""
 
     def _following(self, line: EngineLine) -> LaunchedEngine | str:

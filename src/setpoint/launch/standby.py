@@ -68,6 +68,9 @@ class Standby:
                     await self._begin()
             elif engine.line.has_ended:
                 self.end()
+                failed = engine.line.failed
+                if failed is not None and failed.is_final:
+                    self._why_none = f"The standby engine is not started again. {failed.message}"
                 await self._died(engine.line.death, was_ready=engine.line.was_ready)
             elif engine.made_from != self._present_job():
                 logger.info("The standby engine is replaced: options or weights have changed.")

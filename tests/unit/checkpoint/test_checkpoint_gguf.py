@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -212,10 +213,10 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
         (b"GGUF", "truncated"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 1 << 60), "truncated"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 1 << 60), f"{1 << 60} tensors"),
         (
             b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sIIQ", 1, b"k", 9, 0, 1 << 60),
-            "truncated",
+            f"{1 << 60} items of arrays",
         ),
         (
             b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sIIQ", 1, b"k", 9, 9, 0),
@@ -281,3 +282,79 @@ def test_a_damaged_header_never_hangs_or_crashes(tmp_path: Path) -> None:
         except CheckpointError:
             num_refused += 1
     assert num_refused > 30  # many flips only change a token's text
+
+
+def header(*parts: bytes, num_tensors: int = 0, num_keys: int = 0) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_keys) + b"".join(parts)
+
+
+KEY = struct.pack("<Q4s", 4, b"some")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (header(struct.pack("<Q", 1 << 30), num_keys=1), "a metadata key"),
+        (header(KEY, struct.pack("<IQ", 8, 1 << 30), num_keys=1), "bytes for a text"),
+        (header(KEY, struct.pack("<IIQ", 9, 0, 1 << 26), num_keys=1), "items of arrays"),
+        (header(KEY, struct.pack("<IIQ", 9, 8, 1 << 24), num_keys=1), "items of arrays"),
+        (header(struct.pack("<Q", 1 << 30), num_tensors=1), "a tensor's name"),
+        (header(num_tensors=1 << 30), "tensors"),
+        (header(num_keys=1 << 30), "metadata keys"),
+    ],
+)
+def test_one_wrong_length_costs_no_memory(tmp_path: Path, content: bytes, words: str) -> None:
+    """The file is as long as it claims to be."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    os.truncate(path, 1100 << 20)
+    tracemalloc.start()
+    try:
+        refused(path, words, "its header claims")
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_messages_hold_an_excerpt_of_what_the_file_says(tmp_path: Path) -> None:
+    long = "x" * 100_000
+    for how in (
+        {"arch": long},
+        {"keys": {"tokenizer.ggml.model": long}},
+        {"keys": {"tokenizer.ggml.pre": long}},
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            convert(write(tmp_path / "m.gguf", **how))
+        assert "(100000 characters)" in str(caught.value)
+        assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope.freq_base", float("inf")),
+        ("rope.freq_base", -1.0),
+        ("attention.layer_norm_rms_epsilon", float("nan")),
+        ("attention.layer_norm_rms_epsilon", 0.0),
+        ("context_length", 0),
+        ("context_length", 1 << 31),
+    ],
+)
+def test_a_number_that_cannot_be_is_named_by_file_and_key(
+    tmp_path: Path, key: str, value: float
+) -> None:
+    refused(write(tmp_path / "m.gguf", keys={f"llama.{key}": value}), f"llama.{key} is ")
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0])
+def test_a_norm_in_blocks_is_converted(tmp_path: Path, kind: Kind) -> None:
+    norm = np.linspace(0.5, 2, MODEL.hidden_size, dtype=np.float32)
+    blocks = gguf.quantize(norm.reshape(1, -1), kind)
+    path = write(
+        tmp_path / "m.gguf",
+        tensors={"output_norm.weight": norm},
+        raw={"output_norm.weight": (blocks.reshape(-1), kind)},
+        kind=kind,
+    )
+    expected = to_bf16(gguf.dequantize(blocks, kind)[0])
+    np.testing.assert_array_equal(load(convert(path))["model.norm.weight"], expected)

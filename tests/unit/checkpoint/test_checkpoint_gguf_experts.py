@@ -41,6 +41,14 @@ def test_a_missing_tensor_is_named(tmp_path: Path, tensors: dict, name: str) -> 
     assert f"tensor {name!r} is missing" in refusal(tmp_path / "m.gguf", rest, {})
 
 
+def test_a_tensor_for_each_expert_is_named_as_the_old_layout(tmp_path: Path, tensors: dict) -> None:
+    old = {name: value for name, value in tensors.items() if "_exps" not in name}
+    for name in tensors.keys() - old.keys():
+        for number, expert in enumerate(tensors[name]):
+            old[name.replace("_exps.", f".{number}.")] = expert
+    assert "has a tensor for each expert" in refusal(tmp_path / "m.gguf", old, {})
+
+
 def test_an_expert_too_few_is_named(tmp_path: Path, tensors: dict) -> None:
     message = refusal(tmp_path / "m.gguf", tensors | {UP: tensors[UP][:4]}, {})
     assert f"{UP!r} is of shape (4, 256, 256); the metadata asks for (5, 256, 256)" in message

@@ -3,6 +3,7 @@ never a surprise."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -301,3 +302,30 @@ def test_the_room_leaves_torch_out() -> None:
         " assert not {'torch', 'transformers'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_what_is_neither_file_nor_folder_is_said(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.gguf")
+    (tmp_path / "dangling.gguf").symlink_to("/nowhere/x.gguf")
+    (tmp_path / "loop.gguf").symlink_to(tmp_path / "loop.gguf")
+    for name, words in (
+        ("fifo.gguf", "fifo.gguf: it is no regular file"),
+        ("dangling.gguf", "dangling.gguf is a link to /nowhere/x.gguf, which does not exist"),
+        ("loop.gguf", "loop.gguf: Too many levels of symbolic links"),
+        ("a" * 300, "File name too long"),
+    ):
+        path = str(tmp_path / name)
+        for find in (locate, source.tokenizer_folder):
+            assert words in refusal(lambda: find(path, log=quiet))  # noqa: B023
+
+
+def test_a_folder_that_may_not_be_entered_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The superuser may enter every folder, so the refusal is simulated."""
+
+    def refuse(path: Path, **how: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert "m.gguf: Permission denied" in refusal(lambda: locate("/x/m.gguf", log=quiet))

@@ -65,6 +65,18 @@ def test_only_folders_below_the_allowed_one(tmp_path: Path) -> None:
     assert "load_format" in refused(found, str(allowed / "new"), "gguf").message
 
 
+def test_another_gguf_file_is_refused_with_one_reason(tmp_path: Path) -> None:
+    served, allowed = write_tiny_llama(tmp_path / "served"), tmp_path / "allowed"
+    allowed.mkdir()
+    (allowed / "b.gguf").write_bytes(b"GGUF")
+    found = checkpoints(served, allowed)
+    only = "Of GGUF files, only the one that the server was started with can be loaded again"
+    for name in (str(allowed / "b.gguf"), str(allowed)):
+        message = refused(found, name).message
+        assert only in message
+        assert "does not exist" not in message
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 
@@ -26,7 +26,7 @@ class GGUFBlocks:
     [N, bytes of a row]."""
 
     file: Path
-    handle: BinaryIO
+    handle: BufferedReader
     name: str
     stored: StoredBlocks
     as_values: bool
@@ -51,7 +51,7 @@ class GGUFBlocks:
         row_bytes = BLOCK_KINDS[self.stored.kind].row_bytes(self.stored.shape[1])
         found = torch.empty((end - begin, row_bytes), dtype=torch.uint8)
         self.handle.seek(self.stored.offset + begin * row_bytes)
-        if self.handle.readinto(found.numpy()) != found.nbytes:  # type: ignore[attr-defined]
+        if self.handle.readinto(found.numpy()) != found.nbytes:
             raise CheckpointError(f"{self.file} is truncated. Download it again.")
         return found
 
@@ -64,9 +64,8 @@ def in_gguf(
     table = read_blocks_table(folder)
     if table is None:
         return {}, {}
-    table.check()
-    path = Path(table.path)
-    handle = stack.enter_context(path.open("rb"))
+    path, handle = table.open(folder)
+    stack.enter_context(handle)
     values: dict[str, StoredTensor] = {}
     blocks: dict[str, StoredTensor] = {}
     for name, stored in table.tensors.items():

@@ -74,8 +74,7 @@ def load_weights(
                 is_exact = getattr(module, "is_exact", False)
                 how = (exact, None) if is_exact else (method, blocks)
                 num_bytes += _fill(module, plan[name], source, dtype, device, *how)
-            if only is not None:
-                _check_same(model, identities(source.identities))
+            _check_same(model, identities(source.identities))
             return num_bytes
         except RuntimeError as error:
             if "memory" in str(error):

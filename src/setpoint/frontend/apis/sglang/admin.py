@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from setpoint.frontend.drain import WORD
+from setpoint.frontend.drain import WORD, without_weights
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
@@ -87,6 +87,8 @@ class AdminRoutes:
     async def ready(self) -> Response:
         if self._service.drain.is_on:
             return PlainTextResponse(f"{WORD}\n", status_code=503)
+        if self._engine.orders.why_no_weights:
+            return PlainTextResponse(f"{without_weights(self._engine)}\n", status_code=503)
         return self._probe_response(200 if self._engine.is_ready else 503)
 
     def _probe_response(self, status_code: int, *, otherwise: str = "") -> Response:

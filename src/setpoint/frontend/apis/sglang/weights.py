@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,13 +11,16 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from setpoint.core.control import PauseMode
-from setpoint.core.errors import RequestError
+from setpoint.core.errors import RequestError, err_type_of
 from setpoint.core.operations import LoadWeights, MemoryPart
 from setpoint.frontend.apis.sglang.controls import ControlBodies
+from setpoint.frontend.drain import without_weights
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.intake import check_key
 from setpoint.frontend.service import Service
+
+logger = logging.getLogger(__name__)
 
 UPDATED = "Succeeded to update model weights."
 
@@ -74,7 +78,14 @@ class WeightRoutes:
         body, told = await self._bodies.read(request, MemoryBody)
         async with self._changing:
             parts = await self._parts(body, released=True)
-            await self._engine.orders.restore(parts)
+            try:
+                await self._engine.orders.restore(parts)
+            except RequestError:
+                if self._engine.orders.why_no_weights:  # what waits would wait for ever
+                    why = without_weights(self._engine)
+                    logger.error("%s Requests are refused until they can be resumed.", why)
+                    self._engine.abort(abort_all=True, message=why, err_type=err_type_of(503))
+                raise
         return json_response({"resumed": parts, **told})
 
     async def update(self, request: Request) -> Response:
