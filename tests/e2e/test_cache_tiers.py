@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from test_recording import replay
 
 from setpoint.testing.server_process import ServerProcess, running_server, wait_until
 
@@ -94,7 +95,8 @@ def test_the_next_server_finds_what_a_killed_one_has_left(tiny_model: Path, tmp_
         settled(first)
         first.process.send_signal(signal.SIGKILL)
         first.wait_end()
-    with server(tiny_model, tmp_path, "second") as second:
+    recording = tmp_path / "recording"
+    with server(tiny_model, tmp_path, "second", "--record", str(recording)) as second:
         known(second)
         for prompt, found in zip(PROMPTS, tokens, strict=True):
             stored = (len(prompt) - 1) // 16 * 16
@@ -108,6 +110,8 @@ def test_the_next_server_finds_what_a_killed_one_has_left(tiny_model: Path, tmp_
         )
         found = httpx.get(f"{second.url}/metrics").text
         assert 'sglang:cached_tokens_total{cache_source="storage"' in found
+    done = replay(recording)
+    assert " 0 differing plans" in done.stdout, done.stdout + done.stderr
 
 
 def test_two_ranks_and_another_page_size_share_nothing_with_one(

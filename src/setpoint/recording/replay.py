@@ -37,6 +37,7 @@ from setpoint.recording.surroundings import (
     RecordedClock,
     RecordedExecutor,
     RecordedLink,
+    RecordedMover,
     RecordedOperator,
     RecordedPreparer,
 )
@@ -128,6 +129,7 @@ class Replay:
                 header.cache.empty_cache(),
                 observer=self._comparison,
                 preparer=self._preparer,
+                mover=RecordedMover(),
             ),
             self._executor,
             self._link,

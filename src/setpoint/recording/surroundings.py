@@ -15,6 +15,7 @@ from setpoint.core.operations import MemoryPart, Operation
 from setpoint.core.plan import OWN_LENGTH, Rows, StepPlan, TokenMasks
 from setpoint.core.request import Ids, Request
 from setpoint.core.result import HiddenStates, StepResult
+from setpoint.core.transfers import Transfer
 from setpoint.recording.format import KeptResult
 from setpoint.recording.script import Script
 from setpoint.recording.surrogates import offsets_of
@@ -141,6 +142,19 @@ class RecordedGrammar:
         if found:
             del self._recorded.late[self._seq_id]
         return found
+
+
+class RecordedMover:
+    """Implements ``core.transfers.Mover``: moves nothing, since the recorded inputs say what was
+    found and moved."""
+
+    def look_up(self, seq_id: int, ids: Ids, namespace: str) -> None: ...
+
+    def load(self, transfer: Transfer) -> None: ...
+
+    def save(self, transfer: Transfer) -> None: ...
+
+    def cancel(self, transfer_id: int) -> None: ...
 
 
 class RecordedOperator:
