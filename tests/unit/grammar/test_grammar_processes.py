@@ -7,6 +7,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -38,11 +39,13 @@ def nursery() -> Nursery:
 
 def children(nursery: Nursery) -> list[psutil.Process]:
     assert nursery._parent is not None
-    return [
-        each
-        for each in psutil.Process(nursery._parent.pid).children()
-        if each.status() != psutil.STATUS_ZOMBIE
-    ]
+    return [each for each in psutil.Process(nursery._parent.pid).children() if lives(each)]
+
+
+def lives(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):  # it may end at any moment
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -44,9 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     if PACKAGE is None or PACKAGE.origin is None:
         pytest.skip("the default model's package is not installed")
     folder = tmp_path_factory.mktemp("smollm2")
-    file = GGUFFile(next(Path(PACKAGE.origin).parent.glob("*.gguf")))
-    tokens = gguf_tokenizer.read_tokens(file, vocab_size=VOCAB_SIZE)
-    gguf_tokenizer.write(file, tokens, folder, context_len=8192, log=lambda line: None)
+    with GGUFFile(next(Path(PACKAGE.origin).parent.glob("*.gguf"))) as file:
+        tokens = gguf_tokenizer.read_tokens(file, vocab_size=VOCAB_SIZE)
+        gguf_tokenizer.write(file, tokens, folder, context_len=8192, log=lambda line: None)
     return str(folder)
 
 

@@ -30,9 +30,9 @@ def processor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextProcesso
     if PACKAGE is None or PACKAGE.origin is None:
         pytest.skip("the default model's package is not installed")
     folder = tmp_path_factory.mktemp("smollm2")
-    file = GGUFFile(next(Path(PACKAGE.origin).parent.glob("*.gguf")))
-    tokens = gguf_tokenizer.read_tokens(file, vocab_size=49152)
-    gguf_tokenizer.write(file, tokens, folder, context_len=8192, log=lambda line: None)
+    with GGUFFile(next(Path(PACKAGE.origin).parent.glob("*.gguf"))) as file:
+        tokens = gguf_tokenizer.read_tokens(file, vocab_size=49152)
+        gguf_tokenizer.write(file, tokens, folder, context_len=8192, log=lambda line: None)
     with closing(TextProcessor.from_folder(folder, find_chat_template(folder))) as made:
         yield made
 
