@@ -18,6 +18,7 @@ from torch import nn
 from setpoint.core.errors import CheckpointError, ConfigError, OutOfMemoryError
 from setpoint.core.progress import report
 from setpoint.core.weightfiles import Identities, identities
+from setpoint.engine.kernels.host_memory import give_back_heap
 from setpoint.engine.layers.linear import NoHead, TiedHead
 from setpoint.engine.models.weight_sources import Checkpoint, Dummy, Part
 from setpoint.engine.parallel.group import Span
@@ -71,6 +72,9 @@ def load_weights(
             for number, (name, module) in enumerate(modules):
                 if number % (len(modules) // 20 + 1) == 0:
                     report(f"loading the weights, {100 * number // len(modules)} %")
+                    # glibc before 2.38 reuses little of what was read for modules before: with
+                    # thousands of experts the heap would grow by half of the weights.
+                    give_back_heap()
                 is_exact = getattr(module, "is_exact", False)
                 how = (exact, None) if is_exact else (method, blocks)
                 num_bytes += _fill(module, plan[name], source, dtype, device, *how)
