@@ -71,10 +71,7 @@ def load_weights(
             num_bytes = 0
             for number, (name, module) in enumerate(modules):
                 if number % (len(modules) // 20 + 1) == 0:
-                    report(f"loading the weights, {100 * number // len(modules)} %")
-                    # glibc before 2.38 reuses little of what was read for modules before: with
-                    # thousands of experts the heap would grow by half of the weights.
-                    give_back_heap()
+                    _pause(100 * number // len(modules))
                 is_exact = getattr(module, "is_exact", False)
                 how = (exact, None) if is_exact else (method, blocks)
                 num_bytes += _fill(module, plan[name], source, dtype, device, *how)
@@ -86,6 +83,13 @@ def load_weights(
                     f"The weights do not fit into the memory of {device}: {error}"
                 ) from None
             raise
+
+
+def _pause(percent: int) -> None:
+    """Report progress, and give back what was read for earlier modules: glibc before 2.38 reuses
+    little of it, and with thousands of experts the heap would grow by half of the weights."""
+    report(f"loading the weights, {percent} %")
+    give_back_heap()
 
 
 def _check_tensors(
