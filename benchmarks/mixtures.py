@@ -210,7 +210,9 @@ def main() -> int:
     if args.write_only:
         return 0
     print(f"{environment(*PACKAGES)}; load average before: {os.getloadavg()[0]:.2f}\n", flush=True)
-    ours = setpoint_entrant("setpoint", "Q4_K_M", str(path), ["--max-total-tokens", "8192"], {})
+    # A file of 18.6 GB needs more than the default share of 24 GiB.
+    options = ["--max-total-tokens", "4096", "--mem-fraction-static", "0.93"]
+    ours = setpoint_entrant("setpoint", "Q4_K_M", str(path), options, {})
     peer = llama_cpp(
         args.peers_dir / "llama.cpp",
         path,
