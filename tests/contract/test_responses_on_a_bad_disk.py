@@ -53,8 +53,8 @@ def test_a_full_disk_is_told_and_loses_nothing(
             database.execute("PRAGMA max_page_count = 100000")
             await until(lambda: response.num_written > num_written + 10)
             assert "are stored again" not in caplog.text  # tokens alone do not prove it
-            await begun(server, body_of("plain"))
-            assert "Responses in the background are stored again." in caplog.text
+            while "Responses in the background are stored again." not in caplog.text:
+                await begun(server, body_of("plain"))  # an older fault may still be tried again
             await copied(server, tmp_path, tmp_path.with_name("copy"))
         async with server_on(tmp_path.with_name("copy"), engine_of("cut")) as server:
             assert server.service.background.responses[own_id].num_shown > num_written
