@@ -17,7 +17,9 @@ import httpx
 import pytest
 from test_recording import replay
 
+from setpoint.testing.byte_tokenizer import write_byte_tokenizer
 from setpoint.testing.server_process import ServerProcess, running_server, wait_until
+from setpoint.testing.tiny_models import write_tiny_llama
 
 RNG = random.Random(5)
 PROMPTS = [[RNG.randrange(3, 200) for _ in range(150 + 16 * number)] for number in range(3)]
@@ -159,3 +161,25 @@ def test_kills_while_blocks_are_written_cost_no_token(
         known(each)
         assert [answer(each, prompt)[0] for prompt in PROMPTS] == tokens
         assert metric(each, 'setpoint:cache_tier_lost_blocks_total{why="damaged"') == 0
+
+
+def test_other_weights_are_recognized_after_a_release_too(tiny_model: Path, tmp_path: Path) -> None:
+    """Red before: what they computed was saved under the name of the first weights."""
+    config = json.loads((tiny_model / "config.json").read_text())
+    other = write_tiny_llama(tmp_path / "other", seed=7, **config)
+    write_byte_tokenizer(other)
+    tokens = expected(tiny_model, tmp_path)
+    folder = ("--update-weights-folder", str(tmp_path))
+    with server(tiny_model, tmp_path, "first", *folder) as first:
+        for route, body in (
+            ("/update_weights_from_disk", {"model_path": str(other)}),
+            ("/release_memory_occupation", {"tags": ["weights"]}),
+            ("/resume_memory_occupation", {"tags": ["weights"]}),
+        ):
+            assert httpx.post(first.url + route, json=body, timeout=60).status_code == 200, route
+        known(first)
+        assert [answer(first, prompt)[0] for prompt in PROMPTS] != tokens
+        settled(first)
+    with server(tiny_model, tmp_path, "second") as second:
+        known(second)
+        assert [answer(second, prompt) for prompt in PROMPTS] == [(found, 0, 0) for found in tokens]

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import msgspec
 import xxhash
 
 import setpoint
@@ -47,7 +46,7 @@ from setpoint.engine.executor.tensor_parallel import OtherRanks, follow
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.engine.runner.page_rows import PageRows
 from setpoint.launch.agreement import facts_of
-from setpoint.launch.job import EngineJob
+from setpoint.launch.job import EngineJob, with_weights
 from setpoint.launch.settings import tier_config
 from setpoint.scheduler.tiers import Tiers, TierTotals
 from setpoint.tiers.block_keys import identity_of
@@ -99,7 +98,9 @@ class CacheTiers:
         self.movers: Mover = self.mover
         """What the scheduler calls: on several ranks, it moves the shares of all."""
         self._number = 0
-        self.recognize(job.folder)
+        self._is_mixed = False
+        """Whether the prefix cache may have pages of earlier weights."""
+        self.recognize()
 
     @property
     def storage(self) -> Tier | None:
@@ -173,16 +174,27 @@ class CacheTiers:
         else:
             self.mover.clear(present)
 
-    def recognize(self, folder: str) -> None:
-        """Find out in a thread which engine this is with the weights of a folder; until then
-        nothing is loaded or saved."""
+    def loaded(self, operation: LoadWeights) -> None:
+        """The engine has got other weights."""
+        self._job = with_weights(self._job, operation)
+        self._is_mixed = not operation.flush_cache
+
+    def recognize(self) -> None:
+        """Find out in a thread which engine this is with its weights; until then nothing is loaded
+        or saved, nor later if the prefix cache has pages of other weights."""
         self.mover.serve_as(b"")
         self._number += 1
         number = self._number
+        if self._is_mixed:
+            logger.warning(
+                "The cache tiers are not used: weights were loaded without emptying the prefix"
+                " cache."
+            )
+            return
 
         def find() -> None:
             try:
-                facts = engine_facts(self._job, self._runner, self._rank, folder)
+                facts = engine_facts(self._job, self._runner, self._rank)
             except (SetpointError, OSError) as error:
                 logger.error("The cache tiers are not used: the weights cannot be read: %s", error)
                 return
@@ -190,12 +202,6 @@ class CacheTiers:
                 self.mover.serve_as(identity_of(facts))
 
         threading.Thread(target=find, name="cache-identity", daemon=True).start()
-
-    def forget(self, why: str) -> None:
-        """Neither load nor save until ``recognize``."""
-        self._number += 1
-        self.mover.serve_as(b"")
-        logger.warning("The cache tiers are not used: %s.", why)
 
     def _present_rows(self) -> PageRows:
         pool = self._runner.pool
@@ -242,12 +248,9 @@ class WatchedOperator:
             return self._operator.operate(call_id, operation)
         self._tiers.mover.serve_as(b"")
         path = self._operator.operate(call_id, operation)
-        if isinstance(operation, LoadWeights) and not operation.flush_cache:
-            self._tiers.forget("weights were loaded without emptying the prefix cache")
-        else:
-            self._tiers.recognize(
-                operation.folder if isinstance(operation, LoadWeights) else self._tiers._job.folder
-            )
+        if isinstance(operation, LoadWeights):
+            self._tiers.loaded(operation)
+        self._tiers.recognize()
         return path
 
 
@@ -264,7 +267,7 @@ class LateTiers:
 
     def operate(self, call_id: int, operation: Operation) -> str:
         if isinstance(operation, LoadWeights):
-            self._job = msgspec.structs.replace(self._job, folder=operation.folder)
+            self._job = with_weights(self._job, operation)
         return (self._watched or self._operator).operate(call_id, operation)
 
     def make(self, post: Callable[[Found | Moved], object]) -> Mover:
@@ -281,7 +284,7 @@ def follow_with_tiers(
     follow(runner, link, late, late.make)
 
 
-def engine_facts(job: EngineJob, runner: ModelRunner, rank: int, folder: str) -> dict[str, str]:
+def engine_facts(job: EngineJob, runner: ModelRunner, rank: int) -> dict[str, str]:
     """Everything that decides which bits a rank writes for a token, and in which layout."""
     facts, layout, report = facts_of(job), runner.pool.layout, runner.report
     del facts["the version of Setpoint"]
@@ -289,7 +292,7 @@ def engine_facts(job: EngineJob, runner: ModelRunner, rank: int, folder: str) ->
         "sources": _sources_digest(),
         "weights": f"seed {job.config.random_seed}"
         if job.config.options.model.load_format == "dummy"
-        else content_digest(Path(folder)),
+        else weights_digest(Path(job.folder)),
         "weight version": str(job.config.options.model.weight_version),
         "rank": str(rank),
         "layout": repr(layout),
@@ -300,7 +303,7 @@ def engine_facts(job: EngineJob, runner: ModelRunner, rank: int, folder: str) ->
     }
 
 
-def content_digest(folder: Path) -> str:
+def weights_digest(folder: Path) -> str:
     """Of every byte of the weights. Raises CheckpointError or OSError."""
     whole = xxhash.xxh3_128()
     if (blocks := read_blocks_table(folder)) is not None:

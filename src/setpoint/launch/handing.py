@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-
-import msgspec
+from dataclasses import dataclass
 
 from setpoint.config.groups.server import api_keys
 from setpoint.core.messages import Posted
@@ -23,7 +21,7 @@ from setpoint.handover.mover_thread import MoverThread
 from setpoint.handover.taker import RoomTaker
 from setpoint.handover.taking import Wants
 from setpoint.launch.agreement import facts_of
-from setpoint.launch.job import EngineJob
+from setpoint.launch.job import EngineJob, with_weights
 
 logger = logging.getLogger(__name__)
 
@@ -109,10 +107,6 @@ class RenewingOperator:
         """Raises SetpointError."""
         path = self._operator.operate(call_id, operation)
         if isinstance(operation, LoadWeights):
-            config = self._job.config
-            options = config.options.replace(load_format=operation.load_format)
-            self._job = msgspec.structs.replace(
-                self._job, config=replace(config, options=options), folder=operation.folder
-            )
+            self._job = with_weights(self._job, operation)
             self._sides.renew(identity_of(self._job))
         return path

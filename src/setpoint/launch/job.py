@@ -3,10 +3,13 @@ pickle, nothing on a command line."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
+from setpoint.core.operations import LoadWeights
 
 
 class EngineJob(msgspec.Struct, frozen=True):
@@ -27,6 +30,15 @@ class EngineJob(msgspec.Struct, frozen=True):
     is_standby: bool = False
     """Whether another engine serves meanwhile. The memory of that engine is free again before this
     one's pool is used."""
+
+
+def with_weights(job: EngineJob, operation: LoadWeights) -> EngineJob:
+    """The job of an engine that has loaded other weights since it was started with this one."""
+    config = job.config
+    options = config.options.replace(load_format=operation.load_format)
+    return msgspec.structs.replace(
+        job, config=replace(config, options=options), folder=operation.folder
+    )
 
 
 def encode_job(job: EngineJob) -> bytes:

@@ -71,7 +71,7 @@ def load_weights(
             num_bytes = 0
             for number, (name, module) in enumerate(modules):
                 if number % (len(modules) // 20 + 1) == 0:
-                    _pause(100 * number // len(modules))
+                    _report_and_trim(100 * number // len(modules))
                 is_exact = getattr(module, "is_exact", False)
                 how = (exact, None) if is_exact else (method, blocks)
                 num_bytes += _fill(module, plan[name], source, dtype, device, *how)
@@ -85,7 +85,7 @@ def load_weights(
             raise
 
 
-def _pause(percent: int) -> None:
+def _report_and_trim(percent: int) -> None:
     """Report progress, and give back what was read for earlier modules: glibc before 2.38 reuses
     little of it, and with thousands of experts the heap would grow by half of the weights."""
     report(f"loading the weights, {percent} %")
