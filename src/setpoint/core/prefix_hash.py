@@ -12,17 +12,23 @@ from hashlib import blake2b
 
 BLOCK_TOKENS = 64
 HASH_BYTES = 8
-_BLOCK_BYTES = 4 * BLOCK_TOKENS
 
 
-def prefix_hashes(ids: bytes, namespace: str, *, start: int = 0) -> list[bytes]:
-    """The hashes of the prefixes of packed ``ids`` whose number of tokens is a multiple of
-    BLOCK_TOKENS and more than ``start``, shortest first."""
-    hasher = blake2b(namespace.encode(errors="surrogatepass"), digest_size=HASH_BYTES)
+def prefix_hashes(
+    ids: bytes,
+    namespace: str,
+    *,
+    start: int = 0,
+    block: int = BLOCK_TOKENS,
+    size: int = HASH_BYTES,
+) -> list[bytes]:
+    """The hashes, of ``size`` bytes, of the prefixes of packed ``ids`` whose number of tokens is a
+    multiple of ``block`` and more than ``start``, shortest first."""
+    hasher = blake2b(namespace.encode(errors="surrogatepass"), digest_size=size)
     hasher.update(b"\0")
-    data, found = memoryview(ids), []
-    for end in range(_BLOCK_BYTES, len(ids) + 1, _BLOCK_BYTES):
-        hasher.update(data[end - _BLOCK_BYTES : end])
+    data, found, stride = memoryview(ids), [], 4 * block
+    for end in range(stride, len(ids) + 1, stride):
+        hasher.update(data[end - stride : end])
         if end > 4 * start:
             found.append(hasher.copy().digest())
     return found

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from hashlib import sha256
 
 from setpoint.core.messages import Finish, Found, Moved
+from setpoint.core.prefix_hash import prefix_hashes
 from setpoint.core.preparation import Need
 from setpoint.core.records import Fallback, Observer, Outcome
 from setpoint.core.request import Ids, pack_ids
@@ -45,6 +45,7 @@ ALLOWED_LOSS_S = 20.0
 used twice."""
 RETRY_EVERY = 16
 """Every so many loads that seem slower than computing, one is tried all the same."""
+KEY_BYTES = 16
 SMOOTH = 0.2
 """Weight of a new measurement in a running mean."""
 
@@ -417,12 +418,7 @@ class Tiers:
 
     def _keys(self, ids: Ids, namespace: str) -> list[bytes]:
         """Digests of the whole blocks of ``ids``, for this engine's own book-keeping."""
-        hasher, data = sha256(namespace.encode(errors="surrogatepass") + b"\0"), pack_ids(ids)
-        stride, found = 4 * self._config.block, []
-        for end in range(stride, len(data) + 1, stride):
-            hasher.update(data[end - stride : end])
-            found.append(hasher.copy().digest()[:16])
-        return found
+        return prefix_hashes(pack_ids(ids), namespace, block=self._config.block, size=KEY_BYTES)
 
 
 def _mean(before: float, new: float) -> float:
