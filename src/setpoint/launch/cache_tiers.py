@@ -22,6 +22,7 @@ from setpoint.config.groups.tiers import (
     storage_config,
 )
 from setpoint.core.blocksfile import read_blocks_table
+from setpoint.core.content_digest import content_digest
 from setpoint.core.control import TierState
 from setpoint.core.errors import ConfigError, RequestError, SetpointError
 from setpoint.core.messages import Found, Moved
@@ -57,7 +58,6 @@ from setpoint.tiers.store import Store, StoreError
 
 logger = logging.getLogger(__name__)
 
-PIECE_BYTES = 1 << 24
 SOURCES = ("*.py", "*.cpp", "*.h")
 HOST, STORAGE = "host", "storage"
 
@@ -309,10 +309,8 @@ def weights_digest(folder: Path) -> str:
     if (blocks := read_blocks_table(folder)) is not None:
         whole.update(blocks.digest.encode())  # of the GGUF file, as it was when it was loaded
     for path in weight_files(folder):
-        whole.update(path.name.encode() + path.stat().st_size.to_bytes(8, "little"))
         with path.open("rb") as file:
-            while piece := file.read(PIECE_BYTES):
-                whole.update(piece)
+            whole.update(f"{path.name} {content_digest(path, file)}".encode())
     return whole.hexdigest()
 
 
