@@ -8,7 +8,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from setpoint.core import prefix_hash
 from setpoint.core.messages import Cached, decode_to_frontend, encode
 from setpoint.core.prefix_hash import prefix_hashes
 from setpoint.core.request import Request, pack_ids
@@ -24,7 +23,7 @@ BLOCK = 4
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four tokens, so that short sequences have many."""
-    monkeypatch.setattr(prefix_hash, "_BLOCK_BYTES", 4 * BLOCK)
+    monkeypatch.setitem(prefix_hashes.__kwdefaults__, "block", BLOCK)
     monkeypatch.setattr(balance, "BLOCK_TOKENS", BLOCK)
 
 
