@@ -3,9 +3,10 @@ memory's bandwidth that one stream reaches.
 
     python benchmarks/peers/install.py llama.cpp
     python benchmarks/mixtures.py --shape olmoe-1b-7b  # 4 GB, and some minutes
+    python benchmarks/mixtures.py --precision BF16  # 14 GB, and as much again for our conversion
     python benchmarks/mixtures.py --shape qwen3-30b-a3b --layers 24 --only W1
 
-Writes a file of the published shape in Q4_K_M with random blocks, tensor by tensor, and keeps it in
+Writes a file of the published shape with random weights, tensor by tensor, and keeps it in
 --folder. Both engines serve this file with the same number of threads, in turns. The bytes of a
 token are those that llama.cpp reads as well: the file's own of every matrix but the embedding, with
 those of the experts that a token uses. The bandwidth is that of reading half a GiB in order, before
@@ -45,8 +46,9 @@ WORKLOADS = (
     Workload("W2", "16 × (32 in, 64 out)", 16, 0, 32, 64),
 )
 ALIGNMENT = 32
+Q4_K_M, BF16 = "Q4_K_M", "BF16"
 SAMPLE = 1 << 16
-"""Number of random blocks of a kind, which are repeated."""
+"""Number of random blocks, or values, of a kind, which are repeated."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,9 +68,13 @@ class Shape:
     vocab: int
     whole_norms: bool
 
-    def tensors(self, layers: int) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
-        """(name, shape, kind in a Q4_K_M file) of all tensors, after llama.cpp's rules
-        (use_more_bits in src/llama-quant.cpp)."""
+    def tensors(self, layers: int, precision: str) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
+        """(name, shape, kind) of all tensors in a file of this precision."""
+        for name, shape, kind in self._tensors(layers):
+            yield name, shape, Kind.BF16 if precision == BF16 and kind != Kind.F32 else kind
+
+    def _tensors(self, layers: int) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
+        """As in a Q4_K_M file, after llama.cpp's rules (use_more_bits in src/llama-quant.cpp)."""
         hidden, q, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
         yield "token_embd.weight", (self.vocab, hidden), Kind.Q4_K
         for layer in range(layers):
@@ -93,10 +99,10 @@ class Shape:
         yield "output_norm.weight", (hidden,), Kind.F32
         yield "output.weight", (self.vocab, hidden), Kind.Q6_K
 
-    def active_bytes(self, layers: int) -> float:
+    def active_bytes(self, layers: int, precision: str) -> float:
         """Bytes of the file that one token reads."""
         total = 0.0
-        for name, shape, kind in self.tensors(layers):
+        for name, shape, kind in self.tensors(layers, precision):
             share = self.chosen / self.experts if "_exps" in name else 1
             total += share * num_bytes(shape, kind) * (name != "token_embd.weight")
         return total
@@ -115,11 +121,11 @@ def num_bytes(shape: tuple[int, ...], kind: Kind) -> int:
     return int(np.prod(shape, dtype=np.int64)) // block * block_bytes
 
 
-def write(path: Path, shape: Shape, layers: int) -> None:
+def write(path: Path, shape: Shape, layers: int, precision: str) -> None:
     """Write the file; only one tensor is in memory at a time."""
     writer = gguf.GGUFWriter(path, shape.architecture)
     _add_metadata(writer, shape, layers)
-    for name, extents, kind in shape.tensors(layers):
+    for name, extents, kind in shape.tensors(layers, precision):
         if kind == Kind.F32:
             writer.add_tensor_info(name, extents, np.dtype(np.float32), num_bytes(extents, kind))
             continue
@@ -132,10 +138,10 @@ def write(path: Path, shape: Shape, layers: int) -> None:
     writer.write_ti_data_to_file()
     writer.close()
     rng = np.random.default_rng(0)
-    samples = {kind: _random(rng, kind) for kind in (Kind.Q4_K, Kind.Q6_K)}
+    samples = {kind: _random(rng, kind) for kind in (Kind.Q4_K, Kind.Q6_K, Kind.BF16)}
     with path.open("ab") as file:
         file.write(bytes(-file.tell() % ALIGNMENT))
-        for _, extents, kind in shape.tensors(layers):
+        for _, extents, kind in shape.tensors(layers, precision):
             size = num_bytes(extents, kind)
             if kind == Kind.F32:
                 is_norm = len(extents) == 1
@@ -149,6 +155,9 @@ def write(path: Path, shape: Shape, layers: int) -> None:
 
 
 def _random(rng: np.random.Generator, kind: Kind) -> bytes:
+    if kind == Kind.BF16:
+        values = rng.normal(0, 0.02, SAMPLE).astype(np.float32)
+        return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
     block = BLOCK_KINDS[kind.name]
     raw = rng.integers(0, 256, (SAMPLE, block.num_bytes), dtype=np.uint8)
     for at in block.scales:
@@ -195,6 +204,7 @@ def main() -> int:
     parser.add_argument(
         "--layers", type=int, help="a part of the model's layers, if it is too large"
     )
+    parser.add_argument("--precision", choices=[Q4_K_M, BF16], default=Q4_K_M)
     parser.add_argument("--folder", type=Path, default=DEFAULT_DIR / "shapes")
     parser.add_argument("--peers-dir", type=Path, default=DEFAULT_DIR)
     parser.add_argument("--only", default="W1,W2")
@@ -202,22 +212,22 @@ def main() -> int:
     parser.add_argument("--write-only", action="store_true", help="write the file and end")
     args = parser.parse_args()
     shape, layers = SHAPES[args.shape], args.layers or SHAPES[args.shape].layers
-    path = args.folder / f"{args.shape}-{layers}-Q4_K_M.gguf"
+    path = args.folder / f"{args.shape}-{layers}-{args.precision}.gguf"
     if not path.exists():
         args.folder.mkdir(parents=True, exist_ok=True)
-        write(path.with_suffix(".partial"), shape, layers)
+        write(path.with_suffix(".partial"), shape, layers, args.precision)
         path.with_suffix(".partial").rename(path)
     if args.write_only:
         return 0
     print(f"{environment(*PACKAGES)}; load average before: {os.getloadavg()[0]:.2f}\n", flush=True)
     # A file of 18.6 GB needs more than the default share of 24 GiB.
     options = ["--max-total-tokens", "4096", "--mem-fraction-static", "0.93"]
-    ours = setpoint_entrant("setpoint", "Q4_K_M", str(path), options, {})
+    ours = setpoint_entrant("setpoint", args.precision, str(path), options, {})
     peer = llama_cpp(
         args.peers_dir / "llama.cpp",
         path,
-        "Q4_K_M",
-        "Q4_K_M",
+        args.precision,
+        args.precision,
         NUM_THREADS,
         num_slots=16,
         slot_tokens=256,
@@ -228,7 +238,7 @@ def main() -> int:
     asyncio.run(compare(ours, [rival], workloads, run, reps=args.reps, patience_s=0))
     rates.append(bandwidth())
     print(table(ours, [rival], workloads, run))
-    active, rate = shape.active_bytes(layers), statistics.median(rates)
+    active, rate = shape.active_bytes(layers, args.precision), statistics.median(rates)
     print(f"\nBandwidth {rates[0] / 1e9:.1f} and {rates[1] / 1e9:.1f} GB/s", end="; ")
     print(f"a token reads {active / 1e9:.2f} GB of the file.")
     for name in (ours.name, rival.name):
