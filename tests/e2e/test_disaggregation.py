@@ -321,6 +321,42 @@ def test_nothing_is_left_behind(pair: Pair) -> None:
     wait_until(pair.is_idle)
 
 
+def test_servers_of_two_ranks_give_the_tokens_of_one(
+    tiny_model: Path, tmp_path: Path, alone: ServerProcess
+) -> None:
+    """Each rank moves its own part of the keys and values."""
+    with pair_of(tiny_model, tmp_path, "--tp-size", "2") as pair:
+        for name in ("greedy", "sampled", "one token", "regex"):
+            sampling = {"max_new_tokens": 24, "ignore_eos": True, **CASES[name]}
+            for length in (1, 700):
+                text = (TEXT * 20)[:length]
+                expected = alone.generate(text=text, sampling_params=sampling)
+                found = pair.generate(text=text, sampling_params=sampling)
+                assert found["output_ids"] == expected["output_ids"], (name, length)
+        assert pair.failures() == 0
+        names = ("prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank")
+        url = f"http://{HOST}:{pair.port}/route"
+        ports = set()
+        for rank in (0, 1):
+            of_rank = dict.fromkeys(names, 0) | {"target_tp_rank": rank}
+            ports.add(httpx.get(url, params=of_rank).json()["rank_port"])
+        assert len(ports) == 2
+        wait_until(pair.is_idle)
+
+
+def test_servers_of_other_numbers_of_ranks_do_not_share(
+    tiny_model: Path, tmp_path: Path, alone: ServerProcess
+) -> None:
+    with pair_of(tiny_model, tmp_path, decode=("--tp-size", "2")) as pair:
+        greedy = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+        body = {"text": TEXT, "sampling_params": greedy, **pair.in_room()}
+        answer = httpx.post(f"{pair.decode.url}/generate", json=body, timeout=PATIENCE_S)
+        expected = alone.generate(text=TEXT, sampling_params=greedy)
+        assert answer.json()["output_ids"] == expected["output_ids"]
+        assert pair.failures() == 1
+        assert "1 engines of 1 ranks" in pair.decode.errors or "--tp-size" in pair.decode.errors
+
+
 def streams(pair: Pair, number: int, answers: list[Any]) -> list[threading.Thread]:
     """Requests on both servers; the decode server's answers are appended."""
     greedy = {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True}

@@ -45,11 +45,12 @@ class TransferAddress(msgspec.Struct, frozen=True):
 
 
 async def register(
-    host: str, port: int, key: bytes, *, rank: int, address: str, number: int
+    host: str, port: int, key: bytes, *, rank: int, tp_rank: int = 0, address: str, number: int
 ) -> None:
-    """Tell the bootstrap server of one's own server where an engine sends keys and values; waits
-    until it listens."""
-    body = msgspec.json.encode({"rank_ip": address, "rank_port": number, "system_dp_rank": rank})
+    """Tell the bootstrap server of one's own server where a rank of an engine sends keys and
+    values; waits until it listens."""
+    place = {"rank_ip": address, "rank_port": number}
+    body = msgspec.json.encode({**place, "system_dp_rank": rank, "attn_tp_rank": tp_rank})
     headers = {KEY_HEADER: key.hex(), "Content-Type": "application/json"}
     for _ in range(REGISTER_TRIES):
         try:
@@ -66,13 +67,13 @@ async def register(
     raise HandoverError(f"the bootstrap server at {host}:{port} does not listen")
 
 
-def query(rank: int) -> str:
-    """The path that asks for an engine, or with NO_RANK for the whole server."""
+def query(rank: int, tp_rank: int = 0) -> str:
+    """The path that asks for a rank of an engine, or with NO_RANK for the whole server."""
     other = NO_RANK if rank == NO_RANK else 0
     fields = {
         "prefill_dp_rank": rank,
         "prefill_cp_rank": other,
-        "target_tp_rank": other,
+        "target_tp_rank": other or tp_rank,
         "target_pp_rank": other,
     }
     return "/route?" + urlencode(fields)
@@ -80,14 +81,14 @@ def query(rank: int) -> str:
 
 async def prefill_server(host: str, port: int, api_key: str | None) -> PrefillServer:
     """Raises HandoverError."""
-    return await _ask(host, port, NO_RANK, api_key, PrefillServer)
+    return await _ask(host, port, query(NO_RANK), api_key, PrefillServer)
 
 
 async def transfer_address(
-    host: str, port: int, rank: int, api_key: str | None
+    host: str, port: int, rank: int, tp_rank: int, api_key: str | None
 ) -> tuple[str, int, bytes, bytes]:
     """(host, port, name of the pair, its secret). Raises HandoverError."""
-    found = await _ask(host, port, rank, api_key, TransferAddress)
+    found = await _ask(host, port, query(rank, tp_rank), api_key, TransferAddress)
     try:
         pair, secret = (
             base64.b64decode(each, validate=True) for each in (found.pair, found.secret)
@@ -101,10 +102,10 @@ async def transfer_address(
 
 
 async def _ask(
-    host: str, port: int, rank: int, api_key: str | None, kind: type[_Answer]
+    host: str, port: int, path: str, api_key: str | None, kind: type[_Answer]
 ) -> _Answer:
     while True:
-        status, body = await asyncio.to_thread(_get, host, port, query(rank), api_key)
+        status, body = await asyncio.to_thread(_get, host, port, path, api_key)
         if status == 503:  # its engines have not all registered yet
             await asyncio.sleep(RETRY_S)
             continue

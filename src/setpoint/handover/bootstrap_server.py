@@ -32,12 +32,12 @@ Small = Annotated[int, Meta(ge=0, le=1 << 16)]
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """One engine, as it registers. SGLang's other fields are ignored: the ranks within an engine
-    hand over through its first one."""
+    """One rank of an engine, as it registers. SGLang's other fields are ignored."""
 
     rank_ip: Annotated[str, Meta(max_length=255)]
     rank_port: Annotated[int, Meta(ge=1, le=65535)]
     system_dp_rank: Small = 0
+    attn_tp_rank: Small = 0
 
 
 class RoomRank(msgspec.Struct, frozen=True):
@@ -70,7 +70,8 @@ class BootstrapServer:
         self._facts = facts
         self._key = key
         self._api_key = api_key
-        self._engines: dict[int, Registration] = {}
+        self._ranks: dict[tuple[int, int], Registration] = {}
+        """(Rank of the engine, rank in it) -> its registration."""
         self._rooms: OrderedDict[int, int] = OrderedDict()
         self.app = Starlette(
             routes=[
@@ -91,9 +92,12 @@ class BootstrapServer:
         found = await _body(request, Registration)
         if isinstance(found, Response):
             return found
-        if found.system_dp_rank >= self._facts.dp_size:
-            return _refused(400, f"This server has {self._facts.dp_size} engines.")
-        self._engines[found.system_dp_rank] = found
+        facts, rank = self._facts, (found.system_dp_rank, found.attn_tp_rank)
+        if rank[0] >= facts.dp_size or rank[1] >= facts.attn_tp_size:
+            return _refused(
+                400, f"This server has {facts.dp_size} engines of {facts.attn_tp_size} ranks."
+            )
+        self._ranks[rank] = found
         return PlainTextResponse("OK")
 
     async def _route(self, request: Request) -> Response:
@@ -104,13 +108,18 @@ class BootstrapServer:
         if not all(each.lstrip("-").isdecimal() and len(each) < 8 for each in given):
             return _refused(400, f"These parameters must be numbers: {', '.join(names)}.")
         ranks = [int(each) for each in given]
-        if len(self._engines) < self._facts.dp_size:
+        facts = self._facts
+        if len(self._ranks) < facts.dp_size * facts.attn_tp_size:
             return _refused(503, NOT_READY)
         if ranks == [NO_RANK] * len(ranks):
-            return JSONResponse(msgspec.to_builtins(self._facts))
-        engine = self._engines.get(ranks[0])
-        if engine is None or any(ranks[1:]):
-            return _refused(404, "This prefill server has no such rank.")
+            return JSONResponse(msgspec.to_builtins(facts))
+        engine = self._ranks.get((ranks[0], ranks[2]))
+        if engine is None or ranks[1] or ranks[3]:
+            return _refused(
+                404,
+                f"This prefill server has no such rank, but {facts.dp_size} engines of"
+                f" {facts.attn_tp_size} ranks.",
+            )
         pair = new_bytes()
         return JSONResponse(
             {

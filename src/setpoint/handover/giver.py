@@ -9,7 +9,6 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 
-from setpoint.core.errors import RequestError
 from setpoint.core.handover import Given, Handed, Wanted
 from setpoint.core.request import Ids
 from setpoint.handover.channel import GREETING_S, OTHER_WEIGHTS, Channel
@@ -21,7 +20,6 @@ from setpoint.handover.offers import Offer, Offers
 
 logger = logging.getLogger(__name__)
 
-ROOM_TAKEN = "bootstrap_room {} belongs to another request that has not ended yet."
 MAX_STRANGERS = 32
 """Most connections that have not proved yet that they may connect."""
 LOG_INTERVAL_S = 1.0
@@ -43,17 +41,13 @@ class RoomGiver:
         mover: MoverThread,
         listener: socket.socket,
         terms: Terms,
-        post: Callable[[Wanted | Given], None],
+        post: Callable[[Wanted | Given], object],
     ) -> None:
         """listener: owned by this object from now on. post: may be called from any thread."""
         self._mover = mover
         self._listener = listener
         self.terms = terms
-        self._post = post
-        self._offers = Offers(self._tell, mover.loop.time)
-        self._rooms: dict[int, int] = {}
-        """Sequence -> its room; ``offer`` adds, and the mover's thread removes."""
-        self._taken: set[int] = set()
+        self._offers = Offers(post, mover.loop.time)
         self._channels: set[Channel] = set()
         self._num_strangers = 0
         self._num_refused = 0
@@ -72,10 +66,6 @@ class RoomGiver:
             channel.end(OTHER_WEIGHTS)
 
     def offer(self, seq_id: int, room: int, digest: bytes) -> None:
-        if room in self._taken:
-            raise RequestError(ROOM_TAKEN.format(room))
-        self._taken.add(room)
-        self._rooms[seq_id] = room
         self._mover.call(self._offers.add, Offer(seq_id, room, digest))
 
     def supply(self, seq_id: int, rows: Ids, handed: Handed) -> None:
@@ -83,11 +73,6 @@ class RoomGiver:
 
     def withdraw(self, seq_id: int, reason: str) -> None:
         self._mover.call(self._offers.withdraw, seq_id, reason)
-
-    def _tell(self, message: Wanted | Given) -> None:
-        if isinstance(message, Given):
-            self._taken.discard(self._rooms.pop(message.seq_id))
-        self._post(message)
 
     async def _expire(self) -> None:
         while True:

@@ -56,7 +56,7 @@ class Offer:
 
 
 class Offers:
-    def __init__(self, post: Callable[[Wanted | Given], None], now: Callable[[], float]) -> None:
+    def __init__(self, post: Callable[[Wanted | Given], object], now: Callable[[], float]) -> None:
         """post: takes what the engine's loop must know."""
         self._post = post
         self._now = now

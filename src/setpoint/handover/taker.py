@@ -41,15 +41,18 @@ class RoomTaker:
         self,
         mover: MoverThread,
         wants: Wants,
-        post: Callable[[Arrived], None],
+        post: Callable[[Arrived], object],
         *,
         api_key: str | None = None,
+        tp_rank: int = 0,
     ) -> None:
-        """post: may be called from any thread. api_key: for the bootstrap servers."""
+        """post: may be called from any thread. api_key: for the bootstrap servers. tp_rank: this
+        rank's number in its engine; it asks for the same one."""
         self._mover = mover
         self.wants = wants
         self._post = post
         self._api_key = api_key
+        self._tp_rank = tp_rank
         self._servers: dict[Server, int] = {}
         """Bootstrap server -> number of its engines, as long as there is a connection."""
         self._connections: defaultdict[Engine, list[Taking]] = defaultdict(list)
@@ -141,7 +144,9 @@ class RoomTaker:
 
     async def _open(self, engine: Engine) -> None:
         host, port, rank = engine
-        address, number, pair, secret = await transfer_address(host, port, rank, self._api_key)
+        address, number, pair, secret = await transfer_address(
+            host, port, rank, self._tp_rank, self._api_key
+        )
         loop = self._mover.loop
         try:
             async with asyncio.timeout(CONNECT_S):

@@ -44,7 +44,7 @@ async def bootstrapping(served: Served, sock: socket.socket | None) -> AsyncIter
 
     options = served.config.options
     facts = Facts(
-        attn_tp_size=options.parallel.tp_size,
+        attn_tp_size=options.parallel.ranks_per_engine,
         dp_size=options.parallel.dp_size,
         page_size=options.memory.page_size,
         kv_cache_dtype=options.model.kv_cache_dtype,

@@ -9,7 +9,6 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import xxhash
@@ -41,9 +40,8 @@ from setpoint.core.operations import (
 )
 from setpoint.core.transfers import Mover
 from setpoint.core.weightfiles import weight_files
-from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.rank_moves import RankedMover
-from setpoint.engine.executor.tensor_parallel import OtherRanks, follow
+from setpoint.engine.executor.tensor_parallel import OtherRanks
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.engine.runner.page_rows import PageRows
 from setpoint.launch.agreement import facts_of
@@ -274,14 +272,6 @@ class LateTiers:
         tiers = CacheTiers(self._job, self._runner, self._rank, post)
         self._watched = WatchedOperator(self._operator, tiers)
         return tiers.mover
-
-
-def follow_with_tiers(
-    job: EngineJob, runner: ModelRunner, link: Connection, operator: EngineOperator, rank: int
-) -> None:
-    """``tensor_parallel.follow`` on a rank that moves its share of pages."""
-    late = LateTiers(job, runner, operator, rank)
-    follow(runner, link, late, late.make)
 
 
 def engine_facts(job: EngineJob, runner: ModelRunner, rank: int) -> dict[str, str]:

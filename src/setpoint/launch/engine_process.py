@@ -50,7 +50,7 @@ from setpoint.launch.binding import bound
 from setpoint.launch.cache_tiers import CacheTiers, WatchedOperator, open_tiers
 from setpoint.launch.grammar_threads import GrammarThreads
 from setpoint.launch.grammars import engine_grammars
-from setpoint.launch.handing import RenewingOperator, Sides, sides_of
+from setpoint.launch.handing import RenewingOperator, Sides, open_sides
 from setpoint.launch.heartbeat import heartbeat, write_stacks_when_asked
 from setpoint.launch.job import EngineJob, decode_job, encode_job
 from setpoint.launch.loading import device_bytes, load_engine
@@ -170,7 +170,7 @@ def _build(
     engine = {"scheduler": rules, "settings": settings, "cache": cache, "clock": clock}
     recording = _recorded(job, at_end, **engine)
     observer = readers if recording is None else Tee(readers, recording)
-    sides = sides_of(job, runner, socket.post, at_end)
+    sides, giver, taker = open_sides(job, runner, others, socket.post, at_end)
     tiers = open_tiers(job, runner, others, socket.post) if rules.tiers else None
     scheduler = Scheduler(
         rules,
@@ -178,8 +178,8 @@ def _build(
         _cache_of(job, cache),
         observer=observer,
         preparer=_preparer(job, grammars, socket),
-        giver=sides.giver,
-        taker=sides.taker,
+        giver=giver,
+        taker=taker,
         mover=None if tiers is None else tiers.movers,
     )
     write_stacks_when_asked()

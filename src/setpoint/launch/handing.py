@@ -6,10 +6,14 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from setpoint.config.groups.server import api_keys
+from setpoint.core.handover import Arrived, Given, Giver, Taker, Wanted
 from setpoint.core.messages import Posted
 from setpoint.core.operations import LoadWeights, MemoryPart, Operation, Operator
+from setpoint.engine.executor.rank_handovers import RankedGiver, RankedTaker, RankSide
+from setpoint.engine.executor.tensor_parallel import OtherRanks
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.engine.runner.pool_store import PoolStore
 from setpoint.handover.bootstrap_client import register
@@ -33,36 +37,68 @@ IRRELEVANT = ("whether steps are captured", "--ep-num-redundant-experts", "--nno
 
 @dataclass(slots=True, frozen=True)
 class Sides:
-    """The side of handovers that an engine is on, if it is on one."""
+    """The side of handovers that a rank of an engine is on, if it is on one."""
 
     giver: RoomGiver | None = None
     taker: RoomTaker | None = None
+    tp_rank: int = 0
 
-    def renew(self, identity: Identity) -> None:
+    def renew(self, job: EngineJob) -> None:
         """Tell every new connection what the engine's keys and values depend on now; those that
         exist end."""
         if self.giver is not None:
-            self.giver.renew(identity)
+            self.giver.renew(identity_of(job, self.tp_rank))
         if self.taker is not None:
-            self.taker.renew(identity)
+            self.taker.renew(identity_of(job, self.tp_rank))
+
+
+def open_sides(
+    job: EngineJob,
+    runner: ModelRunner,
+    others: OtherRanks | None,
+    post: Callable[[Posted], None],
+    at_end: ExitStack,
+) -> tuple[Sides, Giver | None, Taker | None]:
+    """The sides of rank 0, and what the scheduler calls: it moves the shares of all ranks. post:
+    puts a message in the loop's inbox, from any thread."""
+    role = job.config.options.disaggregation.role
+    if others is None or role == "null":
+        sides = sides_of(job, runner, post, at_end)
+        return sides, sides.giver, sides.taker
+    if role == "prefill":
+        giver = RankedGiver(others, post)
+        sides = sides_of(job, runner, giver.note, at_end)
+        assert sides.giver is not None
+        giver.lead(sides.giver)
+        return sides, giver, None
+    taker = RankedTaker(others, post)
+    sides = sides_of(job, runner, taker.note_own, at_end)
+    assert sides.taker is not None
+    taker.lead(sides.taker)
+    return sides, None, taker
 
 
 def sides_of(
-    job: EngineJob, runner: ModelRunner, post: Callable[[Posted], None], at_end: ExitStack
+    job: EngineJob,
+    runner: ModelRunner,
+    post: Callable[[Any], object],
+    at_end: ExitStack,
+    tp_rank: int = 0,
 ) -> Sides:
-    """post: puts a message in the loop's inbox, from any thread."""
+    """The sides of one rank. post: takes what they have to say, in any thread."""
     options = job.config.options
     own, mode = options.disaggregation, options.disaggregation.role
     if mode == "null":
         return Sides()
-    store, identity = PoolStore(runner.pool), identity_of(job)
+    store, identity = PoolStore(runner.pool), identity_of(job, tp_rank)
     mover = MoverThread()
     at_end.callback(mover.stop)
     checksums = own.disaggregation_enable_kv_checksum
     if mode == "decode":
         wants = Wants(store, identity, checksums)
         api_key = next(iter(api_keys(options.server)), None)
-        return Sides(taker=RoomTaker(mover, wants, post, api_key=api_key))
+        taker = RoomTaker(mover, wants, post, api_key=api_key, tp_rank=tp_rank)
+        return Sides(taker=taker, tp_rank=tp_rank)
     host = options.server.host
     listener = listening(host)
     at_end.callback(listener.close)
@@ -74,20 +110,23 @@ def sides_of(
 
     async def announce() -> None:
         try:
-            await register(own_server, port, key, rank=rank, address=host, number=number)
+            await register(
+                own_server, port, key, rank=rank, tp_rank=tp_rank, address=host, number=number
+            )
         except HandoverError as error:
             logger.error("Decode servers cannot find this engine: %s.", error)
 
     mover.call(lambda: mover.spawn(announce()))
     logger.info("Decode servers fetch keys and values at port %d of %s.", number, host)
-    return Sides(giver=giver)
+    return Sides(giver=giver, tp_rank=tp_rank)
 
 
-def identity_of(job: EngineJob) -> Identity:
+def identity_of(job: EngineJob, tp_rank: int = 0) -> Identity:
     facts = {name: value for name, value in facts_of(job).items() if name not in IRRELEVANT}
     options = job.config.options
     if options.model.load_format == "dummy":
         facts["--random-seed"] = str(job.config.random_seed)
+    facts["rank of the engine"] = str(tp_rank)
     return Identity({name: value[:4096] for name, value in facts.items()})
 
 
@@ -108,5 +147,36 @@ class RenewingOperator:
         path = self._operator.operate(call_id, operation)
         if isinstance(operation, LoadWeights):
             self._job = with_weights(self._job, operation)
-            self._sides.renew(identity_of(self._job))
+            self._sides.renew(self._job)
         return path
+
+
+class LateSides:
+    """The sides of a rank but the first, which are made when the rank has its pool. Implements
+    ``Operator`` around the rank's own."""
+
+    def __init__(
+        self,
+        job: EngineJob,
+        runner: ModelRunner,
+        operator: Operator,
+        at_end: ExitStack,
+        tp_rank: int,
+    ) -> None:
+        self._job, self._runner, self._operator = job, runner, operator
+        self._at_end, self._tp_rank = at_end, tp_rank
+        self._sides = Sides()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._operator, name)  # what only an EngineOperator can do
+
+    def operate(self, call_id: int, operation: Operation) -> str:
+        path = self._operator.operate(call_id, operation)
+        if isinstance(operation, LoadWeights):
+            self._job = with_weights(self._job, operation)
+            self._sides.renew(self._job)
+        return path
+
+    def make(self, post: Callable[[Wanted | Given | Arrived], object]) -> RankSide:
+        self._sides = sides_of(self._job, self._runner, post, self._at_end, self._tp_rank)
+        return RankSide(self._sides.giver, self._sides.taker)

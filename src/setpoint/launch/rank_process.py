@@ -10,6 +10,7 @@ import mmap
 import os
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -20,9 +21,11 @@ from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.executor.tensor_parallel import Loaded, Refused, encode, follow
 from setpoint.engine.parallel.group import Group, GroupLost
+from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.launch.binding import bound
-from setpoint.launch.cache_tiers import follow_with_tiers
+from setpoint.launch.cache_tiers import LateTiers
 from setpoint.launch.engine_process import end_with_parent
+from setpoint.launch.handing import LateSides
 from setpoint.launch.heartbeat import write_stacks_when_asked
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.loading import device_bytes, log_weights
@@ -112,8 +115,29 @@ def _take_part(job: EngineJob, config: EngineConfig, group: Group, link: Connect
     )
     gc.collect()
     gc.freeze()
-    if tier_config(job.config.options) is None:
-        follow(runner, link, operator)
-    else:
-        follow_with_tiers(job, runner, link, operator, group.rank)
+    with ExitStack() as at_end:
+        _follow(job, runner, link, operator, group.rank, at_end)
     return 0
+
+
+def _follow(
+    job: EngineJob,
+    runner: ModelRunner,
+    link: Connection,
+    operator: EngineOperator,
+    rank: int,
+    at_end: ExitStack,
+) -> None:
+    """``follow``, with whatever moves this rank's share of pages."""
+    tiers = sides = None
+    if tier_config(job.config.options) is not None:
+        operator = tiers = LateTiers(job, runner, operator, rank)
+    if job.config.options.disaggregation.role != "null":
+        operator = sides = LateSides(job, runner, operator, at_end, rank)
+    follow(
+        runner,
+        link,
+        operator,
+        None if tiers is None else tiers.make,
+        None if sides is None else sides.make,
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from setpoint.core.messages import Found, Moved
 from setpoint.core.request import Ids, pack_ids
 from setpoint.core.transfers import Mover, Transfer
-from setpoint.engine.executor.tensor_parallel import CancelMove, Move, OtherRanks
+from setpoint.engine.executor.tensor_parallel import CancelMove, Move, MoveEnded, OtherRanks
 
 
 class RankedMover:
@@ -26,7 +26,7 @@ class RankedMover:
     def lead(self, own: Mover) -> None:
         """Use this mover for rank 0's own share. It must post to ``post_own``."""
         self._own = own
-        self._others.listen(self._note)
+        self._others.listen(MoveEnded, lambda ended: self._note(ended.moved))
 
     def look_up(self, seq_id: int, ids: Ids, namespace: str) -> None:
         """Only rank 0 looks: what another rank lacks shortens the load."""

@@ -9,10 +9,11 @@ computed after a step are announced, too, because the ranks divide the head.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 
 from setpoint.core.errors import ConfigError, EngineDeadError, RequestError, SetpointError
 from setpoint.core.expert_placement import Placement
+from setpoint.core.handover import Arrived, Given, Wanted
 from setpoint.core.messages import Moved
 from setpoint.core.operations import LoadWeights, ReleaseMemory, RestoreMemory
 from setpoint.core.plan import StepPlan, TokenMasks
@@ -29,6 +31,16 @@ from setpoint.core.result import one_each
 from setpoint.core.transfers import Direction, Mover, Place, Transfer
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.inproc import InprocExecutor, InprocStep
+from setpoint.engine.executor.rank_messages import (
+    CancelFetch,
+    FetchRoom,
+    GiverNews,
+    OfferRoom,
+    SupplyRoom,
+    TakerNews,
+    ToSide,
+    WithdrawRoom,
+)
 from setpoint.engine.kernels.device import Shared, to_device, wait
 from setpoint.engine.parallel.group import Group
 from setpoint.engine.runner.model_runner import ModelRunner
@@ -104,7 +116,7 @@ class CancelMove(msgspec.Struct, frozen=True, tag=True, array_like=True):
     id: int
 
 
-ToRank = Step | Logits | Allocate | Operate | LoadExperts | MoveExperts | Move | CancelMove
+ToRank = Step | Logits | Allocate | Operate | LoadExperts | MoveExperts | Move | CancelMove | ToSide
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -133,7 +145,9 @@ class MoveEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     moved: Moved
 
 
-FromRank = Loaded | Done | Refused | MoveEnded
+News = MoveEnded | GiverNews | TakerNews
+FromRank = Loaded | Done | Refused | News
+Heard = TypeVar("Heard", MoveEnded, GiverNews, TakerNews)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
@@ -150,14 +164,18 @@ class OtherRanks:
         self.levels: list[str] = []
         """The instruction set of each rank's kernels; written by ``room``."""
         self._links = links
+        self._sending = threading.Lock()
+        self._heard: dict[type[News], Callable[[Any], object]] = {}
         self._answers: list[SimpleQueue[FromRank | None]] | None = None
-        """For each link, its answers as far as they are not about transfers; None in it: the rank
-        has ended. None as long as nobody listens."""
+        """For each link, its answers as far as they are no news; None in it: the rank has ended.
+        None as long as nobody listens."""
 
     def send(self, message: ToRank) -> None:
+        """May be called from any thread."""
         data = encode(message)
-        for link in self._links:
-            link.send_bytes(data)
+        with self._sending:
+            for link in self._links:
+                link.send_bytes(data)
 
     def answers(self) -> list[FromRank]:
         """The next answer of each rank. Raises EngineDeadError if one has ended."""
@@ -171,13 +189,16 @@ class OtherRanks:
         except (EOFError, OSError):
             raise EngineDeadError(RANK_ENDED) from None
 
-    def listen(self, ended: Callable[[Moved], object]) -> None:
-        """Read the links in threads from now on, and call ``ended`` for each transfer that a rank
-        has ended."""
+    def listen(self, kind: type[Heard], heard: Callable[[Heard], object]) -> None:
+        """Read the links in threads from now on, and call ``heard`` for each news of this kind.
+        Call it before a rank can have any."""
+        self._heard[kind] = heard
+        if self._answers is not None:
+            return
         self._answers = [SimpleQueue() for _ in self._links]
         for link, queue in zip(self._links, self._answers, strict=True):
             threading.Thread(
-                target=_listen, args=(link, queue, ended), name="rank-answers", daemon=True
+                target=_listen, args=(link, queue, self._heard), name="rank-answers", daemon=True
             ).start()
 
     def room(self, weight_bytes: int, available_bytes: int) -> tuple[int, int]:
@@ -213,13 +234,15 @@ class OtherRanks:
 
 
 def _listen(
-    link: Connection, queue: SimpleQueue[FromRank | None], ended: Callable[[Moved], object]
+    link: Connection,
+    queue: SimpleQueue[FromRank | None],
+    heard: Mapping[type[News], Callable[[Any], object]],
 ) -> None:
     with suppress(EOFError, OSError):
         while True:
             answer = decode_from_rank(link.recv_bytes())
-            if isinstance(answer, MoveEnded):
-                ended(answer.moved)
+            if isinstance(answer, News):
+                heard[type(answer)](answer)
             else:
                 queue.put(answer)
     queue.put(None)
@@ -303,17 +326,25 @@ class TensorParallelOperator(EngineOperator):
         self.move_experts(layer, placement)
 
 
+class Side(Protocol):
+    """A rank's part in handovers (``rank_handovers.RankSide``)."""
+
+    def do(self, message: ToSide) -> None: ...
+
+
 def follow(
     runner: ModelRunner,
     link: Connection,
     operator: EngineOperator,
     movers: Callable[[Callable[[Moved], object]], Mover] | None = None,
+    sides: Callable[[Callable[[Wanted | Given | Arrived], object]], Side] | None = None,
 ) -> None:
     """Do what rank 0 asks for, until it closes the link. operator: for this rank's runner. movers:
-    makes what moves this rank's pages, once they are there, and tells when a transfer has
-    ended."""
+    makes what moves this rank's pages, once they are there, and tells when a transfer has ended.
+    sides: the same for handovers."""
     link = _LockedLink(link)
     mover: Mover | None = None
+    side: Side | None = None
     while True:
         while not link.poll() and _prepare(runner):
             pass
@@ -340,6 +371,8 @@ def follow(
                 )
                 if movers is not None:
                     mover = movers(lambda moved: link.send_bytes(encode(MoveEnded(moved))))
+                if sides is not None:
+                    side = sides(lambda message: link.send_bytes(encode(_news(message))))
             case Operate(operation):
                 _answer(link, lambda: operator.operate(0, operation))
             case LoadExperts(layer, placement):
@@ -352,10 +385,17 @@ def follow(
             case CancelMove(transfer_id):
                 assert mover is not None
                 mover.cancel(transfer_id)
+            case OfferRoom() | SupplyRoom() | WithdrawRoom() | FetchRoom() | CancelFetch():
+                assert side is not None
+                side.do(message)
             case MoveExperts(layer, None):
                 operator.drop_experts(layer)
             case MoveExperts(layer, placement):
                 operator.move_experts(layer, placement)
+
+
+def _news(message: Wanted | Given | Arrived) -> News:
+    return TakerNews(message) if isinstance(message, Arrived) else GiverNews(message)
 
 
 class _LockedLink:

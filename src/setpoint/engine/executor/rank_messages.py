@@ -1,0 +1,53 @@
+"""What rank 0 and the other ranks of an engine tell each other about handovers
+(``rank_handovers``)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from setpoint.core.handover import Arrived, Given, Handed, Wanted
+from setpoint.core.rooms import Bootstrap
+
+
+class OfferRoom(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    seq_id: int
+    room: int
+    digest: bytes
+
+
+class SupplyRoom(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    seq_id: int
+    rows: bytes
+    handed: Handed
+
+
+class WithdrawRoom(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    seq_id: int
+    reason: str
+
+
+class FetchRoom(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    seq_id: int
+    bootstrap: Bootstrap
+    digest: bytes
+    skipped_rows: int
+    rows: bytes
+
+
+class CancelFetch(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    seq_id: int
+
+
+ToSide = OfferRoom | SupplyRoom | WithdrawRoom | FetchRoom | CancelFetch
+
+
+class GiverNews(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """From a rank of a prefill server. It may come between other answers."""
+
+    message: Wanted | Given
+
+
+class TakerNews(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """From a rank of a decode server. It may come between other answers."""
+
+    message: Arrived
