@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
-from setpoint.core.records import HandedOver
+from setpoint.core.records import HandedOver, TransferEnded
+from setpoint.core.transfers import Direction, Place
 from setpoint.testing.simulation.handover import Faults, Run
 
 ALL = Faults(
@@ -31,13 +34,27 @@ def test_without_faults_every_prompt_moves(seed: int) -> None:
     assert computed <= 12 * (1 + run.decode.cache.page_size)  # the last page's, and the token
 
 
+@pytest.mark.parametrize("tiers", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_faults_change_no_token(seed: int) -> None:
-    Run(seed, ALL).run(12)
+def test_faults_change_no_token(seed: int, tiers: bool) -> None:
+    Run(seed, ALL, tiers=tiers).run(12)
+
+
+def test_both_engines_use_the_store() -> None:
+    moved = dict.fromkeys(product(("prefill", "decode"), Direction), 0)
+    for seed in range(20):
+        run = Run(seed, ALL, tiers=True)
+        run.run(12)
+        for name, side in (("prefill", run.prefill), ("decode", run.decode)):
+            for each in side.recorder.of(TransferEnded):
+                if each.place is Place.STORAGE:
+                    moved[name, each.direction] += each.num_tokens
+    assert all(moved.values()), moved
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("tiers", [False, True])
 @pytest.mark.parametrize("block", range(20))
-def test_faults_change_no_token_in_many_runs(block: int) -> None:
+def test_faults_change_no_token_in_many_runs(block: int, tiers: bool) -> None:
     for seed in range(1000 + 100 * block, 1100 + 100 * block):
-        Run(seed, ALL).run(14)
+        Run(seed, ALL, tiers=tiers).run(14)

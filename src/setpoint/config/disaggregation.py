@@ -13,10 +13,6 @@ if TYPE_CHECKING:
 
 OFFLOAD = "disaggregation-decode-enable-offload-kvcache"
 NO_STORAGE = f"The argument {OFFLOAD} is only supported when hicache-storage-backend is provided."
-NO_OFFLOAD = (
-    f"--{OFFLOAD} is not supported by this version of Setpoint yet. Leave it out; a server without"
-    " --disaggregation-mode keeps prefixes in --hicache-storage-backend file."
-)
 OWN = "setpoint"
 
 
@@ -27,8 +23,8 @@ def check_disaggregation(options: Options) -> None:
     if own.disaggregation_decode_enable_offload_kvcache:
         if mode != "decode":
             raise ConfigError(f"The argument {OFFLOAD} is only supported for decode side.")
-        has_storage = options.tiers.hicache_storage_backend is not None
-        raise ConfigError(NO_OFFLOAD if has_storage else NO_STORAGE)
+        if options.tiers.hicache_storage_backend is None:
+            raise ConfigError(NO_STORAGE)
     if mode == "null":
         return
     for is_given, flag, why in _conflicts(options):
@@ -55,19 +51,14 @@ def _conflicts(options: Options) -> tuple[tuple[bool, str, str], ...]:
             "keys and values that arrive become a part of the prefix cache",
         ),
         (
-            parallel.ranks_per_engine > 1,
-            f"--tp-size {parallel.tp_size}",
-            "an engine of several ranks cannot hand over its keys and values yet",
+            parallel.nnodes > 1,
+            f"--nnodes {parallel.nnodes}",
+            "ranks of other machines have no bootstrap server to register at",
         ),
         (
             parallel.enable_dp_attention,
             "--enable-dp-attention",
             "it needs engines of several ranks",
-        ),
-        (
-            options.tiers.hicache_storage_backend in ("file", "dynamic"),
-            f"--hicache-storage-backend {options.tiers.hicache_storage_backend}",
-            "a prompt's keys and values would come from two places, which nobody has tried yet",
         ),
         (parallel.use_ray, "--use-ray", "Ray's actors get no key for transfers"),
         (
@@ -118,12 +109,33 @@ def settle_disaggregation(book: Book) -> None:
             "follow_bootstrap_room",
             "a decode server finds a room's engine by its number",
         )
+    if mode == "decode" and book.options.tiers.enable_hierarchical_cache:
+        _settle_decode_tiers(book)
     if mode == "decode" and not book.get("enable_mixed_chunk"):
         book.put(
             "enable_mixed_chunk",
             True,
             "a request that arrives joins the others in their next step, because it has a token or"
             " a page to compute",
+        )
+
+
+def _settle_decode_tiers(book: Book) -> None:
+    """Say what a decode server does with cache tiers."""
+    if not book.get("disaggregation_decode_enable_offload_kvcache"):
+        book.put(
+            "enable_hierarchical_cache",
+            True,
+            f"given; without --{OFFLOAD} a decode server saves nothing, and loads only prompts that"
+            " it has to compute itself",
+            is_news=True,
+        )
+    elif book.changed("hicache_write_policy"):
+        book.put(
+            "hicache_write_policy",
+            book.get("hicache_write_policy"),
+            "given, without effect: a decode server saves outputs when their request ends",
+            warn=True,
         )
 
 

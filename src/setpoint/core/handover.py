@@ -26,7 +26,10 @@ class Handed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ids: Annotated[list[Annotated[int, Meta(ge=0, le=INT32_MAX)]], Meta(max_length=64)]
     """The tokens that the prefill side has sampled: one."""
     num_cached: Annotated[int, Meta(ge=0, le=INT32_MAX)] = 0
-    """Tokens of the prompt that the prefill side did not compute."""
+    """Tokens of the prompt that the prefill side did not compute. Of these, ``num_loaded`` came
+    from cache tiers, and of those, ``num_from_host`` from memory of its machine."""
+    num_loaded: Annotated[int, Meta(ge=0, le=INT32_MAX)] = 0
+    num_from_host: Annotated[int, Meta(ge=0, le=INT32_MAX)] = 0
     logprobs: LogprobBlock | None = None
     """Of these tokens, if they were asked for."""
     token_facts: dict[str, list[bytes]] = {}
@@ -109,8 +112,8 @@ class Giver(Protocol):
     """The prefill side of an engine's transfers. The loop calls it; all methods return at once."""
 
     def offer(self, seq_id: int, room: int, digest: bytes) -> None:
-        """Let the decode server fetch a room. ``Wanted`` follows if it does, and ``Given`` in any
-        case. Raises RequestError, with nothing changed, if another sequence has the room."""
+        """Let the decode server fetch a room, which no other sequence may have before its
+        ``Given``. ``Wanted`` follows if the decode server does, and ``Given`` in any case."""
 
     def supply(self, seq_id: int, rows: Ids, handed: Handed) -> None:
         """Send the page rows of a sequence that is wanted."""

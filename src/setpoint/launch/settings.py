@@ -62,11 +62,20 @@ def tier_config(options: Options) -> TierConfig | None:
         block=-(-storage.block_tokens // page) * page,
         place=Place.STORAGE if has_storage else Place.HOST,
         threshold=storage.prefetch_threshold,
-        write_policy=tiers.hicache_write_policy,
+        write_policy=_write_policy(options),
+        limits_loss=options.disaggregation.role != "decode",
         prefetch_policy=tiers.hicache_storage_prefetch_policy,
         timeout_base_s=storage.prefetch_timeout_base,
         timeout_per_ki_token_s=storage.prefetch_timeout_per_ki_token,
     )
+
+
+def _write_policy(options: Options) -> str:
+    """A decode server writes what no other server has: outputs, each once, if it is to."""
+    own = options.disaggregation
+    if own.role != "decode":
+        return options.tiers.hicache_write_policy
+    return "write_through" if own.disaggregation_decode_enable_offload_kvcache else "never"
 
 
 def live_settings(config: ResolvedConfig, pool: PoolConfig) -> Settings:

@@ -141,7 +141,8 @@ class Committer:
         """Commit the tokens that a prefill server has sampled for a sequence in preparation, as if
         a step had brought them. Returns the event to send, if one is due."""
         seq.request = msgspec.structs.replace(seq.request, seed=handed.seed)
-        seq.num_cached = handed.num_cached
+        seq.num_handed, seq.num_cached = handed.num_prompt, handed.num_cached
+        seq.num_loaded, seq.num_from_host = handed.num_loaded, handed.num_from_host
         seq.admitted_at = self._state.now
         try:
             finish = _append(seq, handed.ids, 0, len(handed.ids))

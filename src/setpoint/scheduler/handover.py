@@ -21,6 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
+from setpoint.core.errors import RequestError
 from setpoint.core.handover import (
     Arrived,
     Given,
@@ -40,6 +41,7 @@ from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.state import State
 
 NO_ROWS = np.zeros(0, np.int32)
+ROOM_TAKEN = "bootstrap_room {} belongs to another request that has not ended yet."
 ABORTED = "The request was aborted on the prefill server."
 TOO_LATE = "The decode server has not asked for the room in time."
 TIMED_OUT = "the prefill server has not sent the prompt in time"
@@ -69,6 +71,10 @@ class Handover(Protocol):
 
     def resume(self, seq: Sequence) -> TokenEvent | None:
         """The sequence has its grammar; returns an event to send, if there is one."""
+
+    def brings_prompt(self, seq: Sequence) -> bool:
+        """Whether the other server computes the prompt, so that no store is asked for it."""
+        ...
 
     def counts(self) -> HandoverCounts:
         """How many requests wait for the other server."""
@@ -108,6 +114,8 @@ class PrefillSide:
         self._giver = giver
         self._open: dict[int, _Giving] = {}
         """By sequence, until its ``Given``."""
+        self._rooms: set[int] = set()
+        """Theirs."""
         state.preparing.cancel = {**state.preparing.cancel, Need.KV: self._withdraw}
         state.end_handing = self._withdraw
 
@@ -115,9 +123,11 @@ class PrefillSide:
         if not is_shared(seq):
             return
         options = seq.request.options
-        assert options.bootstrap is not None
-        digest = prompt_digest(seq.prompt, options.namespace)
-        self._giver.offer(seq.seq_id, options.bootstrap.room, digest)
+        room = _room_of(seq)
+        if room in self._rooms:
+            raise RequestError(ROOM_TAKEN.format(room))
+        self._rooms.add(room)
+        self._giver.offer(seq.seq_id, room, prompt_digest(seq.prompt, options.namespace))
         self._open[seq.seq_id] = _Giving(seq)
         self._state.preparing.begin(seq, Need.KV)
 
@@ -157,6 +167,9 @@ class PrefillSide:
     def resume(self, seq: Sequence) -> TokenEvent | None:
         return None
 
+    def brings_prompt(self, seq: Sequence) -> bool:
+        return False
+
     def time_out(self, earliest: float) -> list[TokenEvent]:
         state = self._state
         late = [
@@ -185,6 +198,7 @@ class PrefillSide:
     def _given(self, message: Given) -> TokenEvent | None:
         giving = self._open.pop(message.seq_id)
         state, seq = self._state, giving.seq
+        self._rooms.remove(_room_of(seq))
         if giving.transfer_id is not None:
             moved = 0 if message.failure else len(state.transfers[giving.transfer_id].ids)
             state.transfers.end(
@@ -222,13 +236,16 @@ class DecodeSide:
         observer: Observer,
         taker: Taker,
         adopt: Callable[[Sequence, Handed], TokenEvent | None],
+        look_up: Callable[[Sequence], None],
     ) -> None:
         """adopt: commits the tokens that were sampled by the prefill server, and ends the sequence
-        if they do."""
+        if they do. look_up: lets a sequence wait for what stores have of its prompt, if there are
+        any."""
         self._state = state
         self._observer = observer
         self._taker = taker
         self._adopt = adopt
+        self._look_up = look_up
         self._waiting: dict[int, Sequence] = {}
         """Sequences for whose prompt there was no room yet."""
         self._arriving: dict[int, tuple[Sequence, int | None]] = {}
@@ -244,6 +261,9 @@ class DecodeSide:
         if is_shared(seq):
             self._state.preparing.begin(seq, Need.KV)
             self._waiting[seq.seq_id] = seq
+
+    def brings_prompt(self, seq: Sequence) -> bool:
+        return seq.seq_id in self._waiting
 
     def is_kept(self, seq: Sequence, finish: Finish) -> bool:
         return False
@@ -321,12 +341,13 @@ class DecodeSide:
             "decode",
             num_waiting=len(self._waiting),
             num_moving=len(self._arriving),
-            num_tokens=self._state.transfers.num_tokens(Direction.LOAD),
+            num_tokens=self._state.transfers.num_tokens(Direction.LOAD, Place.PEER),
             num_retracted=sum(seq.num_retractions > 0 for seq in self._state.queue),
         )
 
     def _miss(self, seq: Sequence) -> None:
-        """Let a sequence compute its prompt here."""
+        """Let a sequence compute its prompt here, as far as no store has it."""
+        self._look_up(seq)
         self._state.preparing.end(seq, Need.KV, "missed")
         self._state.enqueue_if_ready(seq)
 
@@ -382,12 +403,20 @@ class DecodeSide:
         )
 
 
+def _room_of(seq: Sequence) -> int:
+    bootstrap = seq.request.options.bootstrap
+    assert bootstrap is not None
+    return bootstrap.room
+
+
 def _handed(seq: Sequence) -> Handed:
     return Handed(
         num_prompt=len(seq.prompt),
         seed=seq.request.seed,
         ids=seq.outputs.tolist(),
         num_cached=seq.num_cached,
+        num_loaded=min(seq.num_loaded, seq.num_cached),
+        num_from_host=min(seq.num_from_host, seq.num_cached),
         logprobs=joined_logprobs(seq),
         token_facts=seq.token_facts,
     )

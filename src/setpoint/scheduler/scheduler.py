@@ -48,7 +48,6 @@ from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.standstill import Standstill
 from setpoint.scheduler.state import State, StepDraft
 from setpoint.scheduler.step_masks import token_masks
-from setpoint.scheduler.tiers import Tiers
 
 UNAVAILABLE = "ServiceUnavailableError"
 TOO_MANY_PREPARING = "Too many requests wait for their grammar."
@@ -86,7 +85,8 @@ class Scheduler:
             self._handover = PrefillSide(self.state, observer, giver)
             self._committer.keep_if(self._handover.is_kept)
         elif taker is not None:
-            self._handover = DecodeSide(self.state, observer, taker, self._committer.adopt)
+            adopt = self._committer.adopt
+            self._handover = DecodeSide(self.state, observer, taker, adopt, self._look_up)
         self._events: list[TokenEvent] = []
         self._ignored_priority = False
         self._next_step_id = 0
@@ -127,8 +127,8 @@ class Scheduler:
             self._handover.begin(seq)
         if needs_grammar:
             state.preparing.start_grammar(seq)
-        if state.tiers is not None:
-            self._look_up(seq, state.tiers)
+        if self._handover is None or not self._handover.brings_prompt(seq):
+            self._look_up(seq)
         if seq.needs:
             state.reserve_place(seq)
         else:
@@ -157,8 +157,12 @@ class Scheduler:
             return state.end(seq, GRAMMAR_ENDED)
         return None if self._handover is None else self._handover.resume(seq)
 
-    def _look_up(self, seq: Sequence, tiers: Tiers) -> None:
-        """Let the sequence wait for what stores have of its prompt, if the pool lacks much."""
+    def _look_up(self, seq: Sequence) -> None:
+        """Let the sequence wait for what stores have of its prompt, if there are any and the pool
+        lacks much."""
+        tiers = self.state.tiers
+        if tiers is None:
+            return
         ids = seq.known_ids()
         ids = ids[: match_limit(seq, len(ids))]
         if tiers.wants(seq, ids):

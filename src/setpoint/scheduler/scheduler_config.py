@@ -32,7 +32,10 @@ class TierConfig:
     """Fewest tokens that are worth a lookup and a load."""
     write_policy: str = "write_through"
     """"write_through": what a sequence has computed is saved when it ends;
-    "write_through_selective": if that has happened before; "write_back": before it is evicted."""
+    "write_through_selective": if that has happened before; "write_back": before it is evicted;
+    "never": another server saves."""
+    limits_loss: bool = True
+    """Whether less is saved if loads do not earn it back. Not where another server loads it."""
     prefetch_policy: str = "timeout"
     """When a request stops waiting: "best_effort": as soon as it could run; "wait_complete": never;
     "timeout": after ``timeout_base_s`` and ``timeout_per_ki_token_s`` for each 1,024 tokens."""

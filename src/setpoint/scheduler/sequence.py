@@ -102,6 +102,8 @@ class Sequence:
     """Tokens of the prompt that were loaded for it before the first admission; of these,
     ``num_from_host`` from memory of this machine."""
     num_from_host: int = 0
+    num_handed: int = 0
+    """Tokens of the prompt that a prefill server has computed; written when the handover ends."""
     num_retractions: int = 0
     num_sent: int = 0
     """Number of outputs already sent."""

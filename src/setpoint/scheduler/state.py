@@ -291,8 +291,7 @@ class State:
         assert seq.inflight_steps == 0
         seq.finish = finish  # so that nothing more is planned for it
         self._leave_running(seq)
-        self.holdings.release(seq, publish=True)
-        self._free_slot(seq)
+        self._release(seq)
         seq.status = Status.HANDING
         self.handing[seq.seq_id] = seq
 
@@ -300,13 +299,17 @@ class State:
         """Release a finished sequence once its last step in flight is back."""
         if seq.inflight_steps == 0:
             del self.draining[seq.seq_id]
-            num_computed = seq.num_scheduled
-            self.holdings.release(seq, publish=True)
-            self._free_slot(seq)
-            if self.tiers is not None:
-                self.tiers.keep(
-                    seq.known_ids()[:num_computed], seq.request.options.namespace, seq.finish
-                )
+            self._release(seq)
+
+    def _release(self, seq: Sequence) -> None:
+        """Take memory and slot from a finished sequence, and leave what it has computed to the
+        cache and its tiers."""
+        num_computed = seq.num_scheduled
+        self.holdings.release(seq, publish=True)
+        self._free_slot(seq)
+        if self.tiers is not None:
+            ids, namespace = seq.known_ids()[:num_computed], seq.request.options.namespace
+            self.tiers.keep(ids, namespace, seq.finish, num_handed=seq.num_handed)
 
     def send_back(self, seq: Sequence) -> None:
         """Retract a sequence: it gives up memory and slot, and joins the end of the queue with the

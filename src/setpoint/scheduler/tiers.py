@@ -181,7 +181,7 @@ class Tiers:
             return
         if wait.keys[have // self._config.block] in self._loading:
             return  # another sequence loads the same
-        held = self._transfers.num_tokens(Direction.LOAD)
+        held = self._num_tokens(Direction.LOAD)
         if self._num_open(Direction.LOAD) and (
             self._num_open(Direction.LOAD) >= MAX_LOADS
             or held + gain > SHARE * self._cache.total_tokens
@@ -261,7 +261,7 @@ class Tiers:
 
     def expire(self, now: float, *, could_run: bool) -> None:
         """Stop what takes too long. could_run: whether a sequence that joined the queue now would
-        be admitted, which ends loads of best_effort."""
+        be admitted, which ends loads of best_effort if their sequence waits for nothing else."""
         for wait in list(self._waits.values()):
             if wait.deadline > now:
                 continue
@@ -269,7 +269,9 @@ class Tiers:
                 self._late(wait, "looking up")
             elif wait.is_stopped:
                 self._late(wait, "loading")
-            elif self._config.prefetch_policy != "best_effort" or could_run:
+            elif self._config.prefetch_policy != "best_effort" or (
+                could_run and wait.seq.needs == {Need.CACHE}
+            ):
                 self._mover.cancel(wait.transfer_id)
                 wait.is_stopped, wait.deadline = True, now + GRACE_S
 
@@ -283,18 +285,19 @@ class Tiers:
 
     # ------------------------------------------------------------------ saving
 
-    def keep(self, ids: Ids, namespace: str, finish: Finish | None) -> None:
-        """Save the whole blocks that a sequence has computed, as far as the write policy says."""
+    def keep(self, ids: Ids, namespace: str, finish: Finish | None, *, num_handed: int = 0) -> None:
+        """Save the whole blocks that a sequence has computed, as far as the write policy says.
+        num_handed: tokens at the beginning that another server has computed, and saves."""
         if finish is not None and (finish.status_code or 0) >= 500:
             return  # what a failed computation left is no use to others
         block = self._config.block
         keys = self._keys(ids[: len(ids) // block * block], namespace)
         wanted = self._config.write_policy
-        if wanted == "write_back":
+        if wanted in ("write_back", "never"):
             return
         least = 2 if wanted == "write_through_selective" or self.is_thrifty else 1
         first, end = len(keys), 0
-        for index, key in enumerate(keys):
+        for index, key in enumerate(keys[num_handed // block :], num_handed // block):
             uses = self._known.get(key, 0)
             if uses != STORED:
                 uses += 1
@@ -341,7 +344,7 @@ class Tiers:
         block = self._config.block
         end = self._cache.peek(ids, namespace) // block * block
         if self._num_open(Direction.SAVE) and (
-            self._transfers.num_tokens(Direction.SAVE) + end > SHARE / 2 * self._cache.total_tokens
+            self._num_tokens(Direction.SAVE) + end > SHARE / 2 * self._cache.total_tokens
         ):
             return False
         self._to_save.popleft()
@@ -372,7 +375,7 @@ class Tiers:
             for key in self._keys(ids, namespace)[-(missing // self._config.block) :]:
                 self._known.pop(key, None)
         loss = self.totals.save_s + self.totals.load_s - self.totals.earned_s
-        if not self.is_thrifty and loss > ALLOWED_LOSS_S:
+        if not self.is_thrifty and loss > ALLOWED_LOSS_S and self._config.limits_loss:
             self.is_thrifty = True
             self._observer.on(
                 Fallback(
@@ -402,7 +405,10 @@ class Tiers:
         self._known.clear()
 
     def _num_open(self, direction: Direction) -> int:
-        return self._transfers.num_open(direction)
+        return self._transfers.num_open(direction, self._config.place)
+
+    def _num_tokens(self, direction: Direction) -> int:
+        return self._transfers.num_tokens(direction, self._config.place)
 
     def _remember(self, key: bytes, uses: int) -> None:
         self._known[key] = uses

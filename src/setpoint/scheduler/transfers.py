@@ -13,7 +13,7 @@ A flush ends no transfer: whatever they read or write leaves the tree, and is fr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,16 +71,17 @@ class Transfers:
         )
         return reserved + sum(len(pages) for pages, _ in self._leaving)
 
-    def num_tokens(self, direction: Direction) -> int:
-        """Number of tokens that the open transfers of a direction move."""
-        return sum(
-            _num_tokens(each.transfer)
-            for each in self._open.values()
-            if each.transfer.direction is direction
-        )
+    def num_tokens(self, direction: Direction, place: Place) -> int:
+        """Number of tokens that the open transfers of a direction move from or to a place."""
+        return sum(map(_num_tokens, self._of(direction, place)))
 
-    def num_open(self, direction: Direction) -> int:
-        return sum(each.transfer.direction is direction for each in self._open.values())
+    def num_open(self, direction: Direction, place: Place) -> int:
+        return sum(1 for _ in self._of(direction, place))
+
+    def _of(self, direction: Direction, place: Place) -> Iterator[Transfer]:
+        for each in self._open.values():
+            if each.transfer.direction is direction and each.transfer.place is place:
+                yield each.transfer
 
     def reserve(self, place: Place, ids: Ids, namespace: str, then: Then) -> Transfer | None:
         """Hold new page rows for the whole pages of ``ids`` that the tree does not have, and lock

@@ -141,7 +141,7 @@ GUIDE_COMMANDS = (
         WORKLOADS,
         "--enable-hierarchical-cache \\\n--hicache-storage-backend hf3fs \\\n--disaggregation-mode"
         " decode \\\n--disaggregation-decode-enable-offload-kvcache",
-        refused=r"--disaggregation-decode-enable-offload-kvcache is not supported",
+        refused=r"--hicache-storage-backend hf3fs is not supported .* need clients .* file works",
     ),
     GuideCommand(
         WORKLOADS,

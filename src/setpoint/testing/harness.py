@@ -103,6 +103,7 @@ class Outcome:
     ids: list[int] = field(default_factory=list)
     finish: Finish | None = None
     num_cached: int = 0
+    num_loaded: int = 0
     num_retractions: int = 0
     num_events: int = 0
     embedding: bytes = b""
@@ -298,7 +299,7 @@ class Harness:
                 assert outcome.finish is None, f"{rid} got an event after its end"
                 outcome.ids += event.ids
                 outcome.finish = event.finish
-                outcome.num_cached = event.num_cached
+                outcome.num_cached, outcome.num_loaded = event.num_cached, event.num_loaded
                 outcome.num_retractions = event.num_retractions
                 outcome.num_events += 1
                 outcome.embedding = event.embedding

@@ -15,12 +15,8 @@ from setpoint.core.errors import ConfigError
     ("values", "words"),
     [
         ({"disable_radix_cache": True}, "cannot be combined with --disable-radix-cache"),
-        ({"tp_size": 2}, "cannot be combined with --tp-size 2"),
+        ({"tp_size": 2, "nnodes": 2}, "cannot be combined with --nnodes 2"),
         ({"engine_standby": True}, "cannot be combined with --engine-standby"),
-        (
-            {"enable_hierarchical_cache": True, "hicache_storage_backend": "file"},
-            "cannot be combined with --hicache-storage-backend file",
-        ),
         ({"record": "x"}, "cannot be combined with --record"),
         ({"is_embedding": True}, "cannot be combined with --is-embedding"),
         ({"enable_return_hidden_states": True}, "hidden states are not handed over"),
@@ -38,6 +34,10 @@ def test_offload_is_refused_in_sglangs_words() -> None:
         check_options(Options.of(**{flag: True}))
     with pytest.raises(ConfigError, match="when hicache-storage-backend is provided"):
         check_options(Options.of(disaggregation_mode="decode", **{flag: True}))
+    tiers = {"enable_hierarchical_cache": True, "hicache_storage_backend": "file"}
+    check_options(Options.of(disaggregation_mode="decode", **{flag: True}, **tiers))
+    with pytest.raises(ConfigError, match="offload-kvcache is only supported for decode side"):
+        check_options(Options.of(disaggregation_mode="prefill", **{flag: True}, **tiers))
 
 
 def test_a_room_determines_the_engine_of_a_prefill_server() -> None:

@@ -51,6 +51,25 @@ def test_a_command_of_the_guides_starts_or_says_why_not(command: GuideCommand) -
     assert all(why.startswith("given, without effect: ") for why in warnings.values())
 
 
+MULTI_TURN = (
+    "--enable-hierarchical-cache --hicache-storage-backend file --disaggregation-mode decode"
+    " --disaggregation-decode-enable-offload-kvcache"
+)
+LONG_CONTEXT = (
+    "--enable-hierarchical-cache --hicache-ratio 2 --hicache-storage-backend file --page-size 64"
+    " --schedule-policy lpm --chunked-prefill-size 16384"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "without_effect"), [(MULTI_TURN, set()), (LONG_CONTEXT, {"hicache_ratio"})]
+)
+def test_whole_commands_of_the_guides_start_with_files(text: str, without_effect: set[str]) -> None:
+    line = parse(SERVE, text.split())
+    decisions = decisions_of(line.options, line.given)
+    assert {name for name, each in decisions.items() if each.warn} == without_effect
+
+
 def test_trust_remote_code_which_every_model_card_has_is_accepted() -> None:
     line = parse(SERVE, ["--model-path", "m", "--trust-remote-code", "--tp", "1"])
     assert [

@@ -2,30 +2,34 @@
 over scripted executors, and connections that are slow, lose data and die.
 
 What must hold, whatever happens: every request that nobody has aborted ends on the decode engine with
-the tokens that it gets alone, and both engines' accounting is right after every turn.
+the tokens that it gets alone, and both engines' accounting is right after every turn. With tiers, both
+engines have one store, and requests continue earlier ones.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from setpoint.core.errors import RequestError
 from setpoint.core.handover import Arrived, Given, Handed
 from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.core.request import Ids
 from setpoint.core.rooms import Bootstrap
 from setpoint.handover.frames import Fetch
 from setpoint.handover.offers import Offer, Offers
+from setpoint.scheduler.scheduler_config import TierConfig
 from setpoint.testing.harness import VOCAB, Harness, ids_of
+from setpoint.testing.movers import Key
 from setpoint.testing.scripted import hashed_token, reference
 
 GARBAGE = 99_999
 """A token that no sequence has: what a page holds that was not written soundly."""
 MAX_TICKS = 6000
+MAX_HISTORY = 12
+POLICIES = ("timeout", "best_effort", "wait_complete")
 TIMEOUT_S = 30.0
 
 
@@ -73,8 +77,7 @@ class Network:
     # ------------------------------------------------------------------ Giver
 
     def offer(self, seq_id: int, room: int, digest: bytes) -> None:
-        if room in self._rooms.values():
-            raise RequestError(f"room {room} is taken")
+        assert room not in self._rooms.values()
         self._rooms[seq_id] = room
         self._soon(lambda: self.offers.add(Offer(seq_id, room, digest)))
 
@@ -183,10 +186,15 @@ class Network:
         self._later.append((at, what))  # type: ignore[arg-type]
 
 
+def tiers_of(page_size: int, prefetch_policy: str = "wait_complete") -> TierConfig:
+    block = max(page_size, 4)
+    return TierConfig(block, threshold=block, prefetch_policy=prefetch_policy)
+
+
 class Run:
     """Requests on both engines, with everything that goes wrong drawn from one seed."""
 
-    def __init__(self, seed: int, faults: Faults) -> None:
+    def __init__(self, seed: int, faults: Faults, *, tiers: bool = False) -> None:
         self.rng = rng = random.Random(seed)
         self.faults = faults
         self.network = Network(rng, faults)
@@ -194,12 +202,16 @@ class Run:
         row = rng.choice([PageRow(), PageRow(1, (WindowColumns(6, 1, 2),), read_step=2)])
         sizes = {"page_size": page_size, "row": row, "handover_timeout_s": TIMEOUT_S}
         depth = rng.choice([0, 1])
+        self.tiers = tiers_of(page_size, rng.choice(POLICIES)) if tiers else None
+        stored: dict[Key, np.ndarray] = {}
         self.prefill = self.network.prefill = Harness(
             num_pages=rng.choice([40, 80]) * row.width // page_size,
             handover={"giver": self.network},
             only_first_token=True,
             chunked_prefill_size=rng.choice([None, 4]),
             depth=depth,
+            tiers=self.tiers,
+            stored=stored,
             **sizes,
         )
         self.decode = self.network.decode = Harness(
@@ -208,9 +220,16 @@ class Run:
             num_reserved_decode_tokens=rng.choice([1, 5]),
             mixed_chunk=rng.choice([True, False]),
             depth=depth,
+            tiers=self.tiers and replace(self.tiers, limits_loss=False),
+            stored=stored,
             **sizes,
         )
+        for side in (self.prefill, self.decode):
+            if side.mover is not None:
+                side.mover.hold = True
         self.expected: dict[str, list[int]] = {}
+        self.histories: list[list[int]] = []
+        """Prompt and tokens of each request."""
         self.aborted: set[str] = set()
 
     def run(self, num_requests: int) -> None:
@@ -227,15 +246,17 @@ class Run:
 
     def _arrive(self, number: int, shared: list[int]) -> None:
         rng, faults, rid = self.rng, self.faults, f"r{number}"
-        prompt = shared[: rng.randrange(9)] + [
-            rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))
-        ]
+        before = shared[: rng.randrange(9)]
+        if self.tiers is not None and self.histories and rng.random() < 0.5:
+            before = rng.choice(self.histories[-4:])[:MAX_HISTORY]
+        prompt = before + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))]
         num_new = rng.randrange(1, 9)
         room = 1000 + number
         if number and rng.random() < faults.duplicate_room:
             room -= 1
         bootstrap = Bootstrap(room, "prefill", 1)
         self.expected[rid] = reference(ids_of(prompt), num_new, hashed_token(VOCAB))
+        self.histories.append(prompt + self.expected[rid])
         sides = [self.prefill, self.decode]
         if rng.random() < faults.prefill_never_comes:
             sides.remove(self.prefill)
@@ -264,6 +285,8 @@ class Run:
                         self.aborted.add(rid)
                 if rng.random() < 0.8:
                     side.turn()
+                if side.mover is not None and side.mover.waiting and rng.random() < 0.5:
+                    side.mover.finish_next(rng.randrange(len(side.mover.waiting)))
 
     def _is_over(self) -> bool:
         sides = (self.prefill, self.decode)
