@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 import xxhash
 
 import setpoint
@@ -57,6 +58,9 @@ from setpoint.tiers.store import Store, StoreError
 logger = logging.getLogger(__name__)
 
 SOURCES = ("*.py", "*.cpp", "*.h")
+COMPUTING = ("attention", "kernels", "layers", "models", "parallel", "quant", "runner")
+"""Parts of ``engine`` that compute keys and values. The rest moves messages, chooses tokens and
+starts what is here: a version that changes only that finds what the one before has stored."""
 HOST, STORAGE = "host", "storage"
 
 
@@ -280,6 +284,7 @@ def engine_facts(job: EngineJob, runner: ModelRunner, rank: int) -> dict[str, st
     del facts["the version of Setpoint"]
     return facts | {
         "sources": _sources_digest(),
+        "torch": torch.__version__,
         "weights": f"seed {job.config.random_seed}"
         if job.config.options.model.load_format == "dummy"
         else weights_digest(Path(job.folder)),
@@ -308,7 +313,8 @@ def _sources_digest() -> str:
     """Of the sources that compute keys and values."""
     root = Path(setpoint.__file__).parent / "engine"
     whole = xxhash.xxh3_128()
-    for path in sorted(path for pattern in SOURCES for path in root.rglob(pattern)):
+    found = (path for each in COMPUTING for kind in SOURCES for path in (root / each).rglob(kind))
+    for path in sorted(found):
         whole.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return whole.hexdigest()
 
