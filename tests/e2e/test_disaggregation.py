@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from test_recording import replay
 
 from setpoint.testing.server_process import (
     PATIENCE_S,
@@ -342,6 +343,34 @@ def test_servers_of_two_ranks_give_the_tokens_of_one(
             ports.add(httpx.get(url, params=of_rank).json()["rank_port"])
         assert len(ports) == 2
         wait_until(pair.is_idle)
+
+
+def test_recordings_of_both_servers_are_replayed(tiny_model: Path, tmp_path: Path) -> None:
+    port, common = free_port(), (*base(tiny_model), "--record-content", "on")
+    paths = [tmp_path / "prefill.rec", tmp_path / "decode.rec"]
+    own = ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(port))
+    with (
+        running_server(tmp_path / "p", *common, *own, "--record", str(paths[0])) as prefill,
+        running_server(
+            tmp_path / "d",
+            *(*common, "--disaggregation-mode", "decode", "--record", str(paths[1])),
+        ) as decode,
+    ):
+        pair = Pair(prefill, decode, port)
+        for name in ("greedy", "sampled", "one token", "stop", "regex"):
+            for length in (1, 700):
+                sampling = {"max_new_tokens": 24, "ignore_eos": True, **CASES[name]}
+                pair.generate(text=(TEXT * 20)[:length], sampling_params=sampling)
+        greedy = {"temperature": 0, "max_new_tokens": 4}
+        body = {"text": TEXT, "sampling_params": greedy, **pair.in_room()}
+        httpx.post(  # no prefill server is there: it is computed by decode
+            f"{decode.url}/generate", json=body | {"bootstrap_port": 1}, timeout=PATIENCE_S
+        )
+        assert pair.failures() == 1
+        wait_until(pair.is_idle)
+    for path in paths:
+        done = replay(path)
+        assert " 0 differing plans" in done.stdout, done.stdout + done.stderr
 
 
 def test_servers_of_other_numbers_of_ranks_do_not_share(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_disaggregation import Pair
 from test_recovery import all_ready, get, post, states, stream, streams
 from test_tensor_parallel import run
 
@@ -20,6 +21,7 @@ from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.server_process import (
     ServerProcess,
     engines_of,
+    free_port,
     running_server,
     wait_until,
 )
@@ -69,6 +71,25 @@ def test_two_engines_answer_as_one(model: Path, tmp_path: Path, alone: dict[str,
         assert "--enable-dp-attention" in refused.text
         assert "DP1 TP1] Load weight end" in server.errors
         assert "with --enable-dp-attention, as in SGLang" in server.errors
+
+
+def test_prefill_and_decode_servers_of_such_engines(model: Path, tmp_path: Path) -> None:
+    sampling = {"temperature": 1.0, "sampling_seed": 3, "max_new_tokens": 12, "ignore_eos": True}
+    texts = ["a short one", "a long prompt, " * 20, "a third one for the first engine"]
+    with serving(model, tmp_path / "alone") as server:
+        expected = [server.generate(text=text, sampling_params=sampling) for text in texts]
+    port = free_port()
+    mode, at = "--disaggregation-mode", ("--disaggregation-bootstrap-port", str(port))
+    with (
+        serving(model, tmp_path / "p", *TWO, mode, "prefill", *at) as prefill,
+        serving(model, tmp_path / "d", *TWO, mode, "decode", "--enable-metrics") as decode,
+    ):
+        pair = Pair(prefill, decode, port)
+        for room, (text, wanted) in enumerate(zip(texts, expected, strict=True)):
+            found = pair.post("/generate", room, text=text, sampling_params=sampling)[1].json()
+            assert found["output_ids"] == wanted["output_ids"]
+        assert pair.failures() == 0
+        assert prefill.errors.count("A decode server has connected") >= 2
 
 
 @pytest.mark.full

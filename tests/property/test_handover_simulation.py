@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 from setpoint.core.records import HandedOver, TransferEnded
 from setpoint.core.transfers import Direction, Place
+from setpoint.recording.format import ON
+from setpoint.testing.recordings import record, replayed
 from setpoint.testing.simulation.handover import Faults, Run
 
 ALL = Faults(
@@ -38,6 +41,17 @@ def test_without_faults_every_prompt_moves(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_faults_change_no_token(seed: int, tiers: bool) -> None:
     Run(seed, ALL, tiers=tiers).run(12)
+
+
+@pytest.mark.parametrize("tiers", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_recordings_of_both_engines_are_replayed(seed: int, tiers: bool, tmp_path: Path) -> None:
+    run = Run(seed, ALL, tiers=tiers)
+    run.run(12)
+    for name, side in (("prefill", run.prefill), ("decode", run.decode)):
+        outcome = replayed(record(side, tmp_path / name, content=ON))
+        assert outcome.agrees, (name, outcome)
+        assert outcome.num_steps == len(side.recorder.steps)
 
 
 def test_both_engines_use_the_store() -> None:

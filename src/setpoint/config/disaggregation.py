@@ -55,11 +55,6 @@ def _conflicts(options: Options) -> tuple[tuple[bool, str, str], ...]:
             f"--nnodes {parallel.nnodes}",
             "ranks of other machines have no bootstrap server to register at",
         ),
-        (
-            parallel.enable_dp_attention,
-            "--enable-dp-attention",
-            "it needs engines of several ranks",
-        ),
         (parallel.use_ray, "--use-ray", "Ray's actors get no key for transfers"),
         (
             parallel.engine_standby,
@@ -67,9 +62,9 @@ def _conflicts(options: Options) -> tuple[tuple[bool, str, str], ...]:
             "a standby would answer for the engine that serves",
         ),
         (
-            options.recording.record is not None,
-            "--record",
-            "what another server sends is not recorded",
+            options.recording.record is not None and options.recording.record_content == "off",
+            "--record and --record-content off",
+            "the first tokens of other servers are content, for which there is no substitute yet",
         ),
         (options.model.is_embedding, "--is-embedding", "embeddings have no second part"),
         (

@@ -17,7 +17,6 @@ from setpoint.scheduler.scheduler_config import RatioConfig, SchedulerConfig, Ti
 def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) -> SchedulerConfig:
     options, env = config.options, config.env
     disaggregation = options.disaggregation
-    mode = disaggregation.disaggregation_mode
     return SchedulerConfig(
         num_slots=pool.max_running_requests,
         max_req_len=pool.max_req_len,
@@ -28,11 +27,13 @@ def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) 
         waiting_timeout_s=env.req_waiting_timeout_s if env.req_waiting_timeout_s > 0 else None,
         running_timeout_s=env.req_running_timeout_s if env.req_running_timeout_s > 0 else None,
         handover_timeout_s=(
-            env.bootstrap_timeout_s if mode == "prefill" else env.disaggregation_waiting_timeout_s
+            env.bootstrap_timeout_s
+            if disaggregation.role == "prefill"
+            else env.disaggregation_waiting_timeout_s
         ),
         handover_interval=disaggregation.disaggregation_decode_polling_interval,
         num_reserved_decode_tokens=disaggregation.num_reserved_decode_tokens,
-        only_first_token=mode == "prefill",
+        role=disaggregation.role,
         depth=config.overlap_depth,
         ratio=RatioConfig(
             init=env.init_new_token_ratio,

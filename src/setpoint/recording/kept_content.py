@@ -95,6 +95,9 @@ class Open:
         return name
 
     def message(self, message: ToLoop) -> KeptMessage:
+        if isinstance(message, Arrived) and message.handed is not None:
+            bare = msgspec.structs.replace(message.handed, logprobs=None, token_facts={})
+            message = msgspec.structs.replace(message, handed=bare)
         return KeptMessage(msgspec.Raw(encode(message)))
 
     def note_plan(self, plan: StepPlan) -> None:

@@ -36,10 +36,12 @@ from setpoint.recording.surroundings import (
     EndOfResults,
     RecordedClock,
     RecordedExecutor,
+    RecordedGiver,
     RecordedLink,
     RecordedMover,
     RecordedOperator,
     RecordedPreparer,
+    RecordedTaker,
 )
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
@@ -130,6 +132,8 @@ class Replay:
                 observer=self._comparison,
                 preparer=self._preparer,
                 mover=RecordedMover(),
+                giver=RecordedGiver() if script.config.role == "prefill" else None,
+                taker=RecordedTaker() if script.config.role == "decode" else None,
             ),
             self._executor,
             self._link,

@@ -1,5 +1,5 @@
 """The surroundings of a replayed loop, which supply what was recorded: clock, link, executor,
-operator, and preparer of requests."""
+operator, preparer of requests, and what moves pages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import numpy as np
 
 from setpoint.core.errors import RequestError
 from setpoint.core.grammar import EndOfOutput, Grammar, NotReady
+from setpoint.core.handover import Handed
 from setpoint.core.messages import Finish, ToFrontend, Tokens, ToLoop
 from setpoint.core.operations import MemoryPart, Operation
 from setpoint.core.plan import OWN_LENGTH, Rows, StepPlan, TokenMasks
 from setpoint.core.request import Ids, Request
 from setpoint.core.result import HiddenStates, StepResult
+from setpoint.core.rooms import Bootstrap
 from setpoint.core.transfers import Transfer
 from setpoint.recording.format import KeptResult
 from setpoint.recording.script import Script
@@ -155,6 +157,26 @@ class RecordedMover:
     def save(self, transfer: Transfer) -> None: ...
 
     def cancel(self, transfer_id: int) -> None: ...
+
+
+class RecordedGiver:
+    """Implements ``core.handover.Giver`` in the same way."""
+
+    def offer(self, seq_id: int, room: int, digest: bytes) -> None: ...
+
+    def supply(self, seq_id: int, rows: Ids, handed: Handed) -> None: ...
+
+    def withdraw(self, seq_id: int, reason: str) -> None: ...
+
+
+class RecordedTaker:
+    """Implements ``core.handover.Taker`` in the same way."""
+
+    def fetch(
+        self, seq_id: int, bootstrap: Bootstrap, digest: bytes, skipped_rows: int, rows: Ids
+    ) -> None: ...
+
+    def cancel(self, seq_id: int) -> None: ...
 
 
 class RecordedOperator:

@@ -58,7 +58,7 @@ def new_sequence(
     wanted = (
         UNLIMITED if request.sampling.max_new_tokens is None else request.sampling.max_new_tokens
     )
-    if config.only_first_token:
+    if config.role == "prefill":
         wanted = min(wanted, 1)
     limit = min(config.max_req_len, longest - page_size) - num_input - 1
     if limit < min(wanted, 1):

@@ -107,8 +107,9 @@ class Scheduler:
         except Exception as error:
             return self._refuse(seq_id, request, failure_finish(log_failure("taking it in", error)))
         wanted = request.sampling.max_new_tokens
-        if wanted is not None and seq.max_new_tokens < wanted and not self.config.only_first_token:
-            self._observer.on(RequestClipped(request.rid, wanted, seq.max_new_tokens))
+        limit = seq.max_new_tokens
+        if wanted is not None and limit < wanted and self.config.role != "prefill":
+            self._observer.on(RequestClipped(request.rid, wanted, limit))
         if complete:
             seq.finish = Finish("length", length=len(seq.outputs))
             return self.state.last_event(seq)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from setpoint.core.handover import Role
 from setpoint.core.transfers import Place
 
 
@@ -71,8 +72,9 @@ class SchedulerConfig:
     """Turns between two attempts to make room for prompts that arrive."""
     num_reserved_decode_tokens: int = 512
     """Tokens for each running sequence that prompts which arrive leave free."""
-    only_first_token: bool = False
-    """Whether requests end with their first token: another server goes on."""
+    role: Role = "null"
+    """What the engine does of a request. On a prefill server requests end with their first
+    token."""
     tiers: TierConfig | None = None
     """None: there are no cache tiers."""
     depth: int = 0

@@ -17,7 +17,7 @@ from setpoint.core.errors import ConfigError
         ({"disable_radix_cache": True}, "cannot be combined with --disable-radix-cache"),
         ({"tp_size": 2, "nnodes": 2}, "cannot be combined with --nnodes 2"),
         ({"engine_standby": True}, "cannot be combined with --engine-standby"),
-        ({"record": "x"}, "cannot be combined with --record"),
+        ({"record": "x"}, "cannot be combined with --record and --record-content off"),
         ({"is_embedding": True}, "cannot be combined with --is-embedding"),
         ({"enable_return_hidden_states": True}, "hidden states are not handed over"),
     ],

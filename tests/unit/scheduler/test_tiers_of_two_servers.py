@@ -29,11 +29,11 @@ class Engines:
         self.network = network = Network(random.Random(3), Faults())
         sizes = {"num_pages": 400, "stored": stored, "handover_timeout_s": 30.0}
         self.prefill = network.prefill = Harness(
-            handover={"giver": network}, only_first_token=True, tiers=TIERS, **sizes
+            handover={"giver": network}, role="prefill", tiers=TIERS, **sizes
         )
         own = replace(TIERS, limits_loss=False, **decode)  # type: ignore[arg-type]
         self.decode = network.decode = Harness(
-            handover={"taker": network}, mixed_chunk=True, tiers=own, **sizes
+            handover={"taker": network}, role="decode", mixed_chunk=True, tiers=own, **sizes
         )
         self._room = 0
 

@@ -207,7 +207,7 @@ class Run:
         self.prefill = self.network.prefill = Harness(
             num_pages=rng.choice([40, 80]) * row.width // page_size,
             handover={"giver": self.network},
-            only_first_token=True,
+            role="prefill",
             chunked_prefill_size=rng.choice([None, 4]),
             depth=depth,
             tiers=self.tiers,
@@ -217,6 +217,7 @@ class Run:
         self.decode = self.network.decode = Harness(
             num_pages=rng.choice([40, 80]) * row.width // page_size,
             handover={"taker": self.network},
+            role="decode",
             num_reserved_decode_tokens=rng.choice([1, 5]),
             mixed_chunk=rng.choice([True, False]),
             depth=depth,
