@@ -284,7 +284,7 @@ def engine_facts(job: EngineJob, runner: ModelRunner, rank: int) -> dict[str, st
     del facts["the version of Setpoint"]
     return facts | {
         "sources": _sources_digest(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "weights": f"seed {job.config.random_seed}"
         if job.config.options.model.load_format == "dummy"
         else weights_digest(Path(job.folder)),
