@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import logging
-import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -24,29 +23,26 @@ from setpoint.config.groups.tiers import (
 from setpoint.core.blocksfile import read_blocks_table
 from setpoint.core.content_digest import content_digest
 from setpoint.core.control import TierState
-from setpoint.core.errors import ConfigError, RequestError, SetpointError
+from setpoint.core.errors import CheckpointError, ConfigError, RequestError, SetpointError
 from setpoint.core.messages import Found, Moved
-from setpoint.core.operations import (
-    STORAGE as STORAGE_OPERATIONS,
-)
 from setpoint.core.operations import (
     AttachStorage,
     ClearStorage,
     DetachStorage,
     LoadWeights,
-    MemoryPart,
     Operation,
     Operator,
     RestoreMemory,
 )
 from setpoint.core.transfers import Mover
-from setpoint.core.weightfiles import weight_files
+from setpoint.core.weightfiles import Identities, identities, weight_files
 from setpoint.engine.executor.rank_moves import RankedMover
 from setpoint.engine.executor.tensor_parallel import OtherRanks
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.engine.runner.page_rows import PageRows
 from setpoint.launch.agreement import facts_of
 from setpoint.launch.job import EngineJob, with_weights
+from setpoint.launch.recognition import Recognition, WatchedOperator
 from setpoint.launch.settings import tier_config
 from setpoint.scheduler.tiers import Tiers, TierTotals
 from setpoint.tiers.block_keys import identity_of
@@ -73,8 +69,10 @@ class CacheTiers:
         runner: ModelRunner,
         rank: int,
         post: Callable[[Found | Moved], object],
+        files: Identities,
     ) -> None:
-        """Raises ConfigError if the storage cannot be used."""
+        """files: ``noted_weights`` from before the weights were loaded. Raises ConfigError if the
+        storage cannot be used."""
         options = job.config.options
         config = tier_config(options)
         assert config is not None
@@ -99,10 +97,12 @@ class CacheTiers:
         )
         self.movers: Mover = self.mover
         """What the scheduler calls: on several ranks, it moves the shares of all."""
-        self._number = 0
+        self._files = self._coming = files
+        """The files of the weights, as they were when these were loaded, or will have been."""
         self._is_mixed = False
         """Whether the prefix cache may have pages of earlier weights."""
-        self.recognize()
+        self.recognition = Recognition(self.mover.serve_as, self._identity)
+        self.recognition.begin()
 
     @property
     def storage(self) -> Tier | None:
@@ -176,34 +176,39 @@ class CacheTiers:
         else:
             self.mover.clear(present)
 
-    def loaded(self, operation: LoadWeights) -> None:
-        """The engine has got other weights."""
-        self._job = with_weights(self._job, operation)
-        self._is_mixed = not operation.flush_cache
+    def before(self, operation: LoadWeights | RestoreMemory) -> None:
+        self.recognition.forget()
+        job = self._job
+        if isinstance(operation, LoadWeights):
+            job = with_weights(job, operation)
+        self._coming = noted_weights(job)
 
-    def recognize(self) -> None:
-        """Find out in a thread which engine this is with its weights; until then nothing is loaded
-        or saved, nor later if the prefix cache has pages of other weights."""
-        self.mover.serve_as(b"")
-        self._number += 1
-        number = self._number
+    def after(self, operation: LoadWeights | RestoreMemory, error: Exception | None) -> None:
+        if error is not None and not isinstance(error, SetpointError):
+            logger.warning("The cache tiers are not used: it is not known which weights are there.")
+            return
+        if error is None:
+            if isinstance(operation, LoadWeights):
+                self._job = with_weights(self._job, operation)
+                self._is_mixed = not operation.flush_cache
+            elif self._coming != self._files:
+                self._is_mixed = True
+            self._files = self._coming
         if self._is_mixed:
             logger.warning(
-                "The cache tiers are not used: weights were loaded without emptying the prefix"
-                " cache."
+                "The cache tiers are not used: other weights were loaded without emptying the"
+                " prefix cache."
             )
             return
+        self.recognition.begin()
 
-        def find() -> None:
-            try:
-                facts = engine_facts(self._job, self._runner, self._rank)
-            except (SetpointError, OSError) as error:
-                logger.error("The cache tiers are not used: the weights cannot be read: %s", error)
-                return
-            if number == self._number:
-                self.mover.serve_as(identity_of(facts))
-
-        threading.Thread(target=find, name="cache-identity", daemon=True).start()
+    def _identity(self) -> bytes:
+        """Raises CheckpointError if the files are not those any more that were loaded."""
+        job, files = self._job, self._files
+        identity = identity_of(engine_facts(job, self._runner, self._rank))
+        if noted_weights(job) != files:
+            raise CheckpointError(f"the files in {job.folder} have changed since they were loaded.")
+        return identity
 
     def _present_rows(self) -> PageRows:
         pool = self._runner.pool
@@ -217,51 +222,32 @@ def open_tiers(
     runner: ModelRunner,
     others: OtherRanks | None,
     post: Callable[[Found | Moved], object],
+    files: Identities,
 ) -> CacheTiers:
     """The tiers of rank 0, whose ``movers`` move the shares of all ranks. Raises ConfigError."""
     if others is None:
-        return CacheTiers(job, runner, 0, post)
+        return CacheTiers(job, runner, 0, post, files)
     ranks = RankedMover(others, post)
-    tiers = CacheTiers(job, runner, 0, ranks.post_own)
+    tiers = CacheTiers(job, runner, 0, ranks.post_own, files)
     ranks.lead(tiers.mover)
     tiers.movers = ranks
     return tiers
-
-
-class WatchedOperator:
-    """An operator after whose work the tiers know the engine again. Implements
-    ``core.operations.Operator``."""
-
-    def __init__(self, operator: Operator, tiers: CacheTiers) -> None:
-        self._operator, self._tiers = operator, tiers
-
-    @property
-    def released(self) -> frozenset[MemoryPart]:
-        return self._operator.released
-
-    def operate(self, call_id: int, operation: Operation) -> str:
-        if isinstance(operation, STORAGE_OPERATIONS):
-            self._tiers.change_storage(operation)
-            return ""
-        changes = isinstance(operation, LoadWeights) or (
-            isinstance(operation, RestoreMemory) and MemoryPart.WEIGHTS in operation.parts
-        )
-        if not changes:
-            return self._operator.operate(call_id, operation)
-        self._tiers.mover.serve_as(b"")
-        path = self._operator.operate(call_id, operation)
-        if isinstance(operation, LoadWeights):
-            self._tiers.loaded(operation)
-        self._tiers.recognize()
-        return path
 
 
 class LateTiers:
     """The tiers of a rank but the first, which are made when the rank has its pool; what happens to
     the weights before needs no notice. Implements ``Operator`` around the rank's own."""
 
-    def __init__(self, job: EngineJob, runner: ModelRunner, operator: Operator, rank: int) -> None:
+    def __init__(
+        self,
+        job: EngineJob,
+        runner: ModelRunner,
+        operator: Operator,
+        rank: int,
+        files: Identities,
+    ) -> None:
         self._job, self._runner, self._operator, self._rank = job, runner, operator, rank
+        self._files = files
         self._watched: WatchedOperator | None = None
 
     def __getattr__(self, name: str) -> object:
@@ -270,12 +256,24 @@ class LateTiers:
     def operate(self, call_id: int, operation: Operation) -> str:
         if isinstance(operation, LoadWeights):
             self._job = with_weights(self._job, operation)
+            self._files = noted_weights(self._job)
         return (self._watched or self._operator).operate(call_id, operation)
 
     def make(self, post: Callable[[Found | Moved], object]) -> Mover:
-        tiers = CacheTiers(self._job, self._runner, self._rank, post)
+        tiers = CacheTiers(self._job, self._runner, self._rank, post, self._files)
         self._watched = WatchedOperator(self._operator, tiers)
         return tiers.mover
+
+
+def noted_weights(job: EngineJob) -> Identities:
+    """The state of the weights' files now. What is read from a GGUF file is guarded by its
+    digest."""
+    if job.config.options.model.load_format == "dummy":
+        return {}
+    try:
+        return identities(weight_files(Path(job.folder)))
+    except (SetpointError, OSError):
+        return {}  # who loads them says what is wrong
 
 
 def engine_facts(job: EngineJob, runner: ModelRunner, rank: int) -> dict[str, str]:

@@ -47,7 +47,7 @@ from setpoint.engine.parallel.shared_tokens import SharedMemoryDataRanks
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc.sockets import EngineSocket
 from setpoint.launch.binding import bound
-from setpoint.launch.cache_tiers import CacheTiers, WatchedOperator, open_tiers
+from setpoint.launch.cache_tiers import CacheTiers, noted_weights, open_tiers
 from setpoint.launch.grammar_threads import GrammarThreads
 from setpoint.launch.grammars import engine_grammars
 from setpoint.launch.handing import RenewingOperator, Sides, open_sides
@@ -64,6 +64,7 @@ from setpoint.launch.mapping import (
 from setpoint.launch.meeting import end_blamelessly
 from setpoint.launch.rank_group import other_ranks
 from setpoint.launch.ranks import RankProcesses, start_ranks
+from setpoint.launch.recognition import WatchedOperator
 from setpoint.launch.settings import live_settings, scheduler_config
 from setpoint.launch.step_memory import bell_of, mapped, ring
 from setpoint.observe.logline import setup_logging
@@ -164,6 +165,7 @@ def _build(
     readers = _readers(job, clock)
     grammars = engine_grammars(job)
     others = other_ranks(job, ranks, at_end)
+    files = noted_weights(job)
     runner, pool, left = _load(job, readers, others, data)
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
     cache = cache_config(config.options, runner.pool)
@@ -171,7 +173,7 @@ def _build(
     recording = _recorded(job, at_end, **engine)
     observer = readers if recording is None else Tee(readers, recording)
     sides, giver, taker = open_sides(job, runner, others, socket.post, at_end)
-    tiers = open_tiers(job, runner, others, socket.post) if rules.tiers else None
+    tiers = open_tiers(job, runner, others, socket.post, files) if rules.tiers else None
     scheduler = Scheduler(
         rules,
         settings,

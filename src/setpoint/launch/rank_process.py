@@ -16,6 +16,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from setpoint.core.errors import SetpointError
+from setpoint.core.weightfiles import Identities
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.profiling import Profiler
@@ -23,7 +24,7 @@ from setpoint.engine.executor.tensor_parallel import Loaded, Refused, encode, fo
 from setpoint.engine.parallel.group import Group, GroupLost
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.launch.binding import bound
-from setpoint.launch.cache_tiers import LateTiers
+from setpoint.launch.cache_tiers import LateTiers, noted_weights
 from setpoint.launch.engine_process import end_with_parent
 from setpoint.launch.handing import LateSides
 from setpoint.launch.heartbeat import write_stacks_when_asked
@@ -96,7 +97,7 @@ def _end_late(why: str) -> None:
 
 
 def _take_part(job: EngineJob, config: EngineConfig, group: Group, link: Connection) -> int:
-    available = device_bytes(config.device)
+    available, files = device_bytes(config.device), noted_weights(job)
     try:
         build = partial(build_runner, config, group)
         runner = at_low_priority(build) if job.is_standby else build()
@@ -116,7 +117,7 @@ def _take_part(job: EngineJob, config: EngineConfig, group: Group, link: Connect
     gc.collect()
     gc.freeze()
     with ExitStack() as at_end:
-        _follow(job, runner, link, operator, group.rank, at_end)
+        _follow(job, runner, link, operator, group.rank, at_end, files)
     return 0
 
 
@@ -127,11 +128,12 @@ def _follow(
     operator: EngineOperator,
     rank: int,
     at_end: ExitStack,
+    files: Identities,
 ) -> None:
     """``follow``, with whatever moves this rank's share of pages."""
     tiers = sides = None
     if tier_config(job.config.options) is not None:
-        operator = tiers = LateTiers(job, runner, operator, rank)
+        operator = tiers = LateTiers(job, runner, operator, rank, files)
     if job.config.options.disaggregation.role != "null":
         operator = sides = LateSides(job, runner, operator, at_end, rank)
     follow(

@@ -80,8 +80,10 @@ class Committer:
                 events.append(event)
             if seq.is_late and seq.finish is None:
                 self._leave_if_idle(seq)
-        if self._state.tiers is not None and not step.num_decode_rows:
-            self._state.tiers.note_prefill(step.num_new_tokens, result.forward_s)
+        if self._state.tiers is not None:
+            self._state.tiers.note_step(result.step_id)
+            if not step.num_decode_rows:
+                self._state.tiers.note_prefill(step.num_new_tokens, result.forward_s)
         self._observer.on(self._done(step, result, num_sampled))
         return events
 

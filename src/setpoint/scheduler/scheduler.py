@@ -176,14 +176,17 @@ class Scheduler:
             state.transfers.end(message)
             state.standing_refusal = None  # it may have held what a sequence needs
         elif state.tiers is not None:
-            state.tiers.found(message, state.now)
+            state.tiers.found(message)
         self._advance_tiers()
 
     def _advance_tiers(self) -> None:
-        """Begin loads and saves that can begin, and queue the sequences that wait no longer."""
+        """Begin loads and saves that can begin, and queue the sequences that wait no longer.
+
+        Nothing begins in a standstill: memory may be given back, or weights be about to change."""
         state, tiers = self.state, self.state.tiers
         if tiers is not None:
-            tiers.advance(state.now)
+            if not state.stands_still:
+                tiers.advance(state.now)
             ready, tiers.ready = tiers.ready, []
             for seq in ready:
                 state.enqueue_if_ready(seq)

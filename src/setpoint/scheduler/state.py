@@ -100,6 +100,7 @@ class State:
         self.ratio = NewTokenRatio(config.ratio, settings.conservativeness)
         self.transfers = Transfers(cache, observer)
         self.preparing = Preparing(preparer, observer)
+        self.inflight: deque[StepDraft] = deque()
         self.tiers = self._tiers(mover)  # None without cache tiers
         self.queue = WaitingQueue()
         self.running: dict[int, Sequence] = {}
@@ -113,7 +114,6 @@ class State:
         """Finished, but in a plan in flight: slot and pages stay held until its result is back."""
         self.chunking: Sequence | None = None
         """The one sequence in mid-prefill."""
-        self.inflight: deque[StepDraft] = deque()
         self.by_id: dict[int, Sequence] = {}
         """The sequences in ``preparing``, ``queue``, ``running`` or ``handing``."""
         self.slots = list(range(config.num_slots - 1, -1, -1))
@@ -141,9 +141,24 @@ class State:
         config, cache = self.config.tiers, self.cache
         if config is None or mover is None or not cache.enabled:
             return None
-        tiers = Tiers(config, mover, cache, self.transfers, self.preparing, self._observer)
+        tiers = Tiers(
+            config,
+            mover,
+            cache,
+            self.transfers,
+            self.preparing,
+            self._observer,
+            self._newest_step,
+        )
         self.preparing.cancel[Need.CACHE] = tiers.cancel
         return tiers
+
+    def _newest_step(self) -> int:
+        if not self.inflight:
+            return -1
+        plan = self.inflight[-1].plan
+        assert plan is not None, "nothing is saved while a step is planned"
+        return plan.step_id
 
     @property
     def available_tokens(self) -> int:

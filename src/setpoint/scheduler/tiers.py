@@ -10,7 +10,7 @@ which all come from recorded inputs.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from setpoint.core.messages import Finish, Found, Moved
@@ -18,7 +18,7 @@ from setpoint.core.prefix_hash import prefix_hashes
 from setpoint.core.preparation import Need
 from setpoint.core.records import Fallback, Observer, Outcome
 from setpoint.core.request import Ids, pack_ids
-from setpoint.core.transfers import Direction, Mover
+from setpoint.core.transfers import Direction, Mover, Transfer
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.preparing import Preparing
 from setpoint.scheduler.scheduler_config import TierConfig
@@ -93,8 +93,11 @@ class Tiers:
         transfers: Transfers,
         preparing: Preparing,
         observer: Observer,
+        newest_step: Callable[[], int],
     ) -> None:
-        self._config, self._mover = config, mover
+        """newest_step: returns the number of the newest step whose result is not back; -1 if there
+        is none."""
+        self._config, self._mover, self._newest_step = config, mover, newest_step
         self._cache, self._transfers, self._preparing = cache, transfers, preparing
         self._observer = observer
         self.totals = TierTotals()
@@ -108,6 +111,9 @@ class Tiers:
         """Digest of a block -> how often it was used, or STORED."""
         self._to_save: deque[tuple[Ids, str, int]] = deque()
         """(tokens, namespace, first block) to save, when there is room for the transfer."""
+        self._held: deque[tuple[int, Transfer]] = deque()
+        """Saves whose pages a step may still be writing: (the newest such step, save). Another
+        sequence may have planned to compute what is to be saved."""
         self.is_thrifty = False
         """Whether only blocks are saved that were used twice, because saving has not paid."""
         self._prefill_rate = self._load_rate = 0.0
@@ -144,8 +150,8 @@ class Tiers:
         if wait.transfer_id is not None:
             self._mover.cancel(wait.transfer_id)
 
-    def found(self, message: Found, now: float) -> None:
-        """Take the answer to a lookup."""
+    def found(self, message: Found) -> None:
+        """Take the answer to a lookup; ``advance`` goes on from there."""
         wait = self._waits.get(message.seq_id)
         if wait is None or wait.found:
             return
@@ -158,7 +164,6 @@ class Tiers:
             self._finish(wait, "missed", message.seconds)
             return
         wait.deadline = float("inf")  # it waits for its turn
-        self.advance(now)
 
     def advance(self, now: float) -> None:
         """Begin what can begin: loads in the order of arrival, then saves."""
@@ -286,7 +291,9 @@ class Tiers:
     # ------------------------------------------------------------------ saving
 
     def keep(self, ids: Ids, namespace: str, finish: Finish | None, *, num_handed: int = 0) -> None:
-        """Save the whole blocks that a sequence has computed, as far as the write policy says.
+        """Save the whole blocks that a sequence has computed, as far as the write policy says: not at
+        once, because a step may be planned at this moment.
+
         num_handed: tokens at the beginning that another server has computed, and saves."""
         if finish is not None and (finish.status_code or 0) >= 500:
             return  # what a failed computation left is no use to others
@@ -305,7 +312,6 @@ class Tiers:
                     first, end = min(first, index), index + 1
             self._remember(key, uses)
         self._enqueue(ids[: end * block], namespace, first, keys[first:end])
-        self._start_saves()
 
     def save_ahead(self) -> None:
         """With write_back: save what will be evicted first, in time: once half of the pool is in
@@ -363,8 +369,18 @@ class Tiers:
             lambda reached, message: self._saved(ids[:end], namespace, first, message),
         )
         if transfer is not None:
-            self._mover.save(transfer)
+            step_id = self._newest_step()
+            if step_id < 0:
+                self._mover.save(transfer)
+            else:
+                self._held.append((step_id, transfer))
         return True
+
+    def note_step(self, step_id: int) -> None:
+        """The result of this step is back, and of all before it."""
+        while self._held and self._held[0][0] <= step_id:
+            self._mover.save(self._held.popleft()[1])
+        self._start_saves()
 
     def _saved(self, ids: Ids, namespace: str, first: int, message: Moved) -> None:
         self.totals.save_s += message.seconds
@@ -401,6 +417,7 @@ class Tiers:
 
     def flush(self) -> None:
         """Forget what is to be saved: the pool's content is void."""
+        assert not self._held, "a flush with a step in flight"
         self._to_save.clear()
         self._known.clear()
 

@@ -9,9 +9,9 @@ which requests wait, the other one saves.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
@@ -77,6 +77,27 @@ class Tier:
         logger.error("Cache tier %s is off: %s", self.name, why)
 
 
+class Worker(Protocol):
+    """Does jobs, one after the other, in the order in which they came."""
+
+    def add(self, job: Job) -> None: ...
+
+
+class WorkerThread:
+    """A worker that is a thread, which ends with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def add(self, job: Job) -> None:
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+
+
 class StoreMover:
     """See the module. post: puts a message into the loop's inbox, from any thread."""
 
@@ -88,22 +109,23 @@ class StoreMover:
         block: int,
         page_size: int,
         post: Post,
+        worker: Callable[[str], Worker] = WorkerThread,
     ) -> None:
-        """tiers: the fastest first. rows: gives the rows of the pool's present memory."""
+        """tiers: the fastest first. rows: gives the rows of the pool's present memory. worker:
+        makes a worker with this name."""
         self.tiers = list(tiers)
         self.identity = b""
         """The digest of the engine; set by ``serve_as``, until which nothing is found or kept."""
         self._rows, self._block, self._page = rows, block, page_size
         self._post = post
-        self._changed = threading.Condition()
-        """Guards the jobs and the cancelled transfers."""
-        self._loads: deque[Job] = deque()
-        self._saves: deque[Job] = deque()
+        self._loads, self._saves = worker("cache-load"), worker("cache-save")
+        self._lock = threading.Lock()
+        """Guards the next two."""
+        self._open: set[int] = set()
+        """Transfers that have not ended."""
         self._cancelled: set[int] = set()
-        for jobs, name in ((self._loads, "cache-load"), (self._saves, "cache-save")):
-            threading.Thread(target=self._work, args=(jobs,), name=name, daemon=True).start()
         for tier in self.tiers:
-            self._add(self._loads, partial(self._sweep, tier))
+            self._loads.add(partial(self._sweep, tier))
 
     def serve_as(self, identity: bytes) -> None:
         """Read and write blocks of this engine from now on."""
@@ -122,24 +144,30 @@ class StoreMover:
     # ------------------------------------------------------------------ from the loop
 
     def look_up(self, seq_id: int, ids: Ids, namespace: str) -> None:
-        self._add(self._loads, lambda: self._look_up(seq_id, ids, namespace, self.identity))
+        self._loads.add(lambda: self._look_up(seq_id, ids, namespace, self.identity))
 
     def load(self, transfer: Transfer) -> None:
-        rows, identity = self._rows(), self.identity
-        self._add(self._loads, lambda: self._load(transfer, rows, identity))
+        rows, identity = self._begin(transfer), self.identity
+        self._loads.add(lambda: self._load(transfer, rows, identity))
 
     def save(self, transfer: Transfer) -> None:
-        rows, identity = self._rows(), self.identity
-        self._add(self._saves, lambda: self._save(transfer, rows, identity))
+        rows, identity = self._begin(transfer), self.identity
+        self._saves.add(lambda: self._save(transfer, rows, identity))
+
+    def _begin(self, transfer: Transfer) -> Rows:
+        with self._lock:
+            self._open.add(transfer.id)
+        return self._rows()
 
     def cancel(self, transfer_id: int) -> None:
-        with self._changed:
-            self._cancelled.add(transfer_id)
+        with self._lock:
+            if transfer_id in self._open:  # its end may be on its way to the loop
+                self._cancelled.add(transfer_id)
 
     def attach(self, tier: Tier) -> None:
         """Use a further store, the slowest of all."""
         self.tiers = [*self.tiers, tier]
-        self._add(self._loads, partial(self._sweep, tier))
+        self._loads.add(partial(self._sweep, tier))
 
     def detach(self, tier: Tier) -> None:
         """Stop using a store; what works on it ends first."""
@@ -148,25 +176,12 @@ class StoreMover:
 
     def clear(self, tier: Tier) -> None:
         """Remove this engine's blocks from a store, before any later lookup."""
-        self._add(self._loads, lambda: tier.try_(lambda store: store.clear()))
+        self._loads.add(lambda: tier.try_(lambda store: store.clear()))
 
     def _sweep(self, tier: Tier) -> None:
         tier.try_(lambda store: store.sweep())
 
-    def _add(self, jobs: deque[Job], job: Job) -> None:
-        with self._changed:
-            jobs.append(job)
-            self._changed.notify_all()
-
-    # ------------------------------------------------------------------ in threads
-
-    def _work(self, jobs: deque[Job]) -> None:
-        while True:
-            with self._changed:
-                while not jobs:
-                    self._changed.wait()
-                job = jobs.popleft()
-            job()
+    # ------------------------------------------------------------------ in workers
 
     def _look_up(self, seq_id: int, ids: Ids, namespace: str, identity: bytes) -> None:
         began = time.perf_counter()
@@ -277,6 +292,7 @@ class StoreMover:
         return num_bytes
 
     def _end(self, message: Moved) -> None:
-        with self._changed:
+        with self._lock:
+            self._open.discard(message.id)
             self._cancelled.discard(message.id)
         self._post(message)

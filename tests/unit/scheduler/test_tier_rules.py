@@ -10,13 +10,22 @@ import pytest
 
 from setpoint.core.control import FlushCache, PauseMode
 from setpoint.core.messages import Found, Moved
+from setpoint.core.operations import MemoryPart, ReleaseMemory, RestoreMemory
 from setpoint.core.pagerows import PageRow, WindowColumns
+from setpoint.core.plan import StepPlan
 from setpoint.core.preparation import Need
 from setpoint.core.records import Fallback, PreparationEnded, PreparationStarted, TransferEnded
+from setpoint.core.transfers import Transfer
 from setpoint.scheduler.scheduler_config import TierConfig
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.movers import Key
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint.testing.operators import ScriptedOperator
+from setpoint.testing.scripted import (
+    ScriptedExecutor,
+    ScriptedStep,
+    hashed_token,
+    reference,
+)
 
 TIERS = TierConfig(block=8, threshold=16)
 PROMPT = [(7 * at) % VOCAB for at in range(41)]
@@ -203,6 +212,57 @@ def test_a_flush_overtakes_what_is_on_its_way(when: str) -> None:
     assert h.outcomes["b"].ids == expected(PROMPT)
     if when == "load":
         assert h.outcomes["b"].num_cached == 0
+
+
+def test_nothing_is_loaded_into_memory_that_is_given_back() -> None:
+    """Red before: the load ended the engine, because the pool had no pages to fill."""
+    h = next_engine(served(), operator=ScriptedOperator())
+    assert h.mover is not None
+    h.mover.hold = True
+    h.operate(ReleaseMemory([MemoryPart.KV_CACHE]))
+    h.submit("b", PROMPT)
+    h.turn()
+    h.mover.finish_next()  # the lookup
+    h.turn(3)
+    assert not h.mover.waiting, "a load into no memory"
+    h.operate(RestoreMemory([MemoryPart.KV_CACHE]))
+    h.turn(3)
+    assert h.mover.waiting
+    h.mover.hold = False
+    h.mover.finish_next()
+    h.drain()
+    assert (h.outcomes["b"].num_cached, h.outcomes["b"].ids) == (40, expected(PROMPT))
+
+
+@pytest.mark.parametrize("turns", range(14))
+def test_a_save_reads_nothing_that_a_step_is_still_computing(turns: int) -> None:
+    """Red before with steps planned ahead: where another prompt goes on with the outputs of a request
+    that is ending, the tree has the pages of that prompt, which are not computed yet."""
+    h = Harness(tiers=TIERS, depth=1, num_pages=300)
+    assert isinstance(h.executor, ScriptedExecutor)
+    assert h.mover is not None
+    being_written: list[list[int]] = []
+    submit, save = h.executor.submit, h.mover.save
+
+    def submitted(plan: StepPlan) -> ScriptedStep:
+        step = submit(plan)
+        pages = plan.pages.pages.ravel().tolist()
+        being_written.append(pages)
+        result = step.result
+        step.result = lambda: being_written.remove(pages) or result()  # type: ignore[method-assign]
+        return step
+
+    def saved(transfer: Transfer) -> None:
+        assert not {*transfer.rows.tolist()} & {page for each in being_written for page in each}
+        save(transfer)
+
+    h.executor.submit, h.mover.save = submitted, saved  # type: ignore[method-assign]
+    h.submit("a", PROMPT, max_new_tokens=12)
+    h.turn(turns)
+    longer = [*PROMPT, *expected(PROMPT, 12), 1, 2, 3]
+    h.submit("b", longer)
+    h.drain()
+    assert [h.outcomes[rid].ids for rid in "ab"] == [expected(PROMPT, 12), expected(longer)]
 
 
 def test_messages_of_what_has_ended_change_nothing() -> None:

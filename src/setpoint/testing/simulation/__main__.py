@@ -8,19 +8,21 @@ import time
 from collections import Counter
 
 from setpoint.testing.simulation.run import simulate
+from setpoint.testing.simulation.tier_run import simulate_tiers
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m setpoint.testing.simulation")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=1, help="how many seeds, one after the other")
+    parser.add_argument("--tiers", action="store_true", help="servers with cache tiers")
     parser.add_argument("-v", action="store_true", help="print everything that happens")
     arguments = parser.parse_args()
     seen: Counter[str] = Counter()
     failed = []
     began = time.process_time()
     for seed in range(arguments.seed, arguments.seed + arguments.count):
-        report = simulate(seed)
+        report = simulate_tiers(seed) if arguments.tiers else simulate(seed)
         seen.update(report.seen)
         if arguments.v:
             sys.stdout.write(report.world.trace())

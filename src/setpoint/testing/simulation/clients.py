@@ -14,7 +14,7 @@ from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.jobs import ClientGoneError, SequenceOutput
 from setpoint.frontend.service import Service
-from setpoint.testing.simulation.engine import FIRST_LETTER, LETTERS
+from setpoint.testing.simulation.model import FIRST_LETTER, LETTERS
 from setpoint.testing.simulation.virtual_time import VirtualLoop
 
 SHARED = 70
@@ -90,10 +90,10 @@ class Outcome:
 
 def draw_orders(rng: random.Random, count: int, *, seconds: float, ranks: int) -> Iterator[Order]:
     """Orders of all kinds, spread over so many seconds."""
-    beginnings = [tuple(_letters(rng, SHARED)) for _ in range(2)]
+    beginnings = [tuple(letters(rng, SHARED)) for _ in range(2)]
     for number in range(count):
         prompt = (rng.choice(beginnings) if rng.random() < 0.4 else ()) + tuple(
-            _letters(rng, rng.randrange(1, 20))
+            letters(rng, rng.randrange(1, 20))
         )
         poison = None
         n = rng.choice([1, 1, 1, 1, 2, 3])
@@ -116,7 +116,7 @@ def draw_orders(rng: random.Random, count: int, *, seconds: float, ranks: int) -
         )
 
 
-def _letters(rng: random.Random, count: int) -> list[int]:
+def letters(rng: random.Random, count: int) -> list[int]:
     return [FIRST_LETTER + rng.randrange(LETTERS) for _ in range(count)]
 
 
@@ -125,7 +125,7 @@ def _sampling(rng: random.Random, n: int, seed: int) -> SamplingParams:
     stop: tuple[str, ...] = ()
     if kind < 0.35:
         stop = tuple(
-            bytes(_letters(rng, rng.randrange(1, 4))).decode() for _ in range(rng.randrange(1, 3))
+            bytes(letters(rng, rng.randrange(1, 4))).decode() for _ in range(rng.randrange(1, 3))
         )
     is_spelled = 0.35 <= kind < 0.5
     # Together with a grammar such a stop may leave no token to choose.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,16 +36,25 @@ from setpoint.core.messages import (
     decode_to_engine,
     encode,
 )
-from setpoint.core.operations import LoadWeights, MemoryPart, Operation
+from setpoint.core.operations import (
+    LoadWeights,
+    MemoryPart,
+    Operation,
+    Operator,
+    ReleaseMemory,
+    RestoreMemory,
+)
 from setpoint.core.plan import Admit, StepPlan
 from setpoint.core.records import Record
 from setpoint.core.request import Ids, Request
+from setpoint.core.transfers import Mover
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.link import SocketLink
 from setpoint.ipc.sockets import MessageSocket
 from setpoint.launch.heartbeat import heartbeat
 from setpoint.launch.job import EngineJob, decode_job, encode_job
 from setpoint.launch.process import until_reported
+from setpoint.launch.recognition import RecognizedTiers, WatchedOperator
 from setpoint.launch.settings import live_settings, scheduler_config
 from setpoint.scheduler import invariants
 from setpoint.scheduler.cache.manager import CacheConfig
@@ -54,16 +62,10 @@ from setpoint.scheduler.cache.news import CacheNews
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 from setpoint.testing.preparers import ScriptedPreparer
-from setpoint.testing.scripted import ScriptedExecutor, ScriptedStep
+from setpoint.testing.scripted import EMPTY, ScriptedExecutor, ScriptedStep
+from setpoint.testing.simulation.model import FIRST_LETTER, Spelling, token_after
 from setpoint.testing.simulation.virtual_time import VirtualLoop
 from setpoint.testing.simulation.wire import End, socket_pair
-
-LETTERS = 12
-FIRST_LETTER = ord("a")
-END_OF_TEXT = 257
-"""The byte tokenizer's EOS."""
-SPELLED_LENGTH = 12
-"""Tokens of an output under a constraint."""
 
 QUEUE_FULL = "The request queue is full."
 
@@ -75,11 +77,6 @@ finishes the step, or the step raises."""
 StartKind = Literal["ready", "refuses", "crashes", "is killed", "hangs"]
 MessageFault = Literal["doubled", "cut", "garbled", "foreign"]
 """What becomes of a message to the frontend; foreign: one of an earlier life comes first."""
-
-
-def token_after(history: Ids, seed: int) -> int:
-    drawn = zlib.crc32(history.astype("<i4").tobytes(), seed & 0xFFFFFFFF)
-    return END_OF_TEXT if drawn % 37 == 0 else FIRST_LETTER + drawn // 37 % LETTERS
 
 
 class Death(BaseException):
@@ -104,6 +101,14 @@ class Poison:
         code = self.deaths.get((seed, position))
         if code is not None:
             raise Death(code)
+
+
+class EngineTiers(Mover, RecognizedTiers, Protocol):
+    """The cache tiers of an engine."""
+
+    def on(self, record: Record) -> None: ...
+
+    def died(self) -> None: ...
 
 
 class World(Protocol):
@@ -135,6 +140,12 @@ class World(Protocol):
     def keep_for_later(self, data: bytes) -> None:
         """These tokens may come once more, from another engine."""
 
+    def executor(
+        self, engine: SimulatedEngine, num_pages: int, page_size: int
+    ) -> tuple[SimulatedExecutor, EngineTiers | None]:
+        """What computes, and the cache tiers, if the server has some."""
+        ...
+
     def came_to(self, message: Submit) -> None:
         """An engine has read a request."""
 
@@ -163,42 +174,16 @@ class ProcessClock:
         self.ahead_at = self.now() + seconds
 
 
-class Spelling:
-    """A grammar over letters: every third token is free, the others follow from those before, and
-    after SPELLED_LENGTH tokens it is over."""
-
-    def __init__(self) -> None:
-        self._accepted: list[int] = []
-
-    def accept(self, token: int) -> None:
-        assert self._mask()[token], "a token that the grammar does not allow"
-        self._accepted.append(token)
-
-    def _mask(self) -> np.ndarray:
-        bits = np.zeros(320, np.uint8)
-        if len(self._accepted) % 3 == 2:
-            bits[FIRST_LETTER : FIRST_LETTER + LETTERS] = 1
-        else:
-            first = sum(self._accepted) % LETTERS
-            count = 1 if len(self._accepted) % 3 else 2
-            bits[[FIRST_LETTER + (first + each) % LETTERS for each in range(count)]] = 1
-        return bits
-
-    def fill_mask(self, words: Ids) -> None:
-        packed = np.packbits(self._mask(), bitorder="little").view("<i4")
-        words[:] = packed[: len(words)]
-
-    @property
-    def terminated(self) -> bool:
-        return len(self._accepted) >= SPELLED_LENGTH
-
-
 class SimulatedExecutor(ScriptedExecutor):
     def __init__(self, engine: SimulatedEngine, num_pages: int, page_size: int) -> None:
         super().__init__(num_pages=num_pages, page_size=page_size, next_token=lambda history: 0)
         self._engine = engine
         self._admits: dict[int, Admit] = {}
         self.look_at = self._admitted
+
+    def take(self) -> None:
+        """Have new memory for keys and values."""
+        self.store = np.full_like(self.store, EMPTY)
 
     def _admitted(self, admit: Admit) -> None:
         self._admits[admit.slot] = admit
@@ -335,6 +320,9 @@ class SimulatedEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._is_in_turn = False
         self._due_at = 0.0
+        self.released: frozenset[MemoryPart] = frozenset()
+        self.tiers: EngineTiers | None = None
+        self._executor: SimulatedExecutor
 
     # ------------------------------------------------------------------ as the parent sees it
 
@@ -376,6 +364,8 @@ class SimulatedEngine:
         self.code = code
         at = self.clock.now() if self._is_in_turn else self.world.loop.time()
         self.world.died(self, code)
+        if self.tiers is not None:
+            self.tiers.died()
         self.link.close(at)
         notice_s = self.world.rng.uniform(0.0, 0.05)
         self.world.loop.call_at(at + notice_s, self._reaped)
@@ -439,21 +429,25 @@ class SimulatedEngine:
         preparer.post = self.link.post
         preparer.vocab_size = spec.vocab_size
         self._hold(preparer)
+        executor, tiers = self.world.executor(self, num_tokens // page_size, page_size)
+        self.tiers, self._executor = tiers, executor
+        operator: Operator = self if tiers is None else WatchedOperator(self, tiers)
         self.scheduler = Scheduler(
             scheduler_config(config, pool, spec),
             live_settings(config, pool),
             cache,
             observer=self,
             preparer=preparer,
+            mover=tiers,
         )
         self.loop = Loop(
             self.scheduler,
-            SimulatedExecutor(self, num_tokens // page_size, page_size),
+            executor,
             self.link,
             depth=config.overlap_depth,
             clock=self.clock,
             observer=self,
-            operator=self,
+            operator=operator,
             heartbeat=heartbeat(self.link, self.clock.now),
         )
         self.link.send(
@@ -490,18 +484,26 @@ class SimulatedEngine:
 
         preparer.start, preparer.make_ready = started, readied  # type: ignore[method-assign]
 
-    @property
-    def released(self) -> frozenset[MemoryPart]:
-        return frozenset()
-
     def operate(self, call_id: int, operation: Operation) -> str:
-        assert isinstance(operation, LoadWeights)
         self.clock.spend(self.world.step_s())
-        self.weights = operation.folder
+        match operation:
+            case LoadWeights(folder):
+                self.weights = folder
+                self.released -= {MemoryPart.WEIGHTS}
+            case ReleaseMemory(parts):
+                self.released |= set(parts)
+            case RestoreMemory(parts):
+                self.released -= set(parts)
+                if MemoryPart.KV_CACHE in parts:
+                    self._executor.take()
+            case _:
+                raise AssertionError(f"{operation} is not simulated")
         return ""
 
     def on(self, record: Record) -> None:
         """Implements Observer: what the loop decides is seen by its messages."""
+        if self.tiers is not None:
+            self.tiers.on(record)
 
     def wake(self) -> None:
         """Take a turn as soon as the one before is over."""

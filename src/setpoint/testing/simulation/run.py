@@ -29,6 +29,7 @@ from setpoint.testing.simulation.engine import (
     StepFault,
     is_at_rest,
 )
+from setpoint.testing.simulation.tiers import SharedStorage
 from setpoint.testing.simulation.world import Setting, World, noted_logs, options_of
 
 NUM_ORDERS = 7
@@ -141,7 +142,10 @@ def fixed_plan(ranks: int) -> Plan:
 class Run:
     """A world with its clients, faults and operators."""
 
-    def __init__(self, plan: Plan, *, is_disturbed: bool = True) -> None:
+    def __init__(
+        self, plan: Plan, *, is_disturbed: bool = True, storage: SharedStorage | None = None
+    ) -> None:
+        """storage: what cache tiers share; without it, there are none, whatever the options say."""
         self.plan = plan
         setting = plan.setting
         if not is_disturbed:
@@ -149,7 +153,7 @@ class Run:
                 dp_size=1, engine_standby=False, max_queued_requests=None
             )
             setting = replace(setting, options=quiet)
-        self.world = World(f"world {plan.seed}", setting)
+        self.world = World(f"world {plan.seed}", setting, storage)
         self.rng = self.world.rng
         self.is_disturbed = is_disturbed
         self.seen: Counter[str] = Counter()
@@ -176,13 +180,16 @@ class Run:
             if self.is_disturbed:
                 await self._disturbed()
             else:
-                for order in self.plan.orders:
-                    await self.clients.ask(
-                        replace(order, leaves_after=None, is_aborted_after=None, poison=None)
-                    )
+                await self._undisturbed()
             if not session.over.done():
                 await self._check_rest()
             self._check_books()
+
+    async def _undisturbed(self) -> None:
+        for order in self.plan.orders:
+            await self.clients.ask(
+                replace(order, leaves_after=None, is_aborted_after=None, poison=None)
+            )
 
     async def _disturbed(self) -> None:
         world, loop = self.world, self.world.loop
@@ -352,8 +359,11 @@ class Run:
         self.world.note("operator", f"has set {values}")
 
     async def _load(self) -> None:
+        await self._load_weights(f"weights {self.rng.randrange(9)}")
+
+    async def _load_weights(self, folder: str) -> None:
         """As /update_weights_from_disk does it, but no request ends."""
-        folder, orders = f"weights {self.rng.randrange(9)}", self.service.engine.orders
+        orders = self.service.engine.orders
         self.seen["loads"] += 1
         self.world.note("operator", f"loads {folder}")
         async with self.loading:
@@ -457,7 +467,10 @@ def alone(plan: Plan) -> dict[str, list[Answer]]:
 
 def judged(plan: Plan, expected: dict[str, list[Answer]]) -> Report:
     """Run a plan and compare what each client got."""
-    run = Run(plan)
+    return judge(Run(plan), expected)
+
+
+def judge(run: Run, expected: dict[str, list[Answer]]) -> Report:
     report = run.go()
     paused_away = run.seen["pause abort"] > 0
     for rid, outcome in report.outcomes.items():

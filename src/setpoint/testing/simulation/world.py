@@ -27,19 +27,23 @@ from setpoint.launch.engine import Launched
 from setpoint.launch.engine_session import EngineSession
 from setpoint.launch.phases import Phases
 from setpoint.launch.served import Served
+from setpoint.launch.settings import tier_config
 from setpoint.observe.waiting import Waiting
 from setpoint.scheduler import invariants
 from setpoint.scheduler.scheduler import Scheduler
 from setpoint.testing.byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from setpoint.testing.simulation.engine import (
     CRASHED,
-    END_OF_TEXT,
+    EngineTiers,
     MessageFault,
     Poison,
     SimulatedEngine,
+    SimulatedExecutor,
     Start,
     StepFault,
 )
+from setpoint.testing.simulation.model import END_OF_TEXT
+from setpoint.testing.simulation.tiers import SharedStorage, SimulatedTiers, TieredExecutor
 from setpoint.testing.simulation.virtual_time import VirtualLoop
 from setpoint.testing.specs import tiny_spec
 
@@ -94,8 +98,12 @@ def _served(options: Options) -> Served:
 class World:
     """Everything that a simulated server is made of, and what happens in it, noted in order."""
 
-    def __init__(self, seed: int | str, setting: Setting) -> None:
+    def __init__(
+        self, seed: int | str, setting: Setting, storage: SharedStorage | None = None
+    ) -> None:
+        """storage: what the cache tiers of the engines share, if the server has some."""
         self.loop = VirtualLoop()
+        self.storage = storage
         self.rng = random.Random(seed)
         self.setting = setting
         self.numbers = count(3)
@@ -161,6 +169,16 @@ class World:
         self.engines.append(engine)
         self.note(engine, f"starts ({start.kind} after {start.seconds:.3f} s)")
         return engine
+
+    def executor(
+        self, engine: SimulatedEngine, num_pages: int, page_size: int
+    ) -> tuple[SimulatedExecutor, EngineTiers | None]:
+        if self.storage is None:
+            return SimulatedExecutor(engine, num_pages, page_size), None
+        config = tier_config(self.setting.options)
+        assert config is not None
+        executor = TieredExecutor(engine, num_pages, page_size)
+        return executor, SimulatedTiers(engine, executor, self.storage, config.block)
 
     def step_s(self) -> float:
         return self.rng.uniform(0.001, self.setting.slow_s)
