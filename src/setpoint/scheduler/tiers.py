@@ -291,8 +291,8 @@ class Tiers:
     # ------------------------------------------------------------------ saving
 
     def keep(self, ids: Ids, namespace: str, finish: Finish | None, *, num_handed: int = 0) -> None:
-        """Save the whole blocks that a sequence has computed, as far as the write policy says: not at
-        once, because a step may be planned at this moment.
+        """Save the whole blocks that a sequence has computed, as far as the write policy says: not
+        at once, because a step may be planned at this moment.
 
         num_handed: tokens at the beginning that another server has computed, and saves."""
         if finish is not None and (finish.status_code or 0) >= 500:
