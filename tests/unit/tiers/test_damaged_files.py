@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -88,68 +85,3 @@ def test_no_changed_file_is_taken_for_its_block(tmp_path: Path, count: int) -> N
     print(f"{seen.total()} changed files, 0 taken: {dict(seen)}")
     assert store.counts.damaged == seen.total() > 0.9 * count
     assert seen.keys() == {*HOW}
-
-
-def damaged_index(folder: Path, rng: random.Random) -> str:
-    """Do something to the index that nobody has open."""
-    path = folder / "index" / "data.mdb"
-    data = bytearray(path.read_bytes())
-    how = rng.choice(["byte", "byte", "byte", "bytes", "cut", "zeros", "gone", "noise"])
-    at = rng.randrange(len(data))
-    end = min(at + rng.randrange(1, 8192), len(data))
-    match how:
-        case "byte":
-            data[at] ^= 1 << rng.randrange(8)
-        case "bytes":
-            data[at:end] = rng.randbytes(end - at)
-        case "cut":
-            del data[at:]
-        case "zeros":
-            data[at:end] = bytes(end - at)
-        case "noise":
-            data = bytearray(rng.randbytes(len(data)))
-    if how == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(data)
-    return how
-
-
-def try_damages(folder: Path, begin: int, end: int) -> None:
-    """Run in a process of its own: what an index says may end a process."""
-    for number in range(begin, end):
-        rng = random.Random(f"index {number}")
-        how = damaged_index(folder, rng)
-        print(f"trial {number} {how}", flush=True)
-        store = FileStore(folder, b"o" * 16, LIMITS)
-        store.sweep()
-        for each in range(NUM_BLOCKS):
-            found = store.get(key(each))
-            assert found is None or (found == block(each)).all(), "a wrong block"
-            store.put(key(each), block(each))
-        store.num_leading([key(each) for each in range(NUM_BLOCKS)])
-        store.size()
-        store.close()
-        print(f"done {number}", flush=True)
-
-
-@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.full)])
-def test_no_index_ends_the_process_or_gives_a_wrong_block(tmp_path: Path, count: int) -> None:
-    filled(tmp_path / "cache").close()
-    number, ends = 0, []
-    while number < count:
-        code = f"import test_damaged_files as t, pathlib; t.try_damages(pathlib.Path({str(tmp_path / 'cache')!r}), {number}, {count})"
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            cwd=Path(__file__).parent,
-            env=os.environ,
-            timeout=600,
-        )
-        lines = done.stdout.splitlines()
-        if done.returncode:
-            ends.append((lines[-1], done.returncode, done.stderr[-300:]))
-        number = int(lines[-1].split()[1]) + 1
-    print(f"{count} damaged indexes, {len(ends)} ends")
-    assert not ends, ends
