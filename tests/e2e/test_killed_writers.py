@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import signal
 import subprocess
@@ -24,11 +25,19 @@ def killed_writer(folder: Path, life: int, rng: random.Random) -> tuple[int, str
     with subprocess.Popen([*command, str(stage)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         told = [writer.stdout.readline() for _ in range(rng.randrange(1, 4))]
-        time.sleep(rng.uniform(0, 0.03))
+        _await_stage(stage, rng.choice([1, 1, 2, 3]))
         writer.send_signal(signal.SIGKILL)
         told += writer.stdout.readlines()
         assert writer.wait(30) == -signal.SIGKILL
     return len(told), STAGES[stage.read_bytes()[0]]
+
+
+def _await_stage(path: Path, wanted: int) -> None:
+    """Until the writer does this; it writes all the time."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ) as stage:
+        deadline = time.monotonic() + 30
+        while stage[0] != wanted and time.monotonic() < deadline:
+            pass
 
 
 def checked(folder: Path, num_told: dict[int, int]) -> Counter[str]:

@@ -44,8 +44,9 @@ def keys_of(life: int, number: int) -> list[bytes]:
 
 def row_of(life: int, number: int, row: int) -> Bytes:
     """The bytes of one page row: where it belongs, and noise."""
-    noise = np.random.default_rng((life, number, row)).bytes(ROW_BYTES - 24)
-    return np.frombuffer(np.array([life, number, row], "<i8").tobytes() + noise, np.uint8)
+    noise = np.random.default_rng((life, number, row)).bytes(ROW_BYTES // 64) * 64
+    head = np.array([life, number, row], "<i8").tobytes()
+    return np.frombuffer(head + noise[len(head) :], np.uint8)
 
 
 def is_right(key: bytes, data: Bytes) -> bool:
