@@ -86,12 +86,20 @@ def tokens_of(server: ServerProcess, prompt: list[int], sampling: dict[str, Any]
     return found
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("sampling", "options"),
+    [(GREEDY, ()), (SAMPLED, ()), (GREEDY, ("--tp-size", "2"))],
+    ids=["greedy", "sampled", "two ranks"],
+)
 def test_the_next_turn_is_loaded_by_the_prefill_server(
-    tiny_model: Path, tmp_path: Path, alone: ServerProcess, sampling: dict[str, Any]
+    tiny_model: Path,
+    tmp_path: Path,
+    alone: ServerProcess,
+    sampling: dict[str, Any],
+    options: tuple[str, ...],
 ) -> None:
     prompt = prompt_of(1, 150)
-    with pair_with_tiers(tiny_model, tmp_path, "first") as pair:
+    with pair_with_tiers(tiny_model, tmp_path, "first", *options) as pair:
         tokens, stored = answer(pair, prompt, sampling)
         assert (tokens, stored) == (tokens_of(alone, prompt, sampling), 0)
         second = [*prompt, *tokens, *prompt_of(2, 20)]
@@ -100,7 +108,7 @@ def test_the_next_turn_is_loaded_by_the_prefill_server(
         assert stored == 219 // BLOCK * BLOCK - 150, "what only the decode server has computed"
         assert metric(pair.decode, "sglang:prefetched_tokens_total") == 0
         assert pair.failures() == 0
-    with pair_with_tiers(tiny_model, tmp_path, "second") as pair:
+    with pair_with_tiers(tiny_model, tmp_path, "second", *options) as pair:
         third = [*second, *tokens, *prompt_of(3, 20)]
         tokens, stored = answer(pair, third, sampling)
         assert tokens == tokens_of(alone, third, sampling)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from test_recording import replay
 
@@ -77,8 +78,9 @@ class Pair:
         return self.prefill.is_idle() and self.decode.is_idle()
 
 
-def metric(server: ServerProcess, name: str) -> float:
-    page = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
+def metric(server: ServerProcess, name: str, *, api_key: str = "none") -> float:
+    headers = {"Authorization": f"Bearer {api_key}"}
+    page = httpx.get(f"{server.url}/metrics", headers=headers, timeout=PATIENCE_S).text
     found = [line for line in page.splitlines() if line.startswith(name + "{")]
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
@@ -371,6 +373,56 @@ def test_recordings_of_both_servers_are_replayed(tiny_model: Path, tmp_path: Pat
     for path in paths:
         done = replay(path)
         assert " 0 differing plans" in done.stdout, done.stdout + done.stderr
+
+
+def same_answers(decode: ServerProcess, alone: ServerProcess, text: str) -> None:
+    """OpenAI's client gets from a decode server what it gets from one server."""
+    with (
+        openai.OpenAI(base_url=f"{decode.url}/v1", api_key="secret") as ours,
+        openai.OpenAI(base_url=f"{alone.url}/v1", api_key="none") as theirs,
+    ):
+        completion: dict[str, Any] = {"model": "default", "prompt": text, "max_tokens": 12}
+        for more in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 4, "n": 2}):
+            found, expected = (
+                [choice.text for choice in each.completions.create(**completion, **more).choices]
+                for each in (ours, theirs)
+            )
+            assert found == expected
+        messages = [{"role": "user", "content": text}]
+        chat: dict[str, Any] = {"model": "default", "messages": messages, "temperature": 0}
+        streamed = ours.chat.completions.create(
+            **chat, max_tokens=12, stream=True, stream_options={"include_usage": True}
+        )
+        pieces = [each.choices[0].delta.content or "" for each in streamed if each.choices]
+        whole = theirs.chat.completions.create(**chat, max_tokens=12)
+        assert "".join(pieces) == whole.choices[0].message.content
+
+
+def test_a_pair_without_a_router(tiny_model: Path, tmp_path: Path, alone: ServerProcess) -> None:
+    """Clients talk to the decode server alone; they do not notice when the prefill server dies."""
+    port, common = free_port(), (*base(tiny_model), "--api-key", "secret")
+    own = ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(port))
+    with (
+        running_server(tmp_path / "p", *common, *own) as prefill,
+        running_server(
+            tmp_path / "d",
+            *(*common, "--disaggregation-mode", "decode"),
+            *("--disaggregation-prefill-servers", prefill.url),
+        ) as decode,
+    ):
+        wait_until(lambda: "Prompts are computed by the prefill server" in decode.errors)
+
+        def num_moved() -> float:
+            return metric(decode, "sglang:kv_transfer_total_mb_count", api_key="secret")
+
+        same_answers(decode, alone, TEXT * 3)
+        wait_until(lambda: num_moved() == 4)
+        prefill.process.send_signal(signal.SIGKILL)
+        prefill.wait_end()
+        same_answers(decode, alone, f"Alone: {TEXT}")
+        same_answers(decode, alone, f"Still alone: {TEXT}")
+        assert num_moved() == 4
+        assert "No prefill server answers" in decode.errors
 
 
 def test_servers_of_other_numbers_of_ranks_do_not_share(

@@ -14,6 +14,7 @@ from setpoint.testing.server_process import running_server
 ACCEPTED = {
     tuple(command.argv(model="")): command for command in GUIDE_COMMANDS if not command.refused
 }
+ALONE = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
 ALL_DOCUMENTED = (
     "--trust-remote-code",
     "--tp",
@@ -31,7 +32,10 @@ def test_a_command_of_the_guides_serves(argv: tuple[str, ...], tmp_path: Path) -
         pytest.skip("this machine has fewer cores than engines")
     with running_server(tmp_path, *argv) as server:
         answer = server.generate(
-            text="The capital of France is", sampling_params={"max_new_tokens": 3, "temperature": 0}
+            text="The capital of France is",
+            sampling_params={"max_new_tokens": 3, "temperature": 0},
+            # What a decode server needs for a request that no other server knows of.
+            **(ALONE if "--disaggregation-mode" in argv else {}),
         )
         assert "Paris" in answer["text"]
         without_effect = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from setpoint.config.decisions import Book
 from setpoint.config.options import Options
@@ -25,6 +26,7 @@ def check_disaggregation(options: Options) -> None:
             raise ConfigError(f"The argument {OFFLOAD} is only supported for decode side.")
         if options.tiers.hicache_storage_backend is None:
             raise ConfigError(NO_STORAGE)
+    _check_prefill_servers(own.disaggregation_prefill_servers, mode)
     if mode == "null":
         return
     for is_given, flag, why in _conflicts(options):
@@ -39,6 +41,20 @@ def check_disaggregation(options: Options) -> None:
             f"--load-balance-method {method} cannot be combined with --disaggregation-mode prefill:"
             " a decode server finds a room's engine by its number. Use follow_bootstrap_room."
         )
+
+
+def _check_prefill_servers(urls: tuple[str, ...], mode: str) -> None:
+    flag = "--disaggregation-prefill-servers"
+    if urls and mode != "decode":
+        raise ConfigError(f"{flag} is for --disaggregation-mode decode; leave it out.")
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            is_usable = parts.scheme == "http" and parts.hostname and parts.port != 0
+        except ValueError:
+            is_usable = False
+        if not is_usable or parts.path.rstrip("/") or parts.query:
+            raise ConfigError(f"{flag} must be http://HOST:PORT, got {url!r}.")
 
 
 def _conflicts(options: Options) -> tuple[tuple[bool, str, str], ...]:

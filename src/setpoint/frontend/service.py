@@ -19,6 +19,7 @@ from setpoint.core.errors import ConfigError, EngineDeadError, RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.arrival import arrival
 from setpoint.frontend.bodies import parse
 from setpoint.frontend.checkpoint_names import Checkpoint, Checkpoints, NoCheckpoints
 from setpoint.frontend.config import FrontendConfig
@@ -28,9 +29,10 @@ from setpoint.frontend.hidden_states import check_hidden_states
 from setpoint.frontend.intake import Intake, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.live_options import LiveOptions, Proposal
+from setpoint.frontend.pairing import Pairing
 from setpoint.frontend.routing import routed
 from setpoint.frontend.sessions import Sessions, Turn
-from setpoint.frontend.shared_rooms import with_rooms
+from setpoint.frontend.shared_rooms import has_room, with_rooms
 from setpoint.frontend.storage.background import BackgroundBook
 from setpoint.frontend.storage.responses import ResponseStore
 from setpoint.frontend.storage.storage import Storage
@@ -92,6 +94,8 @@ class Service:
         self.workers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """Run while the server serves, and cancelled when it begins to end; filled at the start."""
         self.drain = Drain()
+        self.pairing: Pairing | None = None
+        """Finds prefill servers for requests without a room; set at the start."""
         self.at_end: list[Callable[[], None]] = []
         """Called once, in a thread, when all requests have ended: what waits to be sent elsewhere.
         They may block, and are not waited for for ever."""
@@ -132,6 +136,10 @@ class Service:
         self.drain.check()
         if self.engine.orders.why_no_weights:
             raise RequestError(without_weights(self.engine), status_code=503)
+        paired = None
+        if self.pairing is not None and not has_room(received, self.config.sharing):
+            paired = self.pairing.pair(arrival().path, requests, received)
+            received = received if paired is None else paired.body
         requests = routed(
             with_rooms(requests, received, self.config.sharing),
             received,
@@ -151,10 +159,12 @@ class Service:
             tool_schema=tool_schema,
         )
         is_logged = not no_logs and self._log.received(requests, received, api)
-        finished = partial(self._finished, is_logged=is_logged)
-        if turn is None:
-            return make(on_start=self._started, on_finish=finished)
-        return make(on_start=turn.noting(self._started), on_finish=turn.recording(finished))
+        started, finished = self._started, partial(self._finished, is_logged=is_logged)
+        if paired is not None:
+            return make(on_start=paired.noting(started), on_finish=paired.recording(finished))
+        if turn is not None:
+            return make(on_start=turn.noting(started), on_finish=turn.recording(finished))
+        return make(on_start=started, on_finish=finished)
 
     def _started(self, job: Job) -> None:
         self.roster.started(job.outputs)

@@ -34,6 +34,8 @@ class Sharing:
     port: int = 8998
     """The bootstrap port of requests that name none."""
     header_overrides: bool = False
+    finds_pairs: bool = False
+    """Whether this decode server finds prefill servers by itself, so that requests need no room."""
 
 
 def with_rooms(
@@ -51,6 +53,8 @@ def with_rooms(
     given = {
         name: _overridden(name, received, sharing) for name in (HOST, PORT, ROOM, PREFILL_RANK)
     }
+    if given[ROOM] is None and sharing.finds_pairs:
+        return requests
     if given[ROOM] is None:
         raise RequestError(f"{NO_ROOM}{requests[0].rid}")
     count = len(requests)
@@ -61,6 +65,11 @@ def with_rooms(
         _in_room(request, _bootstrap(host, port, room, given[PREFILL_RANK], sharing))
         for request, host, port, room in zip(requests, hosts, ports, rooms, strict=True)
     ]
+
+
+def has_room(received: Mapping[str, Any], sharing: Sharing) -> bool:
+    """Whether a body, or a header of it, names a room."""
+    return _overridden(ROOM, received, sharing) is not None
 
 
 def rooms_of(requests: Sequence[Request]) -> list[int] | None:

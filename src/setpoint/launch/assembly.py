@@ -89,12 +89,29 @@ def make_service(
     checkpoints = LaunchedCheckpoints(options, source, spec)
     service = Service(frontend, client, engine.text, live, storage, checkpoints, supervisor)
     _add_readers(service, options)
+    _find_prefill_servers(service, options)
     return service
 
 
 def _sharing(config: ResolvedConfig) -> Sharing:
     own = config.options.disaggregation
-    return Sharing(own.role, own.disaggregation_bootstrap_port, config.env.header_overrides)
+    return Sharing(
+        own.role,
+        own.disaggregation_bootstrap_port,
+        config.env.header_overrides,
+        finds_pairs=bool(own.disaggregation_prefill_servers),
+    )
+
+
+def _find_prefill_servers(service: Service, options: Options) -> None:
+    """Have a decode server send bodies to the prefill servers that it was told of."""
+    if urls := options.disaggregation.disaggregation_prefill_servers:
+        from setpoint.handover.prefill_servers import PrefillServers
+
+        api_key = next(iter(api_keys(options.server)), None)
+        servers = PrefillServers(urls, api_key=api_key)
+        service.pairing = servers
+        service.workers.append(servers.watch)
 
 
 def _model_info(spec: ModelSpec, options: Options) -> dict[str, Any]:

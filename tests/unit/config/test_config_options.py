@@ -23,6 +23,7 @@ OWN = {
     "--record",
     "--record-content",
     "--record-max-bytes",
+    "--disaggregation-prefill-servers",
     "--dist-secret",
     "--drain-timeout",
     "--refuse-unknown-keys",

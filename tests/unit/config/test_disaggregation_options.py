@@ -40,6 +40,16 @@ def test_offload_is_refused_in_sglangs_words() -> None:
         check_options(Options.of(disaggregation_mode="prefill", **{flag: True}, **tiers))
 
 
+def test_prefill_servers_are_urls_and_for_decode_servers() -> None:
+    name = "disaggregation_prefill_servers"
+    check_options(Options.of(disaggregation_mode="decode", **{name: ("http://a:1", "http://b:2/")}))
+    with pytest.raises(ConfigError, match="is for --disaggregation-mode decode"):
+        check_options(Options.of(disaggregation_mode="prefill", **{name: ("http://a:1",)}))
+    for url in ("a:1", "https://a:1", "http://", "http://a:1/v1", "http://a:x", "http://a:1?b"):
+        with pytest.raises(ConfigError, match="must be http://HOST:PORT"):
+            check_options(Options.of(disaggregation_mode="decode", **{name: (url,)}))
+
+
 def test_a_room_determines_the_engine_of_a_prefill_server() -> None:
     with pytest.raises(ConfigError, match="Use follow_bootstrap_room"):
         check_options(Options.of(disaggregation_mode="prefill", load_balance_method="round_robin"))

@@ -81,6 +81,16 @@ class DisaggregationOptions(msgspec.Struct, frozen=True, kw_only=True):
             server_only=True,
         ),
     ] = 1
+    disaggregation_prefill_servers: Annotated[
+        tuple[str, ...],
+        Option(
+            GROUP,
+            "Prefill servers (http://HOST:PORT of each) to which a decode server sends its clients'"
+            " requests by itself, so that no router is needed.",
+            metavar="URL",
+            server_only=True,
+        ),
+    ] = ()
     disaggregation_decode_enable_radix_cache: Annotated[
         bool,
         Option(

@@ -1,0 +1,38 @@
+"""What a decode server without a router needs: somebody who has a prefill server compute the same
+requests (docs/decisions/0075-pairs-without-a-router.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from setpoint.core.request import Request
+
+T = TypeVar("T")
+
+
+class Paired(Protocol):
+    """The requests of a body, and the prefill server that will compute their prompts."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The client's body with the fields of a room."""
+        ...
+
+    def noting(self, started: Callable[[T], object]) -> Callable[[T], None]:
+        """``started``, followed by sending the body to the prefill server."""
+        ...
+
+    def recording(self, finished: Callable[[T], object]) -> Callable[[T], None]:
+        """``finished``, which is called for each request that ends. After the last one the prefill
+        server is told, if it has not answered, that nobody waits any more."""
+        ...
+
+
+class Pairing(Protocol):
+    def pair(
+        self, path: str, requests: Sequence[Request], received: Mapping[str, Any]
+    ) -> Paired | None:
+        """A prefill server for the requests of the body ``received``, which came at this path.
+        None: this server computes them alone."""
+        ...

@@ -1,0 +1,216 @@
+"""The prefill servers that a decode server sends its clients' bodies to by itself, as a router
+would (docs/decisions/0075-pairs-without-a-router.md). For one event loop. Implements
+``frontend.pairing.Pairing``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from setpoint.core.request import Request
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+PATHS = ("/generate", "/v1/completions", "/v1/chat/completions")
+"""Routes whose bodies a prefill server understands without knowing what came before."""
+ONLY_HERE = ("session_params", "best_of")
+"""Fields of bodies that are computed here: the prefill server does not have the session, or would
+have to compute as many samples."""
+LOOK_S = 1.0
+"""Pause between two attempts to reach a prefill server that does not answer."""
+ASK_S = 5.0
+MAX_INFO = 8 << 20
+LOG_INTERVAL_S = 1.0
+LONGEST_ERROR = 1000
+"""Bytes of an error's body that are logged."""
+ROOM_BITS = 62
+
+
+class _Info(msgspec.Struct):
+    """The part of /server_info that is used here."""
+
+    disaggregation_mode: str = "null"
+    disaggregation_bootstrap_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+
+
+class PrefillServer:
+    """One of them."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self.url, self.host, self.port = url, parts.hostname, parts.port or 80
+        self.bootstrap_port = 0
+        """0: it does not answer, or has not been asked yet."""
+        self.num_open = 0
+        self.why_not = ""
+        """Why it was not used when it was asked last."""
+
+
+@dataclass(slots=True)
+class PairedBody:
+    """Implements ``frontend.pairing.Paired``."""
+
+    servers: PrefillServers
+    server: PrefillServer
+    path: str
+    body: dict[str, Any]
+    num_open: int
+    """Requests that have not ended."""
+    sending: asyncio.Task[None] | None = None
+
+    def noting(self, started: Callable[[T], object]) -> Callable[[T], None]:
+        def begun(job: T) -> None:
+            started(job)
+            self.sending = self.servers.start(self)
+
+        return begun
+
+    def recording(self, finished: Callable[[T], object]) -> Callable[[T], None]:
+        def ended(output: T) -> None:
+            finished(output)
+            self.num_open -= 1
+            if not self.num_open and self.sending is not None:
+                self.sending.cancel()  # which closes the connection
+
+        return ended
+
+
+class PrefillServers:
+    def __init__(self, urls: Sequence[str], *, api_key: str | None) -> None:
+        """urls: http://HOST:PORT of each. api_key: theirs."""
+        self._servers = [PrefillServer(url) for url in urls]
+        self._api_key = api_key
+        self._turns = count()
+        self._sending: set[asyncio.Task[None]] = set()
+        self._num_alone = 0
+        self._logged_at = float("-inf")
+
+    def pair(
+        self, path: str, requests: Sequence[Request], received: Mapping[str, Any]
+    ) -> PairedBody | None:
+        if path not in PATHS or any(received.get(name) for name in ONLY_HERE):
+            return None
+        if any(each.options.logprobs and each.options.logprobs.start >= 0 for each in requests):
+            return None  # those of the prompt would be in the prefill server's answer
+        ready = [each for each in self._servers if each.bootstrap_port]
+        if not ready:
+            self._alone()
+            return None
+        turn = next(self._turns)
+        server = min(
+            (ready[(turn + index) % len(ready)] for index in range(len(ready))),
+            key=lambda each: each.num_open,
+        )
+        room = {
+            "bootstrap_host": server.host,
+            "bootstrap_port": server.bootstrap_port,
+            "bootstrap_room": secrets.randbits(ROOM_BITS),
+        }
+        return PairedBody(self, server, path, {**received, **room}, len(requests))
+
+    def start(self, paired: PairedBody) -> asyncio.Task[None]:
+        """Send a body, in a task of its own."""
+        task = asyncio.create_task(self._send(paired))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+        return task
+
+    async def watch(self) -> None:
+        """Look for servers that do not answer, until cancelled."""
+        while True:
+            await asyncio.gather(
+                *(self._look(each) for each in self._servers if not each.bootstrap_port)
+            )
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self, server: PrefillServer) -> None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                status, data = await self._call(server, "GET", "/server_info")
+            info = msgspec.json.decode(data, type=_Info) if status == 200 else _Info()
+            why = "" if status == 200 else f"it answers {status}"
+        except (OSError, TimeoutError, ValueError) as error:  # ValueError: it is no such server
+            info, why = _Info(), str(error) or "no answer in time"
+        if info.disaggregation_mode == "prefill":
+            server.bootstrap_port, server.why_not = info.disaggregation_bootstrap_port, ""
+            logger.info("Prompts are computed by the prefill server at %s.", server.url)
+            return
+        why = why or "it has no --disaggregation-mode prefill"
+        if why != server.why_not:
+            logger.warning("The prefill server at %s is not used: %s.", server.url, why)
+            server.why_not = why
+
+    async def _send(self, paired: PairedBody) -> None:
+        """The answer, a first token, is of no use here; what it stands for comes as a transfer."""
+        server, why = paired.server, ""
+        body = {**paired.body, "stream": False}
+        body.pop("stream_options", None)
+        server.num_open += 1
+        try:
+            status, data = await self._call(
+                server, "POST", paired.path, msgspec.json.encode(body), most=LONGEST_ERROR
+            )
+            if status != 200:
+                why = f"{status} {data.decode(errors='replace')}"
+        except (OSError, ValueError) as error:
+            why, server.bootstrap_port = str(error) or type(error).__name__, 0
+        finally:
+            server.num_open -= 1
+        if why:
+            logger.warning("The prefill server at %s has not computed it: %s", server.url, why)
+
+    async def _call(
+        self,
+        server: PrefillServer,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        most: int = MAX_INFO,
+    ) -> tuple[int, bytes]:
+        """(status, the beginning of the body) of an answer. Raises OSError or ValueError."""
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        try:
+            lines = [
+                f"{method} {path} HTTP/1.1",
+                f"Host: {server.host}:{server.port}",
+                "Connection: close",
+                "Content-Type: application/json",
+                f"Content-Length: {len(body)}",
+            ]
+            if self._api_key is not None:
+                lines.append(f"Authorization: Bearer {self._api_key}")
+            writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+            await writer.drain()
+            head = await reader.readuntil(b"\r\n\r\n")
+            status = int(head.split(b" ", 2)[1])
+            data = bytearray()
+            while len(data) < most and (part := await reader.read(1 << 16)):
+                data += part
+            return status, bytes(data[:most])
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, IndexError):
+            raise ConnectionError("its answer is cut, or not HTTP") from None
+        finally:
+            writer.close()
+
+    def _alone(self) -> None:
+        self._num_alone += 1
+        now = time.monotonic()
+        if now - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = now
+            logger.warning(
+                "No prefill server answers, so this server computes prompts itself (%d so far).",
+                self._num_alone,
+            )
