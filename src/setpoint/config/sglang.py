@@ -193,8 +193,8 @@ IMPLIED = frozenset("--" + word.rstrip("!") for word in _OPTIONS.split() if word
 
 KNOWN_VALUES = {
     "hicache_storage_backend": (
-        *("sim", "mooncake", "npu_memcache", "hf3fs", "nixl", "aibrix", "eic", "simm", "mori"),
-        *("shm", "tensorcast", "seaweedfs"),
+        *("sim", "npu_memcache", "aibrix", "eic", "simm", "mori", "shm", "tensorcast"),
+        "seaweedfs",
     ),
     "hicache_io_backend": ("kernel_ascend",),
     "hicache_mem_layout": ("page_first_kv_split", "page_head"),
@@ -376,7 +376,7 @@ INSTEAD = {
     ),
     "--hicache-storage-backend": (
         "The others need clients of their storage systems, of which this version has none; file"
-        " works on any folder, a mounted one included."
+        " works on any folder of this machine, and obstore on what speaks S3."
     ),
     "--kv-cache-dtype": "The smallest KV cache types of this version are fp8_e4m3 and fp8_e5m2.",
     "--moe-a2a-backend": ("Every rank has all tokens, so no all-to-all is needed. Leave it out."),

@@ -282,6 +282,8 @@ class TierState(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str | None
     """The storage in use; None: there is none."""
+    place: str = ""
+    """Where the storage is; without passwords."""
     off: str = ""
     """Why nothing is loaded any more; empty if it is."""
     is_thrifty: bool = False

@@ -4,7 +4,6 @@ blocks are shared by engines that compute the same bits and by no others."""
 from __future__ import annotations
 
 import hashlib
-import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
@@ -44,12 +43,12 @@ from setpoint.launch.agreement import facts_of
 from setpoint.launch.job import EngineJob, with_weights
 from setpoint.launch.recognition import Recognition, WatchedOperator
 from setpoint.launch.settings import tier_config
+from setpoint.launch.storages import NotSetUpError, Opener
 from setpoint.scheduler.tiers import Tiers, TierTotals
 from setpoint.tiers.block_keys import identity_of
-from setpoint.tiers.file_store import FileLimits, FileStore
 from setpoint.tiers.memory_store import MemoryStore
-from setpoint.tiers.mover import StoreMover, Tier
-from setpoint.tiers.store import Store, StoreError
+from setpoint.tiers.mover import StoreMover, Tier, block_bytes
+from setpoint.tiers.store import StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -77,17 +76,15 @@ class CacheTiers:
         config = tier_config(options)
         assert config is not None
         self._job, self._runner, self._rank = job, runner, rank
+        self._block = config.block
+        self._rows: PageRows | None = None
+        self._rows_of: object = None
         self.backend = options.tiers.hicache_storage_backend
         tiers = []
         if options.execution.device != "cpu":
             tiers.append(Tier(HOST, MemoryStore(_host_bytes(job, runner))))
         if self.backend is not None:
-            try:
-                tiers.append(self.open_storage(self.backend, storage_config(options.tiers)))
-            except StoreError as error:
-                raise ConfigError(f"--hicache-storage-backend {self.backend}: {error}") from None
-        self._rows: PageRows | None = None
-        self._rows_of: object = None
+            tiers.append(self._first_storage(self.backend, storage_config(options.tiers)))
         self.mover = StoreMover(
             tiers,
             self._present_rows,
@@ -108,19 +105,34 @@ class CacheTiers:
     def storage(self) -> Tier | None:
         return next((tier for tier in self.mover.tiers if tier.name == STORAGE), None)
 
+    def _first_storage(self, backend: str, config: StorageConfig) -> Tier:
+        """The storage that was asked for at the start; switched off if nothing says where it is.
+        Raises ConfigError if it cannot be used."""
+        try:
+            return self.open_storage(backend, config)
+        except NotSetUpError as error:
+            tier = Tier(STORAGE, MemoryStore(0))
+            tier.switch_off(str(error))
+            return tier
+        except StoreError as error:
+            raise ConfigError(f"--hicache-storage-backend {backend}: {error}") from None
+
     def open_storage(self, backend: str, config: StorageConfig) -> Tier:
         """Open the store of a backend. Raises StoreError."""
-        if backend == "dynamic":
-            return Tier(STORAGE, _own_store(config))
-        limits = FileLimits(
-            max_bytes=config.num_bytes("max_size"),
-            min_free_bytes=config.num_bytes("min_free_space"),
-            eviction_ratio=config.eviction_ratio,
-            ttl_s=float("inf") if config.ttl_seconds is None else config.ttl_seconds,
+        job, parallel = self._job, self._job.config.options.parallel
+        opener = Opener(
+            env=job.config.env,
+            owner=hashlib.sha256(f"{job.folder} {self._rank}".encode()).digest(),
+            model=str(job.config.options.model.served_model_name or job.folder),
+            rank=self._rank,
+            num_ranks=parallel.ranks_per_engine,
+            block_bytes=block_bytes(
+                self._present_rows(), self._block, job.config.options.memory.page_size
+            ),
         )
-        folder = Path(config.path or self._job.config.env.hicache_folder)
-        owner = hashlib.sha256(f"{self._job.folder} {self._rank}".encode()).digest()
-        return Tier(STORAGE, FileStore(folder, owner, limits))
+        opened = opener.open(backend, config)
+        logger.info("Cache tier %s: %s, in %s", STORAGE, backend, opened.place)
+        return Tier(STORAGE, opened.store, opened.place)
 
     def state(self, tiers: Tiers | None) -> TierState:
         """tiers: the scheduler's."""
@@ -135,6 +147,7 @@ class CacheTiers:
             off.append(tiers.off)
         return TierState(
             backend=None if self.storage is None else self.backend,
+            place="" if self.storage is None else self.storage.place,
             off="; ".join(off),
             is_thrifty=tiers is not None and tiers.is_thrifty,
             num_blocks=num_blocks,
@@ -324,17 +337,3 @@ def _host_bytes(job: EngineJob, runner: ModelRunner) -> int:
     return int(
         (2.0 if tiers.hicache_ratio is None else tiers.hicache_ratio) * runner.pool.num_bytes
     )
-
-
-def _own_store(config: StorageConfig) -> Store:
-    """A store of the user's own. Raises StoreError."""
-    assert config.module_path is not None
-    assert config.class_name is not None
-    try:
-        kind = getattr(importlib.import_module(config.module_path), config.class_name)
-        store: Store = kind()
-    except Exception as error:
-        raise StoreError(
-            f"{config.module_path}.{config.class_name} cannot be made: {error!r}."
-        ) from None
-    return store

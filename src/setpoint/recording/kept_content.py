@@ -239,8 +239,8 @@ class Withheld:
         match operation:
             case LoadWeights(folder):
                 return msgspec.structs.replace(operation, folder=self.name(folder))
-            case AttachStorage(_, settings):
-                return msgspec.structs.replace(operation, settings=self.name(settings))
+            case AttachStorage():  # its settings may have a password
+                return msgspec.structs.replace(operation, settings="")
             case StartProfile(path) | RecordExperts(_, path):
                 return msgspec.structs.replace(operation, path=self.name(path))
         return operation

@@ -24,17 +24,13 @@ from pathlib import Path
 
 import lmdb
 import numpy as np
-import xxhash
 
+from setpoint.tiers.block_format import HEADER_BYTES, OWNER_BYTES, header_of, read_header
 from setpoint.tiers.block_keys import KEY_BYTES
 from setpoint.tiers.store import Bytes, StoreCounts, StoreError
 
 logger = logging.getLogger(__name__)
 
-MAGIC = b"SPKVB1\r\n"
-_HEAD = struct.Struct(f"<8s{KEY_BYTES}s16sQ16s")
-"""Magic, name, owner, number of bytes, their checksum; a checksum of this follows."""
-HEADER_BYTES = _HEAD.size + 8
 _ENTRY = struct.Struct("<Qdd16s")
 """Size of the file, when it was written and last used (seconds since 1970), owner."""
 _SUM = b"bytes"
@@ -73,7 +69,12 @@ class FileStore:
         """owner: 16 bytes that name the engine, for ``clear``. Raises StoreError if the folder
         cannot be used."""
         self.counts = StoreCounts()
-        self._folder, self._owner, self._limits, self._now = folder, owner[:16], limits, now
+        self._folder, self._owner, self._limits, self._now = (
+            folder,
+            owner[:OWNER_BYTES],
+            limits,
+            now,
+        )
         self._blocks, self._new = folder / "blocks", folder / "new"
         self._full_until = 0.0
         self._used: dict[bytes, float] = {}
@@ -388,11 +389,10 @@ class _Entries:
 
 
 def _write(path: Path, key: bytes, owner: bytes, data: Bytes) -> None:
-    head = _HEAD.pack(MAGIC, key, owner, len(data), xxhash.xxh3_128_digest(data))
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         view = memoryview(data)
-        written = os.writev(descriptor, [head, xxhash.xxh3_64_digest(head), view])
+        written = os.writev(descriptor, [header_of(key, owner, data), view])
         written -= HEADER_BYTES
         while written < len(data):
             written += os.write(descriptor, view[written:])
@@ -404,32 +404,29 @@ def _read(path: Path, key: bytes) -> Bytes | None:
     """The bytes of a block; None if the file is anything but that block."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        head = os.read(descriptor, HEADER_BYTES)
-        if len(head) < HEADER_BYTES:
+        header = read_header(os.read(descriptor, HEADER_BYTES), key)
+        if header is None:
             return None
-        if xxhash.xxh3_64_digest(head[: _HEAD.size]) != head[_HEAD.size :]:
+        if os.fstat(descriptor).st_size != HEADER_BYTES + header.num_bytes:
             return None
-        magic, name, _, num_bytes, checksum = _HEAD.unpack(head[: _HEAD.size])
-        if magic != MAGIC or name != key:
-            return None
-        if os.fstat(descriptor).st_size != HEADER_BYTES + num_bytes:
-            return None
-        data = np.empty(num_bytes, np.uint8)
+        data = np.empty(header.num_bytes, np.uint8)
         view, at = memoryview(data), 0
-        while at < num_bytes:
+        while at < header.num_bytes:
             more = os.readv(descriptor, [view[at:]])
             if not more:
                 return None
             at += more
     finally:
         os.close(descriptor)
-    return data if xxhash.xxh3_128_digest(data) == checksum else None
+    return data if header.fits(data) else None
 
 
 def _owner_of(path: Path) -> bytes:
-    with suppress(OSError, struct.error), path.open("rb") as file:
-        return bytes(_HEAD.unpack(file.read(_HEAD.size))[2])
-    return bytes(16)
+    with suppress(OSError), path.open("rb") as file:
+        header = read_header(file.read(HEADER_BYTES))
+        if header is not None:
+            return header.owner
+    return bytes(OWNER_BYTES)
 
 
 def _remove(path: Path) -> None:

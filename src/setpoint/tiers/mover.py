@@ -44,11 +44,18 @@ class Rows(Protocol):
     def write(self, rows: Ids, data: Bytes, *, first: int = 0) -> None: ...
 
 
+def block_bytes(rows: Rows, block: int, page_size: int) -> int:
+    """Bytes of a block of so many tokens: a bit for each page row, and the rows."""
+    num_rows = block // page_size
+    return -(-num_rows * rows.width // 8) + num_rows * rows.row_bytes
+
+
 class Tier:
     """A store in use, and what is known about it."""
 
-    def __init__(self, name: str, store: Store) -> None:
-        self.name, self.store = name, store
+    def __init__(self, name: str, store: Store, place: str = "") -> None:
+        """place: where the blocks are, for people; without passwords."""
+        self.name, self.store, self.place = name, store, place
         self.off = ""
         """Why it is not used any more; empty if it is."""
         self.loaded_tokens = self.saved_tokens = self.missed_tokens = 0
@@ -238,7 +245,7 @@ class StoreMover:
         """Fill the transfer's rows of a block. False if the block lacks a page that they need."""
         num_rows = self._block // self._page
         num_bits = -(-num_rows * rows.width // 8)
-        if len(data) != num_bits + num_rows * rows.row_bytes:
+        if len(data) != block_bytes(rows, self._block, self._page):
             return False
         skipped = max(transfer.start - index * self._block, 0) // self._page
         at = (index * self._block - transfer.start) // self._page + skipped

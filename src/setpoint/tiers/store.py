@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from setpoint.core.errors import SetpointError
+
+logger = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -56,7 +59,7 @@ class Store(Protocol):
         ...
 
     def size(self) -> tuple[int, int]:
-        """(number of blocks, their bytes)."""
+        """(number of blocks, their bytes), as far as they are known without waiting."""
         ...
 
     def close(self) -> None: ...

@@ -11,8 +11,9 @@ from setpoint.config.commandline import parse
 from setpoint.config.commands import SERVE
 from setpoint.config.decisions import Decision
 from setpoint.config.groups.declare import Field, Option
+from setpoint.config.groups.tiers import check_tiers
 from setpoint.config.hardware import Hardware
-from setpoint.config.options import OPTION_FIELDS, Options
+from setpoint.config.options import OPTION_FIELDS, Options, launch_command
 from setpoint.config.resolve import resolve
 from setpoint.core.errors import ConfigError
 from setpoint.planning.memory import GIB
@@ -136,3 +137,30 @@ def test_the_calls_of_granite_4_are_known_by_its_name() -> None:
         parse(SERVE, ["--tool-call-parser", "granite4"]).options.model.tool_call_parser
         == "granite4"
     )
+
+
+@pytest.mark.parametrize(
+    ("backend", "extra", "words"),
+    [
+        ("valkey", None, "needs .*extra-config with url"),
+        ("mooncake", "{}", "with master_server_address"),
+        ("dynamic", '{"module_path": "m"}', "with class_name"),
+        (
+            "obstore",
+            '{"url": "s3://b", "ttl_seconds": 5}',
+            "ttl_seconds is not a setting of obstore",
+        ),
+        ("file", '{"url": "redis://:hush@h"}', "url is not a setting of file. It has block_tokens"),
+    ],
+)
+def test_settings_belong_to_a_storage(backend: str, extra: str | None, words: str) -> None:
+    options = {
+        "enable_hierarchical_cache": True,
+        "hicache_storage_backend": backend,
+        "hicache_storage_backend_extra_config": extra,
+    }
+    with pytest.raises(ConfigError, match=words) as caught:
+        check_tiers(Options.of(**options).tiers, has_cache=True)
+    assert "hush" not in str(caught.value)
+    command = launch_command(Options.of(**options), {"hicache_storage_backend_extra_config"})
+    assert extra is None or extra not in command

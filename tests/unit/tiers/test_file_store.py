@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from setpoint.tiers.block_format import HEADER_BYTES
 from setpoint.tiers.block_keys import block_keys, identity_of
-from setpoint.tiers.file_store import HEADER_BYTES, FileLimits, FileStore
+from setpoint.tiers.file_store import FileLimits, FileStore
 from setpoint.tiers.memory_store import MemoryStore
 from setpoint.tiers.store import StoreError
 

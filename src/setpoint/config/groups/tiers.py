@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,35 @@ from setpoint.core.errors import ConfigError
 
 GROUP = "Cache tiers"
 EXTRA = "--hicache-storage-backend-extra-config"
-BACKENDS = ("file", "dynamic")
+BACKENDS = ("file", "valkey", "redis", "obstore", "hf3fs", "nixl", "mooncake", "dynamic")
+COMMON = frozenset(
+    {"prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token", "block_tokens"}
+)
+"""Settings of every backend."""
+SETTINGS: Mapping[str, frozenset[str]] = {
+    "file": frozenset({"path", "max_size", "min_free_space", "eviction_ratio", "ttl_seconds"}),
+    "valkey": frozenset({"url", "ttl_seconds"}),
+    "redis": frozenset({"url", "ttl_seconds"}),
+    "obstore": frozenset({"url", "options"}),
+    "hf3fs": frozenset({"path", "max_size"}),
+    "nixl": frozenset({"path", "max_size", "plugin"}),
+    "mooncake": frozenset(
+        {
+            "master_server_address", "metadata_server", "local_hostname", "protocol",
+            "device_name", "global_segment_size", "local_buffer_size",
+        }
+    ),
+    "dynamic": frozenset({"backend_name", "module_path", "class_name", "interface_v1", "options"}),
+}  # fmt: skip
+"""Backend -> the settings that it has besides those."""
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "valkey": ("url",),
+    "redis": ("url",),
+    "obstore": ("url",),
+    "nixl": ("path",),
+    "mooncake": ("master_server_address",),
+    "dynamic": ("module_path", "class_name"),
+}
 EXCLUSIVE = (
     "The arguments enable-hierarchical-cache and disable-radix-cache are mutually exclusive and"
     " cannot be used at the same time. Please use only one of them."
@@ -76,8 +105,9 @@ class TierOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             GROUP,
-            "Keep prefixes beyond this server's life: in files of a folder (file), or in a class of"
-            " your own (dynamic).",
+            "Keep prefixes beyond this server's life: in files of a folder (file), a Valkey or"
+            " Redis server, an object store (obstore), 3FS (hf3fs), NIXL's files (nixl), a Mooncake"
+            " store, or a class of your own (dynamic).",
             choices=BACKENDS,
         ),
     ] = None
@@ -98,6 +128,7 @@ class TierOptions(msgspec.Struct, frozen=True, kw_only=True):
             "JSON object, or @FILE with one, with settings of the storage"
             " (docs/hierarchical-cache.md).",
             metavar="JSON",
+            secret=True,
         ),
     ] = None
 
@@ -110,11 +141,26 @@ class StorageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     prefetch_timeout_per_ki_token: Annotated[float, msgspec.Meta(ge=0)] = 0.25
     block_tokens: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 64
     path: str | None = None
-    """The folder of the file backend."""
+    """The folder of the backends that keep files."""
     max_size: str | int = "16Gi"
     min_free_space: str | int = "2Gi"
     eviction_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
     ttl_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    url: str | None = None
+    """Of a server or a bucket; may have a password, and is never shown."""
+    options: dict[str, str] = {}
+    """What obstore calls the configuration of a cloud (region, endpoint, keys); of the dynamic
+    backend: what its class gets besides."""
+    plugin: str = "POSIX"
+    """Of NIXL."""
+    master_server_address: str | None = None
+    """Of Mooncake, as are the next six."""
+    metadata_server: str | None = None
+    local_hostname: str | None = None
+    protocol: str | None = None
+    device_name: str | None = None
+    global_segment_size: int | None = None
+    local_buffer_size: int | None = None
     backend_name: str | None = None
     """Of the dynamic backend, as are the next three."""
     module_path: str | None = None
@@ -168,9 +214,18 @@ def check_tiers(options: TierOptions, *, has_cache: bool) -> None:
 def check_storage(options: TierOptions) -> None:
     """Raise ConfigError for a storage that cannot be."""
     backend, config = options.hicache_storage_backend, storage_config(options)
-    if backend not in (None, *BACKENDS):
+    if backend is None:
+        return
+    if backend not in BACKENDS:
         raise ConfigError(f"The storage must be one of {', '.join(BACKENDS)}; got {backend!r}.")
-    if backend == "dynamic" and not (config.module_path and config.class_name):
+    known, default = COMMON | SETTINGS[backend], StorageConfig()
+    for name in StorageConfig.__struct_fields__:
+        if name not in known and getattr(config, name) != getattr(default, name):
+            raise ConfigError(
+                f"{EXTRA}: {name} is not a setting of {backend}. It has {', '.join(sorted(known))}."
+            )
+    missing = [name for name in NEEDED.get(backend, ()) if not getattr(config, name)]
+    if missing:
         raise ConfigError(
-            f"--hicache-storage-backend dynamic needs {EXTRA} with module_path and class_name."
+            f"--hicache-storage-backend {backend} needs {EXTRA} with {' and '.join(missing)}."
         )

@@ -1,0 +1,84 @@
+"""Servers with other storages than files: a Redis server that two of them share, and the command of
+SGLang's guide, which names a storage that is not here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+from test_cache_tiers import PROMPTS, answer, expected, known, metric, settled
+
+from setpoint.testing.server_process import running_server
+from setpoint.testing.valkey_server import PASSWORD, missing, valkey_server
+
+COMMON = ("--skip-server-warmup", "--max-total-tokens", "4096", "--enable-metrics")
+
+
+def test_servers_share_a_redis_server_and_tell_nobody_its_password(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    if missing():
+        pytest.skip(missing())
+    tokens = expected(tiny_model, tmp_path)
+    with valkey_server(tmp_path) as url:
+        extra = {"url": url, "block_tokens": 16, "prefetch_threshold": 32}
+        options = (
+            *("--enable-hierarchical-cache", "--hicache-storage-backend", "redis"),
+            *("--hicache-storage-backend-extra-config", json.dumps(extra)),
+            *("--hicache-storage-prefetch-policy", "wait_complete", "--strict-accounting"),
+        )
+        for life in range(2):
+            model = ("--model-path", str(tiny_model))
+            with running_server(tmp_path / f"life{life}", *model, *COMMON, *options) as each:
+                known(each)
+                answers = [answer(each, prompt) for prompt in PROMPTS]
+                assert [found for found, _, _ in answers] == tokens
+                assert [stored > 0 for _, _, stored in answers] == [bool(life)] * 3
+                settled(each)
+                shown = httpx.get(f"{each.url}/hicache/storage-backend").text
+                assert "redis://127.0.0.1" in shown
+                info = httpx.get(f"{each.url}/server_info").text
+                assert metric(each, "setpoint:cache_tier_off") == 0
+            for text in (shown, info, each.output, each.errors):
+                assert PASSWORD not in text
+
+
+def test_the_guides_storage_that_is_not_here_is_off_and_says_so(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    command = "--enable-hierarchical-cache --hicache-ratio 2 --hicache-storage-backend hf3fs"
+    model = ("--model-path", str(tiny_model))
+    with running_server(tmp_path, *model, *COMMON, *command.split()) as each:
+        found, cached, _ = answer(each, PROMPTS[0])
+        assert (len(found), cached) == (6, 0)
+        assert answer(each, PROMPTS[0])[1] == len(PROMPTS[0]) - 1
+        assert metric(each, "setpoint:cache_tier_off") == 1
+        assert "Cache tier storage is off: hf3fs needs a folder of a mounted 3FS" in each.errors
+        state = httpx.get(f"{each.url}/hicache/storage-backend").json()
+        assert "--hicache-storage-backend file keeps prefixes" in state["engines"][0]["off"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "extra", "words"),
+    [
+        ("redis", {"url": f"http://:{PASSWORD}@h"}, "must begin with one of valkey://"),
+        ("hf3fs", {"path": "/nowhere/3fs"}, "/nowhere/3fs cannot be used"),
+        ("dynamic", {"module_path": "os", "class_name": "Nothing"}, "os.Nothing cannot be made"),
+    ],
+)
+def test_a_storage_that_cannot_be_is_refused_in_one_line(
+    tiny_model: Path, tmp_path: Path, backend: str, extra: dict[str, str], words: str
+) -> None:
+    pytest.importorskip("valkey")
+    arguments = (
+        *("--model-path", str(tiny_model), "--enable-hierarchical-cache"),
+        *("--hicache-storage-backend", backend),
+        *("--hicache-storage-backend-extra-config", json.dumps(extra)),
+    )
+    with pytest.raises(AssertionError) as caught, running_server(tmp_path, *arguments):
+        pass
+    assert words in str(caught.value)
+    assert PASSWORD not in str(caught.value)
+    assert "Traceback" not in str(caught.value)

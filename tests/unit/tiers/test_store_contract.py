@@ -1,0 +1,397 @@
+"""What every store of blocks promises, over every storage that is installed here: what comes back is
+what was put there, or nothing, and who fails or hangs is reported in time."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.tiers import StorageConfig
+from setpoint.core.errors import ConfigError
+from setpoint.launch.storages import NotSetUpError, Opener
+from setpoint.testing.valkey_server import PASSWORD, missing, valkey_server
+from setpoint.tiers.block_format import HEADER_BYTES, framed
+from setpoint.tiers.clients.folder_client import FolderClient, PosixIO
+from setpoint.tiers.clients.sglang_client import SGLangClient
+from setpoint.tiers.clients.valkey_client import ValkeyClient
+from setpoint.tiers.memory_store import MemoryStore
+from setpoint.tiers.mover import MAX_ERRORS, Tier
+from setpoint.tiers.remote_store import RemoteStore, within
+from setpoint.tiers.store import StoreError
+
+SIZE = 60
+Make = Callable[[bytes], RemoteStore]
+has = importlib.util.find_spec
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def block(number: int, size: int = SIZE) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 255, size, dtype=np.uint8)
+
+
+def opener(owner: bytes = b"o" * 16, env: EnvSettings | None = None) -> Opener:
+    return Opener(env or EnvSettings(), owner, "model", 0, 1, SIZE)
+
+
+@pytest.fixture(scope="session")
+def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if missing():
+        pytest.skip(missing())
+    with valkey_server(tmp_path_factory.mktemp("valkey")) as url:
+        yield url
+
+
+class DictStorage:
+    """A class as it was written for SGLang."""
+
+    values: dict[str, torch.Tensor]
+
+    def __init__(self, config: Any, more: dict[str, Any]) -> None:
+        assert config.tp_size == 1
+        assert config.extra_config["class_name"] == "DictStorage"
+        self.values = {}
+
+    def exists(self, name: str) -> bool:
+        return name in self.values
+
+    def set(self, name: str, value: torch.Tensor) -> bool:
+        self.values[name] = value.clone()
+        return True
+
+    def get(self, name: str, target: torch.Tensor) -> torch.Tensor | None:
+        found = self.values.get(name)
+        if found is None or len(found) > len(target):
+            return found
+        return target[: len(found)].copy_(found)
+
+
+def fake_3fs() -> types.ModuleType:
+    """3FS's library, over plain files."""
+    module = types.ModuleType("hf3fs_fuse.io")
+    registered: set[int] = set()
+
+    class Ring:
+        def __init__(self, mount: str, entries: int, **options: Any) -> None:
+            self.jobs: list[tuple[memoryview, bool, int, int]] = []
+
+        def prepare(self, view: memoryview, is_read: bool, descriptor: int, at: int) -> None:
+            assert descriptor in registered
+            self.jobs.append((view, is_read, descriptor, at))
+
+        def submit(self) -> Ring:
+            return self
+
+        def wait(self, min_results: int, timeout: Any) -> list[Any]:
+            done = []
+            for view, is_read, descriptor, at in self.jobs:
+                move = os.preadv if is_read else os.pwritev
+                done.append(types.SimpleNamespace(result=move(descriptor, [view], at)))
+            self.jobs.clear()
+            return done
+
+    vars(module).update(
+        make_ioring=Ring,
+        make_iovec=lambda memory, mount: memory.buf,
+        extract_mount_point=lambda path: path,
+        register_fd=registered.add,
+        deregister_fd=registered.discard,
+    )
+    return module
+
+
+def clients(tmp_path: Path) -> dict[str, StorageConfig]:
+    return {
+        "obstore": StorageConfig(url=f"file://{tmp_path}/bucket"),
+        "hf3fs": StorageConfig(path=str(tmp_path / "3fs")),
+        "nixl": StorageConfig(path=str(tmp_path / "nixl")),
+        "dynamic": StorageConfig(module_path=__name__, class_name="DictStorage"),
+    }
+
+
+@pytest.fixture(params=["valkey", "obstore", "hf3fs", "hf3fs-library", "nixl", "dynamic"])
+def make(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Make]:
+    """Makes stores over the same values."""
+    name = request.param.removesuffix("-library")
+    if request.param == "hf3fs-library":
+        monkeypatch.setitem(sys.modules, "hf3fs_fuse", types.ModuleType("hf3fs_fuse"))
+        monkeypatch.setitem(sys.modules, "hf3fs_fuse.io", fake_3fs())
+    if name == "valkey":
+        config = StorageConfig(url=request.getfixturevalue("valkey_url"))
+        ValkeyClient(str(config.url), None)._server.flushall()
+    else:
+        config = clients(tmp_path)[name]
+    if name == "obstore" and has("obstore") is None:
+        pytest.skip("needs the package obstore")
+    if name == "nixl" and not any(has(each) for each in ("nixl", "nixl_cu12", "nixl_cu13")):
+        pytest.skip("needs the package nixl")
+    made: list[RemoteStore] = []
+
+    def build(owner: bytes) -> RemoteStore:
+        store = opener(owner).open(name, config).store
+        assert isinstance(store, RemoteStore)
+        if name == "dynamic" and made:  # an instance is a storage of its own
+            store._client._storage.values = made[0]._client._storage.values  # type: ignore[attr-defined]
+        made.append(store)
+        store.sweep()
+        return store
+
+    yield build
+    for store in made:
+        store.close()
+
+
+def test_what_was_put_there_comes_back_also_in_another_store(make: Make) -> None:
+    store, other = make(b"o" * 16), make(b"p" * 16)
+    assert store.put(key(1), block(1)) == HEADER_BYTES + SIZE
+    assert store.put(key(1), block(1)) == 0, "it is there"
+    other.put(key(2), block(2))
+    assert store.num_leading([key(1), key(2), key(3)]) == 2
+    assert store.num_leading([]) == 0
+    assert store.get(key(3)) is None
+    assert (store.get(key(2)) == block(2)).all()  # type: ignore[union-attr]
+    assert (other.get(key(1)) == block(1)).all()  # type: ignore[union-attr]
+    assert other.size() == (1, HEADER_BYTES + SIZE)
+
+
+def test_what_is_changed_cut_or_foreign_is_a_miss(make: Make) -> None:
+    store = make(b"o" * 16)
+    whole = framed(key(1), b"o" * 16, block(1))
+    places = {*range(0, len(whole), 7), len(whole) - 1}
+    changed = [whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in sorted(places)]
+    foreign = framed(key(2), b"o" * 16, block(2))
+    damaged = [*changed, whole[:-1], whole[:40], whole + b"x", foreign, os.urandom(len(whole))]
+    for number, data in enumerate(damaged):
+        store._client.put(key(1).hex(), data)
+        assert store.get(key(1)) is None, number
+    assert store.counts.damaged == len(damaged)
+    store._client.put(key(1).hex(), whole)
+    assert (store.get(key(1)) == block(1)).all()  # type: ignore[union-attr]
+
+
+def test_only_an_owners_blocks_are_cleared(make: Make) -> None:
+    mine, theirs = make(b"o" * 16), make(b"p" * 16)
+    if isinstance(mine._client, SGLangClient):
+        mine.put(key(1), block(1))
+        with pytest.raises(StoreError, match="cannot remove"):
+            mine.clear()
+        return
+    for number in range(5):
+        mine.put(key(number), block(number))
+    theirs.put(key(9), block(9))
+    assert mine.clear() == 5
+    assert mine.num_leading([key(0)]) == 0
+    assert mine.size() == (0, 0)
+    assert theirs.num_leading([key(9)]) == 1
+
+
+def test_threads_of_two_stores_see_whole_blocks(make: Make) -> None:
+    stores = [make(b"o" * 16), make(b"p" * 16)]
+    wrong: list[int] = []
+
+    def work(store: RemoteStore, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for number in map(int, rng.integers(0, 20, 25)):
+            store.put(key(number), block(number))
+            found = store.get(key(number))
+            if found is None or not (found == block(number)).all():
+                wrong.append(number)
+
+    threads = [
+        threading.Thread(target=work, args=(stores[at % 2], at), daemon=True) for at in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert not sum(store.counts.damaged for store in stores)
+
+
+def test_who_fails_or_hangs_three_times_is_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make(b"o" * 16)
+    tier = Tier("storage", store)
+    free = threading.Event()
+
+    def fails(*_: object) -> Any:
+        raise RuntimeError("the cable\nis out")
+
+    def hangs(*_: object) -> Any:
+        free.wait()
+
+    store._limit_s = 0.05
+    try:
+        for act in (fails, hangs):
+            monkeypatch.setattr(store._client, "get", act)
+            with pytest.raises(StoreError) as caught:
+                store.get(key(1))
+            assert "\n" not in str(caught.value)
+        for _ in range(MAX_ERRORS):
+            assert tier.try_(lambda each: each.get(key(1))) is None
+        assert f"did not answer within {store._limit_s} s" in tier.off
+    finally:
+        free.set()
+
+
+# ---------------------------------------------------------------------- one storage at a time
+
+
+def test_a_folder_has_a_largest_size_and_knows_it_after_a_restart(tmp_path: Path) -> None:
+    size = HEADER_BYTES + SIZE
+
+    def opened() -> RemoteStore:
+        client = FolderClient(tmp_path / "blocks", PosixIO())
+        found = RemoteStore(client, b"o" * 16, max_bytes=3 * size)
+        found.sweep()
+        return found
+
+    store = opened()
+    for number in range(3):
+        store.put(key(number), block(number))
+    assert opened().size() == (3, 3 * size)
+    store.get(key(0))
+    store.put(key(3), block(3))
+    assert [store.num_leading([key(number)]) for number in range(4)] == [1, 0, 1, 1]
+    assert store.counts.evicted == 1
+    assert store.put(key(9), block(9, 10 * SIZE)) == 0
+    assert store.counts.refused == 1
+
+
+def test_a_valkey_server_forgets_and_may_be_full(valkey_url: str) -> None:
+    client = ValkeyClient(valkey_url, ttl_s=30)
+    client._server.flushall()
+    store = RemoteStore(client, b"o" * 16)
+    store.put(key(1), block(1))
+    name = f"setpoint:{key(1).hex()}"
+    client._server.pexpire(name, 5000)
+    store.get(key(1))
+    assert 5000 < client._server.pttl(name) <= 30_000, "each use lets it live on"
+    client._server.config_set("maxmemory", 1)
+    try:
+        assert store.put(key(2), block(2)) == 0
+    finally:
+        client._server.config_set("maxmemory", "64mb")
+    assert store.counts.refused == 1
+
+
+def test_passwords_are_nowhere(valkey_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    wrong = valkey_url.replace(PASSWORD, "s3cret")
+    with pytest.raises(StoreError, match="refuses the user or the password") as caught:
+        opener().open("valkey", StorageConfig(url=wrong))
+    assert opener().open("valkey", StorageConfig(url=valkey_url)).place.startswith("redis://127")
+    dead = "redis://u:s3cret@127.0.0.1:1/0"
+    store = opener().open("valkey", StorageConfig(url=dead)).store  # it may come later
+    with pytest.raises(StoreError) as not_there:
+        store.get(key(1))
+    for text in (str(caught.value), str(not_there.value), caplog.text):
+        assert "s3cret" not in text
+    assert "cannot be reached now" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://u:s3cret@[::1", "http://u:s3cret@h", "redis://s3cret@h:x"]
+)
+def test_what_is_no_url_of_a_server_is_refused_without_being_shown(url: str) -> None:
+    pytest.importorskip("valkey")
+    with pytest.raises(StoreError) as caught:
+        opener().open("redis", StorageConfig(url=url))
+    assert "s3cret" not in str(caught.value)
+
+
+def test_an_object_store_of_a_cloud_is_opened_without_showing_its_keys() -> None:
+    pytest.importorskip("obstore")
+    with pytest.raises(
+        StoreError, match=r"s3://bucket/prefix cannot be used: .*'s3_typo' is not"
+    ) as caught:
+        opener().open(
+            "obstore",
+            StorageConfig(
+                url="s3://bucket/prefix", options={"secret_access_key": "s3cret", "s3_typo": "x"}
+            ),
+        )
+    assert "s3cret" not in str(caught.value)
+    with pytest.raises(StoreError, match="must begin with one of s3://"):
+        opener().open("obstore", StorageConfig(url="ftp://bucket"))
+
+
+def test_clients_that_are_missing_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = ("valkey", "obstore", "mooncake", "mooncake.store", "nixl", "nixl._api")
+    for name in (*names, "nixl_cu12", "nixl_cu12._api", "nixl_cu13", "nixl_cu13._api"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for backend, config, words in (
+        ("valkey", StorageConfig(url="redis://h"), "pip install 'setpoint\\[valkey\\]'"),
+        ("obstore", StorageConfig(url="s3://b"), "pip install 'setpoint\\[obstore\\]'"),
+        ("mooncake", StorageConfig(master_server_address="h:1"), "pip install mooncake-"),
+        ("nixl", StorageConfig(path=str(tmp_path / "n")), "pip install nixl"),
+    ):
+        with pytest.raises(StoreError, match=words):
+            opener().open(backend, config)
+
+
+def test_hf3fs_needs_a_folder_and_not_its_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(NotSetUpError, match="none is named"):
+        opener().open("hf3fs", StorageConfig())
+    path = tmp_path / "3fs.json"
+    path.write_text(f'{{"file_path_prefix": "{tmp_path}/hicache", "file_size": 1000000}}')
+    storage = opener(env=EnvSettings(hf3fs_config=str(path))).open("hf3fs", StorageConfig())
+    storage.store.put(key(1), block(1))
+    assert storage.place == f"{tmp_path}/hicache.setpoint"
+    assert len(list(tmp_path.glob("hicache.setpoint/??/*.kv"))) == 1
+    assert "hf3fs_fuse, which is built with 3FS" in caplog.text
+    path.write_text('{"file_path_prefix": "/nowhere/hicache", "file_size": 1000}')
+    with pytest.raises(StoreError, match=r"/nowhere/hicache\.setpoint cannot be used"):
+        opener(env=EnvSettings(hf3fs_config=str(path))).open("hf3fs", StorageConfig())
+    path.write_text('{"file_size": 1}')
+    with pytest.raises(ConfigError, match="file_path_prefix"):
+        opener(env=EnvSettings(hf3fs_config=str(path))).open("hf3fs", StorageConfig())
+
+
+class OwnStore(MemoryStore):
+    """A class of our interface."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
+
+
+class NoStore:
+    """Of no interface."""
+
+
+def test_a_class_of_the_users_own() -> None:
+    own = StorageConfig(module_path=__name__, class_name="OwnStore")
+    assert isinstance(opener().open("dynamic", own).store, OwnStore)
+    for name, words in (
+        ("NoStore", "neither num_leading nor exists"),
+        ("Nothing", "cannot be made"),
+    ):
+        with pytest.raises(StoreError, match=words):
+            opener().open("dynamic", StorageConfig(module_path=__name__, class_name=name))
+
+
+def test_a_call_returns_raises_or_is_given_up() -> None:
+    assert within(5, lambda: 3) == 3
+    with pytest.raises(KeyError):
+        within(5, lambda: {}[1])
+    free = threading.Event()
+    with pytest.raises(TimeoutError):
+        within(0.01, free.wait)
+    free.set()
