@@ -135,12 +135,49 @@ class CacheFlush(msgspec.Struct, frozen=True, tag=True):
     """Tokens that were in the cache; 0 if it is not flushed."""
 
 
+class TierState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cache tiers of an engine have done since its start."""
+
+    backend: str | None
+    """The storage in use; None: there is none."""
+    place: str = ""
+    """Where the storage is; without passwords."""
+    off: str = ""
+    """Why nothing is loaded any more; empty if it is."""
+    is_thrifty: bool = False
+    """Whether only blocks that were used twice are saved, because saving has not paid."""
+    num_blocks: int = 0
+    """Blocks in all tiers, also of others who use them."""
+    num_bytes: int = 0
+    loaded_tokens: int = 0
+    saved_tokens: int = 0
+    load_s: float = 0.0
+    """Seconds of lookups and loads, in threads beside the loop, as are those of saves."""
+    save_s: float = 0.0
+    earned_s: float = 0.0
+    """What it would have taken to compute what was loaded."""
+    missed_tokens: dict[str, int] = {}
+    """Reason -> tokens that tiers had, or might have had, and that were computed."""
+    dropped_tokens: dict[str, int] = {}
+    """Reason -> tokens that were not saved."""
+    lost_blocks: dict[str, int] = {}
+    """"damaged", "evicted" or "refused" -> blocks."""
+    loaded_by_tier: dict[str, int] = {}
+    """"host" or "storage" -> tokens that were loaded from it."""
+    loaded_bytes: int = 0
+    saved_bytes: int = 0
+    age_s: float = 0.0
+    """Seconds since the tiers were opened."""
+
+
 class Moments(msgspec.Struct, frozen=True, tag=True):
     first: int
     """Number of the first moment here: a larger one than was asked for if older moments are no
     longer kept."""
     moments: list[Moment]
     """Finished moments, without gaps."""
+    tiers: TierState | None = None
+    """None without cache tiers."""
 
 
 class RequestList(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -275,35 +312,6 @@ class ExpertLoads(msgspec.Struct, frozen=True, kw_only=True):
     """The same as ``balancedness``, of a layer's ranks since the experts were placed."""
     num_rebalances: int
     """How often experts were placed anew (--enable-eplb)."""
-
-
-class TierState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cache tiers of an engine have done since its start."""
-
-    backend: str | None
-    """The storage in use; None: there is none."""
-    place: str = ""
-    """Where the storage is; without passwords."""
-    off: str = ""
-    """Why nothing is loaded any more; empty if it is."""
-    is_thrifty: bool = False
-    """Whether only blocks that were used twice are saved, because saving has not paid."""
-    num_blocks: int = 0
-    """Blocks in all tiers, also of others who use them."""
-    num_bytes: int = 0
-    loaded_tokens: int = 0
-    saved_tokens: int = 0
-    load_s: float = 0.0
-    """Seconds of lookups and loads, in threads beside the loop, as are those of saves."""
-    save_s: float = 0.0
-    earned_s: float = 0.0
-    """What it would have taken to compute what was loaded."""
-    missed_tokens: dict[str, int] = {}
-    """Reason -> tokens that tiers had, or might have had, and that were computed."""
-    dropped_tokens: dict[str, int] = {}
-    """Reason -> tokens that were not saved."""
-    lost_blocks: dict[str, int] = {}
-    """"damaged", "evicted" or "refused" -> blocks."""
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from setpoint.core.control import TierState
 from setpoint.core.moments import Moment
 
 
@@ -151,6 +152,9 @@ class Observations:
     """Whether the source shows the end of the server's life, orderly or not."""
     silence: Silence | None = None
     """How the source continues after the last batch."""
+    tiers: tuple[TierState, ...] = ()
+    """What the cache tiers of each engine have done; empty if the source does not tell, or the
+    server has none."""
     files: dict[tuple[int, str], str] = field(default_factory=dict)
     """(number, text) of a line -> its file, if there are several."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -76,7 +77,7 @@ class CacheTiers:
         config = tier_config(options)
         assert config is not None
         self._job, self._runner, self._rank = job, runner, rank
-        self._block = config.block
+        self._block, self._began = config.block, time.monotonic()
         self._rows: PageRows | None = None
         self._rows_of: object = None
         self.backend = options.tiers.hicache_storage_backend
@@ -160,6 +161,10 @@ class CacheTiers:
             missed_tokens=dict(totals.missed),
             dropped_tokens=dict(totals.dropped),
             lost_blocks=asdict(counts),
+            loaded_by_tier={tier.name: tier.loaded_tokens for tier in self.mover.tiers},
+            loaded_bytes=sum(tier.loaded_bytes for tier in self.mover.tiers),
+            saved_bytes=sum(tier.saved_bytes for tier in self.mover.tiers),
+            age_s=time.monotonic() - self._began,
         )
 
     def change_storage(self, operation: AttachStorage | DetachStorage | ClearStorage) -> None:

@@ -73,4 +73,5 @@ class ServerDoctor:
             name=self._service.config.served_model_name,
             death=life.death if has_ended else "",
             note="" if has_ended else note,
+            tiers=life.tiers,
         )

@@ -25,7 +25,7 @@ import psutil
 
 from setpoint.config.groups.events import publisher_config
 from setpoint.config.pool import PoolConfig
-from setpoint.core.control import EngineFacts, MemoryUsage
+from setpoint.core.control import EngineFacts, MemoryUsage, TierState
 from setpoint.core.errors import CheckpointError, ConfigError, SetpointError
 from setpoint.core.grammar import GrammarFactory
 from setpoint.core.messages import Failed, Ready, Starting
@@ -201,9 +201,9 @@ def _build(
             None if recording is None else recording.state(),
             # Engines that compute the experts together count the same tokens.
             executor.expert_loads() if data is None or not job.rank else None,
-            None if tiers is None else tiers.state(scheduler.state.tiers),
+            _tier_state(tiers, scheduler),
         ),
-        moments=readers.moments.since,
+        moments=lambda since: readers.told(since, _tier_state(tiers, scheduler)),
     )
     gc.collect()
     gc.freeze()
@@ -213,6 +213,10 @@ def _build(
     socket.send(Ready(_facts(runner, pool, left, waited)))
     _later(GRAMMARS_AFTER_S, grammars.prepare)
     return loop
+
+
+def _tier_state(tiers: CacheTiers | None, scheduler: Scheduler) -> TierState | None:
+    return None if tiers is None else tiers.state(scheduler.state.tiers)
 
 
 def _preparer(

@@ -221,8 +221,11 @@ def _handover_words(stats: StepDone) -> str:
     counts = stats.handover
     if counts is None:
         return ""
-    if counts.role == "prefill":
-        return f"#bootstrap-req: {counts.num_waiting}, #inflight-req: {counts.num_moving}, "
+    if counts.role == "prefill":  # no prompt is computed before somebody has asked for it
+        return (
+            f"#bootstrap-req: {counts.num_waiting}, #inflight-req: {counts.num_moving},"
+            " #optimistic-req: 0, "
+        )
     return (
         f"pre-allocated usage: {counts.num_tokens / max(stats.pool.total, 1):.2f},"
         f" #prealloc-req: {counts.num_waiting}, #transfer-req: {counts.num_moving},"

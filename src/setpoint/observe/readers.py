@@ -3,10 +3,13 @@ are enabled."""
 
 from __future__ import annotations
 
+import msgspec
+
 from setpoint.core.control import (
     EngineReport,
     ExpertLoads,
     MemoryUsage,
+    Moments,
     RecordingState,
     TierState,
 )
@@ -38,6 +41,10 @@ class EngineReaders(Tee):
         lines = LogLines(self._figures, device=device, request_times=request_times, work=meter)
         readers = (self._figures, meter, lines, self.moments, self._metrics)
         super().__init__(*(each for each in readers if each is not None))
+
+    def told(self, since: int, tiers: TierState | None) -> Moments:
+        """The moments from this number on, and what the cache tiers have done."""
+        return msgspec.structs.replace(self.moments.since(since), tiers=tiers)
 
     def report(
         self,

@@ -7,6 +7,7 @@ from setpoint.doctor.checks import (
     admission_delayed,
     backend_suboptimal,
     batch_too_large,
+    cache_tier,
     client_bound,
     grammar_queue,
     graph_miss,
@@ -60,6 +61,7 @@ CHECKS: tuple[Check, ...] = (
     other_pool_full.CHECK,
     host_bound.CHECK,
     admission_delayed.CHECK,
+    cache_tier.CHECK,
     healthy.CHECK,
     not_enough_evidence.CHECK,
 )

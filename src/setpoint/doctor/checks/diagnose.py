@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from setpoint.doctor.case import AGREE, Case, examine
 from setpoint.doctor.checks import CHECKS
+from setpoint.doctor.checks.cache_tier import praise
 from setpoint.doctor.findings import Action, Finding, Report, RuledOut
-from setpoint.doctor.observations import Evidence, Observations
+from setpoint.doctor.observations import Evidence, Observations, Source
 
 FATAL = ("server-dead", "pool-leak", "oom-init", "oom-decode", "oom-prefill")
 """The server ended or its memory is wrong: nothing else matters before that is mended."""
-ADVICE = ("mem-headroom-low", "backend-suboptimal", "parallelism-suboptimal")
+ADVICE = ("mem-headroom-low", "backend-suboptimal", "parallelism-suboptimal", "cache-tier")
 """Nothing binds because of them."""
 STATES = ("healthy", "not-enough-evidence")
 BINDING = (
@@ -107,11 +108,20 @@ def diagnose(seen: Observations) -> Report:
         summary=summary,
         findings=findings,
         coverage=seen.coverage,
-        sources=seen.sources,
+        sources=_with_praise(seen),
         phases=case.phases,
         missing=missing(case, verdict),
         evidence=() if findings or state is None else _located(seen, state.evidence),
     )
+
+
+def _with_praise(seen: Observations) -> list[Source]:
+    """The sources; the first has a note about cache tiers that pay."""
+    notes = [words for tiers in seen.tiers if (words := praise(tiers))]
+    if not notes or not seen.sources:
+        return seen.sources
+    first, *others = seen.sources
+    return [replace(first, notes=[*notes, *first.notes]), *others]
 
 
 def _located(seen: Observations, evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from setpoint.core.control import TierState
 from setpoint.core.moments import Moment
 from setpoint.doctor.observations import (
     Event,
@@ -31,14 +32,17 @@ def live_observations(
     name: str,
     death: str = "",
     note: str = "",
+    tiers: TierState | None = None,
 ) -> Observations:
     """The observations of a server that is running, or has just ended. info: its ``/server_info``,
     with or without the present state. name: its name in the report. death: why its engine has
-    ended, if it has. note: what the user should know about these moments."""
+    ended, if it has. note: what the user should know about these moments. tiers: what its cache
+    tiers have done, if it has some."""
     facts = facts_of(info, engine="setpoint")
     end = f"The engine has ended: {death}" if death else ""
     notes = [each for each in (end, note) if each]
     seen = rank_observations(facts, moments, name=name, kind="live", notes=notes)
+    seen.tiers = () if tiers is None else (tiers,)
     if death:
         (rank,) = seen.ranks
         at = rank.moments[-1].at + rank.moments[-1].seconds if rank.moments else None
@@ -59,6 +63,7 @@ def together(seen: Mapping[int, Observations]) -> Observations:
             rank.name = f"DP{number}"
         if each is not first:
             first.ranks += each.ranks
+            first.tiers += each.tiers
     first.sources[0].notes = [
         f"DP{number}: {note}" for number, each in seen.items() for note in [*each.sources[0].notes]
     ]

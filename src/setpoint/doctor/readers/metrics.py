@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from setpoint.core.control import TierState
 from setpoint.core.errors import SourceError
 from setpoint.core.moments import Moment
 from setpoint.doctor.observations import Facts, Observations, Rank, Source
@@ -17,6 +18,7 @@ from setpoint.doctor.readers.pages import MAX_BYTES, Pages
 from setpoint.doctor.readers.scrape import Scrape, Values, pages_in, quantiles, read_scrape
 
 EVERY_S = 1.0
+TIER_OFF = "cache_tier_off"
 COUNTER = "realtime_tokens"
 _PAGE = re.compile(
     rb"# (?:HELP|TYPE) |(?:sglang[:_]|setpoint:)[\w:]+(?:\{[^\n]*\})?[ \t]+[-+]?(?:\d|NaN|Inf)"
@@ -119,7 +121,41 @@ def of_scrapes(scrapes: Sequence[Scrape], *, name: str, facts: Facts | None = No
             moment.text = sentence(moment)
             add_events(rank, moment)
         ranks.append(rank)
-    return Observations(sources=[source], facts=facts or _facts(last), ranks=ranks)
+    return Observations(
+        sources=[source],
+        facts=facts or _facts(last),
+        ranks=ranks,
+        tiers=_tiers(scrapes[0], last),
+    )
+
+
+def _tiers(first: Scrape, last: Scrape) -> tuple[TierState, ...]:
+    """What the cache tiers of each rank have done between two scrapes."""
+    found = []
+    for name, new in last.ranks.items():
+        old = first.ranks.get(name, Values())
+        if new.one(TIER_OFF) is None:
+            continue
+        seconds = {
+            part: _added_where(old, new, "cache_tier_seconds", "part", part) or 0.0
+            for part in ("load", "save", "earned")
+        }
+        found.append(
+            TierState(
+                backend=None,
+                off="its log, or GET /hicache/storage-backend, says why"
+                if new.one(TIER_OFF)
+                else "",
+                is_thrifty=bool(new.one("cache_tier_thrifty")),
+                loaded_tokens=int(_added(old, new, "prefetched_tokens") or 0),
+                saved_tokens=int(_added(old, new, "backuped_tokens") or 0),
+                load_s=seconds["load"],
+                save_s=seconds["save"],
+                earned_s=seconds["earned"],
+                age_s=last.at - first.at,
+            )
+        )
+    return tuple(found)
 
 
 def _restarted(before: Scrape, after: Scrape) -> bool:

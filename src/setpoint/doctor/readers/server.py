@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from setpoint.core.control import TierState
 from setpoint.core.conversion import convert
 from setpoint.core.errors import SourceError
 from setpoint.core.moments import Moment
@@ -59,8 +60,14 @@ def _kept(pages: Pages, base: str, seconds: float, past_s: float) -> Observation
     time.sleep(seconds)
     answer = pages.json(f"{base}/doctor?seconds={seconds + past_s:g}&moments=true")
     try:
-        moments = convert(answer["moments"], list[Moment])
-        seen = live_observations(answer["server_info"], moments, name=base, death=answer["ended"])
+        moments, tiers = convert(answer["moments"], list[Moment]), answer.get("tiers")
+        seen = live_observations(
+            answer["server_info"],
+            moments,
+            name=base,
+            death=answer["ended"],
+            tiers=None if tiers is None else convert(tiers, TierState),
+        )
     except (LookupError, TypeError, msgspec.ValidationError) as error:
         raise SourceError(
             f"{base}/doctor has another shape than this version's: {error}."

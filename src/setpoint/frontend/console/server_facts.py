@@ -3,10 +3,11 @@ options were resolved."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from setpoint.core.handover import HandoverCounts
 from setpoint.frontend.live_options import LiveOption
 from setpoint.frontend.service import Service
 
@@ -16,7 +17,8 @@ _LIMITS = ("max_running_requests", "max_prefill_tokens", "chunked_prefill_size")
 async def facts_of(service: Service) -> dict[str, Any]:
     """The facts about the server that the console shows. Raises EngineDeadError."""
     config, info = service.config, await service.server_info()
-    state = info["internal_states"][0]  # the engines are alike
+    states = info["internal_states"]
+    state = states[0]  # the engines are alike, but for what they have done
     return {
         "model": config.served_model_name,
         "model_path": config.model_path,
@@ -30,9 +32,18 @@ async def facts_of(service: Service) -> dict[str, Any]:
         "memory_gb": state["memory_usage"],
         "limits": {name: state["settings"].get(name) for name in _LIMITS},
         "experts": state.get("experts"),
+        "tiers": [each.get("tiers") for each in states],
+        "handover": [_named(each.get("handover")) for each in states],
         "paused": state["paused"],
         "options": _options(info["decisions"], service.live.frontend.described),
     }
+
+
+def _named(counts: Sequence[Any] | None) -> dict[str, Any] | None:
+    """The counts of a HandoverCounts, which travels without names."""
+    if counts is None:
+        return None
+    return dict(zip(HandoverCounts.__struct_fields__, counts, strict=True))
 
 
 def _options(

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from setpoint.core.control import TierState
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.moments import Moment, add_up
 from setpoint.frontend.telemetry.latencies import Latencies
@@ -50,6 +51,8 @@ class Life:
     """The moments of the last minutes, in the order of time."""
     next: int = 0
     """Number of the first moment that the engine has not told yet."""
+    tiers: TierState | None = None
+    """What its cache tiers have done; None without any."""
     silence: str = ""
     """Why the engine did not answer when it was last asked; "" if it did."""
 
@@ -213,7 +216,7 @@ class Watch:
         except (EngineDeadError, RequestError) as error:
             life.silence = str(error)
             return
-        life.silence = ""
+        life.silence, life.tiers = "", answer.tiers
         life.next = answer.first + len(answer.moments)
         life.moments.extend(answer.moments)
         while life.moments and _end(life.moments[0]) < _end(life.moments[-1]) - KEPT_S:

@@ -47,5 +47,6 @@ class DoctorRoutes:
             first, deaths = found.lives[0], [life.death for life in found.lives]
             answer["moments"] = found.moments
             answer["server_info"] = service.known_info(first.line)
+            answer["tiers"] = first.tiers
             answer["ended"] = deaths[0] if all(deaths) else ""
         return json_response(answer)

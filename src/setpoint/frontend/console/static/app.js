@@ -13,6 +13,7 @@ import { Requests } from "./requests.js";
 import { LiveSource } from "./source.js";
 import { LimitBand, PoolMap } from "./strips.js";
 import { installTheme, onTheme } from "./theme.js";
+import { Tiers } from "./tiers.js";
 import { ALL, Timeline } from "./timeline.js";
 
 const isRecording = document.body.dataset.source === "recording";
@@ -29,6 +30,7 @@ const doctor = new Doctor(() => facts);
 const requests = new Requests();
 const options = new Options();
 const chat = new Chat();
+const tiers = new Tiers();
 const engines = new Engines((lane) => {
   timeline.lane = lane;
   draw();
@@ -64,6 +66,7 @@ const handlers = {
     showFacts();
     options.show(news.options);
     chat.know(news);
+    tiers.show(news);
     showStatus();
   },
   engines(standings) {

@@ -36,6 +36,14 @@ export function seconds(value) {
   return `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
 }
 
+/** 512 B, 23.6 MB */
+export function bytes(value) {
+  if (!known(value)) return NONE;
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  const step = Math.min(Math.floor(Math.log10(Math.max(value, 1)) / 3), units.length - 1);
+  return `${step ? (value / 1000 ** step).toFixed(1) : value} ${units[step]}`;
+}
+
 /** A share from 0 to 1: 0 %, 0.4 %, 57 % */
 export const percent = (value) =>
   !known(value) ? NONE : `${(value * 100).toFixed(value > 0 && value < 0.0995 ? 1 : 0)} %`;
