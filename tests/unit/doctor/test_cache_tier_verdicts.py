@@ -14,8 +14,10 @@ from setpoint.doctor.readers.metrics import of_scrapes
 from setpoint.doctor.readers.scrape import read_scrape
 
 
-def judge(**values: Any) -> Report:
-    observations = seen(rank([decode(30, 5, 0.5) for _ in range(40)]), max_running_requests=64)
+def judge(mode: str = "null", **values: Any) -> Report:
+    moments = [decode(30, 5, 0.5) for _ in range(40)]
+    options = {"disaggregation_mode": mode}
+    observations = seen(rank(moments), max_running_requests=64, options=options)
     observations.tiers = (TierState(**{"backend": "file", "age_s": 200.0, **values}),)
     return diagnose(observations)
 
@@ -43,6 +45,10 @@ def test_a_tier_that_costs_and_saves_nothing(is_thrifty: bool) -> None:
     assert "costs 6 % of the time of a core and saves nothing" in found.summary
     assert found.action.value == (None if is_thrifty else "write_through_selective")
     assert "Keep it" not in notes(report)
+
+
+def test_a_decode_server_saves_for_others() -> None:
+    assert of_tier(judge("decode", save_s=30.0, saved_tokens=90_000)) is None
 
 
 def test_a_tier_that_pays_is_praised() -> None:

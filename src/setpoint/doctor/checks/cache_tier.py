@@ -21,7 +21,7 @@ def find(case: Case) -> Finding | None:
     for tiers in case.seen.tiers:
         if tiers.off:
             return _off(tiers)
-        if _costs(tiers):
+        if _costs(tiers) and case.option("disaggregation_mode") != "decode":
             return _costly(tiers)
     return None
 
@@ -121,7 +121,8 @@ CHECK = Check(
     rule="The server says that a tier is off; or, after a minute, loading and saving have together"
     " taken longer than computing what was loaded, by at least 2 % of the time. Only Setpoint tells"
     " these times.",
-    counter_evidence="Loads of less than a minute are not judged, because what is saved now may be"
+    counter_evidence="A decode server saves for prefill servers, where what it earns is measured."
+    " Loads of less than a minute are not judged, because what is saved now may be"
     " used later. If loading is at least twice as fast as computing and pays for saving, the report"
     " says so in a note.",
     advice="Mend the storage or choose another one; save only what is used twice, or do without.",
