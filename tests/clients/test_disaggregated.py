@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -110,3 +111,64 @@ def test_smg_in_front(
                 for line in page.splitlines()
                 if line.startswith("sglang:num_transfer_failed_reqs_total{")
             )
+
+
+@pytest.mark.full
+def test_a_conversation_through_smg_is_loaded_from_the_storage(
+    make_environment: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The next turn's prompt has the answer, which only the decode server has computed."""
+    model = write_tiny_llama(
+        tmp_path / "model",
+        vocab_size=VOCAB_SIZE,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+        max_position_embeddings=4096,
+    )
+    write_byte_tokenizer(model)
+    common = ("--model-path", str(model), "--dtype", "float32", "--num-threads", "1")
+    extra = {"path": str(tmp_path / "cache"), "block_tokens": 16, "prefetch_threshold": 32}
+    tiers = (
+        *("--enable-hierarchical-cache", "--hicache-storage-backend", "file"),
+        *("--hicache-storage-backend-extra-config", json.dumps(extra)),
+        *("--hicache-storage-prefetch-policy", "wait_complete", "--disaggregation-mode"),
+    )
+    smg, port, own_port = make_environment("smg").parent / "smg", free_port(), free_port()
+    offload = "--disaggregation-decode-enable-offload-kvcache"
+    at = ("--disaggregation-bootstrap-port", str(port))
+    with (
+        running_server(tmp_path / "p", *common, *tiers, "prefill", *at) as prefill,
+        running_server(tmp_path / "d", *common, *tiers, "decode", offload) as decode,
+        running_server(tmp_path / "alone", *common) as alone,
+        subprocess.Popen(
+            [
+                *(str(smg), "launch", "--pd-disaggregation", "--disable-retries"),
+                *("--prefill", prefill.url, str(port), "--decode", decode.url),
+                *("--host", "127.0.0.1", "--port", str(own_port), "--prometheus-host", "127.0.0.1"),
+                *("--prometheus-port", str(free_port())),
+            ],
+            stdout=subprocess.DEVNULL,
+        ) as router,
+    ):
+        try:
+            url = f"http://127.0.0.1:{own_port}"
+            wait_until(lambda: is_ready(url))
+            for name, sampling in (
+                ("greedy", GREEDY | {"max_new_tokens": 70}),
+                ("sampled", {"temperature": 1, "sampling_seed": 5, "max_new_tokens": 70}),
+            ):
+                rng = random.Random(name)
+                history = [rng.randrange(3, 200) for _ in range(150)]
+                for turn in range(2):
+                    body = {
+                        "input_ids": history,
+                        "sampling_params": {**sampling, "ignore_eos": True},
+                    }
+                    found = httpx.post(f"{url}/generate", json=body, timeout=PATIENCE_S).json()
+                    assert found["output_ids"] == alone.generate(**body)["output_ids"]
+                    stored = found["meta_info"]["cached_tokens_details"]["storage"]
+                    assert (stored > 0) == (turn > 0), name
+                    wait_until(lambda: prefill.is_idle() and decode.is_idle())
+                    history += [*found["output_ids"], 5, 6, 7]
+        finally:
+            router.terminate()
