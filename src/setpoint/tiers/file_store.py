@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import struct
 import threading
 import time
@@ -280,9 +281,10 @@ class FileStore:
         try:
             return self._opened(folder), is_new
         except (lmdb.Error, StoreError):
-            bad = self._folder / f"index.bad.{os.getpid()}"
+            bad = self._folder / f"index.bad.{self._new_name()}"
             logger.warning("The index %s is damaged; it is made again.", folder)
-            folder.replace(bad)
+            folder.replace(bad)  # whoever has it open goes on with it
+            shutil.rmtree(bad, ignore_errors=True)
             return self._opened(folder), True
 
     def _opened(self, folder: Path) -> lmdb.Environment:
@@ -297,6 +299,9 @@ class FileStore:
             lock=True,
         )
         try:
+            num_pages = index.info()["last_pgno"] + 1
+            if (folder / "data.mdb").stat().st_size < num_pages * index.stat()["psize"]:
+                raise StoreError("The index is cut.")  # reading behind its end ends the process
             index.reader_check()
             self._entries_db = index.open_db(b"blocks")
             self._sums_db = index.open_db(b"sums")
@@ -345,10 +350,15 @@ class _Entries:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self._transaction.commit()
-        else:
-            self._transaction.abort()
+        try:
+            if kind is None:
+                self._transaction.commit()
+            else:
+                self._transaction.abort()
+        except lmdb.Error as error:
+            raise StoreError(f"The index of the cache cannot be changed: {error}.") from None
+        if kind is not None and issubclass(kind, lmdb.Error) and kind is not lmdb.MapFullError:
+            raise StoreError(f"The index of the cache is damaged: {rest[0]}.") from None
 
     def __iter__(self) -> lmdb.Cursor:
         return self._transaction.cursor().iternext()
