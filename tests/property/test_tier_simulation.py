@@ -37,7 +37,7 @@ HAPPENS = (
     *("write_through", "write_through_selective", "write_back"),
     *("timeout", "best_effort", "wait_complete"),
 )
-"""What the seeds of the long test must contain; the short ones contain most of it."""
+"""What the seeds of the long test must contain; those of a short one contain half of it and more."""
 
 
 def check(seeds: range) -> Counter[str]:
@@ -54,7 +54,8 @@ def check(seeds: range) -> Counter[str]:
 def test_every_client_gets_what_it_gets_without_tiers(block: int) -> None:
     seen = check(range(block * BLOCK, (block + 1) * BLOCK))
     lacking = [what for what in HAPPENS if not seen[what]]
-    assert len(lacking) <= 6, lacking
+    assert len(lacking) <= len(HAPPENS) // 2, lacking
+    assert seen["tokens loaded"] > 1000
 
 
 @pytest.mark.full
