@@ -139,7 +139,7 @@ def test_rows_are_those_of_the_dequantised_weight(kind: str, level: str) -> None
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if BLOCK_KINDS[kind].num_values == 256])
 def test_every_scale_of_a_k_quant_meets_its_codes(kind: str, level: str) -> None:
     """Values that differ from block to block and from code to code, so that none can be exchanged
     for another unnoticed; the oracle is the gguf package. Products with the unit matrix are the
@@ -157,10 +157,10 @@ def test_every_scale_of_a_k_quant_meets_its_codes(kind: str, level: str) -> None
         for first in range(0, 256, num_rows):
             rows = unit[first : first + num_rows]
             assert torch.equal(packed(rows), weight[:, first : first + num_rows].T)
-    assert len(np.unique(expected[0])) > 100
+    assert len(np.unique(expected[0])) > 50
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "Q2_K", "IQ4_XS"])
 @pytest.mark.parametrize("num_rows", [3, 60])
 def test_number_of_threads_does_not_change_a_product_on_blocks(
     threads, num_rows: int, kind: str

@@ -16,14 +16,16 @@ from setpoint.engine.quant.grouped import KernelExperts
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.planning.memory import weight_bytes
 from setpoint.testing.against_transformers import TOLERANCES, measure
-from setpoint.testing.gguf_families import CONFIGS, mixed, write_model
-from setpoint.testing.plans import Driver
+from setpoint.testing.gguf_families import CONFIGS, LENGTHS, mixed, write_model
+from setpoint.testing.plans import Driver, allocate_rows
 
 KINDS = {
     "Q4_0": lambda name: Kind.Q4_0,
     "Q4_1 and Q8_0": lambda name: Kind.Q8_0 if "down" in name else Kind.Q4_1,
     "Q4_K_M": mixed,
+    "Q5_0 and Q5_1": lambda name: Kind.Q5_1 if "down" in name else Kind.Q5_0,
     "BF16": lambda name: Kind.BF16,
+    "MXFP4": lambda name: Kind.MXFP4 if "_exps" in name else Kind.Q8_0,
 }
 
 
@@ -38,12 +40,12 @@ def convert(path: Path) -> Path:
 
 def runner_of(folder: Path) -> ModelRunner:
     runner = build_runner(EngineConfig(str(folder), read_spec(folder), page_size=4, num_threads=2))
-    runner.allocate(num_pages=64, max_slots=4, context_len=64)
+    allocate_rows(runner, num_rows=64, max_slots=4, context_len=64)
     return runner
 
 
 def logits_of(runner: ModelRunner, ids: list[int]) -> torch.Tensor:
-    driver = Driver(InprocExecutor(runner), 4, 16)
+    driver = Driver(InprocExecutor(runner), 4, 16, runner.num_groups)
     plan = driver.plan()
     driver.admit(plan, 0, ids)
     plan.add_row(0, 0, 0, len(ids), 1)
@@ -58,7 +60,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, architecture: str) -> 
         judged_by=checkpoint,
         dtype="float64",
         context_len=128,
-        prompt_lengths=(37, 1, 50),
+        prompt_lengths=LENGTHS.get(architecture, (37, 1, 50)),
         num_new=6,
     )
     assert found.wrong == 0
@@ -82,7 +84,7 @@ def test_answers_are_those_of_the_checkpoint_bit_for_bit(
         assert logits.isfinite().all()
     if kinds == "BF16" or spec.mixture is None:
         return
-    for layer in kept.model.model.layers:
+    for layer in (kept.model.model.layers[index] for index in spec.mixture.layers):
         mlp = getattr(layer, "mlp", None) or layer.block_sparse_moe
         assert isinstance(mlp.gate_up.packed, KernelExperts)
         assert isinstance(mlp.down.packed, KernelExperts)

@@ -24,6 +24,7 @@ from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.layers.rotary import RotaryEmbedding
 from setpoint.testing import tiny_gguf
 from setpoint.testing.plans import Driver
 from setpoint.testing.whole_checkpoint import write_whole
@@ -236,8 +237,14 @@ def test_llama3_rope_is_recovered_from_its_factors(
     converted = converted_folder(path, log=lambda line: None)
     assert json.loads((converted / "config.json").read_text())["rope_scaling"] == rope
     assert read_spec(converted).context_len == 131072
-    wrong = tiny_gguf.write(
-        tmp_path / "n.gguf", tensors | {"rope_freqs.weight": factors * np.float32(1.1)}, keys
-    )
-    with pytest.raises(source.CheckpointError, match="rope factors"):
-        converted_folder(wrong, log=lambda line: None)
+    others = factors * np.float32(1.1)
+    path = tiny_gguf.write(tmp_path / "n.gguf", tensors | {"rope_freqs.weight": others}, keys)
+    folder = converted_folder(path, log=lambda line: None)
+    kept = json.loads((folder / "config.json").read_text())["rope_scaling"]
+    rotary = RotaryEmbedding.from_config(read_spec(folder).config, 64)
+    plain = 1 / rotary.positions_per_radian(500000.0)
+    assert kept["rope_type"] == "longrope"
+    for length in (64, 131072):
+        found, attention = rotary.frequencies(length)
+        assert attention == 1.0
+        torch.testing.assert_close(found, plain / torch.from_numpy(others))

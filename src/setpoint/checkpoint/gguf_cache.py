@@ -11,16 +11,16 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from setpoint.core.blocksfile import BLOCKS_FILE, BLOCKS_LINK
+from setpoint.core.blocksfile import BLOCKS_FILE, digest_of_parts, link_to_part
 from setpoint.core.content_digest import name_of_path, noted_digest, state_of
 from setpoint.core.errors import CheckpointError
 from setpoint.core.jsonfile import read_object
 
-FORMAT = 6
+FORMAT = 7
 """Version of the conversions. Raise it to convert every file again."""
 
 SIZES_FILE = "conversion.json"
@@ -34,11 +34,14 @@ def unwritable(root: Path, error: OSError) -> CheckpointError:
     )
 
 
-def known_digest(path: Path) -> str | None:
-    """The file's digest, if it is known without reading the file."""
-    with suppress(OSError), path.open("rb") as file:
-        return noted_digest(path, state_of(file))
-    return None
+def known_digest(parts: Sequence[Path]) -> str | None:
+    """The digest of a file in these parts, if it is known without reading them."""
+    found = []
+    for path in parts:
+        with suppress(OSError), path.open("rb") as file:
+            found.append(noted_digest(path, state_of(file)))
+    known = [digest for digest in found if digest is not None]
+    return digest_of_parts(known) if len(known) == len(parts) else None
 
 
 @contextmanager
@@ -100,17 +103,18 @@ def damage_of(folder: Path) -> str:
     return ""
 
 
-def folder_for_path(path: Path, folder: Path) -> Path:
+def folder_for_path(parts: Sequence[Path], folder: Path) -> Path:
     """The folder that a server of this file reads: links to the files of the conversion, and to
-    the file itself. Servers of two copies share a conversion and not a path. It is the conversion's
-    own folder if nothing is read from the file any more."""
+    the file itself, or to its parts. Servers of two copies share a conversion and not a path. It is
+    the conversion's own folder if nothing is read from the file any more."""
     if not (folder / BLOCKS_FILE).exists():
         return folder
-    own = folder / f"of-{name_of_path(path)}"
+    own = folder / f"of-{name_of_path(parts[0])}"
     links = {name: f"../{name}" for name in _recorded_sizes(folder)}
+    links |= {link_to_part(part): str(path.resolve()) for part, path in enumerate(parts)}
     try:
         own.mkdir(exist_ok=True)
-        for name, target in (links | {BLOCKS_LINK: str(path.resolve())}).items():
+        for name, target in links.items():
             link = own / name
             if not link.is_symlink() or os.readlink(link) != target:
                 draft = own / f"{name}.{os.getpid()}"

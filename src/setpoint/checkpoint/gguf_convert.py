@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from setpoint.checkpoint import gguf_tokenizer, safetensors_file
 from setpoint.checkpoint.description import Description, in_blocks
-from setpoint.checkpoint.gguf_architectures import DECODERS, decoder_of
+from setpoint.checkpoint.gguf_architectures import CONVERTED, decoder_of
 from setpoint.checkpoint.gguf_cache import (
     SIZES_FILE,
     damage_of,
@@ -39,12 +39,14 @@ from setpoint.checkpoint.gguf_cache import (
     unwritable,
 )
 from setpoint.checkpoint.gguf_config import read_config
-from setpoint.checkpoint.gguf_file import GGUFFile
+from setpoint.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from setpoint.checkpoint.gguf_kinds import check_kind
+from setpoint.checkpoint.gguf_split import open_gguf, parts_of
 from setpoint.checkpoint.gguf_tensors import Target, targets
 from setpoint.core.blocksfile import (
     BlocksTable,
     StoredBlocks,
+    digest_of_parts,
     write_blocks_table,
 )
 from setpoint.core.content_digest import (
@@ -64,6 +66,7 @@ cache and the peak memory is low."""
 LARGEST_EXPONENT = 252
 """Of a scale of MXFP4. Values with a larger one may be infinite, and 255 is no number."""
 
+FLOATS = {"F64", "F32", "F16", "BF16"}
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -101,16 +104,18 @@ def converted_folder(
     earlier versions of this module made from the file, or from files of the same name, are removed,
     because nothing uses them any more. Raises CheckpointError.
     """
-    root = cache_folder()
-    noted = known_digest(path)
+    root, paths = cache_folder(), parts_of(path)
+    noted = known_digest(paths)
     folder = None if noted is None else found_folder(root, noted)
     if folder is not None and not damage_of(folder):
-        return folder_for_path(path, folder)
-    with GGUFFile(path) as file:
+        return folder_for_path(paths, folder)
+    with open_gguf(path) as file:
         plan = _plan(file)
         if admit is not None:
             admit(_description(path, plan))
-        digest = content_digest(path, file.handle)
+        digests = _digests(file)
+        digest = digest_of_parts(digests)
+        paths = [part.path for part in file.parts]
         try:
             root.mkdir(parents=True, exist_ok=True)
             with locked(root / f"{digest[:16]}.lock"):
@@ -118,16 +123,25 @@ def converted_folder(
                 if not folder.is_dir() or (damage := damage_of(folder)):
                     if folder.is_dir():
                         log(f"{folder} is damaged ({damage}), so it is made anew.")
-                    _convert_into(file, plan, digest, folder, log=log)
+                    _convert_into(file, plan, digests, folder, log=log)
                     remove_earlier(root, path, digest, log=log)
                     forget_missing()
-            return folder_for_path(path, folder)
+            return folder_for_path(paths, folder)
         except OSError as error:
             raise unwritable(root, error) from None
 
 
+def _digests(file: GGUFFile) -> tuple[str, ...]:
+    return tuple(content_digest(part.path, part.handle) for part in file.parts)
+
+
 def _convert_into(
-    file: GGUFFile, plan: _Plan, digest: str, folder: Path, *, log: Callable[[str], None]
+    file: GGUFFile,
+    plan: _Plan,
+    digests: tuple[str, ...],
+    folder: Path,
+    *,
+    log: Callable[[str], None],
 ) -> None:
     """Build ``folder`` under a temporary name and rename it, so that it is either absent or
     complete. If there is a damaged one, its files are replaced: servers may use it. The caller
@@ -139,8 +153,8 @@ def _convert_into(
     log(f"Converting {file.path.name} once, to {folder}: {_sizes(plan)} …")
     partial.mkdir()
     try:
-        _write_files(file, plan, digest, partial, log=log)
-        if content_digest(file.path, file.handle) != digest:
+        _write_files(file, plan, digests, partial, log=log)
+        if _digests(file) != digests:
             raise CheckpointError(f"{file.path} has changed while it was converted.")
         _write_json(partial / SIZES_FILE, sizes_of(partial))
         if folder.is_dir():
@@ -166,10 +180,14 @@ def _check_room(path: Path, plan: _Plan, root: Path) -> None:
 
 def _sizes(plan: _Plan) -> str:
     """The sizes in words: "2.0 MB of weights in bfloat16; 91 MB of blocks stay in the file"."""
-    written = f"{_size(plan.weight_bytes)} of weights in {plan.dtype}"
-    if not plan.blocks:
-        return written
-    return f"{written}; {_size(plan.block_bytes)} of blocks stay in the file"
+    said = f"{_size(plan.weight_bytes)} of weights in {plan.dtype}"
+    if plan.blocks:
+        said += f"; {_size(plan.block_bytes)} of blocks stay in the file"
+    widened = {target.source.kind.name for target in plan.weights} - FLOATS - set(BLOCK_KINDS)
+    if widened:
+        kinds = " and ".join(sorted(widened))
+        said += f"; matrices in {kinds} become {plan.dtype}, because no kernel multiplies these"
+    return said
 
 
 def _size(num_bytes: int) -> str:
@@ -178,7 +196,7 @@ def _size(num_bytes: int) -> str:
 
 def _plan(file: GGUFFile) -> _Plan:
     """The plan for a file. Raises CheckpointError if the file cannot be converted."""
-    check_kind(file, DECODERS)
+    check_kind(file, CONVERTED)
     decoder = decoder_of(file)
     config = read_config(file, decoder)
     weights = targets(file, decoder, config)
@@ -219,7 +237,12 @@ def _description(path: Path, plan: _Plan) -> Description:
 
 
 def _write_files(
-    file: GGUFFile, plan: _Plan, digest: str, folder: Path, *, log: Callable[[str], None]
+    file: GGUFFile,
+    plan: _Plan,
+    digests: tuple[str, ...],
+    folder: Path,
+    *,
+    log: Callable[[str], None],
 ) -> None:
     _write_json(folder / "config.json", plan.config)
     _write_json(
@@ -232,21 +255,29 @@ def _write_files(
     safetensors_file.write(folder / SINGLE_NAME, _weight_infos(plan), chunks)
     if plan.blocks:
         _check_scales(file, plan)
-        write_blocks_table(folder, BlocksTable(digest, _stored_blocks(plan)))
+        write_blocks_table(folder, BlocksTable(digests, _stored_blocks(plan)))
 
 
 def _weight_infos(plan: _Plan) -> list[safetensors_file.TensorInfo]:
     return [
-        safetensors_file.TensorInfo(target.name, target.source.shape, DTYPES[plan.dtype])
+        safetensors_file.TensorInfo(
+            target.name, target.shape, DTYPES[_stored_as(target, plan.dtype)]
+        )
         for target in plan.weights
     ]
+
+
+def _stored_as(target: Target, dtype: str) -> str:
+    return "float32" if target.is_wide else dtype
 
 
 def _stored_blocks(plan: _Plan) -> dict[str, StoredBlocks]:
     found = {}
     for target in plan.blocks:
         source, (rows, k) = target.source, target.source.shape
-        found[target.name] = StoredBlocks(source.kind.name, (rows, k), source.offset, target.heads)
+        found[target.name] = StoredBlocks(
+            source.kind.name, (rows, k), source.offset, target.heads, source.part
+        )
     return found
 
 
@@ -274,7 +305,7 @@ def _not_finite(file: GGUFFile, target: Target) -> CheckpointError:
 def _all_cast(file: GGUFFile, weights: list[Target], dtype: str) -> Iterator[bytes]:
     for number, target in enumerate(weights):
         report(f"converting {file.path.name}, {100 * number // len(weights)} %")
-        yield from _cast(file, target, dtype)
+        yield from _cast(file, target, _stored_as(target, dtype))
 
 
 def _rows(file: GGUFFile, target: Target) -> npt.NDArray[np.uint8]:
@@ -309,28 +340,54 @@ def _dtype(weights: list[Target]) -> str:
 
 def _cast(file: GGUFFile, target: Target, dtype: str) -> Iterator[bytes]:
     """The bytes of ``target`` in ``dtype``, a chunk of rows at a time."""
+    for values in _values(file, target):
+        with np.errstate(all="ignore"):
+            result = (
+                _round_bf16(values)
+                if dtype == "bfloat16"
+                else values.astype(f"<f{4 if dtype == 'float32' else 2}")
+            )
+        if not np.isfinite(values if dtype == "bfloat16" else result).all():
+            raise CheckpointError(
+                f"{file.path}: tensor {target.source.name!r} has values that are not finite in"
+                f" {dtype}; the file is damaged."
+            )
+        yield result.tobytes()
+
+
+def _values(file: GGUFFile, target: Target) -> Iterator[npt.NDArray[np.float32]]:
+    """The values of ``target``, a chunk of rows at a time."""
+    if target.values is not None:
+        yield _joined(file, target.source, target.values)
+        return
     source, rows = target.source, _rows(file, target)
     step = max(1, CHUNK_ELEMENTS // source.shape[-1])
     for start in range(0, source.num_rows, step):
-        try:
-            with np.errstate(all="ignore"):
-                values = gguf.dequantize(rows[start : start + step], source.kind)
-                result = (
-                    _round_bf16(values)
-                    if dtype == "bfloat16"
-                    else values.astype(f"<f{4 if dtype == 'float32' else 2}")
-                )
-        except NotImplementedError:
-            raise CheckpointError(
-                f"{file.path}: tensor {source.name!r} has type {source.kind.name}, which cannot be"
-                " dequantised."
-            ) from None
-        if not np.isfinite(values if dtype == "bfloat16" else result).all():
-            raise CheckpointError(
-                f"{file.path}: tensor {source.name!r} has values that are not finite in {dtype};"
-                " the file is damaged."
-            )
-        yield result.tobytes()
+        found = _dequantised(file, source, rows[start : start + step])
+        yield found - np.float32(target.offset) if target.offset else found
+
+
+def _joined(file: GGUFFile, keys: GGUFTensor, values: GGUFTensor) -> npt.NDArray[np.float32]:
+    """The rows of ``kv_b_proj`` from the tensors of ``Wanted.values``: of each head, those for K,
+    then those for V."""
+    k, v = (
+        _dequantised(file, each, file.rows(each)).reshape(each.shape) for each in (keys, values)
+    )
+    return np.concatenate((k.swapaxes(1, 2), v), axis=1).reshape(-1, k.shape[1])
+
+
+def _dequantised(
+    file: GGUFFile, tensor: GGUFTensor, rows: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.float32]:
+    try:
+        with np.errstate(all="ignore"):
+            found: npt.NDArray[np.float32] = gguf.dequantize(rows, tensor.kind)
+            return found
+    except NotImplementedError:
+        raise CheckpointError(
+            f"{file.path}: tensor {tensor.name!r} has type {tensor.kind.name}, which cannot be"
+            " dequantised."
+        ) from None
 
 
 def _round_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -71,6 +71,8 @@ class GGUFTensor:
     offset: int
     """Byte offset in the file."""
     num_bytes: int
+    part: int = 0
+    """The part of a split file in which it is, counted from 0."""
 
     @property
     def num_rows(self) -> int:
@@ -83,7 +85,7 @@ class GGUFTensor:
         count, *shape = self.shape
         size = self.num_bytes // count
         return [
-            GGUFTensor(self.name, tuple(shape), self.kind, self.offset + index * size, size)
+            replace(self, shape=tuple(shape), offset=self.offset + index * size, num_bytes=size)
             for index in range(count)
         ]
 
@@ -99,6 +101,8 @@ class GGUFFile:
         self.path = path
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GGUFTensor] = {}
+        self.parts: list[GGUFFile] = [self]
+        """The parts of a split file, this one first; ``gguf_split`` adds the others."""
         self._header = b""
         """The file's first bytes, as many as were needed up to now."""
         self._at = len(MAGIC)
@@ -132,7 +136,8 @@ class GGUFFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.handle.close()
+        for part in self.parts:
+            part.handle.close()
 
     def get(self, key: str, kind: type[T]) -> T | None:
         """The value of ``key``, or None if it is absent. An int is accepted for a float. Raises
@@ -160,11 +165,11 @@ class GGUFFile:
     def rows(self, tensor: GGUFTensor) -> npt.NDArray[np.uint8]:
         """The raw bytes of a tensor as [num_rows, bytes per row]. Raises CheckpointError if the
         file has become shorter."""
-        data = np.empty(tensor.num_bytes, np.uint8)
-        self.handle.seek(tensor.offset)
-        if self.handle.readinto(data.data) != tensor.num_bytes:
+        data, part = np.empty(tensor.num_bytes, np.uint8), self.parts[tensor.part]
+        part.handle.seek(tensor.offset)
+        if part.handle.readinto(data.data) != tensor.num_bytes:
             raise CheckpointError(
-                f"{self.path} has been cut short while it was read, in tensor {tensor.name!r}."
+                f"{part.path} has been cut short while it was read, in tensor {tensor.name!r}."
             )
         return data.reshape(tensor.num_rows, -1)
 

@@ -57,11 +57,14 @@ OTHERS = {
 """general.architecture of files without a text decoder -> what they are."""
 
 FAMILIES = {
-    "gemma2": "Gemma 2",
-    "gemma3": "Gemma 3",
-    "phi3": "Phi-3 and Phi-4",
+    "command-r": "Command R",
+    "granite": "Granite",
+    "olmo2": "OLMo 2",
+    "stablelm": "StableLM",
+    "starcoder2": "StarCoder 2",
 }
-"""general.architecture of families that are served, but not from GGUF files -> their names."""
+"""general.architecture of families that the transformers library serves (--model-impl
+transformers), but not from GGUF files -> their names."""
 
 _REPOSITORIES = ("general.base_model.0.repo_url", "general.repo_url", "general.source.repo_url")
 _HUB_URL = re.compile(r"https://huggingface\.co/([A-Za-z0-9][\w.-]*/[\w.-]+)/?")
@@ -79,11 +82,6 @@ def check_kind(file: GGUFFile, converted: Collection[str]) -> None:
         )
     if kind in TYPES:
         raise CheckpointError(f"{path} is {TYPES[kind]}.")
-    if (file.get("split.count", int) or 1) > 1:
-        raise CheckpointError(
-            f"{path} is one part of a split model. Merge the parts with llama.cpp's gguf-split"
-            " --merge first."
-        )
     if architecture in OTHERS:
         raise CheckpointError(
             f"{path} (GGUF architecture {architecture!r}) is {OTHERS[architecture]}"

@@ -6,69 +6,46 @@ own. Works on a parsed header.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from setpoint.checkpoint.gguf_architectures import Decoder, Experts
-from setpoint.checkpoint.gguf_config import ROPE_FACTORS
+from setpoint.checkpoint.gguf_decoder import Config, Decoder, Layer, Wanted, plain
 from setpoint.checkpoint.gguf_file import GGUFFile, GGUFTensor
+from setpoint.checkpoint.gguf_rope import LONG, ROPE_FACTORS, SHORT
 from setpoint.core.errors import CheckpointError
 
-MLP = (("gate", "gate_proj"), ("up", "up_proj"), ("down", "down_proj"))
+LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(slots=True, frozen=True)
 class Target:
-    """One tensor of the new checkpoint, and the source of its rows."""
+    """One tensor of the new checkpoint, and the source of its rows. The other fields are those of
+    ``Wanted``."""
 
     name: str
     source: GGUFTensor
-    heads: int = 0
-    """As ``StoredBlocks.heads``."""
-    is_router: bool = False
-    """True for a matrix that every file stores as F32."""
-
-
-@dataclass(slots=True, frozen=True)
-class _Wanted:
-    """A tensor of the file, which becomes one of the new checkpoint, or one for each expert."""
-
-    old: str
-    new: str
-    """With "{}" for the number of the expert."""
     shape: tuple[int, ...]
-    stored: tuple[int, ...]
-    """The shape in the file."""
     heads: int = 0
     is_router: bool = False
+    is_wide: bool = False
+    offset: float = 0.0
+    values: GGUFTensor | None = None
 
 
-def targets(file: GGUFFile, decoder: Decoder, config: dict[str, Any]) -> list[Target]:
+def targets(file: GGUFFile, decoder: Decoder, config: Config) -> list[Target]:
     """All tensors of the new checkpoint. Raises CheckpointError if one is missing or has a wrong
     shape, or if the file has a tensor that the model does not use."""
     left = dict(file.tensors)
-    left.pop(ROPE_FACTORS, None)
-    found = []
-    for wanted in _wanted(decoder, config):
-        tensor = left.pop(wanted.old, None)
-        if tensor is None and wanted.old.replace("_exps.", ".0.") in left:
-            raise CheckpointError(
-                f"{file.path} has a tensor for each expert, as llama.cpp wrote them until April"
-                " 2024. Only files with the experts of a layer in one tensor are read: download a"
-                " newer file of the model, or convert the checkpoint again."
-            )
-        if tensor is None or tensor.shape != wanted.stored:
-            state = "missing" if tensor is None else f"of shape {tensor.shape}"
-            raise CheckpointError(
-                f"{file.path}: tensor {wanted.old!r} is {state}; the metadata asks for"
-                f" {wanted.stored}."
-            )
-        parts = tensor.parts() if "{}" in wanted.new else [replace(tensor, shape=wanted.shape)]
-        found += [
-            Target(wanted.new.format(index), part, wanted.heads, wanted.is_router)
-            for index, part in enumerate(parts)
-        ]
+    for name in (ROPE_FACTORS, LONG, SHORT):
+        left.pop(name, None)
+    found: list[Target] = []
+    for wanted in _wanted(file, decoder, config):
+        found += _made_of(file, left, wanted)
+    last = config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0)
+    for name in list(left):  # layers that predict further tokens, which are not used
+        if (layer := LAYER.match(name)) and config["num_hidden_layers"] <= int(layer[1]) < last:
+            del left[name]
     if left:
         raise CheckpointError(
             f"{file.path}: tensor {min(left)!r} ({len(left)} in all) does not belong to a"
@@ -77,65 +54,59 @@ def targets(file: GGUFFile, decoder: Decoder, config: dict[str, Any]) -> list[Ta
     return found
 
 
-def _wanted(decoder: Decoder, config: dict[str, Any]) -> Iterator[_Wanted]:
+def _made_of(file: GGUFFile, left: dict[str, GGUFTensor], wanted: Wanted) -> Iterator[Target]:
+    """The targets of a wanted tensor, which is taken out of ``left``."""
+    tensor = left.pop(wanted.old, None)
+    if tensor is None and wanted.old.replace("_exps.", ".0.") in left:
+        raise CheckpointError(
+            f"{file.path} has a tensor for each expert, as llama.cpp wrote them until April"
+            " 2024. Only files with the experts of a layer in one tensor are read: download a"
+            " newer file of the model, or convert the checkpoint again."
+        )
+    if tensor is None or tensor.shape != wanted.stored:
+        state = "missing" if tensor is None else f"of shape {tensor.shape}"
+        raise CheckpointError(
+            f"{file.path}: tensor {wanted.old!r} is {state}; the metadata asks for {wanted.stored}."
+        )
+    values = left.pop(wanted.values, None)
+    if wanted.values:
+        heads, rank, key_size = wanted.stored
+        shape = (heads, wanted.shape[0] // heads - key_size, rank)
+        if values is None or values.shape != shape:
+            raise CheckpointError(f"{file.path}: tensor {wanted.values!r} is not of shape {shape}.")
+    if "{}" in wanted.new:
+        parts = tensor.parts()
+    elif values is not None:
+        parts = [tensor]
+    else:
+        parts = [replace(tensor, shape=wanted.shape)]
+    for index, part in enumerate(parts):
+        yield Target(
+            wanted.new.format(index),
+            part,
+            wanted.shape,
+            wanted.heads,
+            wanted.is_router,
+            wanted.is_wide,
+            wanted.offset,
+            values,
+        )
+
+
+def _wanted(file: GGUFFile, decoder: Decoder, config: Config) -> Iterator[Wanted]:
     hidden, vocab = config["hidden_size"], config["vocab_size"]
-    yield _plain("token_embd.weight", "model.embed_tokens.weight", vocab, hidden)
-    for layer in range(config["num_hidden_layers"]):
-        for part in (_attention(decoder, config), _mlp(decoder.experts, config)):
-            for wanted in part:
-                yield replace(
-                    wanted,
-                    old=f"blk.{layer}.{wanted.old}",
-                    new=f"model.layers.{layer}.{wanted.new}",
-                )
-    yield _plain("output_norm.weight", "model.norm.weight", hidden)
+    yield plain("token_embd.weight", "model.embed_tokens.weight", vocab, hidden)
+    for index in range(config["num_hidden_layers"]):
+        prefix = f"blk.{index}."
+        for wanted in decoder.layer(Layer(decoder, config, index, file.tensors)):
+            yield replace(
+                wanted,
+                old=prefix + wanted.old,
+                new=f"model.layers.{index}.{wanted.new}",
+                values=wanted.values and prefix + wanted.values,
+                offset=decoder.norm_offset if wanted.new.endswith("norm.weight") else 0.0,
+            )
+    norm = plain("output_norm.weight", "model.norm.weight", hidden)
+    yield replace(norm, offset=decoder.norm_offset)
     if not config["tie_word_embeddings"]:
-        yield _plain("output.weight", "lm_head.weight", vocab, hidden)
-
-
-def _plain(old: str, new: str, *shape: int) -> _Wanted:
-    return _Wanted(old, new, shape, shape)
-
-
-def _attention(decoder: Decoder, config: dict[str, Any]) -> Iterator[_Wanted]:
-    hidden, head_dim = config["hidden_size"], config["head_dim"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    yield _plain("attn_norm.weight", "input_layernorm.weight", hidden)
-    for letter, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-        old, new, rows = f"attn_{letter}", f"self_attn.{letter}_proj", count * head_dim
-        pairs = count if decoder.permutes and letter != "v" else 0
-        yield replace(_plain(f"{old}.weight", f"{new}.weight", rows, hidden), heads=pairs)
-        if decoder.qkv_bias:
-            yield _plain(f"{old}.bias", f"{new}.bias", rows)
-        if decoder.norms and letter != "v":
-            size = head_dim if decoder.norms == "head" else rows
-            yield _plain(f"{old}_norm.weight", f"self_attn.{letter}_norm.weight", size)
-    yield _plain("attn_output.weight", "self_attn.o_proj.weight", hidden, heads * head_dim)
-
-
-def _mlp(experts: Experts | None, config: dict[str, Any]) -> Iterator[_Wanted]:
-    hidden = config["hidden_size"]
-    yield _plain("ffn_norm.weight", "post_attention_layernorm.weight", hidden)
-    if experts is None:
-        for kind, name in MLP:
-            shape = _matrix(kind, hidden, config["intermediate_size"])
-            yield _plain(f"ffn_{kind}.weight", f"mlp.{name}.weight", *shape)
-        return
-    number, mlp = config[experts.num_key], experts.mlp
-    router = _plain("ffn_gate_inp.weight", f"{mlp}.gate.weight", number, hidden)
-    yield replace(router, is_router=True)
-    for (kind, _), name in zip(MLP, experts.names, strict=True):
-        shape = _matrix(kind, hidden, config[experts.size_key])
-        new = f"{mlp}.experts.{{}}.{name}.weight"
-        yield _Wanted(f"ffn_{kind}_exps.weight", new, shape, (number, *shape))
-    if not experts.is_shared:
-        return
-    gate = f"{mlp}.shared_expert_gate.weight"
-    yield _Wanted("ffn_gate_inp_shexp.weight", gate, (1, hidden), (hidden,), is_router=True)
-    for kind, name in MLP:
-        shape = _matrix(kind, hidden, config["shared_expert_intermediate_size"])
-        yield _plain(f"ffn_{kind}_shexp.weight", f"{mlp}.shared_expert.{name}.weight", *shape)
-
-
-def _matrix(kind: str, hidden: int, inner: int) -> tuple[int, int]:
-    return (hidden, inner) if kind == "down" else (inner, hidden)
+        yield plain("output.weight", "lm_head.weight", vocab, hidden)

@@ -2,8 +2,8 @@
 
 Two tokenizer families are supported: "gpt2" (byte-level BPE with merges and a named pre-tokenizer)
 and "llama" (SentencePiece BPE with scores). Any other family, and any pre-tokenizer that
-``gguf_byte_level`` does not have, is refused by name, because nobody would notice that a tokenizer
-is only nearly right.
+``gguf_pre_tokenizers`` does not have, is refused by name, because nobody would notice that a
+tokenizer is only nearly right.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from typing import Any
 from gguf.constants import TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-from setpoint.checkpoint.gguf_byte_level import LLAMA3_NAMES, byte_level
+from setpoint.checkpoint.gguf_byte_level import byte_level, pre_tokenizer_of
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.core.errors import CheckpointError
 from setpoint.core.excerpt import excerpt
 
 SPACE = "▁"
+TEMPLATE = "tokenizer.chat_template"
+PHI3_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
+"""The special tokens of Phi-3 that do not take the white space after them. Files do not say
+it."""
 
 TURN_ENDS = (
     "<|im_end|>",
@@ -35,6 +39,8 @@ TURN_ENDS = (
 )
 """Control tokens that end a turn in some chat format. Models list them in addition to EOS in their
 generation configs."""
+HARMONY_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
+"""The same of gpt-oss, in whose format <|end|> ends a message, after which the turn may go on."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,7 +70,10 @@ def read_tokens(file: GGUFFile, vocab_size: int) -> Tokens:
         raise CheckpointError(
             f"{file.path}: tokenizer {excerpt(family)!r} is not supported (supported: gpt2, llama)."
         )
-    texts = file.require("tokenizer.ggml.tokens", list)
+    texts = [
+        text or f"[EMPTY_{index}]"
+        for index, text in enumerate(_strings(file, "tokenizer.ggml.tokens"))
+    ]
     kinds = file.get("tokenizer.ggml.token_type", list) or [int(TokenType.NORMAL)] * len(texts)
     if len(set(texts)) != len(texts) or len(kinds) != len(texts) or len(texts) > vocab_size:
         raise CheckpointError(
@@ -75,7 +84,7 @@ def read_tokens(file: GGUFFile, vocab_size: int) -> Tokens:
     def role(name: str, default: int | None) -> int | None:
         token_id = file.get(f"tokenizer.ggml.{name}_token_id", int)
         token_id = default if token_id is None else token_id
-        if token_id is not None and token_id >= len(texts):
+        if token_id is not None and not 0 <= token_id < len(texts):
             raise CheckpointError(
                 f"{file.path}: {name} token id {token_id} is outside the vocabulary of"
                 f" {len(texts)}."
@@ -87,11 +96,9 @@ def read_tokens(file: GGUFFile, vocab_size: int) -> Tokens:
     )  # SentencePiece's fixed ids
     eos = role("eos", eos)
     ends = [eos, role("eot", None), role("eom", None)]
-    ends += [
-        index
-        for index, text in enumerate(texts)
-        if kinds[index] == TokenType.CONTROL and text in TURN_ENDS
-    ]
+    control = {text for text, kind in zip(texts, kinds, strict=True) if kind == TokenType.CONTROL}
+    turn_ends = HARMONY_ENDS if control.issuperset(HARMONY_ENDS) else TURN_ENDS
+    ends += [index for index, text in enumerate(texts) if text in control and text in turn_ends]
     stops = tuple(dict.fromkeys(token_id for token_id in ends if token_id is not None))
     return Tokens(
         family,
@@ -121,13 +128,7 @@ def write(
         raise CheckpointError(
             f"{file.path}: no tokenizer can be made from the vocabulary: {error}"
         ) from None
-    special = (TokenType.CONTROL, TokenType.UNKNOWN)
-    added = [
-        AddedToken(text, special=kind in special, normalized=False)
-        for text, kind in zip(tokens.texts, tokens.kinds, strict=True)
-        if kind in (*special, TokenType.USER_DEFINED)
-    ]
-    tokenizer.add_tokens(added)
+    tokenizer.add_tokens(_added(file, tokens))
     _add_borders(file, tokens, tokenizer)
     (folder / "tokenizer.json").write_text(
         tokenizer.to_str(pretty=True), encoding="utf-8"
@@ -141,14 +142,51 @@ def write(
         "clean_up_tokenization_spaces": False,
         "model_max_length": context_len,
     }
+    templates = _templates(file)
+    if len(templates) > 1:
+        config["chat_template"] = [
+            {"name": name, "template": text} for name, text in templates.items()
+        ]
+    elif "default" in templates:
+        (folder / "chat_template.jinja").write_text(templates["default"], encoding="utf-8")
+    if "default" not in templates:
+        log(f"{file.path.name} has no chat template: chat requests will need --chat-template.")
     (folder / "tokenizer_config.json").write_text(
         json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     )
-    template = file.get("tokenizer.chat_template", str)
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template)
-    else:
-        log(f"{file.path.name} has no chat template: chat requests will need --chat-template.")
+
+
+def _added(file: GGUFFile, tokens: Tokens) -> list[AddedToken]:
+    """The tokens that are found in a text before it is split, and never split themselves."""
+    special = (TokenType.CONTROL, TokenType.UNKNOWN)
+    is_phi3 = tokens.family == "llama" and file.get("general.architecture", str) == "phi3"
+    return [
+        AddedToken(
+            text,
+            special=kind in special,
+            normalized=False,
+            rstrip=is_phi3 and kind in special and text not in PHI3_KEEPS_SPACE,
+        )
+        for text, kind in zip(tokens.texts, tokens.kinds, strict=True)
+        if kind in (*special, TokenType.USER_DEFINED)
+    ]
+
+
+def _templates(file: GGUFFile) -> dict[str, str]:
+    """Name -> chat template; the unnamed one is "default"."""
+    found = {
+        key.removeprefix(TEMPLATE).removeprefix(".") or "default": file.require(key, str)
+        for key in file.metadata
+        if key == TEMPLATE or key.startswith(f"{TEMPLATE}.")
+    }
+    return {name: found[name] for name in sorted(found, key=lambda name: (name != "default", name))}
+
+
+def _strings(file: GGUFFile, key: str) -> list[str]:
+    found = file.require(key, list)
+    if not all(isinstance(each, str) for each in found):
+        raise CheckpointError(f"{file.path}: {key} must be a list of texts.")
+    return found
 
 
 def _sentencepiece(file: GGUFFile, tokens: Tokens) -> Tokenizer:
@@ -203,7 +241,7 @@ def _add_borders(file: GGUFFile, tokens: Tokens, tokenizer: Tokenizer) -> None:
     nothing about BOS, its family decides."""
     bos = file.get("tokenizer.ggml.add_bos_token", bool)
     if bos is None:
-        bos = tokens.family == "llama" or file.get("tokenizer.ggml.pre", str) in LLAMA3_NAMES
+        bos = tokens.family == "llama" or pre_tokenizer_of(file).adds_bos
     eos = file.get("tokenizer.ggml.add_eos_token", bool) is True
     before = [(tokens.texts[tokens.bos], tokens.bos)] if bos and tokens.bos is not None else []
     after = [(tokens.texts[tokens.eos], tokens.eos)] if eos and tokens.eos is not None else []

@@ -54,9 +54,16 @@ class BlockKind:
 BLOCK_KINDS = {
     "Q4_0": BlockKind(32, 18, 18),
     "Q4_1": BlockKind(32, 20, 20, (0, 2)),
+    "Q5_0": BlockKind(32, 22, 26),
+    "Q5_1": BlockKind(32, 24, 28, (0, 2)),
     "Q8_0": BlockKind(32, 34, 34),
+    "Q2_K": BlockKind(256, 84, 164, (80, 82)),
+    "Q3_K": BlockKind(256, 110, 146, (108,)),
     "Q4_K": BlockKind(256, 144, 148, (0, 2)),
+    "Q5_K": BlockKind(256, 176, 212, (0, 2)),
     "Q6_K": BlockKind(256, 210, 210, (208,)),
+    "IQ4_NL": BlockKind(32, 18, 18),
+    "IQ4_XS": BlockKind(256, 136, 138),
     "MXFP4": BlockKind(32, 17, 17, ()),
 }
 """Kinds of blocks that are kept, by ggml's names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
-from setpoint.core.blocksfile import BLOCKS_LINK
+from setpoint.core.blocksfile import LINK_NAME
 from setpoint.core.content_digest import content_digest
 from setpoint.core.errors import CheckpointError
 from setpoint.core.jsonfile import read_object
@@ -52,14 +52,14 @@ def weight_files(folder: Path, *, complete: bool = True) -> list[Path]:
 
 
 def identities(files: Iterable[Path]) -> Identities:
-    """Those of the files now. The name of a GGUF file is BLOCKS_LINK. Raises CheckpointError if
+    """Those of the files now. The name of a GGUF file is a LINK_NAME. Raises CheckpointError if
     one is being written."""
     return {file: _identity(file) for file in files}
 
 
 def _identity(file: Path) -> tuple[int | str, ...] | None:
     try:
-        if file.name == BLOCKS_LINK:
+        if LINK_NAME.fullmatch(file.name):
             with file.open("rb") as opened:
                 return (content_digest(file.resolve(), opened),)
         found = file.stat()

@@ -183,6 +183,25 @@ def write(
     return path
 
 
+def write_split(
+    folder: Path,
+    tensors: dict[str, Array],
+    keys: dict[str, Any],
+    *,
+    count: int = 3,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    arch: str = "llama",
+) -> list[Path]:
+    """Write a GGUF file in parts, as llama.cpp's gguf-split would; returns their paths."""
+    paths, names = [], list(tensors)
+    for number in range(count):
+        own = {name: tensors[name] for name in names[number::count]}
+        said = {"split.no": number, "split.count": count, "split.tensors.count": len(names)}
+        path = folder / f"tiny-{number + 1:05d}-of-{count:05d}.gguf"
+        paths.append(write(path, own, said | (keys if number == 0 else {}), kind=kind, arch=arch))
+    return paths
+
+
 def write_header(path: Path, model: TinyLlama) -> Path:
     """Write the header of a GGUF file in float16, and a hole instead of the weights; so a model of
     any size takes no room on the disk. Returns the file's path."""

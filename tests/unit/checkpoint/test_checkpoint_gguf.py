@@ -16,9 +16,11 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf_cases import MODEL, convert, load, write
 
 from setpoint.checkpoint import gguf_convert
+from setpoint.checkpoint.gguf_architectures import decoder_of
+from setpoint.checkpoint.gguf_config import read_config
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.core.errors import CheckpointError
-from setpoint.testing import tiny_gguf
+from setpoint.testing import gguf_families, tiny_gguf
 
 QUANTISABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 READ_ONLY = (
@@ -159,20 +161,63 @@ def test_every_token_that_ends_a_turn_is_listed(tmp_path: Path) -> None:
     ]  # 2 is <|im_end|>
 
 
-def test_linear_rope_scaling_is_kept_and_others_are_refused(tmp_path: Path) -> None:
+def test_rope_scaling_is_kept_and_an_unknown_one_refused(tmp_path: Path) -> None:
     keys = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
     folder = convert(write(tmp_path / "m.gguf", keys=keys))
     assert json.loads((folder / "config.json").read_text())["rope_scaling"] == {
         "rope_type": "linear",
         "factor": 4.0,
     }
-    refused(write(tmp_path / "n.gguf", keys=keys | {"llama.rope.scaling.type": "yarn"}), "'yarn'")
+    keys["llama.rope.scaling.type"] = "yarn"
+    more = {"original_context_length": 64, "yarn_beta_fast": 16.0, "yarn_attn_factor": 1.5}
+    named = {f"llama.rope.scaling.{key}": value for key, value in more.items()}
+    folder = convert(write(tmp_path / "n.gguf", keys=keys | named))
+    assert json.loads((folder / "config.json").read_text())["rope_scaling"] == {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 16.0,
+        "attention_factor": 1.5,
+    }
+    keys["llama.rope.scaling.type"] = "dynamic"
+    refused(write(tmp_path / "o.gguf", keys=keys), "'dynamic'")
+
+
+def test_any_factors_of_frequencies_are_kept(tmp_path: Path) -> None:
+    factors = np.linspace(1, 3, 8, dtype=np.float32)
+    folder = convert(write(tmp_path / "m.gguf", tensors={"rope_freqs.weight": factors}))
+    scaling = json.loads((folder / "config.json").read_text())["rope_scaling"]
+    assert scaling["rope_type"] == "longrope"
+    assert scaling["attention_factor"] == 1.0
+    assert scaling["long_factor"] == scaling["short_factor"]
+    np.testing.assert_array_equal(np.float32(scaling["long_factor"]), factors)
+    factors[3] = np.nan
+    bad = write(tmp_path / "n.gguf", tensors={"rope_freqs.weight": factors})
+    refused(bad, "'rope_freqs.weight' has values that are no numbers above zero")
+
+
+@pytest.mark.parametrize(
+    ("arch", "num_layers", "scalar"), [("gemma2", 4, 64), ("gemma2", 46, 32), ("gemma3", 62, 32)]
+)
+def test_gemmas_largest_models_scale_attention_by_their_width(
+    tmp_path: Path, arch: str, num_layers: int, scalar: int
+) -> None:
+    model = "gemma2" if arch == "gemma2" else "gemma3"
+    keys = gguf_families.metadata(model) | {
+        f"{arch}.block_count": num_layers,
+        f"{arch}.embedding_length": 128,
+    }
+    tensors = {"token_embd.weight": np.zeros((320, 128), np.float32)}
+    with GGUFFile(tiny_gguf.write(tmp_path / "m.gguf", tensors, keys, arch=arch)) as file:
+        config = read_config(file, decoder_of(file))
+    assert config["query_pre_attn_scalar"] == scalar
+    assert len(config["layer_types"]) == num_layers
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"arch": "gemma2"}, "architecture 'gemma2'"),
+        ({"arch": "granite"}, "architecture 'granite'"),
         ({"drop": ("llama.block_count",)}, "'llama.block_count' is missing"),
         ({"drop": ("tokenizer.ggml.tokens",)}, "'tokenizer.ggml.tokens' is missing"),
         ({"drop": ("tokenizer.ggml.merges",)}, "'tokenizer.ggml.merges' is missing"),
@@ -188,9 +233,9 @@ def test_linear_rope_scaling_is_kept_and_others_are_refused(tmp_path: Path) -> N
         ({"keys": {"llama.attention.head_count_kv": 3}}, "cannot share"),
         ({"keys": {"llama.rope.dimension_count": 8}}, "rope.dimension_count"),
         ({"keys": {"llama.expert_count": 8}}, "'llama.expert_used_count' is missing"),
-        ({"keys": {"split.count": 3}}, "gguf-split --merge"),
+        ({"keys": {"split.count": 3}}, "NAME-00001-of-00003.gguf"),
         ({"keys": {"tokenizer.ggml.model": "bert"}}, "tokenizer 'bert'"),
-        ({"keys": {"tokenizer.ggml.pre": "tekken"}}, "pre-tokenizer 'tekken'"),
+        ({"keys": {"tokenizer.ggml.pre": "afmoe"}}, "pre-tokenizer 'afmoe'"),
         ({"keys": {"tokenizer.ggml.merges": ["h e", "zz top"]}}, "no tokenizer can be made"),
         ({"keys": {"tokenizer.ggml.eos_token_id": 999}}, "eos token id 999"),
         ({"keys": {"tokenizer.ggml.tokens": ["a", "a"]}}, "vocabulary is inconsistent"),

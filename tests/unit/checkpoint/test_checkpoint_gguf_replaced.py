@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,8 @@ def opened(folder: Path) -> None:
     """As an engine opens the file of a folder."""
     table = read_blocks_table(folder)
     assert table is not None
-    table.open(folder)[1].close()
+    with ExitStack() as stack:
+        table.open(folder, stack)
 
 
 @pytest.mark.parametrize("how", ["renamed over", "written in place"])

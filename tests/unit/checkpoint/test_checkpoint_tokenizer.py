@@ -13,8 +13,10 @@ import pytest
 from gguf.constants import TokenType
 from tokenizers import Tokenizer
 
-from setpoint.checkpoint import gguf_byte_level, gguf_tokenizer
+from setpoint.checkpoint import gguf_tokenizer
+from setpoint.checkpoint.gguf_byte_level import splitting
 from setpoint.checkpoint.gguf_file import GGUFFile
+from setpoint.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
 from setpoint.core.errors import CheckpointError
 from setpoint.testing import tiny_gguf
 
@@ -133,7 +135,7 @@ WORDS = {
 
 @pytest.mark.parametrize("pre", WORDS)
 def test_pre_tokenizers_cut_where_their_models_do(pre: str) -> None:
-    pieces = gguf_byte_level.PRE_TOKENIZERS[pre]().pre_tokenize_str("I'll take 2026 (x);\n\n ok  ")
+    pieces = splitting(PRE_TOKENIZERS[pre]).pre_tokenize_str("I'll take 2026 (x);\n\n ok  ")
     assert [text for text, _ in pieces] == WORDS[pre]
 
 

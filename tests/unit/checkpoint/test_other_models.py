@@ -41,9 +41,9 @@ def folder(path: Path, **config: Any) -> Path:
 
 
 FAMILIES = [
-    ("gemma2", "Gemma 2"),
-    ("gemma3", "Gemma 3"),
-    ("phi3", "Phi-3 and Phi-4"),
+    ("granite", "Granite"),
+    ("olmo2", "OLMo 2"),
+    ("command-r", "Command R"),
 ]
 
 
@@ -69,7 +69,7 @@ def test_a_gguf_file_of_another_family_names_the_way_out(
     assert not cache.exists(), "nothing is left of a file that was refused"
 
 
-@pytest.mark.parametrize("architecture", ["gpt-oss", "phimoe", "mamba", "never-heard-of"])
+@pytest.mark.parametrize("architecture", ["phimoe", "mamba", "never-heard-of"])
 def test_a_gguf_file_of_a_family_without_a_way_out_says_where_to_look(
     tmp_path: Path, cache: Path, architecture: str
 ) -> None:
@@ -81,7 +81,7 @@ def test_a_gguf_file_of_a_family_without_a_way_out_says_where_to_look(
 
 def test_a_repository_that_is_no_hub_id_is_not_named(tmp_path: Path) -> None:
     for url in ("https://huggingface.co/a; rm -rf /", "https://example.com/a/b", 7):
-        keys = {"general.architecture": "phi3", "general.base_model.0.repo_url": url}
+        keys = {"general.architecture": "olmo2", "general.base_model.0.repo_url": url}
         message = refusal(write(tmp_path / "m.gguf", keys=keys))
         assert "--model-path FOLDER" in message
         assert "rm -rf" not in message
@@ -97,7 +97,7 @@ def test_a_repository_that_is_no_hub_id_is_not_named(tmp_path: Path) -> None:
         ({"general.architecture": "bert"}, "encoder"),
         ({"general.architecture": "t5"}, "encoder-decoder"),
         ({"general.architecture": "qwen2vl"}, "vision-language model"),
-        ({"split.count": 3}, "one part of a split model"),
+        ({"split.count": 3}, "one of 3 parts of a split model"),
     ],
 )
 def test_a_gguf_file_that_is_no_text_model_is_called_what_it_is(

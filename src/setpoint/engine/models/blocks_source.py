@@ -64,11 +64,11 @@ def in_gguf(
     table = read_blocks_table(folder)
     if table is None:
         return {}, {}
-    path, handle = table.open(folder)
-    stack.enter_context(handle)
+    parts = table.open(folder, stack)
     values: dict[str, StoredTensor] = {}
     blocks: dict[str, StoredTensor] = {}
     for name, stored in table.tensors.items():
+        path, handle = parts[stored.part]
         values[name] = GGUFBlocks(path, handle, name, stored, as_values=True)
         blocks[f"{name}.{stored.kind}"] = GGUFBlocks(path, handle, name, stored, as_values=False)
     return values, blocks

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from setpoint.core.blocksfile import BLOCKS_FILE, BLOCKS_LINK
+from setpoint.core.blocksfile import BLOCKS_FILE, BLOCKS_LINK, read_blocks_table
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS, language_tensor
 from setpoint.core.weightfiles import (
@@ -109,7 +109,9 @@ class Checkpoint:
         """fused_experts: the experts of a layer are in one tensor (``stored_tensors``)."""
         self.folder = folder
         files = _files(folder)
-        self.identities = identities([*files, folder / BLOCKS_FILE, folder / BLOCKS_LINK])
+        table = read_blocks_table(folder)
+        names = [BLOCKS_FILE, *(table.links if table else [BLOCKS_LINK])]
+        self.identities = identities([*files, *(folder / name for name in names)])
         """Taken before the files are opened: a file that is replaced meanwhile has another one."""
         stored = _open(files, stack)
         values, blocks = in_gguf(folder, stack)

@@ -1,4 +1,4 @@
-"""Linear layers on the blocks of a GGUF file (kernels/cpu/blocks.cpp): codes of 4 to 8 bits,
+"""Linear layers on the blocks of a GGUF file (kernels/cpu/blocks.cpp): codes of 2 to 8 bits,
 converted to bf16 while they are multiplied. bf16 only.
 
 The product is bit for bit that of ``quant.cpu`` on the dequantised weight in bf16.
@@ -19,7 +19,21 @@ from setpoint.engine.kernels.ops import Gate, KernelsUnavailable
 from setpoint.engine.quant.cpu_linear import PANEL, PanelWeight, interleave
 from setpoint.engine.quant.linear_method import Blocks, PackedWeight
 
-KINDS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "MXFP4": 39}
+KINDS = {
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q2_K": 10,
+    "Q3_K": 11,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "IQ4_NL": 20,
+    "IQ4_XS": 23,
+    "MXFP4": 39,
+}
 """Kind of block -> its number in ggml, which the C++ code also uses (blocks.h, Kind)."""
 BLOCK = 32
 """Number of values in a block of the C++ code. A block of a K-quant in a file is several of

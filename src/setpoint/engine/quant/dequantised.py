@@ -52,15 +52,61 @@ def _q8_0(raw: torch.Tensor) -> torch.Tensor:
     return _scale(raw, 0) * raw[:, 2:].view(torch.int8).float()
 
 
-def _q4_k(raw: torch.Tensor) -> torch.Tensor:
+def _bits(raw: torch.Tensor, width: int, count: int) -> torch.Tensor:
+    """[…, n] bytes -> […, count, n]: the lowest ``width`` bits of all, then the next ones."""
+    shifts = torch.arange(0, width * count, width, dtype=torch.uint8, device=raw.device)
+    return raw.unsqueeze(-2) >> shifts.view(count, 1) & ((1 << width) - 1)
+
+
+def _fifth_bits(raw: torch.Tensor, at: int) -> torch.Tensor:
+    """Bit k of the four bytes at this place as 16 times bit 0, for k from 0 to 31."""
+    return _bits(raw[:, at : at + 4], 1, 8).transpose(1, 2).reshape(-1, 32) << 4
+
+
+def _q5_0(raw: torch.Tensor) -> torch.Tensor:
+    return _scale(raw, 0) * ((_nibbles(raw[:, 6:]) | _fifth_bits(raw, 2)).float() - 16)
+
+
+def _q5_1(raw: torch.Tensor) -> torch.Tensor:
+    codes = _nibbles(raw[:, 8:]) | _fifth_bits(raw, 4)
+    return _scale(raw, 0) * codes.float() + _scale(raw, 2)
+
+
+def _q2_k(raw: torch.Tensor) -> torch.Tensor:
+    # A factor and a minimum for every 16 values, then two halves of 128 codes.
+    codes = _bits(raw[:, 16:80].view(-1, 2, 32), 2, 4).view(-1, 16, 16).float()
+    scales = _scale(raw, 80) * (raw[:, :16] & 15).float()
+    offsets = _scale(raw, 82) * (raw[:, :16] >> 4).float()
+    return scales.unsqueeze(2) * codes - offsets.unsqueeze(2)
+
+
+def _q3_k(raw: torch.Tensor) -> torch.Tensor:
+    # The third bits of all codes, their lower two bits as in Q2_K, and a factor for every 16
+    # values: the lower four bits of all 16, then the upper two.
+    high = _bits(raw[:, :32], 1, 8).view(-1, 16, 16)
+    codes = _bits(raw[:, 32:96].view(-1, 2, 32), 2, 4).view(-1, 16, 16) | high << 2
+    upper = _bits(raw[:, 104:108], 2, 4).view(-1, 16)
+    factors = (_nibbles(raw[:, 96:104]) | upper << 4).float() - 32
+    return (_scale(raw, 108) * factors).unsqueeze(2) * (codes.float() - 4)
+
+
+def _with_minimums(raw: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     # Of the eight pairs of a factor and a minimum, with 6 bits each, the first four lie in the
     # lower bits of bytes 0-3 and 4-7; their upper bits and bytes 8-11 are the other four.
     low, mid, high = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
     factors = torch.cat((low & 63, (high & 15) | (low >> 6 << 4)), dim=1)
     minimums = torch.cat((mid & 63, (high >> 4) | (mid >> 6 << 4)), dim=1)
-    codes = _nibbles(raw[:, 16:].view(-1, 4, 32)).view(-1, 8, 32).float()
     scales, offsets = _scale(raw, 0) * factors.float(), _scale(raw, 2) * minimums.float()
-    return scales.unsqueeze(2) * codes - offsets.unsqueeze(2)
+    return scales.unsqueeze(2) * codes.float() - offsets.unsqueeze(2)
+
+
+def _q4_k(raw: torch.Tensor) -> torch.Tensor:
+    return _with_minimums(raw, _nibbles(raw[:, 16:].view(-1, 4, 32)).view(-1, 8, 32))
+
+
+def _q5_k(raw: torch.Tensor) -> torch.Tensor:
+    low = _nibbles(raw[:, 48:].view(-1, 4, 32)).view(-1, 8, 32)
+    return _with_minimums(raw, low | _bits(raw[:, 16:48], 1, 8) << 4)
 
 
 def _q6_k(raw: torch.Tensor) -> torch.Tensor:
@@ -84,12 +130,39 @@ def _mxfp4(raw: torch.Tensor) -> torch.Tensor:
     return torch.ldexp(TABLE[_nibbles(raw[:, 1:]).int()], raw[:, :1].int() - BIAS)
 
 
+TABLE_IQ4 = torch.tensor(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+    dtype=torch.float32,
+    device="cpu",
+)
+"""The values of the codes of IQ4_NL and IQ4_XS (ggml-common.h, kvalues_iq4nl)."""
+
+
+def _iq4_nl(raw: torch.Tensor) -> torch.Tensor:
+    return _scale(raw, 0) * TABLE_IQ4[_nibbles(raw[:, 2:]).int()]
+
+
+def _iq4_xs(raw: torch.Tensor) -> torch.Tensor:
+    # A factor of 6 bits for each of eight blocks: upper two bits of all, then the lower four.
+    upper = _bits(raw[:, 2:4], 2, 4).transpose(1, 2).reshape(-1, 8)
+    lower = _bits(raw[:, 4:8], 4, 2).transpose(1, 2).reshape(-1, 8)
+    scales = _scale(raw, 0) * ((lower | upper << 4).float() - 32)
+    return scales.unsqueeze(2) * TABLE_IQ4[_nibbles(raw[:, 8:].view(-1, 8, 16)).int()]
+
+
 VALUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
 }
 """Kind -> its blocks [n, bytes] as fp32 values, n times as many as a block has."""

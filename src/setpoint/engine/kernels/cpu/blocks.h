@@ -8,7 +8,24 @@ namespace {
 constexpr int kBlock = 32, kHalfWords = 8;  // a block is two halves of 8 pairs of K
 
 // ggml's numbers.
-enum Kind : int32_t { kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14, kMXFP4 = 39 };
+enum Kind : int32_t {
+  kQ4_0 = 2,
+  kQ4_1 = 3,
+  kQ5_0 = 6,
+  kQ5_1 = 7,
+  kQ8_0 = 8,
+  kQ2_K = 10,
+  kQ3_K = 11,
+  kQ4_K = 12,
+  kQ5_K = 13,
+  kQ6_K = 14,
+  kIQ4_NL = 20,
+  kIQ4_XS = 23,
+  kMXFP4 = 39
+};
+
+template <int kKind, int... kOf>
+constexpr bool is_one_of = ((kKind == kOf) || ...);
 
 #if defined(__AVX512BF16__) && SP_WIDTH == 16
 constexpr bool kInterleaved =
@@ -26,9 +43,12 @@ constexpr int place(int column, int parity) {
 //   [kPanel] fp16 scales (MXFP4: exponents of 8 bits), for kinds with a minimum [kPanel] fp16
 //   minimums,
 //   kGroup blocks of
-//     in K-quants: [kSets][kPanel] int8 factors of the scales (one for the block, or one for each
-//     half), then for kinds with a minimum [kPanel] int8 factors of the minimums;
+//     in kinds with factors: [kSets][kPanel] int8 factors of the scales (one for the block, or one
+//     for each half), then [kMinimumSets][kPanel] of the minimums;
 //     in all kinds: codes.
+//
+// Codes of 2, 3 and 5 bits take 4 and 6, so that they are read as those are: in words of 4 bits
+// Q2_K has q and Q3_K q + 8, in words of 6 bits Q5_0 has q + 32, and Q5_1 and Q5_K have q.
 //
 // Codes of 8 bits: [kBlock / 2][place(column, k % 2)] int8. Shorter ones: [kBits / 2][place(column,
 // k % 2)] words. Of 4 bits word i has k = 16 i + 2 s + parity in bits 4 s … 4 s + 3. Of 6 bits
@@ -37,13 +57,19 @@ constexpr int place(int column, int parity) {
 // s = 7.
 template <int kKind>
 struct Layout {
-  static constexpr bool kMinimum = kKind == kQ4_1 || kKind == kQ4_K,
-                        kFactors = kKind == kQ4_K || kKind == kQ6_K;
-  static constexpr int kBits = kKind == kQ8_0 ? 8 : kKind == kQ6_K ? 6 : 4;
-  static constexpr int kGroup = kFactors ? 8 : 1, kSets = kKind == kQ6_K ? 2 : 1;
+  static constexpr bool kMinimum = is_one_of<kKind, kQ4_1, kQ5_1, kQ2_K, kQ4_K, kQ5_K>,
+                        kFactors =
+                            is_one_of<kKind, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_XS>,
+                        kTable = is_one_of<kKind, kIQ4_NL, kIQ4_XS, kMXFP4>;
+  static constexpr int kBits = kKind == kQ8_0                                ? 8
+                               : is_one_of<kKind, kQ5_0, kQ5_1, kQ5_K, kQ6_K> ? 6
+                                                                             : 4;
+  static constexpr int kGroup = kFactors ? 8 : 1,
+                       kSets = is_one_of<kKind, kQ2_K, kQ3_K, kQ6_K> ? 2 : 1,
+                       kMinimumSets = kMinimum ? kSets : 0;
   static constexpr int kNumberSize = kKind == kMXFP4 ? 1 : 2,
                        kNumberBytes = kPanel * kNumberSize * (kMinimum ? 2 : 1),
-                       kFactorBytes = kFactors ? kPanel * (kSets + (kMinimum ? 1 : 0)) : 0,
+                       kFactorBytes = kFactors ? kPanel * (kSets + kMinimumSets) : 0,
                        kBlockBytes = kFactorBytes + kPanel * kBlock * kBits / 8,
                        kGroupBytes = kNumberBytes + kGroup * kBlockBytes;
 
@@ -138,6 +164,27 @@ inline __attribute__((always_inline)) vf e2m1(vu q) {
 #endif
 }
 
+// The values of codes of IQ4_NL and IQ4_XS (ggml-common.h, kvalues_iq4nl).
+constexpr float kIQ4[] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                          1,    13,   25,  38,  53,  69,  89,  113};
+
+// The values of codes of 4 bits of a kind with a table; the upper bits of q are anything.
+template <int kKind>
+inline __attribute__((always_inline)) vf looked_up(vu q) {
+  if constexpr (kKind == kMXFP4) return e2m1(q);
+#if SP_WIDTH == 16
+  return (vf)_mm512_permutexvar_ps((__m512i)q, load_raw<__m512>(kIQ4));
+#elif SP_WIDTH == 8
+  const __m256 low = _mm256_permutevar8x32_ps(load_raw<__m256>(kIQ4), (__m256i)q),
+               high = _mm256_permutevar8x32_ps(load_raw<__m256>(kIQ4 + 8), (__m256i)q);
+  return (vf)_mm256_blendv_ps(low, high, (__m256)(q << 28));
+#else
+  vf v = {};
+  for (int i = 0; i < W; ++i) v[i] = kIQ4[q[i] & 15];
+  return v;
+#endif
+}
+
 // W numbers, each times its factor.
 template <int kKind>
 inline __attribute__((always_inline)) vf products(const uint8_t* numbers, const uint8_t* factors) {
@@ -187,11 +234,12 @@ struct Columns {
                   *factors = block.factors + v * W;
     for (int set = 0; set < L::kSets; ++set) {
       twice(products<kKind>(numbers, factors + set * kPanel), scale[set]);
-      if constexpr (L::kBits == 6)
+      if constexpr (L::kMinimum)
+        twice(minimums<kKind>(numbers + kPanel * 2, factors + (L::kSets + set) * kPanel),
+              minimum[set]);
+      else if constexpr (L::kBits == 6)
         for (int i = 0; i < 2; ++i) minimum[set][i] = scale[set][i] * -96;
     }
-    if constexpr (L::kMinimum)
-      twice(minimums<kKind>(numbers + kPanel * 2, factors + L::kSets * kPanel), minimum[0]);
   }
 
   // Pair w of a half.
@@ -209,9 +257,11 @@ struct Columns {
   inline __attribute__((always_inline)) __m512 values(int half, int w, int i) const {
     const int set = L::kSets == 1 ? 0 : half;
     const __m512 scale = this->scale[set][i];
-    if constexpr (L::kBits == 6)  // (64 + q) d - 96 d = (q - 32) d, exact but for the sign of zero
-      return _mm512_fmadd_ps((__m512)mantissas(codes + i * 64, half, w), scale, minimum[set][i]);
-    if constexpr (L::kBits == 8) {
+    if constexpr (L::kBits == 6) {
+      // Without a minimum (64 + q) d - 96 d = (q - 32) d, exact but for the sign of zero.
+      const vf code = mantissas(codes + i * 64, half, w);
+      return _mm512_fmadd_ps((__m512)(L::kMinimum ? code - 64 : code), scale, minimum[set][i]);
+    } else if constexpr (L::kBits == 8) {
       const __m512i q = _mm512_cvtepi8_epi32(
           load_raw<__m128i>(codes + (half * kHalfWords + w) * 2 * kPanel + i * 16));
       return _mm512_mul_ps(_mm512_cvtepi32_ps(q), scale);
@@ -220,11 +270,11 @@ struct Columns {
           _mm512_srli_epi32(load_raw<__m512i>(codes + half * kWordBytes + i * 64), w * 4);
       // A permutation looks at the low 4 bits of an index only, so the other codes of the word need
       // not be masked off.
-      if constexpr (kKind == kMXFP4) {
-        return _mm512_mul_ps((__m512)e2m1((vu)q), scale);
+      if constexpr (L::kTable) {
+        return _mm512_mul_ps((__m512)looked_up<kKind>((vu)q), scale);
       } else if constexpr (L::kMinimum) {
         const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        return _mm512_fmadd_ps(_mm512_permutexvar_ps(q, table), scale, minimum[0][i]);
+        return _mm512_fmadd_ps(_mm512_permutexvar_ps(q, table), scale, minimum[set][i]);
       } else {
         const __m512 table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
         return _mm512_mul_ps(_mm512_permutexvar_ps(q, table), scale);
@@ -241,16 +291,18 @@ template <int kKind>
 struct Columns {
   typedef Layout<kKind> L;
   const uint8_t* codes;
-  vf scale[L::kSets], minimum;
+  vf scale[L::kSets], minimum[L::kSets];
 
   inline __attribute__((always_inline)) Columns(const L& block, int v)
       : codes(block.codes + v * W * (L::kBits == 8 ? 1 : 4)) {
     const uint8_t *numbers = block.numbers + v * W * L::kNumberSize,
                   *factors = block.factors + v * W;
-    for (int set = 0; set < L::kSets; ++set)
+    for (int set = 0; set < L::kSets; ++set) {
       scale[set] = products<kKind>(numbers, factors + set * kPanel);
-    if constexpr (L::kMinimum)
-      minimum = minimums<kKind>(numbers + kPanel * 2, factors + L::kSets * kPanel);
+      if constexpr (L::kMinimum)
+        minimum[set] =
+            minimums<kKind>(numbers + kPanel * 2, factors + (L::kSets + set) * kPanel);
+    }
   }
 
   inline __attribute__((always_inline)) MulBF16::vec word(int half, int w) const {
@@ -259,19 +311,24 @@ struct Columns {
 
  private:
   inline __attribute__((always_inline)) vf value(int half, int w, int parity) const {
-    const vf scale = this->scale[L::kSets == 1 ? 0 : half];
+    const int set = L::kSets == 1 ? 0 : half;
+    const vf scale = this->scale[set];
     vf v;
     if constexpr (L::kBits == 6) {
-      v = (mantissas(codes + parity * 4 * kPanel, half, w) - 96) * scale;
+      const vf code = mantissas(codes + parity * 4 * kPanel, half, w);
+      if constexpr (L::kMinimum)
+        v = (code - 64) * scale + minimum[set];
+      else
+        v = (code - 96) * scale;
     } else if constexpr (L::kBits == 8) {
       v = signed_bytes(codes + (half * kHalfWords + w) * 2 * kPanel + parity * kPanel) * scale;
     } else {
       const uint8_t* words = codes + half * kWordBytes + parity * 4 * kPanel;
       const vi q = (vi)(load_raw<vu>(words) >> (w * 4) & 15);
-      if constexpr (kKind == kMXFP4)
-        v = e2m1((vu)q) * scale;
+      if constexpr (L::kTable)
+        v = looked_up<kKind>((vu)q) * scale;
       else if constexpr (L::kMinimum)
-        v = __builtin_convertvector(q, vf) * scale + minimum;
+        v = __builtin_convertvector(q, vf) * scale + minimum[set];
       else
         v = __builtin_convertvector(q - 8, vf) * scale;
     }

@@ -67,7 +67,7 @@ inline float code_of(const uint8_t* codes, int column, int k) {
       const uint8_t* at = codes + (field.word * 2 * kPanel + place(column, k % 2)) * 4;
       code |= (load_raw<uint32_t>(at) >> field.shift & ((1 << field.count) - 1)) << field.low;
     }
-    if constexpr (kKind == kMXFP4) return kE2M1[code];
+    if constexpr (L::kTable) return kKind == kMXFP4 ? kE2M1[code] : kIQ4[code];
     return L::kMinimum ? code : code - (1 << (L::kBits - 1));
   }
 }
@@ -78,19 +78,36 @@ struct RawBlock {
   typedef Layout<kKind> L;
   static constexpr int kHeadBytes = L::kNumberBytes / kPanel;
   // Of a group, in a file.
-  static constexpr int kBytes = kKind == kQ4_K   ? 144
-                                : kKind == kQ6_K ? 210
-                                                 : kHeadBytes + kBlock * L::kBits / 8;
+  static constexpr int kBytes = kKind == kQ2_K     ? 84
+                                : kKind == kQ3_K   ? 110
+                                : kKind == kQ4_K   ? 144
+                                : kKind == kQ5_K   ? 176
+                                : kKind == kQ6_K   ? 210
+                                : kKind == kIQ4_XS ? 136
+                                : kKind == kQ5_0   ? 22
+                                : kKind == kQ5_1   ? 24
+                                                   : kHeadBytes + kBlock * L::kBits / 8;
 
   const uint8_t* numbers;  // of the scale, of the minimum
-  int8_t factors[2];
+  int8_t factors[4];
   uint8_t codes[kBlock];
 
   RawBlock(const uint8_t* row, int64_t b) : numbers(row + b / L::kGroup * kBytes) {
-    if constexpr (kKind == kQ4_K) {
-      read_q4_k(b % L::kGroup);
+    const int of_group = b % L::kGroup;
+    if constexpr (kKind == kQ2_K) {
+      read_q2_k(of_group);
+    } else if constexpr (kKind == kQ3_K) {
+      read_q3_k(of_group);
+    } else if constexpr (kKind == kQ4_K) {
+      read_q4_k(of_group);
+    } else if constexpr (kKind == kQ5_K) {
+      read_q5_k(of_group);
     } else if constexpr (kKind == kQ6_K) {
-      read_q6_k(b % L::kGroup);
+      read_q6_k(of_group);
+    } else if constexpr (kKind == kIQ4_XS) {
+      read_iq4_xs(of_group);
+    } else if constexpr (is_one_of<kKind, kQ5_0, kQ5_1>) {
+      read_q5();
     } else {
       const uint8_t* raw = numbers + kHeadBytes;
       for (int k = 0; k < kBlock; ++k)
@@ -99,13 +116,69 @@ struct RawBlock {
   }
 
  private:
+  // The fifth bits of 32 codes, then their low 4 bits.
+  void read_q5() {
+    const uint8_t* low = numbers + kHeadBytes + 4;
+    const uint32_t high = load_raw<uint32_t>(numbers + kHeadBytes);
+    for (int k = 0; k < kBlock; ++k)
+      codes[k] = (low[k % 16] >> (k / 16 * 4) & 15) + (high >> k & 1) * 16 +
+                 (kKind == kQ5_0 ? 16 : 0);
+  }
+
+  // For every 16 codes a byte with the factors of the scale and of the minimum, codes of 2 bits of
+  // four blocks in 32 bytes, d and that of the minimum.
+  void read_q2_k(int b) {
+    const uint8_t *raw = numbers, *low = raw + 16 + b / 4 * 32;
+    numbers += 80;
+    for (int i = 0; i < 2; ++i) {
+      factors[i] = raw[2 * b + i] & 15;
+      factors[2 + i] = raw[2 * b + i] >> 4;
+    }
+    for (int k = 0; k < kBlock; ++k) codes[k] = low[k] >> (b % 4 * 2) & 3;
+  }
+
+  // The third bits of all codes, those of a block in the same bit of 32 bytes; the low 2 bits, as
+  // in Q2_K; 16 factors of 6 bits, in two parts; d. A code without its third bit is 4 less.
+  void read_q3_k(int b) {
+    const uint8_t *raw = numbers, *low = raw + 32 + b / 4 * 32, *six = raw + 96;
+    numbers += 108;
+    for (int i = 0; i < 2; ++i) {
+      const int j = 2 * b + i, four = j < 8 ? six[j] & 15 : six[j - 8] >> 4;
+      factors[i] = (four | (six[8 + j % 4] >> (j / 4 * 2) & 3) << 4) - 32;
+    }
+    for (int k = 0; k < kBlock; ++k)
+      codes[k] = (low[k] >> (b % 4 * 2) & 3) + (raw[k] >> b & 1) * 4 + 4;
+  }
+
+  // d, 2 high bits and 4 low bits of a factor for each block, codes of 4 bits.
+  void read_iq4_xs(int b) {
+    const uint8_t *four = numbers + 4, *low = numbers + 8 + b * 16;
+    const int high = load_raw<uint16_t>(numbers + 2) >> 2 * b & 3;
+    factors[0] = (four[b / 2] >> (b % 2 * 4) & 15) + high * 16 - 32;
+    for (int k = 0; k < kBlock; ++k) codes[k] = low[k % 16] >> (k / 16 * 4) & 15;
+  }
+
   // d and that of the minimum, which is subtracted; 6 bits of both factors for each of 8 blocks,
   // those of the last four blocks in two parts; codes of two blocks in the halves of 32 bytes.
   void read_q4_k(int b) {
-    const uint8_t *six = numbers + 4, *low = six + 12 + b / 2 * 32;
+    const uint8_t* low = numbers + 16 + b / 2 * 32;
+    read_factors(b);
+    for (int k = 0; k < kBlock; ++k) codes[k] = low[k] >> (b % 2 * 4) & 15;
+  }
+
+  // As Q4_K, with the fifth bits of all codes before the low ones: those of a block in the same bit
+  // of 32 bytes.
+  void read_q5_k(int b) {
+    const uint8_t *high = numbers + 16, *low = high + 32 + b / 2 * 32;
+    read_factors(b);
+    for (int k = 0; k < kBlock; ++k)
+      codes[k] = (low[k] >> (b % 2 * 4) & 15) | (high[k] >> b & 1) << 4;
+  }
+
+  void read_factors(int b) {
+    const uint8_t* six = numbers + 4;
     factors[0] = b < 4 ? six[b] & 63 : (six[b + 4] & 15) | six[b - 4] >> 6 << 4;
     factors[1] = b < 4 ? six[b + 4] & 63 : six[b + 4] >> 4 | six[b] >> 6 << 4;
-    for (int k = 0; k < kBlock; ++k) codes[k] = low[k] >> (b % 2 * 4) & 15;
   }
 
   // The low 4 bits of 256 codes, their high 2 bits, a factor for every 16 codes, d. A half of 128
