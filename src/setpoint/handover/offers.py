@@ -125,11 +125,20 @@ class Offers:
                 del self._early[room]
 
     def taken(self, receiver: Receiver, transfer: int) -> bool:
-        """The decode server has everything of a transfer. Returns whether that can be."""
-        found = [each for each in self._of(receiver, transfer) if each.rows is not None]
+        """The decode server has everything of a transfer. Returns whether that can be: not of one
+        that waits for its pages. Of one that has ended meanwhile the word has crossed with the
+        refusal, and nothing is to be done."""
+        if any(
+            receiver is each and fetch.transfer == transfer
+            for each, fetch, _ in self._early.values()
+        ):
+            return False
+        found = self._of(receiver, transfer)
+        if any(each.rows is None for each in found):
+            return False
         for offer in found:
             self._end(offer, "")
-        return bool(found)
+        return True
 
     def lost(self, receiver: Receiver, reason: str) -> None:
         """The decode server is gone."""

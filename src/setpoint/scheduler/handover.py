@@ -42,7 +42,7 @@ from setpoint.scheduler.state import State
 
 NO_ROWS = np.zeros(0, np.int32)
 ROOM_TAKEN = "bootstrap_room {} belongs to another request that has not ended yet."
-ABORTED = "The request was aborted on the prefill server."
+ABORTED = "The request was aborted on the prefill server: {}"
 TOO_LATE = "The decode server has not asked for the room in time."
 TIMED_OUT = "the prefill server has not sent the prompt in time"
 FAILED_STATUS = 500
@@ -116,8 +116,9 @@ class PrefillSide:
         """By sequence, until its ``Given``."""
         self._rooms: set[int] = set()
         """Theirs."""
-        state.preparing.cancel = {**state.preparing.cancel, Need.KV: self._withdraw}
-        state.end_handing = self._withdraw
+        kept = {**state.preparing.cancel, Need.KV: lambda seq_id: None}  # the offer ends below
+        state.preparing.cancel = kept
+        state.end_offer = self._withdraw
 
     def begin(self, seq: Sequence) -> None:
         if not is_shared(seq):
@@ -140,10 +141,7 @@ class PrefillSide:
 
     def is_kept(self, seq: Sequence, finish: Finish) -> bool:
         giving = self._open.get(seq.seq_id)
-        if giving is None:
-            return False
-        if finish.type == "abort":
-            self._giver.withdraw(seq.seq_id, finish.message or ABORTED)
+        if giving is None or finish.type == "abort":
             return False
         state, page = self._state, self._state.cache.page_size
         transfer = state.transfers.hold(
@@ -222,9 +220,13 @@ class PrefillSide:
             return state.end(seq, giving.finish)
         return state.end(seq, _failed(message.failure))
 
-    def _withdraw(self, seq_id: int) -> None:
-        if seq_id in self._open:
-            self._giver.withdraw(seq_id, ABORTED)
+    def _withdraw(self, seq: Sequence) -> None:
+        """Tell the decode server of a sequence that ends before its pages have arrived, however far
+        it has come, so that it does not wait for them."""
+        if seq.seq_id in self._open:
+            assert seq.finish is not None
+            why = seq.finish.message or seq.finish.type
+            self._giver.withdraw(seq.seq_id, ABORTED.format(why))
 
 
 class DecodeSide:

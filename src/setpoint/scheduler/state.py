@@ -108,8 +108,8 @@ class State:
         self.handing: dict[int, Sequence] = {}
         """Computed, and waiting for the decode server to have their pages, without slot or memory
         of their own."""
-        self.end_handing: Callable[[int], None] = lambda seq_id: None
-        """Called with a sequence that leaves ``handing``; written by ``PrefillSide``."""
+        self.end_offer: Callable[[Sequence], None] = lambda seq: None
+        """Called with each sequence that ends, wherever it is; written by ``PrefillSide``."""
         self.draining: dict[int, Sequence] = {}
         """Finished, but in a plan in flight: slot and pages stay held until its result is back."""
         self.chunking: Sequence | None = None
@@ -276,11 +276,11 @@ class State:
         """
         seq.finish = finish
         del self.by_id[seq.seq_id]
+        self.end_offer(seq)
         if seq.status is Status.PREPARING:
             self.preparing.remove(seq, outcome, preparation_s)
         elif seq.status is Status.HANDING:
             del self.handing[seq.seq_id]
-            self.end_handing(seq.seq_id)
         elif seq.status is Status.WAITING:
             self.queue.remove(seq)
             self.standing_refusal = None  # this may be the one that did not fit

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from setpoint.core.handover import Arrived, Given, Wanted
 from setpoint.core.rooms import Bootstrap
-from setpoint.handover import giving, taking
+from setpoint.handover import giving, taker, taking
 from setpoint.handover.channel import SILENCE_S
 from setpoint.handover.frames import (
     HEADER,
@@ -27,6 +28,7 @@ from setpoint.handover.frames import (
     encode,
     size_of,
 )
+from setpoint.handover.offers import Offer, Offers
 from setpoint.handover.secrets import new_bytes
 from setpoint.testing.handovers import HOST, handed, identity, pair
 
@@ -119,6 +121,52 @@ def test_an_aborted_prefill_tells_decode_at_once(
         assert both.given.wait(Given, 1).failure == "aborted here"
         assert len(both.given.of(Given, 1)) == len(both.taken.of(Arrived, 1)) == 1
         assert both.hand_over(2, 6, rows(1), rows(2)).failure == ""
+
+
+def test_a_refusal_that_crosses_with_the_last_word_harms_no_other_transfer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The decode side has taken everything while the prefill side withdraws."""
+    monkeypatch.setattr(taker, "MAX_CONNECTIONS", 1)
+    with pair() as both:
+        digest = new_bytes()
+        for number in (1, 2):
+            both.giver.offer(number, number, digest)
+            both.taker.fetch(number, both.bootstrap(number), digest, 0, rows(number))
+            both.given.wait(Wanted, number)
+
+        def withdraw_here() -> None:
+            time.sleep(0.1)  # until all has been sent
+            both.giver.withdraw(1, "aborted here")
+            both.given.wait(Given, 1)
+
+        both.target.before_write = withdraw_here  # all was sent, and Taken comes after this
+        both.giver.supply(1, rows(1), handed())
+        assert both.given.wait(Given, 1).failure == "aborted here"
+        arrived = both.taken.wait(Arrived, 1)
+        both.target.before_write = lambda: None
+        both.giver.supply(2, rows(2), handed())
+        assert both.taken.wait(Arrived, 2).failure == ""
+        assert both.given.wait(Given, 2).failure == ""
+        assert arrived.failure in ("", "aborted here")
+
+
+@pytest.mark.parametrize("is_offered", [False, True])
+def test_pages_that_were_not_sent_cannot_have_arrived(is_offered: bool) -> None:
+    told: list[object] = []
+    offers = Offers(told.append, lambda: 0.0)
+    receiver = SimpleNamespace(refuse=lambda *_: None, send=lambda *_: None)
+    digest = new_bytes()
+    if is_offered:
+        offers.add(Offer(1, 5, digest))
+    offers.fetch(receiver, Fetch(7, 5, digest, 0))
+    assert not offers.taken(receiver, 7)
+    if is_offered:
+        assert told == [Wanted(1, 0)]
+        offers.supply(1, rows(1), handed())
+        assert offers.taken(receiver, 7)
+        assert told == [Wanted(1, 0), Given(1)]
+        assert offers.taken(receiver, 7)  # as after a refusal that crossed with it
 
 
 def test_nothing_is_written_after_a_cancelled_transfer_has_ended(

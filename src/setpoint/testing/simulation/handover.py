@@ -2,7 +2,8 @@
 over scripted executors, and connections that are slow, lose data and die.
 
 What must hold, whatever happens: every request that nobody has aborted ends on the decode engine with
-the tokens that it gets alone, and both engines' accounting is right after every turn. With tiers, both
+the tokens that it gets alone, no transfer waits for a prefill engine that does not have its request any more, nothing that
+one side says breaks the connection, and both engines' accounting is right after every turn. With tiers, both
 engines have one store, and requests continue earlier ones.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.core.request import Ids
 from setpoint.core.rooms import Bootstrap
 from setpoint.handover.frames import Fetch
-from setpoint.handover.offers import Offer, Offers
+from setpoint.handover.offers import EARLY_S, Offer, Offers
 from setpoint.scheduler.scheduler_config import TierConfig
 from setpoint.testing.harness import VOCAB, Harness, ids_of
 from setpoint.testing.movers import Key
@@ -31,6 +33,9 @@ MAX_TICKS = 6000
 MAX_HISTORY = 12
 POLICIES = ("timeout", "best_effort", "wait_complete")
 TIMEOUT_S = 30.0
+DESERTED_S = EARLY_S + 2.0
+"""How long a transfer may last while no request of the prefill engine is in its room: the request may
+be late, and messages take a while."""
 
 
 @dataclass(slots=True)
@@ -55,6 +60,8 @@ class _Transfer:
     offer: Offer | None = None
     """Set when its pages may be sent."""
     num_taken: int = 0
+    deserted_s: float = 0.0
+    """How long no request of the prefill engine has been in its room."""
 
 
 class Network:
@@ -72,6 +79,8 @@ class Network:
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._transfers: dict[int, _Transfer] = {}
         """By sequence of the decode engine, which is also the number of the transfer."""
+        self._num_lost = 0
+        """Connections that have ended."""
         self.offers = Offers(self._tell_prefill, lambda: self._now)
 
     # ------------------------------------------------------------------ Giver
@@ -129,9 +138,19 @@ class Network:
         for transfer in list(self._transfers.values()):
             if transfer.offer is not None:
                 self._send(transfer, transfer.offer)
+        self._watch(seconds)
+
+    def _watch(self, seconds: float) -> None:
+        living = self.prefill.scheduler.state.by_id.values()
+        rooms = {each.request.options.bootstrap.room for each in living}  # type: ignore[union-attr]
+        for transfer in self._transfers.values():
+            is_there = transfer.fetch.room in rooms
+            transfer.deserted_s = 0.0 if is_there else transfer.deserted_s + seconds
+            assert transfer.deserted_s < DESERTED_S, "decode waits for nobody"
 
     def lose(self, reason: str) -> None:
         """The connection between the engines ends; another begins at once."""
+        self._num_lost += 1
         for seq_id in list(self._transfers):
             self._arrived(seq_id, None, reason)
         self.offers.lost(self, reason)
@@ -159,8 +178,13 @@ class Network:
             if self._rng.random() < self._faults.damaged_first_token:
                 handed = Handed(handed.num_prompt + 1, handed.seed, handed.ids)
             self._arrived(transfer.seq_id, handed, "")
-            self._soon(lambda: self.offers.taken(self, transfer.fetch.transfer))
+            self._soon(partial(self._taken, transfer.fetch.transfer, self._num_lost))
             return
+
+    def _taken(self, transfer: int, connection: int) -> None:
+        """The decode side's word arrives, unless its connection has ended meanwhile."""
+        if connection == self._num_lost:
+            assert self.offers.taken(self, transfer), "the prefill side would end the connection"
 
     def _copy(self, there: Ids, here: Ids, *, torn: bool) -> None:
         size = self.prefill.cache.page_size
@@ -291,15 +315,20 @@ class Run:
 
     def _is_over(self) -> bool:
         sides = (self.prefill, self.decode)
-        return all(
-            outcome.finish is not None for side in sides for outcome in side.outcomes.values()
-        ) and not any(side.scheduler.state.transfers for side in sides)
+        return (
+            not self.network.offers.num_open
+            and all(
+                outcome.finish is not None for side in sides for outcome in side.outcomes.values()
+            )
+            and not any(side.scheduler.state.transfers for side in sides)
+        )
 
     def _check(self) -> None:
         for name, side in (("prefill", self.prefill), ("decode", self.decode)):
             open_rids = [rid for rid, each in side.outcomes.items() if each.finish is None]
             assert not open_rids, f"{name}: these have not ended: {open_rids}"
             assert side.scheduler.state.is_settled, f"{name} holds something"
+        assert not self.network.offers.num_open, "rooms that have ended are still taken"
         for rid, outcome in self.decode.outcomes.items():
             assert outcome.finish is not None
             if rid in self.aborted and outcome.finish.type == "abort":
