@@ -20,6 +20,7 @@ from setpoint.launch.ending import END_S, LIMIT, end_at_signals
 if TYPE_CHECKING:
     from setpoint.config.commandline import CommandLine
     from setpoint.config.environment import EnvSettings
+    from setpoint.launch.model_report import Examined
 
 _USAGE = """usage: setpoint COMMAND [options]
 
@@ -168,6 +169,18 @@ def _chat(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.commands.chat_command import chat
 
     return chat(line, env, api_key=os.environ.get("OPENAI_API_KEY"))
+
+
+@_runs("models")
+def _models(line: CommandLine, env: EnvSettings) -> int:
+    from setpoint.commands.models_command import show_models
+
+    def measure(examined: Examined) -> None:
+        from setpoint.bench.engines.model_pace import measure_pace  # imports torch
+
+        measure_pace(examined)
+
+    return show_models(line, env, measure)
 
 
 @_runs("replay")

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from setpoint.commands.replay_command import replay
-from setpoint.config.commands import ReplayOptions
+from setpoint.config.command_options import ReplayOptions
 from setpoint.core.errors import SourceError
 from setpoint.doctor.readers.recording import open_source, read_recording
 from setpoint.playback.film import Film

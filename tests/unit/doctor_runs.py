@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from setpoint.commands.replay_command import replay
-from setpoint.config.commands import ReplayOptions
+from setpoint.config.command_options import ReplayOptions
 from setpoint.core.control import EngineFacts, GetState, InternalState, MemoryUsage
 from setpoint.core.moments import Moment
 from setpoint.core.records import Record

@@ -89,7 +89,7 @@ def parts_of(
     streamed = sum(means[kind].num_bytes for kind in STREAMED)
     for kind, mean in means.items():
         again = streamed if kind in STREAMED else mean.num_bytes // max(mean.num_calls, 1)
-        bound = None if limits is None else _bound(mean, again, limits)
+        bound = None if limits is None else bound_s(mean, again, limits)
         seconds = statistics.median(
             works[kind].seconds if kind in works else 0.0 for works in timed
         )
@@ -122,7 +122,8 @@ def _mean(works: Sequence[Work]) -> Work:
     )
 
 
-def _bound(work: Work, again: int, limits: Limits) -> float:
+def bound_s(work: Work, again: int, limits: Limits) -> float:
+    """The least seconds for this work, whose bytes are read again after ``again`` bytes."""
     reading = work.num_bytes / limits.read_bytes_per_s(again) if work.num_bytes else 0.0
     multiplying = work.flops / limits.flops(work.product) if work.product else 0.0
     return max(reading, multiplying)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.checkpoint.other_models import EMBEDDINGS, TEXT_ONLY
-from setpoint.core.errors import CheckpointError
+from setpoint.core.errors import CheckpointError, UnsupportedModelError
 from setpoint.core.excerpt import excerpt
 
 PROJECTOR = "mmproj"
@@ -87,7 +87,11 @@ def check_kind(file: GGUFFile, converted: Collection[str]) -> None:
             f"{path} (GGUF architecture {architecture!r}) is {OTHERS[architecture]}"
         )
     if architecture not in converted:
-        raise CheckpointError(_other_family(file, architecture, converted))
+        raise UnsupportedModelError(
+            _other_family(file, architecture, converted),
+            architecture=architecture,
+            supported=converted,
+        )
 
 
 def _language_model_hint(path: Path) -> str:

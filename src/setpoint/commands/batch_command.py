@@ -27,7 +27,7 @@ from setpoint.batch.reading import read_at_once
 from setpoint.batch.run import BatchRun
 from setpoint.batch.tally import Tally
 from setpoint.config.check import check_has_text
-from setpoint.config.commands import BatchOptions
+from setpoint.config.command_options import BatchOptions
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError, EngineDeadError

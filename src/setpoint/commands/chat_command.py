@@ -12,8 +12,8 @@ from setpoint.chat.answers import LocalSource, RemoteSource, Source
 from setpoint.chat.chat_screen import Screen
 from setpoint.chat.conversation import PARAMS, Conversation, native_params
 from setpoint.chat.session import Session
+from setpoint.config.command_options import ChatOptions
 from setpoint.config.commandline import CommandLine
-from setpoint.config.commands import ChatOptions
 from setpoint.config.environment import EnvSettings
 from setpoint.core.errors import ConfigError, RequestError
 from setpoint.core.sampling import SamplingParams

@@ -7,7 +7,7 @@ import sys
 
 import uvicorn
 
-from setpoint.config.commands import ConsoleOptions
+from setpoint.config.command_options import ConsoleOptions
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.http.port import bind_socket
 from setpoint.playback.film import Film

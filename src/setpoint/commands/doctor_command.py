@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from setpoint.config.commands import DoctorOptions
+from setpoint.config.command_options import DoctorOptions
 from setpoint.core.errors import ConfigError, SourceError
 from setpoint.doctor.checks import BY_CAUSE, CHECKS
 from setpoint.doctor.checks.diagnose import diagnose

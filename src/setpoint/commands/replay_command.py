@@ -7,7 +7,7 @@ import logging
 import sys
 from pathlib import Path
 
-from setpoint.config.commands import ReplayOptions
+from setpoint.config.command_options import ReplayOptions
 from setpoint.core.errors import ConfigError
 from setpoint.core.records import Turn
 from setpoint.observe.figures import Figures

@@ -7,7 +7,7 @@ import shlex
 import sys
 from importlib import import_module
 
-from setpoint.config.commands import RouteOptions
+from setpoint.config.command_options import RouteOptions
 from setpoint.core.addresses import check_url
 from setpoint.core.errors import ConfigError
 from setpoint.launch.preflight import check_extra

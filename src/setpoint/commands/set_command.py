@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import msgspec
 
-from setpoint.config.commands import SetOptions
+from setpoint.config.command_options import SetOptions
 from setpoint.config.groups.declare import allowed
 from setpoint.config.live import LIVE
 from setpoint.core.addresses import check_url

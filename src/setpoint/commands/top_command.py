@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from setpoint.config.commands import TopOptions
+from setpoint.config.command_options import TopOptions
 from setpoint.core.addresses import check_url
 from setpoint.core.errors import ConfigError
 from setpoint.observe.waiting import Waiting, on_stderr

@@ -7,6 +7,8 @@ of each route.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 
 class SetpointError(Exception):
     """Base class of every error that a user reads: one sentence that says what is wrong and what to
@@ -20,6 +22,16 @@ class ConfigError(SetpointError):
 
 class CheckpointError(SetpointError):
     """A model that cannot be found, read or understood. Ends start-up with exit code 1."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """A model of an architecture that is not supported. architecture: its name; supported: the
+    names of those that are."""
+
+    def __init__(self, message: str, *, architecture: str, supported: Collection[str]) -> None:
+        super().__init__(message)
+        self.architecture = architecture
+        self.supported = supported
 
 
 class OutOfMemoryError(SetpointError):

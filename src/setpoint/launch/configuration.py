@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import replace
 from functools import partial
 
@@ -26,6 +26,7 @@ from setpoint.config.groups.model import model_overrides
 from setpoint.config.hardware import probe_hardware
 from setpoint.config.live import Asked
 from setpoint.config.options import Options
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.config.room import check_room
 from setpoint.launch.served import Served
 
@@ -37,11 +38,10 @@ logger = logging.getLogger(__name__)
 NO_TEXT = "--skip-tokenizer-init leaves text out"
 
 
-def settle(options: Options, env: EnvSettings, given: Set[str]) -> Served:
-    """Returns what a server with these options serves: the model, its tokenizer and the resolved
-    configuration. Raises SetpointError for a model or options that cannot be served."""
-    model, overrides = options.model, model_overrides(options.model)
-    asking = partial(
+def asking_for(options: Options, env: EnvSettings, given: Set[str]) -> Callable[..., Asked]:
+    """Makes the inputs of a configuration of a ``model`` and what was ``found`` about it. Raises
+    ConfigError if the machine has too few cores for the engines."""
+    return partial(
         Asked,
         options=options,
         given=frozenset(given),
@@ -50,13 +50,23 @@ def settle(options: Options, env: EnvSettings, given: Set[str]) -> Served:
         drawn_seed=secrets.randbelow(1 << 30),
     )
 
+
+def check_memory(asked: Asked, config: ResolvedConfig, description: Description) -> None:
+    """Raise OutOfMemoryError if the model certainly does not fit (``config.room``)."""
+    is_counted = asked.model.model_type in GATED or bool(description.tensors)
+    name = asked.options.model.model_path or DEFAULT_MODEL
+    check_room(asked, config, name=name, is_counted=is_counted)
+
+
+def settle(options: Options, env: EnvSettings, given: Set[str]) -> Served:
+    """Returns what a server with these options serves: the model, its tokenizer and the resolved
+    configuration. Raises SetpointError for a model or options that cannot be served."""
+    model, overrides = options.model, model_overrides(options.model)
+    asking = asking_for(options, env, given)
+
     def admit(description: Description) -> None:
-        spec = spec_of(description, overrides=overrides)
-        asked, is_counted = asking(model=spec, found={}), spec.model_type in GATED
-        name = model.model_path or DEFAULT_MODEL
-        check_room(
-            asked, asked.resolve(), name=name, is_counted=is_counted or bool(description.tensors)
-        )
+        asked = asking(model=spec_of(description, overrides=overrides), found={})
+        check_memory(asked, asked.resolve(), description)
 
     source = locate(
         model.model_path,

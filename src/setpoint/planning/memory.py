@@ -64,7 +64,12 @@ class MemoryPlan:
     """Number of tokens that the pool holds in sequences of the whole context. With one cache group
     it holds as many in sequences of any length, and the number is a multiple of the page size."""
     limited_by: str
-    """The limit that determined the pool's size, in words with numbers."""
+    """The limit that determined the pool's size, in words with numbers; "" if the size was
+    asked for."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.workspace_bytes + self.graphs_bytes
 
 
 def weight_bytes(
@@ -417,6 +422,22 @@ class MemoryModel:
             num_pages=num_pages,
             pool_tokens=capacity(pool_bytes),
             limited_by=limited_by,
+        )
+
+    def needed(self, num_tokens: int) -> MemoryPlan:
+        """Estimates the memory for a pool of ``num_tokens`` tokens in sequences of the whole
+        context, whatever is available."""
+        layout = self.layout
+        pool = self.costs.pool_for(num_tokens, self.context_len)
+        num_pages = max(-(-pool // self.page_size), len(layout.groups))
+        return MemoryPlan(
+            weights_bytes=self.weights(),
+            kv_bytes=(num_pages + 1) * layout.page_bytes(self.page_size, self.kv_element_bytes),
+            workspace_bytes=self.workspace(num_tokens),
+            graphs_bytes=self._captured(),
+            num_pages=num_pages,
+            pool_tokens=num_tokens,
+            limited_by="",
         )
 
     def share_with_room(self, available_bytes: int, rest: int) -> float | None:

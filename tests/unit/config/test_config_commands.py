@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from setpoint.config.command_options import BatchOptions
 from setpoint.config.commandline import parse, parse_keywords
-from setpoint.config.commands import BATCH, COMMANDS, ENGINE, SERVE, BatchOptions
+from setpoint.config.commands import BATCH, COMMANDS, ENGINE, SERVE
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.core.errors import ConfigError
 

@@ -16,7 +16,7 @@ from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
 from setpoint.commands import top_command as command
-from setpoint.config.commands import TopOptions
+from setpoint.config.command_options import TopOptions
 from setpoint.core.errors import RequestError
 from setpoint.observe.waiting import Waiting
 from setpoint.testing.server_process import wait_until

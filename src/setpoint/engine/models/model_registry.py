@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from setpoint.core.errors import CheckpointError
+from setpoint.core.errors import UnsupportedModelError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.kernels.kernel_registry import resolve
 from setpoint.engine.layers.linear import NoHead
@@ -58,9 +58,11 @@ def build_model(spec: ModelSpec) -> nn.Module:
             (f" ({what})" for ending, what in NEARLY.items() if spec.architecture.endswith(ending)),
             "",
         )
-        raise CheckpointError(
+        raise UnsupportedModelError(
             f"Architecture {spec.architecture!r} is not supported{why}; supported:"
-            f" {', '.join(sorted(MODELS))}."
+            f" {', '.join(sorted(MODELS))}.",
+            architecture=spec.architecture,
+            supported=MODELS.keys(),
         )
     config = ConfigReader(spec.architecture, spec.config)
     with torch.device("meta"):

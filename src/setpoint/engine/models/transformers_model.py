@@ -55,18 +55,9 @@ def load_transformers_model(
 
     Raises CheckpointError for a model that cannot be served this way, and OutOfMemoryError.
     """
-    if importlib.util.find_spec("transformers") is None:
-        raise CheckpointError(
-            f"Architecture {spec.architecture!r} needs the transformers library, which is not"
-            ' installed: `pip install "setpoint[transformers]"`.'
-        )
+    _check_library(spec)
     import transformers
 
-    if int(transformers.__version__.partition(".")[0]) < OLDEST:
-        raise CheckpointError(
-            f"transformers {transformers.__version__} is too old; `pip install -U"
-            ' "setpoint[transformers]"`.'
-        )
     try:
         transformers.AttentionInterface.register(NAME, library_attention)
         transformers.utils.logging.disable_progress_bar()
@@ -88,6 +79,34 @@ def load_transformers_model(
         raise refusal(spec, error) from error
     model = TransformersModel(causal_lm, spec, expected, method)
     return model, model.num_bytes
+
+
+def _check_library(spec: ModelSpec) -> None:
+    """Raise CheckpointError if the library is missing or too old."""
+    if importlib.util.find_spec("transformers") is None:
+        raise CheckpointError(
+            f"Architecture {spec.architecture!r} needs the transformers library, which is not"
+            ' installed: `pip install "setpoint[transformers]"`.'
+        )
+    import transformers
+
+    if int(transformers.__version__.partition(".")[0]) < OLDEST:
+        raise CheckpointError(
+            f"transformers {transformers.__version__} is too old; `pip install -U"
+            ' "setpoint[transformers]"`.'
+        )
+
+
+def check_config(spec: ModelSpec) -> None:
+    """Raise CheckpointError if the config shows that the model cannot be served this way. A model
+    that passes may still be refused when it is loaded."""
+    _check_library(spec)
+    try:
+        _config(spec)
+    except SetpointError:
+        raise
+    except Exception as error:  # the library's configs can raise anything
+        raise refusal(spec, error) from error
 
 
 def refusal(spec: ModelSpec, why: str | Exception) -> CheckpointError:

@@ -1,0 +1,162 @@
+"""``setpoint models`` on tiny models: what it says, and the exit code; it writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+import pytest
+from gguf.constants import GGMLQuantizationType
+
+from setpoint.checkpoint.source import DEFAULT_MODEL
+from setpoint.core.content_digest import cache_folder
+from setpoint.testing import tiny_gguf
+from setpoint.testing.hub import Hub
+from setpoint.testing.tiny_models import write_tiny_llama
+
+MODEL = tiny_gguf.TinyLlama()
+
+
+def models(*arguments: str | Path, code: int, **environ: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "setpoint.cli", "models", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"COLUMNS": "100"} | environ,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def in_json(*arguments: str | Path, code: int, **environ: str) -> list[dict[str, Any]]:
+    answer = json.loads(models(*arguments, "--json", code=code, **environ).stdout)
+    assert answer["machine"]["num_cores"] >= 1
+    return list(answer["models"])
+
+
+def lines(text: str) -> dict[str, str]:
+    """Label -> the first line of its paragraph."""
+    found = {}
+    for line in text.splitlines()[1:]:
+        label, _, value = line.strip().partition("  ")
+        found[label] = value.strip()
+    return found
+
+
+@pytest.fixture
+def gguf_file(tmp_path: Path) -> Path:
+    tensors = tiny_gguf.gguf_tensors(MODEL, MODEL.weights())
+    kind = GGMLQuantizationType.Q8_0
+    return tiny_gguf.write(tmp_path / "tiny.gguf", tensors, tiny_gguf.metadata(MODEL), kind=kind)
+
+
+def large_file(folder: Path) -> Path:
+    """A GGUF file with a whole header and a hole in place of the weights, too large for this
+    machine."""
+    model = tiny_gguf.TinyLlama(
+        num_layers=80 * (psutil.virtual_memory().total // (100 << 30) + 1),
+        hidden_size=8192,
+        intermediate_size=28_672,
+        num_heads=64,
+        num_kv_heads=8,
+    )
+    return tiny_gguf.write_header(folder / "large.gguf", model)
+
+
+def test_the_default_model() -> None:
+    done = models(code=0)
+    assert done.stdout.startswith(DEFAULT_MODEL)
+    found = lines(done.stdout)
+    assert found["runs here"] == "yes"
+    assert found["architecture"].startswith("LlamaForCausalLM, up to 8,192 tokens")
+    assert found["parameters"] == "135 million"
+    assert "for a request of 8,192 tokens" in found["memory"]
+    assert "tokens in" in found["KV pool here"]
+    assert found["speed"].startswith(("about ", "unknown: "))
+
+
+def test_a_gguf_file_is_not_converted(gguf_file: Path) -> None:
+    path = gguf_file.rename(gguf_file.with_name(f"{uuid4()}.gguf"))
+    arguments = (path, "--context-length", "64", "--max-running-requests", "4")
+    (found,) = in_json(*arguments, code=0)
+    assert not list(cache_folder().glob(f"*{path.stem}*"))
+    assert found["runs"]
+    assert found["disk_bytes"] == path.stat().st_size
+    (kind,) = found["blocks"]
+    assert kind["kind"] == "Q8_0"
+    memory = found["memory"]
+    assert (memory["requests"], memory["context_len"]) == (4, 64)
+    assert memory["needed"]["pool_tokens"] == 4 * 64
+    pace = found["pace"]
+    assert (pace is None) == bool(found["pace_unknown"])
+    if pace is not None:
+        assert (pace["prompt_tokens"], pace["streams"]) == (32, 4)
+        assert all(value > 0 for value in pace.values())
+
+
+def test_a_start_and_this_command_agree_on_an_option_that_cannot_be_honoured(
+    gguf_file: Path,
+) -> None:
+    (found,) = in_json(gguf_file, "--tp-size", "3", code=1)
+    assert "tp-size" in found["reason"]
+    refused = models(gguf_file, "--page-size", "0", code=2)
+    assert "--page-size must be at least 1" in refused.stderr
+    refused = models(gguf_file, "--model-path", gguf_file, code=2)
+    assert "not by both" in refused.stderr
+
+
+def test_several_of_which_some_cannot_be_served(gguf_file: Path, tmp_path: Path) -> None:
+    unknown = tmp_path / "unknown"
+    write_tiny_llama(unknown, architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next")
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(gguf_file.read_bytes()[:-1000])
+    keys = tiny_gguf.metadata(MODEL) | {"general.type": "adapter"}
+    adapter = tiny_gguf.write(tmp_path / "adapter.gguf", {}, keys)
+    foreign = tiny_gguf.write(tmp_path / "foreign.gguf", {}, {}, arch="qwen35")
+    names = (gguf_file, unknown, large_file(tmp_path), damaged, adapter, foreign, "llama3:8b")
+    missing = tmp_path / "missing"
+    found = in_json(*names, missing, code=1)
+    assert [each["runs"] for each in found] == [True] + [False] * 7
+    _, other, large, cut, part, strange, ollama, nothing = found
+    assert other["architecture"] == "Qwen3NextForCausalLM"
+    assert other["nearest"] == "Qwen3ForCausalLM"
+    assert large["too_large"]
+    assert large["memory"]["pool"] is None
+    assert "What would fit here: " in large["reason"]
+    assert "is truncated" in cut["reason"]
+    assert "a LoRA adapter" in part["reason"]
+    assert (strange["architecture"], strange["nearest"]) == ("qwen35", "qwen3")
+    assert "a name of Ollama's library" in ollama["reason"]
+    assert "no such folder or file" in nothing["reason"]
+    assert all(each["pace"] is None for each in found[1:])
+
+
+def test_the_table_of_several(gguf_file: Path, tmp_path: Path) -> None:
+    done = models(gguf_file, large_file(tmp_path), "llama3:8b", code=1)
+    head, one, two, three, *rest = done.stdout.splitlines()
+    assert head.split() == ["model", "parameters", "precision", "needs", "about", "here"]
+    assert one.split()[0] == "tiny.gguf"
+    assert one.split()[-1] == "yes"
+    assert two.rstrip().endswith("too large")
+    assert three.split() == ["llama3:8b", "no"]
+    assert "What would fit here: " in " ".join(rest)
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_of_a_model_of_the_hub_only_small_files_are_read(tiny_model: Path, tmp_path: Path) -> None:
+    files: dict[str, bytes | int] = {file.name: file.read_bytes() for file in tiny_model.iterdir()}
+    with Hub("owner/tiny", files).running() as hub:
+        home = str(tmp_path / "hub")
+        (found,) = in_json("owner/tiny", code=0, HF_ENDPOINT=hub.url, HF_HOME=home)
+    assert found["runs"]
+    assert found["disk_bytes"] is None
+    assert found["parameters"] > 0
+    assert "model.safetensors" not in hub.fetched()

@@ -1,0 +1,95 @@
+"""Which matrices a step multiplies by, and in which kinds they are held."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from resolving import SPEC
+
+from setpoint.checkpoint.description import Description
+from setpoint.checkpoint.safetensors_file import TensorInfo
+from setpoint.core.model import Mixture, ModelSpec
+from setpoint.launch.model_report import stored_of
+from setpoint.planning.memory import MemoryModel
+from setpoint.planning.pace import Stored
+
+SHAPES = {
+    "model.embed_tokens.weight": (50, 10),
+    "model.norm.weight": (10,),
+    "model.layers.0.self_attn.q_proj.weight": (10, 10),
+    "model.layers.0.mlp.experts.3.up_proj.weight": (20, 10),
+    "lm_head.weight": (50, 10),
+}
+
+
+def description(*names: str, blocks: dict[str, str] | None = None) -> Description:
+    tensors = tuple(TensorInfo(name, SHAPES[name], "BF16") for name in names)
+    kept = tuple(
+        TensorInfo(f"{name}.{kind}", (1, 1), "U8") for name, kind in (blocks or {}).items()
+    )
+    return Description(Path("config.json"), {}, Path("generation.json"), {}, tensors, kept)
+
+
+def memory(spec: ModelSpec, *, kept: bool = True, quantization: str | None = None) -> MemoryModel:
+    return MemoryModel(
+        spec=spec,
+        device="cpu",
+        dtype_bytes=2,
+        quantization=quantization,
+        blocks_kept=kept,
+        kv_element_bytes=2,
+        head_copied=True,
+        reference_attention=False,
+        page_size=1,
+        context_len=64,
+        step_tokens=64,
+        mem_fraction_static=0.8,
+        fraction_given=False,
+        max_total_tokens=None,
+        requested_slots=None,
+    )
+
+
+UNTIED = replace(SPEC, tie_embeddings=False)
+IN_BLOCKS = {"model.layers.0.self_attn.q_proj.weight": "Q4_K", "lm_head.weight": "Q6_K"}
+
+
+def test_an_embedding_is_looked_up_and_multiplied_by_only_if_it_is_the_head() -> None:
+    found = stored_of(description(*SHAPES), UNTIED, memory(UNTIED), "bfloat16")
+    assert found == (Stored("bfloat16", layers=100, experts=200, head=500),)
+    tied = replace(SPEC, tie_embeddings=True)
+    found = stored_of(description(*SHAPES), tied, memory(tied), "bfloat16")
+    assert found == (Stored("bfloat16", layers=100, experts=200, head=500),)
+
+
+def test_blocks_count_as_their_kinds_where_they_are_kept() -> None:
+    known = description(*SHAPES, blocks=IN_BLOCKS)
+    found = {each.kind: each for each in stored_of(known, UNTIED, memory(UNTIED), "bfloat16")}
+    assert found == {
+        "Q4_K": Stored("Q4_K", layers=100),
+        "bfloat16": Stored("bfloat16", experts=200),
+        "Q6_K": Stored("Q6_K", head=500),
+    }
+    found_as = stored_of(known, UNTIED, memory(UNTIED, kept=False), "float32")
+    assert found_as == (Stored("float32", layers=100, experts=200, head=500),)
+    int8 = memory(UNTIED, quantization="w8a8_int8", kept=False)
+    assert [each.kind for each in stored_of(known, UNTIED, int8, "bfloat16")] == ["int8"]
+
+
+def test_without_weights_the_numbers_follow_from_the_dimensions() -> None:
+    mixture = Mixture(4, 2, 7, frozenset({0, 2}))
+    spec = replace(UNTIED, num_parameters=10**9, mixture=mixture)
+    table, experts = spec.vocab_size * spec.hidden_size, 2 * 3 * spec.hidden_size * 7 * 4
+    found = stored_of(description(), spec, memory(spec), "bfloat16")
+    assert found == (Stored("bfloat16", 10**9 - 2 * table - experts, experts, table),)
+
+
+def test_needed_memory_grows_by_the_cache() -> None:
+    """The arithmetic of the plan, for a size that was asked for."""
+    model = memory(SPEC)
+    few, many = model.needed(64), model.needed(640)
+    assert many.kv_bytes - few.kv_bytes == 576 * SPEC.kv_bytes_per_token(2)
+    assert few.weights_bytes == many.weights_bytes == model.weights()
+    parts = few.weights_bytes + few.kv_bytes + few.workspace_bytes + few.graphs_bytes
+    assert few.total_bytes == parts
