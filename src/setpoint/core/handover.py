@@ -38,7 +38,9 @@ class Handed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def prompt_digest(prompt: Ids, namespace: str) -> bytes:
     """Tells two prompts apart: 32 bytes."""
-    return hashlib.sha256(namespace.encode() + b"\0" + pack_ids(prompt)).digest()
+    return hashlib.sha256(
+        namespace.encode(errors="surrogatepass") + b"\0" + pack_ids(prompt)
+    ).digest()
 
 
 class HandoverCounts(msgspec.Struct, frozen=True, array_like=True):

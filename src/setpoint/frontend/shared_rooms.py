@@ -3,6 +3,7 @@ body or from headers that override it (docs/disaggregation.md)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,8 @@ from setpoint.frontend.arrival import arrival
 HOST, PORT, ROOM = "bootstrap_host", "bootstrap_port", "bootstrap_room"
 PREFILL_RANK = "disagg_prefill_dp_rank"
 OVERRIDE = "x-override-"
-MAX_HOST_CHARS = 255
+HOST_NAME = re.compile(r"\[?[A-Za-z0-9._:%-]{1,255}\]?")
+"""Names and addresses, of which those with colons may have brackets."""
 MAX_DIGITS = 20
 """Of a number in a header."""
 NO_ROOM = "Invalid request: Disaggregated request received without bootstrap room id. req.rid="
@@ -109,13 +111,14 @@ def _for_each(given: Any, count: int, name: str, *, counts_up: bool = False) -> 
 def _bootstrap(host: Any, port: Any, room: int, rank: Any, sharing: Sharing) -> Bootstrap:
     if host is None and sharing.role == "decode":
         raise RequestError(f"{HOST} is missing: it names the prefill server of the request.")
-    if host is not None and not (isinstance(host, str) and 0 < len(host) <= MAX_HOST_CHARS):
+    if host is not None and not (isinstance(host, str) and HOST_NAME.fullmatch(host)):
         raise RequestError(f"{HOST} must be the name or address of a prefill server.")
     if port is not None and not _is_int(port, 1, 65535):
         raise RequestError(f"{PORT} must be a number from 1 to 65535, not {excerpt(str(port))}.")
     if rank is not None and not _is_int(rank, 0, 1 << 16):
         raise RequestError(f"{PREFILL_RANK} must be a rank, not {excerpt(str(rank))}.")
-    return Bootstrap(room, host or "", sharing.port if port is None else port, rank)
+    host = (host or "").strip("[]")
+    return Bootstrap(room, host, sharing.port if port is None else port, rank)
 
 
 def _is_int(value: Any, low: int, high: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import http.client
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
 from urllib.parse import urlencode
@@ -13,11 +12,15 @@ import msgspec
 from msgspec import Meta
 
 from setpoint.handover.frames import HandoverError
+from setpoint.handover.http_exchange import exchange
 from setpoint.handover.secrets import SIZE
 
 _Answer = TypeVar("_Answer")
 
 TIMEOUT_S = 5.0
+"""How long one answer may take, from connecting to its last byte."""
+STARTING_S = 60.0
+"""How long a prefill server's engines may take to register once somebody asks for one."""
 RETRY_S = 0.25
 """How long to wait for a prefill server that is still starting."""
 MAX_BODY = 64 << 10
@@ -37,7 +40,7 @@ class PrefillServer(msgspec.Struct, frozen=True):
 class TransferAddress(msgspec.Struct, frozen=True):
     """The answer about one rank."""
 
-    rank_ip: str
+    rank_ip: Annotated[str, Meta(max_length=255)]
     rank_port: Annotated[int, Meta(ge=1, le=65535)]
     pair: str
     """Base64, like the secret."""
@@ -51,12 +54,10 @@ async def register(
     values; waits until it listens."""
     place = {"rank_ip": address, "rank_port": number}
     body = msgspec.json.encode({**place, "system_dp_rank": rank, "attn_tp_rank": tp_rank})
-    headers = {KEY_HEADER: key.hex(), "Content-Type": "application/json"}
+    headers = {KEY_HEADER: key.hex()}
     for _ in range(REGISTER_TRIES):
         try:
-            status, answer = await asyncio.to_thread(
-                _request, host, port, "PUT", "/route", headers, body
-            )
+            status, answer = await _request(host, port, "PUT", "/route", headers, body)
         except HandoverError:
             await asyncio.sleep(RETRY_S)
             continue
@@ -79,16 +80,16 @@ def query(rank: int, tp_rank: int = 0) -> str:
     return "/route?" + urlencode(fields)
 
 
-async def prefill_server(host: str, port: int, api_key: str | None) -> PrefillServer:
+async def prefill_server(host: str, port: int) -> PrefillServer:
     """Raises HandoverError."""
-    return await _ask(host, port, query(NO_RANK), api_key, PrefillServer)
+    return await _ask(host, port, query(NO_RANK), PrefillServer)
 
 
 async def transfer_address(
-    host: str, port: int, rank: int, tp_rank: int, api_key: str | None
+    host: str, port: int, rank: int, tp_rank: int
 ) -> tuple[str, int, bytes, bytes]:
     """(host, port, name of the pair, its secret). Raises HandoverError."""
-    found = await _ask(host, port, query(rank, tp_rank), api_key, TransferAddress)
+    found = await _ask(host, port, query(rank, tp_rank), TransferAddress)
     try:
         pair, secret = (
             base64.b64decode(each, validate=True) for each in (found.pair, found.secret)
@@ -101,48 +102,44 @@ async def transfer_address(
     return host if is_any else found.rank_ip, found.rank_port, pair, secret
 
 
-async def _ask(
-    host: str, port: int, path: str, api_key: str | None, kind: type[_Answer]
-) -> _Answer:
-    while True:
-        status, body = await asyncio.to_thread(_get, host, port, path, api_key)
-        if status == 503:  # its engines have not all registered yet
-            await asyncio.sleep(RETRY_S)
-            continue
-        if status != 200:
-            words = body[:200].decode(errors="replace")
-            raise HandoverError(f"the bootstrap server at {host}:{port} answers {status}: {words}")
-        try:
-            return msgspec.json.decode(body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise HandoverError(
-                f"the bootstrap server at {host}:{port} is not a prefill server of Setpoint's:"
-                f" {error}"
-            ) from None
+async def _ask(host: str, port: int, path: str, kind: type[_Answer]) -> _Answer:
+    try:
+        async with asyncio.timeout(STARTING_S):
+            while (answer := await _request(host, port, "GET", path, {}))[0] == 503:
+                await asyncio.sleep(RETRY_S)  # its engines have not all registered yet
+    except TimeoutError:
+        raise HandoverError(
+            f"the engines of the bootstrap server at {host}:{port} have not registered"
+            f" in {STARTING_S:.0f} s"
+        ) from None
+    status, body = answer
+    if status != 200:
+        words = body[:200].decode(errors="replace")
+        raise HandoverError(f"the bootstrap server at {host}:{port} answers {status}: {words}")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HandoverError(
+            f"the bootstrap server at {host}:{port} is not a prefill server of Setpoint's: {error}"
+        ) from None
 
 
-def _get(host: str, port: int, path: str, api_key: str | None) -> tuple[int, bytes]:
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    return _request(host, port, "GET", path, headers)
-
-
-def _request(
+async def _request(
     host: str,
     port: int,
     method: str,
     path: str,
     headers: Mapping[str, str],
-    body: bytes | None = None,
+    body: bytes = b"",
 ) -> tuple[int, bytes]:
-    """(status, body) of an answer. Raises HandoverError if there is none."""
-    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    """(status, body) of an answer. Raises HandoverError if there is none in time."""
     try:
-        connection.request(method, path, body, dict(headers))
-        answer = connection.getresponse()
-        return answer.status, answer.read(MAX_BODY)
-    except (OSError, http.client.HTTPException, ValueError) as error:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await exchange(
+                host, port, method, path, headers=headers, body=body, most=MAX_BODY
+            )
+    except (OSError, ValueError) as error:
+        why = str(error) or f"no answer in {TIMEOUT_S} s"
         raise HandoverError(
-            f"the bootstrap server at {host}:{port} cannot be reached: {error}"
+            f"the bootstrap server at {host}:{port} cannot be reached: {why}"
         ) from None
-    finally:
-        connection.close()

@@ -31,7 +31,7 @@ from setpoint.handover.frames import (
 )
 from setpoint.handover.identity import Identity
 from setpoint.handover.offers import Offer, Offers
-from setpoint.handover.secrets import is_proof, new_bytes, proof, secret_of
+from setpoint.handover.secrets import is_proof, new_bytes, proof, secret_of, with_api_key
 from setpoint.handover.segments import OwnedShare, Segments
 
 SEGMENT_BYTES = 8 << 20
@@ -39,7 +39,7 @@ SEGMENT_BYTES = 8 << 20
 NUM_SEGMENTS = 4
 MAX_TRANSFERS = 65536
 """Most transfers that one connection may have open."""
-UNKNOWN = "the secret is not one of this server's bootstrap server"
+UNKNOWN = "the secret is not one of this server's bootstrap server, or the API keys differ"
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,6 +52,8 @@ class Terms:
     checksums: bool
     share: bool = True
     """Whether memory may be shared within a machine."""
+    api_key: str | None = None
+    """This server's, which decode servers must have too."""
 
 
 async def greet(channel: Channel, terms: Terms) -> Giving:
@@ -62,7 +64,7 @@ async def greet(channel: Channel, terms: Terms) -> Giving:
     hello = await channel.receive(MAX_GREETING)
     if not isinstance(hello, Hello):
         raise await _refused(channel, "a greeting was expected")
-    secret = secret_of(terms.key, hello.pair)
+    secret = with_api_key(secret_of(terms.key, hello.pair), terms.api_key)
     if not is_proof(hello.proof, secret, "decode", hello.nonce, nonce):
         raise await _refused(channel, UNKNOWN)
     differences = terms.identity.differences(hello.identity)

@@ -6,9 +6,15 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from setpoint.handover.frames import HandoverError
+
 logger = logging.getLogger(__name__)
+
+NAME_THREADS = 32
+"""Most names of hosts that are looked up at a time; addresses need no thread."""
 
 
 class MoverThread:
@@ -16,6 +22,7 @@ class MoverThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(ThreadPoolExecutor(NAME_THREADS, "handover-names"))
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._run, name="handover", daemon=True)
         self._thread.start()
@@ -33,16 +40,19 @@ class MoverThread:
         """Call a function in the thread, soon; calls keep their order."""
         self.loop.call_soon_threadsafe(function, *args)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin a task; only in the thread. What it raises is logged."""
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin a task; only in the thread. What it raises is logged, unless it is a HandoverError:
+        whoever waits for the transfer hears of that."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("A transfer connection failed.", exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, HandoverError):
+            logger.error("A transfer connection failed.", exc_info=error)
 
     def stop(self) -> None:
         """End every task, and then the thread."""

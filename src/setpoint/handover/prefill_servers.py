@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from setpoint.core.request import Request
+from setpoint.handover.http_exchange import exchange
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -181,29 +182,10 @@ class PrefillServers:
         most: int = MAX_INFO,
     ) -> tuple[int, bytes]:
         """(status, the beginning of the body) of an answer. Raises OSError or ValueError."""
-        reader, writer = await asyncio.open_connection(server.host, server.port)
-        try:
-            lines = [
-                f"{method} {path} HTTP/1.1",
-                f"Host: {server.host}:{server.port}",
-                "Connection: close",
-                "Content-Type: application/json",
-                f"Content-Length: {len(body)}",
-            ]
-            if self._api_key is not None:
-                lines.append(f"Authorization: Bearer {self._api_key}")
-            writer.write("\r\n".join([*lines, "", ""]).encode() + body)
-            await writer.drain()
-            head = await reader.readuntil(b"\r\n\r\n")
-            status = int(head.split(b" ", 2)[1])
-            data = bytearray()
-            while len(data) < most and (part := await reader.read(1 << 16)):
-                data += part
-            return status, bytes(data[:most])
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, IndexError):
-            raise ConnectionError("its answer is cut, or not HTTP") from None
-        finally:
-            writer.close()
+        headers = {} if self._api_key is None else {"Authorization": f"Bearer {self._api_key}"}
+        return await exchange(
+            server.host, server.port, method, path, headers=headers, body=body, most=most
+        )
 
     def _alone(self) -> None:
         self._num_alone += 1

@@ -3,6 +3,9 @@
 The prefill server's processes share a key. The bootstrap server makes a secret for each pair of
 servers: it draws a number, the pair's name, and computes the secret from both, so that it need not
 remember it. The key and the secrets never cross the connection that they protect.
+
+With an API key, proofs need it too: whoever has only seen or asked for a pair's secret can prove
+nothing, and the API key itself is sent nowhere.
 """
 
 from __future__ import annotations
@@ -22,6 +25,14 @@ def new_bytes() -> bytes:
 def secret_of(key: bytes, pair: bytes) -> bytes:
     """The secret of a pair."""
     return hmac.digest(key, b"pair" + pair, "sha256")
+
+
+def with_api_key(secret: bytes, api_key: str | None) -> bytes:
+    """What both servers of a pair prove that they know. api_key: the servers' own, if they have
+    one."""
+    if api_key is None:
+        return secret
+    return hmac.digest(api_key.encode(), b"api key" + secret, "sha256")
 
 
 def proof(secret: bytes, role: str, own: bytes, other: bytes) -> bytes:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from setpoint.handover.channel import GREETING_S, OTHER_WEIGHTS, Channel
 from setpoint.handover.frames import HandoverError
 from setpoint.handover.identity import Identity
 from setpoint.handover.mover_thread import MoverThread
+from setpoint.handover.secrets import with_api_key
 from setpoint.handover.taking import Taking, Transfer, Wants, arrived, introduce
 
 logger = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ class RoomTaker:
         api_key: str | None = None,
         tp_rank: int = 0,
     ) -> None:
-        """post: may be called from any thread. api_key: for the bootstrap servers. tp_rank: this
-        rank's number in its engine; it asks for the same one."""
+        """post: may be called from any thread. api_key: this server's, which prefill servers must
+        have too. tp_rank: this rank's number in its engine; it asks for the same one."""
         self._mover = mover
         self.wants = wants
         self._post = post
@@ -55,8 +55,9 @@ class RoomTaker:
         self._tp_rank = tp_rank
         self._servers: dict[Server, int] = {}
         """Bootstrap server -> number of its engines, as long as there is a connection."""
-        self._connections: defaultdict[Engine, list[Taking]] = defaultdict(list)
-        self._opening: defaultdict[Engine, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._connections: dict[Engine, list[Taking]] = {}
+        """No empty lists are kept, nor ended tasks below: clients name any number of engines."""
+        self._opening: dict[Engine, asyncio.Task[None]] = {}
         self._looking: dict[int, Transfer] = {}
         """Sequence -> its transfer, until it has a connection."""
 
@@ -101,10 +102,11 @@ class RoomTaker:
     async def _begin(self, transfer: Transfer, bootstrap: Bootstrap) -> None:
         try:
             taking = await self._connection(bootstrap)
-        except HandoverError as error:
+        except Exception as error:
             if not transfer.is_over:
-                self._finish(transfer, arrived(transfer, failure=str(error)))
-            return
+                why = str(error) or type(error).__name__
+                self._finish(transfer, arrived(transfer, failure=why))
+            raise
         if not transfer.is_over:
             del self._looking[transfer.seq_id]
             taking.fetch(transfer)
@@ -120,14 +122,14 @@ class RoomTaker:
         rank = bootstrap.prefill_rank
         if rank is None:
             if server not in self._servers:
-                found = await prefill_server(*server, self._api_key)
+                found = await prefill_server(*server)
                 self._servers[server] = found.dp_size
             rank = bootstrap.room % self._servers[server]
         engine = (*server, rank)
         if self._lacks_connection(engine):
-            async with self._opening[engine]:  # who came at the same time takes the same one
-                if self._lacks_connection(engine):
-                    await self._open(engine)
+            if engine not in self._opening:
+                self._opening[engine] = self._mover.spawn(self._open(engine))
+            await self._opening[engine]  # who comes at the same time has the same outcome
         best = self._least_busy(engine)
         if best is None:
             raise HandoverError("the connection to the prefill server has ended")
@@ -140,18 +142,25 @@ class RoomTaker:
         )
 
     def _least_busy(self, engine: Engine) -> Taking | None:
-        return min(self._connections[engine], key=lambda each: each.num_open, default=None)
+        return min(self._connections.get(engine, ()), key=lambda each: each.num_open, default=None)
 
     async def _open(self, engine: Engine) -> None:
+        try:
+            await self._connect(engine)
+        finally:
+            del self._opening[engine]
+            if engine not in self._connections:
+                self._servers.pop(engine[:2], None)
+
+    async def _connect(self, engine: Engine) -> None:
         host, port, rank = engine
-        address, number, pair, secret = await transfer_address(
-            host, port, rank, self._tp_rank, self._api_key
-        )
+        address, number, pair, secret = await transfer_address(host, port, rank, self._tp_rank)
+        secret = with_api_key(secret, self._api_key)
         loop = self._mover.loop
         try:
             async with asyncio.timeout(CONNECT_S):
                 sock = await _connected(loop, address, number)
-        except (OSError, TimeoutError) as error:
+        except (OSError, ValueError) as error:  # ValueError: no name can be like that
             why = str(error) or f"no answer in {CONNECT_S} s"
             raise HandoverError(
                 f"the prefill engine at {address}:{number} cannot be reached: {why}"
@@ -164,7 +173,10 @@ class RoomTaker:
             channel.close()
             why = str(error) or "no greeting in time"
             raise HandoverError(f"the prefill engine at {address}:{number}: {why}") from None
-        self._connections[engine].append(taking)
+        except BaseException:
+            channel.close()
+            raise
+        self._connections.setdefault(engine, []).append(taking)
         how = f"TCP ({taking.why_tcp})" if taking.why_tcp else "shared memory"
         logger.info("Connected to the prefill engine at %s:%d; %s.", address, number, how)
         self._mover.spawn(self._converse(engine, taking))
@@ -174,6 +186,8 @@ class RoomTaker:
             why = await taking.run(self._finish)
         finally:
             self._connections[engine].remove(taking)
+            if not self._connections[engine]:
+                del self._connections[engine]
             self._servers.pop(engine[:2], None)
             taking.channel.close()
         logger.warning(
@@ -182,7 +196,10 @@ class RoomTaker:
 
 
 async def _connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:  # an address need not wait for the threads that look names up
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)
     sock.setblocking(False)

@@ -94,16 +94,17 @@ def sides_of(
     mover = MoverThread()
     at_end.callback(mover.stop)
     checksums = own.disaggregation_enable_kv_checksum
+    api_key = next(iter(api_keys(options.server)), None)
     if mode == "decode":
         wants = Wants(store, identity, checksums)
-        api_key = next(iter(api_keys(options.server)), None)
         taker = RoomTaker(mover, wants, post, api_key=api_key, tp_rank=tp_rank)
         return Sides(taker=taker, tp_rank=tp_rank)
     host = options.server.host
     listener = listening(host)
     at_end.callback(listener.close)
     key = bytes.fromhex(job.handover_key)
-    giver = RoomGiver(mover, listener, Terms(store, identity, key, checksums), post)
+    terms = Terms(store, identity, key, checksums, api_key=api_key)
+    giver = RoomGiver(mover, listener, terms, post)
     number = listener.getsockname()[1]
     own_server = LOOPBACK if host in WILDCARDS else host
     port, rank = own.disaggregation_bootstrap_port, job.rank or 0

@@ -137,8 +137,8 @@ def pair(
     api_key: str | None = None,
     given_api_key: str | None = None,
 ) -> Iterator[Pair]:
-    """there: the identity of the prefill side, if it is another. given_api_key: what the decode
-    side sends."""
+    """there: the identity of the prefill side, if it is another. given_api_key: the
+    decode side's."""
     key = new_bytes()
     source = ArrayPool(num_pages, row_bytes, seed=1)
     target = ArrayPool(num_pages, row_bytes, seed=2)
@@ -146,7 +146,7 @@ def pair(
     movers = MoverThread(), MoverThread()
     listener = listening(HOST)
     number = listener.getsockname()[1]
-    terms = Terms(source, there or identity(), key, checksums=checksums, share=share)
+    terms = Terms(source, there or identity(), key, checksums, share=share, api_key=api_key)
     giver = RoomGiver(movers[0], listener, terms, given.post)
     wants = Wants(target, identity(), checksums=False, share=share)
     taker = RoomTaker(movers[1], wants, taken.post, api_key=given_api_key)

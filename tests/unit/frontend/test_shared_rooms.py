@@ -60,6 +60,23 @@ def test_what_cannot_be_a_room_is_refused(received: dict[str, Any], words: str) 
         rooms(2, received)
 
 
+@pytest.mark.parametrize(
+    "host", ["", "[]", "2.2.2.2 ", " p", "a b", "p\r\nX: y", "p\0", "p\n", "http://p", "a@p", "pé"]
+)
+def test_hosts_that_no_server_can_have_are_refused(host: str) -> None:
+    with pytest.raises(RequestError, match="bootstrap_host must be the name or address"):
+        rooms(1, {"bootstrap_host": host, "bootstrap_room": 1})
+
+
+@pytest.mark.parametrize("host", ["p", "p-1.rack_2.example", "10.0.0.1", "::1", "fe80::1%eth0"])
+def test_hosts_are_names_and_addresses(host: str) -> None:
+    assert rooms(1, {"bootstrap_host": host, "bootstrap_room": 1})[0].host == host
+
+
+def test_an_address_in_brackets_is_the_same_host() -> None:
+    assert rooms(1, {"bootstrap_host": "[::1]", "bootstrap_room": 1})[0].host == "::1"
+
+
 def test_a_prefill_server_needs_no_host_and_a_whole_server_no_room() -> None:
     assert rooms(1, {"bootstrap_room": 3}, Sharing("prefill")) == [Bootstrap(3, "", 8998)]
     assert rooms(1, {"bootstrap_room": 3}, Sharing()) == [None]

@@ -201,10 +201,18 @@ def test_servers_that_differ_are_told_in_what() -> None:
         assert "dtype" not in failure
 
 
-def test_the_bootstrap_server_wants_the_api_key() -> None:
-    with pair(api_key="k", given_api_key="wrong") as both:
-        both.taker.fetch(1, both.bootstrap(5), new_bytes(), 0, rows(1))
-        assert "answers 401" in both.taken.wait(Arrived, 1).failure
+@pytest.mark.parametrize("keys", [("k", "wrong"), ("k", None), (None, "k")])
+def test_servers_with_different_api_keys_hand_nothing_over(
+    keys: tuple[str | None, str | None],
+) -> None:
+    with pair(api_key=keys[0], given_api_key=keys[1]) as both:
+        both.giver.offer(1, 5, bytes(32))
+        both.taker.fetch(1, both.bootstrap(5), bytes(32), 0, rows(1))
+        assert "or the API keys differ" in both.taken.wait(Arrived, 1).failure
+        assert not both.given.messages, "nobody has asked for the room"
+
+
+def test_servers_with_the_same_api_key_hand_over() -> None:
     with pair(api_key="k", given_api_key="k") as both:
         assert both.hand_over(1, 5, rows(1), rows(1)).failure == ""
 
