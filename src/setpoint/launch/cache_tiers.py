@@ -15,9 +15,11 @@ import xxhash
 
 import setpoint
 from setpoint.config.groups.tiers import (
+    COMMON,
     StorageConfig,
     TierOptions,
     check_storage,
+    given_settings,
     storage_config,
 )
 from setpoint.core.blocksfile import read_blocks_table
@@ -81,11 +83,12 @@ class CacheTiers:
         self._rows: PageRows | None = None
         self._rows_of: object = None
         self.backend = options.tiers.hicache_storage_backend
+        self._start_config = storage_config(options.tiers)
         tiers = []
         if options.execution.device != "cpu":
             tiers.append(Tier(HOST, MemoryStore(_host_bytes(job, runner))))
         if self.backend is not None:
-            tiers.append(self._first_storage(self.backend, storage_config(options.tiers)))
+            tiers.append(self._first_storage(self.backend, self._start_config))
         self.mover = StoreMover(
             tiers,
             self._present_rows,
@@ -175,14 +178,9 @@ class CacheTiers:
         if isinstance(operation, AttachStorage):
             if present is not None:
                 raise RequestError("A storage is in use; detach it first (DELETE).")
-            options = TierOptions(
-                enable_hierarchical_cache=True,
-                hicache_storage_backend=operation.backend,
-                hicache_storage_backend_extra_config=operation.settings or None,
-            )
             try:
-                check_storage(options)
-                self.mover.attach(self.open_storage(operation.backend, storage_config(options)))
+                config = self._asked_for(operation)
+                self.mover.attach(self.open_storage(operation.backend, config))
             except (ConfigError, StoreError) as error:
                 raise RequestError(str(error)) from None
             self.backend = operation.backend
@@ -193,6 +191,28 @@ class CacheTiers:
             self.mover.detach(present)
         else:
             self.mover.clear(present)
+
+    def _asked_for(self, operation: AttachStorage) -> StorageConfig:
+        """The settings of a storage that a client names. Raises ConfigError, also for those that
+        hold as long as the server runs."""
+        if operation.settings.startswith("@"):
+            raise ConfigError(
+                "A file with settings is read only at the start; give the JSON object."
+            )
+        options = TierOptions(
+            enable_hierarchical_cache=True,
+            hicache_storage_backend=operation.backend,
+            hicache_storage_backend_extra_config=operation.settings or None,
+        )
+        check_storage(options)
+        config = storage_config(options)
+        for name in sorted(COMMON & given_settings(options)):
+            if getattr(config, name) != getattr(self._start_config, name):
+                raise ConfigError(
+                    f"{name} is {getattr(self._start_config, name)} as long as this server runs; it"
+                    " can be given at the start."
+                )
+        return config
 
     def before(self, operation: LoadWeights | RestoreMemory) -> None:
         self.recognition.forget()

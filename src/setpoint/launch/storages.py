@@ -30,6 +30,8 @@ from setpoint.tiers.store import Store, StoreError
 
 logger = logging.getLogger(__name__)
 
+STORE_METHODS = ("sweep", "num_leading", "get", "put", "clear", "size", "close")
+"""Of ``tiers.store.Store``."""
 HF3FS_CONFIG = "SGLANG_HICACHE_HF3FS_CONFIG_PATH"
 
 
@@ -125,13 +127,18 @@ class Opener:
         name = f"{config.module_path}.{config.class_name}"
         try:
             kind = getattr(importlib.import_module(str(config.module_path)), str(config.class_name))
+            if not isinstance(kind, type):
+                raise TypeError("it is no class")
             if hasattr(kind, "num_leading"):
+                missing = [each for each in STORE_METHODS if not hasattr(kind, each)]
+                if missing:
+                    raise TypeError(f"it has no {' and no '.join(missing)}")
                 return Storage(kind(), name)
             if not all(hasattr(kind, method) for method in ("exists", "get", "set")):
                 raise TypeError("it has neither num_leading nor exists, get and set")
             extra = {**msgspec.structs.asdict(config), **config.options}
             made = kind(sglang_config(self.rank, self.num_ranks, self.model, extra), {})
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # importing a program may end it
             raise StoreError(f"{name} cannot be made: {error!r}.") from None
         size = self.block_bytes + HEADER_BYTES
         return self._remote(

@@ -158,8 +158,12 @@ class Tiers:
         self._num_late = 0
         wait.found, wait.lookup_s = message.num_tokens, message.seconds
         self.totals.load_s += message.seconds
-        for key in wait.keys[: wait.found // self._config.block]:
+        num_found = wait.found // self._config.block
+        for key in wait.keys[:num_found]:
             self._remember(key, STORED)
+        for key in wait.keys[num_found:]:
+            if self._known.get(key) == STORED:
+                del self._known[key]  # it was removed, or cannot be reached: save it again
         if not wait.found:
             self._finish(wait, "missed", message.seconds)
             return

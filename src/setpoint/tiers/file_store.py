@@ -6,16 +6,16 @@
 
 A block appears by a rename, so nobody reads a half of it, and every byte of it is covered by a
 checksum, so what a crash, a disk or a stranger has changed is a miss. Nothing is synced: after a
-power failure blocks may be missing or damaged, which costs time. The index only saves reading the
-folder; a lost one is made again from the files.
+power failure blocks may be missing or damaged, which costs time. The index (``block_index``) only
+saves reading the folder; a lost one is made again from the files. Whatever else is in the folder
+stays there: files are removed by the names that are written here.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
-import struct
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,20 +27,23 @@ import lmdb
 import numpy as np
 
 from setpoint.tiers.block_format import HEADER_BYTES, OWNER_BYTES, header_of, read_header
+from setpoint.tiers.block_index import ENTRY, BlockIndex, Entries
 from setpoint.tiers.block_keys import KEY_BYTES
+from setpoint.tiers.own_files import claim_folder, is_own_file, open_own, remove
 from setpoint.tiers.store import Bytes, StoreCounts, StoreError
 
 logger = logging.getLogger(__name__)
 
-_ENTRY = struct.Struct("<Qdd16s")
-"""Size of the file, when it was written and last used (seconds since 1970), owner."""
-_SUM = b"bytes"
-INDEX_BYTES = 1 << 30
-"""Size of the index's address space; about five million blocks."""
 STALE_S = 600.0
 """Age from which a file that is being written belongs to a process that has ended."""
 FULL_S = 10.0
 """How long nothing is written after the folder had no room."""
+EXPIRY_S = 60.0
+"""How often, at most, blocks are looked for that have become too old."""
+_NEW_NAME = re.compile(r"[0-9]+-[0-9a-f]+-[0-9]+")
+_SHARD = re.compile(r"[0-9a-f]{2}")
+_BLOCK = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\.kv")
+"""The names that are written here. Nothing else is ever removed."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -83,27 +86,29 @@ class FileStore:
         self._lock = threading.Lock()
         """Guards ``_used`` and ``_number``."""
         self._number = 0
+        self._has_swept = False
+        self._next_expiry = float("-inf")
+        self._last_size = 0, 0
         try:
             self._claim_folder()
-            self._index, is_new = self._open_index()
+            self._index = BlockIndex(folder)
         except OSError as error:
             raise StoreError(
                 f"The folder {folder} cannot be used for the cache: {error.strerror or error}."
             ) from None
-        self._is_new = is_new
 
     def num_leading(self, keys: Sequence[bytes]) -> int:
         with self._reading() as entries:
             for index, key in enumerate(keys):
                 entry = entries.get(key)
-                if entry is None or self._is_expired(entry):
+                if entry is None or self._is_expired(key, entry):
                     return index
         return len(keys)
 
     def get(self, key: bytes) -> Bytes | None:
         with self._reading() as entries:
             entry = entries.get(key)
-        if entry is None or self._is_expired(entry):
+        if entry is None or self._is_expired(key, entry):
             return None
         path = self._path(key)
         try:
@@ -114,10 +119,8 @@ class FileStore:
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror or error}.") from None
         if data is None:
-            self.counts.damaged += 1
-            logger.warning("The cached block %s is damaged and was removed.", path)
             self._forget(key)
-            _remove(path)
+            self._remove_damaged(path)
             return None
         with self._lock:
             self._used[key] = self._now()
@@ -125,8 +128,10 @@ class FileStore:
 
     def put(self, key: bytes, data: Bytes) -> int:
         with self._reading() as entries:
-            if entries.get(key) is not None:
-                return 0
+            entry = entries.get(key)
+        if entry is not None and not self._is_expired(key, entry):
+            return 0
+        self._expire()
         size = HEADER_BYTES + len(data)
         if time.monotonic() < self._full_until or not self._make_room(size):
             self.counts.refused += 1
@@ -141,26 +146,32 @@ class FileStore:
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 new.replace(path)
         except OSError as error:
-            _remove(new)
+            remove(new)
             self.counts.refused += 1
             self._note_full(f"a block cannot be written: {error.strerror or error}")
             return 0
         now = self._now()
-        self._change(lambda entries: entries.add(key, _ENTRY.pack(size, now, now, self._owner)))
+
+        def change(entries: Entries) -> None:
+            entries.remove(key)  # one that was too old
+            entries.add(key, ENTRY.pack(size, now, now, self._owner))
+
+        self._change(change)
         return size
 
     def clear(self) -> int:
         with self._reading() as entries:
-            keys = [key for key, entry in entries if _ENTRY.unpack(entry)[3] == self._owner]
+            keys = [key for key, entry in entries if ENTRY.unpack(entry)[3] == self._owner]
         self._drop(keys)
         return len(keys)
 
     def size(self) -> tuple[int, int]:
-        with self._reading() as entries:
-            return entries.num, entries.num_bytes
+        with suppress(StoreError), Entries(self._index, write=False, waits=False) as entries:
+            self._last_size = entries.num, entries.num_bytes
+        return self._last_size
 
     def close(self) -> None:
-        with suppress(lmdb.Error):
+        with suppress(StoreError):
             self._note_used()
         self._index.close()
 
@@ -168,18 +179,25 @@ class FileStore:
 
     def _claim_folder(self) -> None:
         folder = self._folder
-        for each in (folder, self._blocks, self._new):
-            each.mkdir(mode=0o700, parents=each is folder, exist_ok=True)
-        about = folder.stat()
-        if about.st_uid != os.geteuid():
+        claim_folder(folder, parents=True)
+        if not self._blocks.exists():
+            for path in (self._new, self._folder / "index"):
+                if os.path.lexists(path):
+                    raise StoreError(
+                        f"{path} is there, and {self._blocks} is not, so {folder} is the folder of"
+                        " something else than a cache. Name another folder."
+                    )
+        claim_folder(self._blocks)
+        claim_folder(self._new)
+        for path in self._blocks.iterdir():
+            if _SHARD.fullmatch(path.name):
+                claim_folder(path)
+        about = os.statvfs(folder)
+        disk = about.f_blocks * about.f_frsize
+        if disk and self._limits.min_free_bytes >= disk:
             raise StoreError(
-                f"The folder {folder} belongs to another user (number {about.st_uid}). A cache must"
-                " be written by nobody else; name another folder."
-            )
-        if about.st_mode & 0o022:
-            raise StoreError(
-                f"Other users may write to the folder {folder}. A cache must be written by nobody"
-                f" else: chmod go-w {folder}"
+                f"{self._limits.min_free_bytes} bytes are to stay free (min_free_space), and the"
+                f" whole file system of {folder} has {disk}."
             )
         probe = self._new / self._new_name()
         probe.write_bytes(b"")
@@ -196,30 +214,42 @@ class FileStore:
 
     def sweep(self) -> None:
         """Make folder and index agree; call it once after opening. Removes what ended processes
-        were writing, and adds blocks that the index lacks, because a process ended after the
-        rename, or because the index is new."""
+        were writing and what is too old, and adds blocks that the index lacks, because a process
+        ended after the rename, or because the index is new."""
+        is_new, self._index.is_new, self._has_swept = self._index.is_new, False, True
         for path in self._new.iterdir():
             with suppress(OSError):
-                if time.time() - path.stat().st_mtime > STALE_S:
+                age = time.time() - path.lstat().st_mtime
+                if age > STALE_S and _NEW_NAME.fullmatch(path.name):
                     path.unlink()
         found: dict[bytes, tuple[Path, float, int]] = {}
         for path in self._blocks.glob("??/*.kv"):
-            with suppress(OSError, ValueError):
-                about = path.stat()
-                found[bytes.fromhex(path.stem)] = path, about.st_mtime, about.st_size
-        with self._reading() as entries:
+            if _BLOCK.fullmatch(path.name):
+                with suppress(OSError):
+                    about = path.lstat()
+                    if is_own_file(about):
+                        found[bytes.fromhex(path.stem)] = path, about.st_mtime, about.st_size
+                    else:
+                        self._remove_damaged(path)
+        with Entries(self._index, write=False) as entries:
             lacking = [key for key in found if entries.get(key) is None]
-        if self._is_new and found:
+        if is_new and found:
             logger.info("The index of %s is made again from %d blocks.", self._folder, len(found))
-        owners = {key: _owner_of(found[key][0]) for key in lacking if len(key) == KEY_BYTES}
+        owners = {key: _owner_of(found[key][0]) for key in lacking}
 
-        def add(entries: _Entries) -> None:
+        def add(entries: Entries) -> None:
             for key, owner in owners.items():
                 _, at, size = found[key]
-                entries.add(key, _ENTRY.pack(size, at, at, owner))
+                entries.add(key, ENTRY.pack(size, at, at, owner))
 
         if owners:
             self._change(add)
+        self._expire()
+
+    def _remove_damaged(self, path: Path) -> None:
+        self.counts.damaged += 1
+        logger.warning("The cached block %s is damaged and was removed.", path)
+        remove(path)
 
     def _note_full(self, why: str) -> None:
         self._full_until = time.monotonic() + FULL_S
@@ -227,24 +257,44 @@ class FileStore:
 
     # ------------------------------------------------------------------ limits
 
-    def _is_expired(self, entry: bytes) -> bool:
+    def _is_expired(self, key: bytes, entry: bytes) -> bool:
         """A time in the future, after a clock was put back, is no age."""
-        return self._now() - _ENTRY.unpack(entry)[2] > self._limits.ttl_s
+        with self._lock:
+            used = max(ENTRY.unpack(entry)[2], self._used.get(key, 0.0))
+        too_old: bool = self._now() - used > self._limits.ttl_s
+        return too_old
+
+    def _expire(self) -> None:
+        """Remove the blocks that are too old, unless that was done a short while ago."""
+        limit_s, now = self._limits.ttl_s, self._now()
+        if limit_s == float("inf") or now < self._next_expiry:
+            return
+        self._next_expiry = now + max(EXPIRY_S, limit_s / 10)
+        self._note_used()
+        with self._reading() as entries:
+            old = [key for key, entry in entries if self._is_expired(key, entry)]
+        self._drop(old)
+        self.counts.evicted += len(old)
 
     def _make_room(self, size: int) -> bool:
-        """Evict if a block of this size needs it. Returns whether there is room for it."""
+        """Evict if a block of this size needs it. Returns whether there is room for it; if that
+        cannot be, nothing is evicted."""
         limits = self._limits
         if size > limits.max_bytes:
             return False
         with self._reading() as entries:
             num_bytes = entries.num_bytes
-        about = os.statvfs(self._folder)
+        try:
+            about = os.statvfs(self._folder)
+        except OSError as error:
+            raise StoreError(f"The folder of the cache is gone: {error}.") from None
         short = limits.min_free_bytes + size - about.f_bavail * about.f_frsize
         over = max(num_bytes + size - limits.max_bytes, short)
         if over <= 0:
             return True
-        goal = over + int(limits.eviction_ratio * limits.max_bytes)
-        given = self._evict(goal)
+        given = 0
+        if over <= num_bytes:
+            given = self._evict(over + int(limits.eviction_ratio * limits.max_bytes))
         if given < over and short > 0:
             self._note_full("too little space is free in the file system")
         return given >= over
@@ -253,73 +303,37 @@ class FileStore:
         """Remove the blocks that were not used for the longest time. Returns their bytes."""
         self._note_used()
         with self._reading() as entries:
-            ages = sorted((_ENTRY.unpack(entry)[2], key, entry) for key, entry in entries)
+            ages = sorted((ENTRY.unpack(entry)[2], key, entry) for key, entry in entries)
         keys, given = [], 0
         for _, key, entry in ages:
             if given >= goal:
                 break
             keys.append(key)
-            given += _ENTRY.unpack(entry)[0]
+            given += ENTRY.unpack(entry)[0]
         self._drop(keys)
         self.counts.evicted += len(keys)
         return given
 
     def _drop(self, keys: list[bytes]) -> None:
-        def drop(entries: _Entries) -> None:
+        def drop(entries: Entries) -> None:
             for key in keys:
                 entries.remove(key)
 
-        self._change(drop)
+        if keys:
+            self._change(drop)
         for key in keys:
-            _remove(self._path(key))
+            remove(self._path(key))
 
     # ------------------------------------------------------------------ the index
 
-    def _open_index(self) -> tuple[lmdb.Environment, bool]:
-        folder = self._folder / "index"
-        is_new = not (folder / "data.mdb").exists()
-        try:
-            return self._opened(folder), is_new
-        except (lmdb.Error, StoreError):
-            bad = self._folder / f"index.bad.{self._new_name()}"
-            logger.warning("The index %s is damaged; it is made again.", folder)
-            folder.replace(bad)  # whoever has it open goes on with it
-            shutil.rmtree(bad, ignore_errors=True)
-            return self._opened(folder), True
+    def _reading(self) -> Entries:
+        if self._index.is_new and self._has_swept:
+            self.sweep()  # it was made again
+        return Entries(self._index, write=False)
 
-    def _opened(self, folder: Path) -> lmdb.Environment:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        index = lmdb.open(
-            str(folder),
-            map_size=INDEX_BYTES,
-            max_dbs=2,
-            max_readers=512,
-            sync=False,
-            metasync=False,
-            lock=True,
-        )
+    def _change(self, change: Callable[[Entries], None]) -> None:
         try:
-            num_pages = index.info()["last_pgno"] + 1
-            if (folder / "data.mdb").stat().st_size < num_pages * index.stat()["psize"]:
-                raise StoreError("The index is cut.")  # reading behind its end ends the process
-            index.reader_check()
-            self._entries_db = index.open_db(b"blocks")
-            self._sums_db = index.open_db(b"sums")
-            with index.begin(db=self._entries_db) as transaction:
-                for key, entry in transaction.cursor():
-                    if len(key) != KEY_BYTES or len(entry) != _ENTRY.size:
-                        raise StoreError("The index holds something else.")
-        except BaseException:
-            index.close()
-            raise
-        return index
-
-    def _reading(self) -> _Entries:
-        return _Entries(self, write=False)
-
-    def _change(self, change: Callable[[_Entries], None]) -> None:
-        try:
-            with _Entries(self, write=True) as entries:
+            with Entries(self._index, write=True) as entries:
                 change(entries)
         except lmdb.MapFullError:
             self._note_full("the index is full")
@@ -332,70 +346,6 @@ class FileStore:
             used, self._used = self._used, {}
         if used:
             self._change(lambda entries: entries.use(used))
-
-
-class _Entries:
-    """The index within one transaction."""
-
-    def __init__(self, store: FileStore, *, write: bool) -> None:
-        self._store, self._write = store, write
-
-    def __enter__(self) -> _Entries:
-        try:
-            self._transaction = self._store._index.begin(
-                write=self._write, db=self._store._entries_db
-            )
-        except lmdb.Error as error:
-            raise StoreError(f"The index of the cache cannot be read: {error}.") from None
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        try:
-            if kind is None:
-                self._transaction.commit()
-            else:
-                self._transaction.abort()
-        except lmdb.Error as error:
-            raise StoreError(f"The index of the cache cannot be changed: {error}.") from None
-        if kind is not None and issubclass(kind, lmdb.Error) and kind is not lmdb.MapFullError:
-            raise StoreError(f"The index of the cache is damaged: {rest[0]}.") from None
-
-    def __iter__(self) -> lmdb.Cursor:
-        return self._transaction.cursor().iternext()
-
-    def get(self, key: bytes) -> bytes | None:
-        entry: bytes | None = self._transaction.get(key)
-        return entry
-
-    @property
-    def num(self) -> int:
-        entries: int = self._transaction.stat(self._store._entries_db)["entries"]
-        return entries
-
-    @property
-    def num_bytes(self) -> int:
-        found = self._transaction.get(_SUM, db=self._store._sums_db)
-        return 0 if found is None else int.from_bytes(found, "little")
-
-    def add(self, key: bytes, entry: bytes) -> None:
-        if self._transaction.put(key, entry, overwrite=False):
-            self._sum(_ENTRY.unpack(entry)[0])
-
-    def remove(self, key: bytes) -> None:
-        entry = self._transaction.pop(key)
-        if entry is not None:
-            self._sum(-_ENTRY.unpack(entry)[0])
-
-    def use(self, used: dict[bytes, float]) -> None:
-        for key, at in used.items():
-            entry = self.get(key)
-            if entry is not None:
-                size, written, _, owner = _ENTRY.unpack(entry)
-                self._transaction.put(key, _ENTRY.pack(size, written, at, owner))
-
-    def _sum(self, change: int) -> None:
-        total = max(self.num_bytes + change, 0)
-        self._transaction.put(_SUM, total.to_bytes(8, "little"), db=self._store._sums_db)
 
 
 def _write(path: Path, key: bytes, owner: bytes, data: Bytes) -> None:
@@ -412,7 +362,9 @@ def _write(path: Path, key: bytes, owner: bytes, data: Bytes) -> None:
 
 def _read(path: Path, key: bytes) -> Bytes | None:
     """The bytes of a block; None if the file is anything but that block."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = open_own(path)
+    if descriptor is None:
+        return None
     try:
         header = read_header(os.read(descriptor, HEADER_BYTES), key)
         if header is None:
@@ -432,13 +384,11 @@ def _read(path: Path, key: bytes) -> Bytes | None:
 
 
 def _owner_of(path: Path) -> bytes:
-    with suppress(OSError), path.open("rb") as file:
-        header = read_header(file.read(HEADER_BYTES))
-        if header is not None:
-            return header.owner
-    return bytes(OWNER_BYTES)
-
-
-def _remove(path: Path) -> None:
     with suppress(OSError):
-        path.unlink()
+        descriptor = open_own(path)
+        if descriptor is not None:
+            with open(descriptor, "rb") as file:
+                header = read_header(file.read(HEADER_BYTES))
+            if header is not None:
+                return header.owner
+    return bytes(OWNER_BYTES)

@@ -177,9 +177,10 @@ class StoreMover:
         self._loads.add(partial(self._sweep, tier))
 
     def detach(self, tier: Tier) -> None:
-        """Stop using a store; what works on it ends first."""
+        """Stop using a store, and close it when what works on it has ended."""
         self.tiers = [each for each in self.tiers if each is not tier]
         tier.off = "it was detached"
+        self._loads.add(lambda: self._saves.add(partial(_close, tier)))
 
     def clear(self, tier: Tier) -> None:
         """Remove this engine's blocks from a store, before any later lookup."""
@@ -303,3 +304,10 @@ class StoreMover:
             self._open.discard(message.id)
             self._cancelled.discard(message.id)
         self._post(message)
+
+
+def _close(tier: Tier) -> None:
+    try:
+        tier.store.close()
+    except Exception as error:  # a store of the user's own may raise anything
+        logger.warning("Cache tier %s cannot be closed: %s", tier.place or tier.name, error)

@@ -276,6 +276,24 @@ def test_messages_of_what_has_ended_change_nothing() -> None:
     assert h.outcomes["b"].ids == expected(PROMPT)
 
 
+def test_what_is_not_stored_any_more_is_saved_again() -> None:
+    """Red before: after another server's clear, or an eviction, a block was never saved again."""
+    h = Harness(tiers=TIERS, num_pages=128)
+    assert h.mover is not None
+    h.submit("a", PROMPT)
+    h.drain()
+    before = set(h.mover.stored)
+    for key in list(h.mover.stored):
+        if len(key[1]) > 16:  # the first two blocks stay
+            del h.mover.stored[key]
+    h.submit("large", [3] * 120, max_new_tokens=1)  # takes the pool
+    h.drain()
+    h.submit("b", PROMPT)
+    h.drain()
+    assert h.outcomes["b"].ids == expected(PROMPT)
+    assert before <= set(h.mover.stored)
+
+
 def test_selective_saves_what_comes_back() -> None:
     h = Harness(tiers=TierConfig(block=8, threshold=16, write_policy="write_through_selective"))
     assert h.mover is not None

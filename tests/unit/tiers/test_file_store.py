@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -107,11 +109,70 @@ def test_what_was_used_last_stays(tmp_path: Path) -> None:
     assert store.counts.refused == 1
 
 
-def test_no_space_is_a_refusal(tmp_path: Path) -> None:
-    store = opened(tmp_path, min_free_bytes=1 << 60)
-    assert store.put(key(1), block(1)) == 0
+def with_free(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """A file system of 1 GiB with so many bytes free."""
+    about = SimpleNamespace(f_frsize=1, f_bavail=num_bytes, f_blocks=1 << 30)
+    monkeypatch.setattr(os, "statvfs", lambda path: about)
+
+
+def test_no_space_is_a_refusal_for_which_nothing_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: all blocks of all servers were removed, and still nothing was written."""
+    store = opened(tmp_path, min_free_bytes=1 << 20)
+    store.put(key(1), block(1))
+    with_free(monkeypatch, 100)
+    assert store.put(key(2), block(2)) == 0
     assert store.counts.refused == 1
-    assert not files(tmp_path)
+    assert store.get(key(1)) is not None
+    store._full_until = 0.0
+    with_free(monkeypatch, 1 << 20)
+    assert store.put(key(2), block(2)), "as much as is needed is given up"
+    assert store.get(key(1)) is None
+
+
+def test_more_free_space_than_there_is_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="min_free_space"):
+        opened(tmp_path, min_free_bytes=1 << 60)
+
+
+def test_a_block_that_was_too_old_is_written_again_and_old_ones_leave_the_disk(
+    tmp_path: Path,
+) -> None:
+    """Red before: the index had its name for ever, so it was neither read nor written."""
+    now = [1000.0]
+    store = FileStore(tmp_path, OWNER, FileLimits(1 << 30, 0, ttl_s=60), now=lambda: now[0])
+    for number in (1, 2):
+        store.put(key(number), block(number))
+    now[0] += 50
+    store.get(key(2))
+    now[0] += 50
+    assert store.num_leading([key(1)]) == 0
+    assert store.num_leading([key(2)]) == 1, "it was used"
+    assert store.put(key(1), block(1))
+    assert (store.get(key(1)) == block(1)).all()  # type: ignore[union-attr]
+    now[0] += 500
+    store.put(key(3), block(3))
+    assert [path.stem for path in files(tmp_path)] == [key(3).hex()]
+    assert store.size()[0] == 1
+    assert store.counts.evicted == 3
+
+
+def test_a_folder_that_is_gone_is_an_error_of_the_store(tmp_path: Path) -> None:
+    """Red before: each save logged a traceback."""
+    folder = tmp_path / "cache"
+    store = opened(folder)
+    store.put(key(1), block(1))
+    assert store.size()[0] == 1
+    shutil.rmtree(folder)
+    for act in (
+        lambda: store.put(key(2), block(2)),
+        lambda: store.get(key(1)),
+        lambda: store.num_leading([key(1)]),
+    ):
+        with pytest.raises(StoreError, match="gone"):
+            act()
+    assert store.size()[0] == 1
 
 
 def test_an_old_block_is_gone_and_a_clock_that_jumps_does_no_harm(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ fail."""
 from __future__ import annotations
 
 import queue
+import time
 from pathlib import Path
 
 import numpy as np
@@ -154,3 +155,21 @@ def test_a_store_that_fails_again_and_again_is_off() -> None:
         assert each.moved().num_tokens == 0
     assert "3 errors in a row" in tier.off
     assert each.num_found() == 0
+
+
+def test_a_folder_that_was_given_up_is_used_again(tmp_path: Path) -> None:
+    """Red before: its index stayed open, which was taken for damage, and it was made again."""
+    each = Movers(file_tier(tmp_path))
+    each.mover.save(transfer(Direction.SAVE, ROWS, 0, 24))
+    each.moved()
+    index = (tmp_path / "index" / "data.mdb").stat().st_ino
+    for _ in range(3):
+        each.mover.detach(each.mover.tiers[0])
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "index" / "closed").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        each.mover.attach(file_tier(tmp_path))
+        assert each.num_found() == 24
+    assert (tmp_path / "index" / "data.mdb").stat().st_ino == index
+    assert not list(tmp_path.glob("index.bad.*"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,7 +21,8 @@ BACKENDS = ("file", "valkey", "redis", "obstore", "hf3fs", "nixl", "mooncake", "
 COMMON = frozenset(
     {"prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token", "block_tokens"}
 )
-"""Settings of every backend."""
+"""Settings of every backend, which hold as long as the server runs."""
+MAX_FILE_BYTES = 1 << 20
 SETTINGS: Mapping[str, frozenset[str]] = {
     "file": frozenset({"path", "max_size", "min_free_space", "eviction_ratio", "ttl_seconds"}),
     "valkey": frozenset({"url", "ttl_seconds"}),
@@ -179,24 +181,59 @@ class StorageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return found
 
 
-def storage_config(options: TierOptions) -> StorageConfig:
-    """The settings of the storage. Raises ConfigError for what is not understood."""
+def given_settings(options: TierOptions) -> frozenset[str]:
+    """The names of the settings that are given. Raises ConfigError."""
+    return frozenset(_given(options))
+
+
+def _given(options: TierOptions) -> dict[str, Any]:
     text = options.hicache_storage_backend_extra_config
     if text is None:
-        return StorageConfig()
+        return {}
     if text.startswith("@"):
-        try:
-            text = Path(text[1:]).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{EXTRA}: {text[1:]} cannot be read: {error}.") from None
-    found = json_object(EXTRA, text, example='{"max_size": "20Gi"}')
+        text = _file_text(text[1:])
+    return json_object(EXTRA, text, example='{"max_size": "20Gi"}')
+
+
+def storage_config(options: TierOptions) -> StorageConfig:
+    """The settings of the storage. Raises ConfigError for what is not understood."""
     try:
-        config = convert(found, StorageConfig)
+        config = convert(_given(options), StorageConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{EXTRA}: {error}.") from None
     config.num_bytes("max_size")
     config.num_bytes("min_free_space")
+    for name in StorageConfig.__struct_fields__:
+        value = getattr(config, name)
+        for each in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(each, str) and not _is_plain(each):
+                raise ConfigError(
+                    f"{EXTRA}: {name} has a zero character or half a surrogate pair in it."
+                )
     return config
+
+
+def _file_text(path: str) -> str:
+    """The text of @FILE. Raises ConfigError, also for what is no plain file, as a pipe may never
+    end."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ConfigError(f"{EXTRA}: {path} is no plain file.")
+            found = file.read(MAX_FILE_BYTES + 1)
+        if len(found) > MAX_FILE_BYTES:
+            raise ConfigError(f"{EXTRA}: {path} is larger than {MAX_FILE_BYTES} bytes.")
+        return found.decode()
+    except (OSError, ValueError) as error:  # a ValueError: a zero in the path, no UTF-8 in the file
+        raise ConfigError(f"{EXTRA}: {path!r} cannot be read: {error}.") from None
+
+
+def _is_plain(text: str) -> bool:
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def check_tiers(options: TierOptions, *, has_cache: bool) -> None:

@@ -1,0 +1,123 @@
+"""The settings of a cache's storage, as users and clients give them: what cannot be is refused in
+words, and nothing is waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.tiers import (
+    MAX_FILE_BYTES,
+    StorageConfig,
+    TierOptions,
+    check_storage,
+    storage_config,
+)
+from setpoint.core.errors import ConfigError, RequestError
+from setpoint.core.operations import AttachStorage
+from setpoint.launch.cache_tiers import CacheTiers
+from setpoint.launch.storages import Opener
+from setpoint.tiers.store import StoreError
+
+
+def options(text: str, backend: str = "file") -> TierOptions:
+    return TierOptions(
+        enable_hierarchical_cache=True,
+        hicache_storage_backend=backend,
+        hicache_storage_backend_extra_config=text,
+    )
+
+
+def opener() -> Opener:
+    env = cast(EnvSettings, SimpleNamespace(hicache_folder="/nowhere", hf3fs_config=""))
+    return Opener(env, b"o" * 16, "model", 0, 1, 100)
+
+
+def test_a_file_of_settings_is_a_plain_file_of_limited_size(tmp_path: Path) -> None:
+    """Red before: a pipe stopped the engine for ever, and a device filled its memory."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b" " * (MAX_FILE_BYTES + 1))
+    (tmp_path / "noise").write_bytes(b"\xff")
+    for name in ("pipe", "large", "noise", "absent", "zero\0"):
+        with pytest.raises(ConfigError, match=r"plain file|larger than|cannot be read"):
+            storage_config(options(f"@{tmp_path / name}"))
+    for name in ("/dev/zero", "/tmp"):
+        with pytest.raises(ConfigError, match=r"plain file|cannot be read"):
+            storage_config(options(f"@{name}"))
+    (tmp_path / "right").write_text('{"path": "/x"}')
+    (tmp_path / "link").symlink_to(tmp_path / "right")
+    assert storage_config(options(f"@{tmp_path / 'link'}")).path == "/x"
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+def test_text_that_can_be_no_path_is_refused(text: str) -> None:
+    """Red before: an internal error."""
+    for given in ({"path": text}, {"url": text, "options": {}}, {"options": {"region": text}}):
+        with pytest.raises(ConfigError, match="zero character"):
+            check_storage(options(json.dumps(given)))
+
+
+def attach(settings: str, **start: Any) -> str:
+    """Why a client's storage is refused; empty if it is taken."""
+    tiers: Any = CacheTiers.__new__(CacheTiers)
+    tiers.mover = tiers.movers = SimpleNamespace(tiers=[], attach=lambda tier: None)
+    tiers._start_config = StorageConfig(**start)
+    tiers.open_storage = lambda backend, config: None
+    try:
+        tiers.change_storage(AttachStorage("file", settings))
+    except RequestError as error:
+        return str(error)
+    return ""
+
+
+def test_a_client_makes_the_server_read_no_file(tmp_path: Path) -> None:
+    """Red before: the answers told which files there are."""
+    answers = {attach(f"@{path}") for path in ("/nonexistent", "/etc/hostname", tmp_path, "")}
+    assert len(answers) == 1
+    assert "only at the start" in answers.pop()
+
+
+def test_what_holds_as_long_as_the_server_runs_is_not_changed_in_silence() -> None:
+    assert attach("") == attach('{"path": "/x"}') == attach('{"block_tokens": 64}') == ""
+    assert "block_tokens is 64 as long" in attach('{"block_tokens": 32}')
+    assert "prefetch_threshold is 8 as long" in attach(
+        '{"prefetch_threshold": 256}', prefetch_threshold=8
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("os", "getcwd"), ("builtins", "int"), ("sys", "exit"), ("nope", "x")]
+)
+def test_what_is_no_store_is_refused(module: str, name: str) -> None:
+    config = StorageConfig(module_path=module, class_name=name)
+    with pytest.raises(StoreError, match="cannot be made"):
+        opener().open("dynamic", config)
+
+
+def test_a_class_that_ends_its_process_or_lacks_methods_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Red before: the first ended the engine."""
+
+    class Ends:
+        exists = get = set = None
+
+        def __init__(self, *arguments: object) -> None:
+            sys.exit(3)
+
+    class Half:
+        def num_leading(self) -> None: ...
+
+    module: Any = ModuleType("some_stores")
+    module.Ends, module.Half = Ends, Half
+    monkeypatch.setitem(sys.modules, "some_stores", module)
+    for name, words in (("Ends", "SystemExit"), ("Half", "it has no sweep and no get")):
+        with pytest.raises(StoreError, match=words):
+            opener().open("dynamic", StorageConfig(module_path="some_stores", class_name=name))
