@@ -59,6 +59,9 @@ SOURCES = ("*.py", "*.cpp", "*.h")
 COMPUTING = ("attention", "kernels", "layers", "models", "parallel", "quant", "runner")
 """Parts of ``engine`` that compute keys and values. The rest moves messages, chooses tokens and
 starts what is here: a version that changes only that finds what the one before has stored."""
+UNTIL_RESTART = (
+    "until this engine ends. An engine that is started again uses that of the command line."
+)
 HOST, STORAGE = "host", "storage"
 
 
@@ -184,11 +187,13 @@ class CacheTiers:
             except (ConfigError, StoreError) as error:
                 raise RequestError(str(error)) from None
             self.backend = operation.backend
+            logger.warning("%s is the cache's storage %s", operation.backend, UNTIL_RESTART)
             return
         if present is None:
             raise RequestError("No storage is in use.")
         if isinstance(operation, DetachStorage):
             self.mover.detach(present)
+            logger.warning("The cache has no storage %s", UNTIL_RESTART)
         else:
             self.mover.clear(present)
 

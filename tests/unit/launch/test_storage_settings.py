@@ -92,6 +92,11 @@ def test_what_holds_as_long_as_the_server_runs_is_not_changed_in_silence() -> No
     )
 
 
+def test_the_log_says_that_a_restart_undoes_a_change(caplog: pytest.LogCaptureFixture) -> None:
+    assert attach('{"path": "/x"}') == ""
+    assert "An engine that is started again uses that of the command line" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("module", "name"), [("os", "getcwd"), ("builtins", "int"), ("sys", "exit"), ("nope", "x")]
 )
