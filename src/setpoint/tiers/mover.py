@@ -271,7 +271,13 @@ class StoreMover:
                     why = "cancelled"
                     break
                 at = (index * block - transfer.start) // self._page
-                num_bytes += self._put(keys[index], rows, table[at : at + block // self._page])
+                num_new, is_kept = self._put(
+                    keys[index], rows, table[at : at + block // self._page]
+                )
+                num_bytes += num_new
+                if not is_kept:  # nobody could use the blocks after it
+                    why = self._why_not_kept()
+                    break
                 moved = (index + 1) * block - transfer.start
             else:
                 moved = len(transfer.ids) - transfer.start
@@ -281,23 +287,35 @@ class StoreMover:
         seconds = time.perf_counter() - began
         self._end(Moved(transfer.id, moved, num_bytes, seconds, why))
 
-    def _put(self, key: bytes, rows: Rows, table: Ids) -> int:
-        """Put a block into every tier that lacks it. Returns the number of bytes written."""
+    def _put(self, key: bytes, rows: Rows, table: Ids) -> tuple[int, bool]:
+        """Put a block into every tier that lacks it. Returns the number of bytes written, and
+        whether any tier has the block now."""
         data: Bytes | None = None
-        num_bytes = 0
+        num_bytes, is_kept = 0, False
         for tier in self.tiers:
             began = time.perf_counter()
-            if tier.try_(lambda store: store.num_leading([key])) == 0:
+            present = tier.try_(lambda store: store.num_leading([key]))
+            if present == 0:
                 if data is None:
                     bits = np.packbits(table.ravel() != 0)
                     data = np.concatenate((bits, rows.read(table.ravel())))
                 written = tier.try_(lambda store: store.put(key, data))  # noqa: B023
                 if isinstance(written, int) and written:
-                    num_bytes += written
+                    present, num_bytes = 1, num_bytes + written
                     tier.saved_bytes += written
                     tier.saved_tokens += self._block
+                else:  # it was refused, or another server was faster
+                    present = tier.try_(lambda store: store.num_leading([key]))
+            is_kept = is_kept or present == 1
             tier.save_s += time.perf_counter() - began
-        return num_bytes
+        return num_bytes, is_kept
+
+    def _why_not_kept(self) -> str:
+        if not self.tiers:
+            return "no storage in use"
+        if all(tier.off for tier in self.tiers):
+            return "the tiers are off"
+        return "refused or failed"
 
     def _end(self, message: Moved) -> None:
         with self._lock:

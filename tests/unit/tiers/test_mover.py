@@ -173,3 +173,23 @@ def test_a_folder_that_was_given_up_is_used_again(tmp_path: Path) -> None:
         assert each.num_found() == 24
     assert (tmp_path / "index" / "data.mdb").stat().st_ino == index
     assert not list(tmp_path.glob("index.bad.*"))
+
+
+def test_tokens_that_no_store_takes_are_not_saved(tmp_path: Path) -> None:
+    """Red before: tokens of blocks that were refused, or had no store, counted as saved."""
+    full = Tier("storage", FileStore(tmp_path, b"o" * 16, FileLimits(10, 0)))
+    off = Tier("storage", MemoryStore(0))
+    off.switch_off("it needs a folder")
+    for tiers, why in (
+        ((full,), "refused or failed"),
+        ((off,), "the tiers are off"),
+        ((), "no storage in use"),
+    ):
+        each = Movers(*tiers)
+        each.mover.save(transfer(Direction.SAVE, ROWS, 0, 24))
+        moved = each.moved()
+        assert (moved.num_tokens, moved.num_bytes, moved.why) == (0, 0, why)
+    both = Movers(full, Tier("host", MemoryStore(1 << 20)))
+    for _ in range(2):  # the second time it is there
+        both.mover.save(transfer(Direction.SAVE, ROWS, 0, 24))
+        assert (both.moved().num_tokens, both.mover.tiers[0].saved_tokens) == (24, 0)
