@@ -142,6 +142,8 @@ class TierState(msgspec.Struct, frozen=True, kw_only=True):
     """The storage in use; None: there is none."""
     place: str = ""
     """Where the storage is; without passwords."""
+    has_tier: bool = True
+    """Whether there is a tier: the only storage may have been detached."""
     off: str = ""
     """Why nothing is loaded any more; empty if it is."""
     is_thrifty: bool = False

@@ -24,6 +24,8 @@ MAX_STRANGERS = 32
 """Most connections that have not proved yet that they may connect."""
 LOG_INTERVAL_S = 1.0
 """Refused connections are counted, and logged at most so often."""
+REPEAT_S = 600.0
+"""How long the same refusal of the same server is not logged again."""
 BACKLOG = 128
 EXPIRE_S = 1.0
 
@@ -52,6 +54,8 @@ class RoomGiver:
         self._num_strangers = 0
         self._num_refused = 0
         self._logged_at = float("-inf")
+        self._logged = ("", "")
+        """Whom the last warning of a refusal was about, and why."""
         listener.setblocking(False)
         mover.call(lambda: mover.spawn(self._accept()))
         mover.call(lambda: mover.spawn(self._expire()))
@@ -117,7 +121,8 @@ class RoomGiver:
     def _refused(self, who: str, reason: str) -> None:
         self._num_refused += 1
         now = self._mover.loop.time()
-        if now - self._logged_at < LOG_INTERVAL_S:
+        pause_s = REPEAT_S if (who, reason) == self._logged else LOG_INTERVAL_S
+        if now - self._logged_at < pause_s:
             return
         logger.warning(
             "Refused a connection to the transfer port from %s: %s (%d so far).",
@@ -125,4 +130,4 @@ class RoomGiver:
             reason,
             self._num_refused,
         )
-        self._logged_at = now
+        self._logged_at, self._logged = now, (who, reason)

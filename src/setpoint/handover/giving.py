@@ -29,7 +29,7 @@ from setpoint.handover.frames import (
     Taken,
     Welcome,
 )
-from setpoint.handover.identity import Identity
+from setpoint.handover.identity import Identity, differences
 from setpoint.handover.offers import Offer, Offers
 from setpoint.handover.secrets import is_proof, new_bytes, proof, secret_of, with_api_key
 from setpoint.handover.segments import OwnedShare, Segments
@@ -67,11 +67,9 @@ async def greet(channel: Channel, terms: Terms) -> Giving:
     secret = with_api_key(secret_of(terms.key, hello.pair), terms.api_key)
     if not is_proof(hello.proof, secret, "decode", hello.nonce, nonce):
         raise await _refused(channel, UNKNOWN)
-    differences = terms.identity.differences(hello.identity)
-    if differences:
-        found = "; ".join(differences)
+    if found := differences(terms.identity, hello.identity):
         raise await _refused(
-            channel, f"the servers cannot use each other's keys and values: {found}"
+            channel, f"the servers cannot use each other's keys and values: {'; '.join(found)}"
         )
     size = max(SEGMENT_BYTES // terms.store.row_bytes, 1) * terms.store.row_bytes
     share = None

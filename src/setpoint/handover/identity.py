@@ -19,12 +19,19 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     facts: Annotated[dict[Name, Value], Meta(max_length=256)]
     """Name -> value, both for people to read."""
 
-    def differences(self, other: Identity) -> list[str]:
-        """What differs, in words; ``other`` is the peer's."""
-        names = sorted(self.facts.keys() | other.facts.keys())
-        pairs = [(name, self.facts.get(name, "-"), other.facts.get(name, "-")) for name in names]
-        return [
-            f"{name}: {here[:SHOWN]!r} here, {there[:SHOWN]!r} there"
-            for name, here, there in pairs
-            if here != there
-        ]
+
+def differences(prefill: Identity, decode: Identity) -> list[str]:
+    """What differs between two servers, in words that are the same on both."""
+    names = sorted(prefill.facts.keys() | decode.facts.keys())
+    pairs = [(name, prefill.facts.get(name, ""), decode.facts.get(name, "")) for name in names]
+    return [
+        f"{_shown(name)} is {_shown(one)} on the prefill server and {_shown(other)} on the decode"
+        " server"
+        for name, one, other in pairs
+        if one != other
+    ]
+
+
+def _shown(text: str) -> str:
+    text = text[:SHOWN]
+    return text if text and text.isprintable() else repr(text)

@@ -30,7 +30,7 @@ from setpoint.handover.frames import (
     Taken,
     Welcome,
 )
-from setpoint.handover.identity import Identity
+from setpoint.handover.identity import Identity, differences
 from setpoint.handover.secrets import is_proof, new_bytes, proof
 from setpoint.handover.segments import Segments, map_shared
 
@@ -86,7 +86,7 @@ async def introduce(channel: Channel, wants: Wants, pair: bytes, secret: bytes) 
     welcome = await _answer(channel, Welcome)
     if not is_proof(welcome.proof, secret, "prefill", challenge.nonce, nonce):
         raise HandoverError("the server at the transfer port does not know the secret")
-    if found := wants.identity.differences(welcome.identity):
+    if found := differences(welcome.identity, wants.identity):
         raise HandoverError(f"the servers' keys and values differ: {'; '.join(found)}")
     if welcome.segment_bytes % wants.store.row_bytes:
         raise HandoverError("the peer's segments do not hold whole page rows")

@@ -155,6 +155,7 @@ class CacheTiers:
         return TierState(
             backend=None if self.storage is None else self.backend,
             place="" if self.storage is None else self.storage.place,
+            has_tier=bool(self.mover.tiers),
             off="; ".join(off),
             is_thrifty=tiers is not None and tiers.is_thrifty,
             num_blocks=num_blocks,

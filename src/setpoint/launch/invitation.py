@@ -16,6 +16,19 @@ def address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+NOT_FOR_CLIENTS = {
+    "prefill": "This is a prefill server: clients talk to the router or to the decode server.",
+    "decode": "This is a decode server without --disaggregation-prefill-servers: clients talk to the"
+    " router in front of it.",
+}
+"""What a server says instead of examples that computes one part of each request."""
+
+
+def address_only(url: str, why: str) -> str:
+    """The text for a server that clients do not talk to."""
+    return f"\nReady: {url}\nConsole: {url}/console\n\n{why}\n"
+
+
 def invitation(url: str, *, has_key: bool, is_embedding: bool, is_ids_only: bool = False) -> str:
     """The text of the invitation. Each line stands alone, because indented or continued lines are
     hard to paste. is_ids_only: the server reads and writes token ids, no text."""

@@ -28,7 +28,7 @@ from setpoint.launch.bootstrapping import bootstrap_socket, bootstrapping
 from setpoint.launch.ending import END_S, SIGNALS
 from setpoint.launch.engine import Launched, launch_engine
 from setpoint.launch.engine_session import EngineSession
-from setpoint.launch.invitation import address, invitation
+from setpoint.launch.invitation import NOT_FOR_CLIENTS, address, address_only, invitation
 from setpoint.launch.phases import Phases
 from setpoint.launch.publishing import publishing
 from setpoint.launch.signals import Asked, run_until_asked
@@ -272,15 +272,18 @@ async def _open(
         if line.was_ready:
             logger.debug("Start-up took %s; engine: %s", phases, _seconds(line.facts.phases))
     url = address(options.server.host, options.server.port)
-    print(
-        invitation(
-            url,
-            has_key=bool(api_keys(options.server)),
-            is_embedding=options.model.is_embedding,
-            is_ids_only=options.model.skip_tokenizer_init,
-        ),
-        end="",
-        flush=True,
+    print(_invitation(url, options), end="", flush=True)
+
+
+def _invitation(url: str, options: Options) -> str:
+    pairs = options.disaggregation
+    if pairs.disaggregation_mode != "null" and not pairs.disaggregation_prefill_servers:
+        return address_only(url, NOT_FOR_CLIENTS[pairs.disaggregation_mode])
+    return invitation(
+        url,
+        has_key=bool(api_keys(options.server)),
+        is_embedding=options.model.is_embedding,
+        is_ids_only=options.model.skip_tokenizer_init,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -37,6 +38,19 @@ from setpoint.observe.work import WorkMeter
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
+IN_WORDS = {
+    "AttachStorage": ("The storage is attached", "The storage could not be attached"),
+    "DetachStorage": ("The storage is detached", "The storage could not be detached"),
+    "ClearStorage": (
+        "This engine's blocks are being removed from the storage",
+        "The storage could not be cleared",
+    ),
+}
+"""Operation -> words for its success and its failure, where its name says too little."""
+REPEAT_S = 60.0
+"""How long the same failure to hand a prompt over is counted and not logged."""
+MAX_REASONS = 64
+"""Different failures that are remembered for that."""
 CLIPPED = (
     "Request %s: max_new_tokens lowered from %d to %d, the most that the context length and the KV"
     " pool can hold."
@@ -140,6 +154,8 @@ class LogLines:
         self._figures = figures
         self._work = work
         self._request_times = request_times
+        self._not_handed: dict[str, tuple[float, int]] = {}
+        """Why prompts were not handed over -> (when that was logged, how often it came since)."""
         self._graph = "cpu graph" if device == "cpu" else "cuda graph"
 
     def on(self, record: Record) -> None:
@@ -154,7 +170,7 @@ class LogLines:
                 if self._request_times:
                     _request_times(record)
             case HandedOver():
-                _handed_over(record)
+                self._handed_over(record)
             case Retraction():
                 _retraction(record)
             case Preemption():
@@ -180,6 +196,23 @@ class LogLines:
                 logger.error(
                     "KV cache accounting is broken and was rebuilt empty: %s", "; ".join(violations)
                 )
+
+    def _handed_over(self, record: HandedOver) -> None:
+        """Log a failure; the same one again only after a while, because every request has it."""
+        if not record.why:
+            return
+        why, now = excerpt(record.why, 600), time.monotonic()
+        logged_at, num_more = self._not_handed.pop(why, (float("-inf"), 0))
+        if now - logged_at < REPEAT_S:
+            self._not_handed[why] = logged_at, num_more + 1
+            return
+        if len(self._not_handed) >= MAX_REASONS:
+            del self._not_handed[next(iter(self._not_handed))]
+        self._not_handed[why] = now, 0
+        more = f" ({num_more} others since the last line like this)" if num_more else ""
+        logger.warning(
+            "The prompt of request %s was not handed over: %s%s", excerpt(record.rid), why, more
+        )
 
     def _prefill(self, stats: StepDone) -> None:
         logger.info(
@@ -233,15 +266,6 @@ def _handover_words(stats: StepDone) -> str:
     )
 
 
-def _handed_over(record: HandedOver) -> None:
-    if record.why:
-        logger.warning(
-            "The prompt of request %s was not handed over: %s",
-            excerpt(record.rid),
-            excerpt(record.why, 600),
-        )
-
-
 def _settings_change(change: SettingsChanged) -> None:
     changes = ", ".join(map(str, change.options)) or "those in force"
     why = f" ({excerpt(change.why)})" if change.why else ""
@@ -262,11 +286,14 @@ def _pause(pause: Paused) -> None:
 
 
 def _operation(done: Operated) -> None:
+    succeeded, failed = IN_WORDS.get(
+        done.what, (f"{done.what} is done", f"{done.what} was refused")
+    )
     if done.error:
-        logger.warning("%s was refused: %s", done.what, excerpt(done.error))
+        logger.warning("%s: %s", failed, excerpt(done.error))
     else:
         released = f" Released memory: {', '.join(done.parts)}" if done.parts else ""
-        logger.info("%s is done.%s", done.what, released)
+        logger.info("%s.%s", succeeded, released)
 
 
 def log_fallback(fallback: Fallback) -> None:

@@ -56,6 +56,9 @@ def test_a_tier_that_pays_is_praised() -> None:
     assert of_tier(report) is None
     assert "loads prefixes 20 times faster than they are computed" in notes(report)
     assert "Keep it." in notes(report)
+    gone = judge(load_s=2.0, earned_s=40.0, loaded_tokens=90_000, has_tier=False, backend=None)
+    assert "Keep it." not in notes(gone), "red before: it was detached"
+    assert of_tier(judge(save_s=50.0, has_tier=False)) is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from setpoint.core.handover import Arrived, Given, Wanted
 from setpoint.core.rooms import Bootstrap
-from setpoint.handover import giving, taker, taking
+from setpoint.handover import giver, giving, taker, taking
 from setpoint.handover.channel import SILENCE_S
 from setpoint.handover.frames import (
     HEADER,
@@ -191,14 +191,22 @@ def test_nothing_is_written_after_a_cancelled_transfer_has_ended(
         assert len(both.taken.of(Arrived, 1)) == 1
 
 
-def test_servers_that_differ_are_told_in_what() -> None:
+def test_servers_that_differ_are_told_in_what(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: the decode server repeated the prefill server's "here" and "there"; each request
+    logged the refusal again."""
+    monkeypatch.setattr(giver, "LOG_INTERVAL_S", 0.0)
     with pair(there=identity(weights="others", page_size="16")) as both:
         both.giver.offer(1, 5, new_bytes())
         both.taker.fetch(1, both.bootstrap(5), new_bytes(), 0, rows(1))
         failure = both.taken.wait(Arrived, 1).failure
-        assert "weights: 'others' here, 'w' there" in failure
-        assert "page_size: '16' here, '1' there" in failure
+        assert "weights is others on the prefill server and w on the decode server" in failure
+        assert "page_size is 16 on the prefill server and 1 on the decode server" in failure
         assert "dtype" not in failure
+        both.taker.fetch(2, both.bootstrap(6), new_bytes(), 0, rows(1))
+        both.taken.wait(Arrived, 2)
+    assert caplog.text.count("page_size is 16 on the prefill server") == 1
 
 
 @pytest.mark.parametrize("keys", [("k", "wrong"), ("k", None), (None, "k")])

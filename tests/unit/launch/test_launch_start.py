@@ -14,6 +14,7 @@ from setpoint.core.errors import CheckpointError, ConfigError
 from setpoint.core.progress import report, reported_to
 from setpoint.launch.invitation import address, invitation
 from setpoint.launch.preflight import preflight
+from setpoint.launch.server import _invitation
 from setpoint.observe.waiting import Display, Waiting, on_stderr
 
 README = Path(__file__).parents[3] / "README.md"
@@ -59,6 +60,19 @@ def test_the_invitation_of_a_server_without_text_sends_ids(has_key: bool) -> Non
     assert ("$API_KEY" in shell) == has_key
     assert not any(line.startswith(" ") for line in python)
     compile("\n".join(python), "start-up", "exec")
+
+
+@pytest.mark.parametrize(
+    ("mode", "servers", "is_for_clients"),
+    [("prefill", (), False), ("decode", (), False), ("decode", ("http://p:1",), True)],
+)
+def test_no_example_for_a_server_that_clients_do_not_talk_to(
+    mode: str, servers: tuple[str, ...], is_for_clients: bool
+) -> None:
+    options = Options.of(disaggregation_mode=mode, disaggregation_prefill_servers=servers)
+    text = _invitation("http://h:1", options)
+    assert ("curl" in text) == is_for_clients
+    assert (f"This is a {mode} server" in text) != is_for_clients
 
 
 def test_the_readme_shows_what_a_start_prints() -> None:

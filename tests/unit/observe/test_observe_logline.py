@@ -15,6 +15,7 @@ from setpoint.core.operations import RECORDING, MemoryPart
 from setpoint.core.pool import PoolStats
 from setpoint.core.records import (
     Fallback,
+    HandedOver,
     Operated,
     Preemption,
     RequestClipped,
@@ -22,6 +23,7 @@ from setpoint.core.records import (
     Retraction,
     StepDone,
 )
+from setpoint.observe import logline
 from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines, leave_out_of_access_log, setup_logging
 from setpoint.observe.tee import Tee
@@ -89,10 +91,33 @@ def test_operations_are_logged_in_words(caplog: pytest.LogCaptureFixture) -> Non
         lines.on(Operated(1, RECORDING["start"], (), ""))
         lines.on(Operated(2, RECORDING["stop"], (), "There is none."))
         lines.on(Operated(3, "ReleaseMemory", (MemoryPart.WEIGHTS,), ""))
+        lines.on(Operated(4, "AttachStorage", (), ""))
+        lines.on(Operated(5, "ClearStorage", (), "No storage is in use."))
     assert caplog.messages == [
         "Starting a record of experts is done.",
         "Stopping the record of experts was refused: There is none.",
         "ReleaseMemory is done. Released memory: weights",
+        "The storage is attached.",
+        "The storage could not be cleared: No storage is in use.",
+    ]
+
+
+def test_the_same_failed_handover_is_logged_once_a_while(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: each request wrote a line."""
+    lines = log_lines()
+    for number in range(3):
+        lines.on(HandedOver(f"r{number}", number, "they differ", 0, 0.0, 0.0))
+    lines.on(HandedOver("r3", 3, "timed out", 0, 0.0, 0.0))
+    lines.on(HandedOver("r4", 4, "", 10, 0.1, 0.0))
+    monkeypatch.setattr(logline, "REPEAT_S", 0.0)
+    lines.on(HandedOver("r5", 5, "they differ", 0, 0.0, 0.0))
+    assert caplog.messages == [
+        "The prompt of request r0 was not handed over: they differ",
+        "The prompt of request r3 was not handed over: timed out",
+        "The prompt of request r5 was not handed over: they differ"
+        " (2 others since the last line like this)",
     ]
 
 

@@ -19,6 +19,8 @@ WORTH = 2.0
 
 def find(case: Case) -> Finding | None:
     for tiers in case.seen.tiers:
+        if not tiers.has_tier:
+            continue
         if tiers.off:
             return _off(tiers)
         if _costs(tiers) and case.option("disaggregation_mode") != "decode":
@@ -28,7 +30,13 @@ def find(case: Case) -> Finding | None:
 
 def praise(tiers: TierState) -> str:
     """What to say about a tier that pays; empty if it does not, or has had nothing to do."""
-    if tiers.off or _costs(tiers) or not tiers.loaded_tokens or not tiers.load_s:
+    if (
+        not tiers.has_tier
+        or tiers.off
+        or _costs(tiers)
+        or not tiers.loaded_tokens
+        or not tiers.load_s
+    ):
         return ""
     times = tiers.earned_s / tiers.load_s
     if times < WORTH:

@@ -36,10 +36,11 @@ export class Tiers {
   }
 }
 
-const toneOf = (tiers) => (tiers.off ? "bad" : tiers.is_thrifty ? "warn" : "good");
+const toneOf = (tiers) => (tiers.has_tier === false ? "" : tiers.off ? "bad" : tiers.is_thrifty ? "warn" : "good");
 
 function words(tiers) {
   const place = tiers.place ? ` in ${tiers.place}` : "";
+  if (tiers.has_tier === false) return "No storage in use";
   const name = tiers.backend ? `Storage ${tiers.backend}${place}` : "Host memory";
   if (tiers.off) return `${name}: off. ${tiers.off}`;
   const from = Object.entries(tiers.loaded_by_tier)
