@@ -34,7 +34,9 @@ def test_the_operator_changes_the_storage(serve: Serve) -> None:
             "hicache_storage_backend": "file",
             "hicache_storage_backend_extra_config_json": '{"path": "/x"}',
         }
-        assert (await http.delete(ROUTE)).status_code == 401
+        keyless = await http.delete(ROUTE)
+        assert keyless.status_code == 401
+        assert "needs the admin key (--admin-api-key)" in keyless.text
         for answer in (
             await http.delete(ROUTE, headers=KEY),
             await http.put(ROUTE, headers=KEY, json=body),

@@ -46,7 +46,11 @@ def check_disaggregation(options: Options) -> None:
 def _check_prefill_servers(urls: tuple[str, ...], mode: str) -> None:
     flag = "--disaggregation-prefill-servers"
     if urls and mode != "decode":
-        raise ConfigError(f"{flag} is for --disaggregation-mode decode; leave it out.")
+        instead = "give" if mode == "null" else "this is a prefill server; give"
+        raise ConfigError(
+            f"{flag} is for decode servers: {instead} --disaggregation-mode decode, or leave"
+            f" {flag} out."
+        )
     for url in urls:
         try:
             parts = urlsplit(url)

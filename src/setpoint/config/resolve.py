@@ -376,8 +376,7 @@ def _eviction(book: Book) -> None:
 
 
 NO_HOST_TIER = (
-    "on a CPU the KV pool is in host memory already, and --max-total-tokens sets its size;"
-    " --hicache-storage-backend file keeps prefixes beyond it"
+    "on a CPU the KV pool is in host memory already, and --max-total-tokens sets its size"
 )
 """Why there is no host tier on a CPU."""
 
@@ -385,12 +384,13 @@ NO_HOST_TIER = (
 def _without_effect(book: Book, device: str) -> None:
     tiers = book.options.tiers
     if device == "cpu":
-        wanted = ["hicache_ratio", "hicache_size"]
+        wanted, advice = ["hicache_ratio", "hicache_size"], ""
         if tiers.hicache_storage_backend is None:
             wanted.insert(0, "enable_hierarchical_cache")
+            advice = "; --hicache-storage-backend file keeps prefixes beyond it"
         for name in wanted:
             if book.changed(name):
-                why = f"given, without effect: {NO_HOST_TIER}"
+                why = f"given, without effect: {NO_HOST_TIER}{advice}"
                 book.put(name, book.get(name), why, warn=True)
     for field in OPTION_FIELDS:
         if field.about.no_effect and book.changed(field.name):

@@ -18,8 +18,8 @@ def address(host: str, port: int) -> str:
 
 NOT_FOR_CLIENTS = {
     "prefill": "This is a prefill server: clients talk to the router or to the decode server.",
-    "decode": "This is a decode server without --disaggregation-prefill-servers: clients talk to the"
-    " router in front of it.",
+    "decode": "This is a decode server without --disaggregation-prefill-servers: clients talk to"
+    " the router in front of it.",
 }
 """What a server says instead of examples that computes one part of each request."""
 

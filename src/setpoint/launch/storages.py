@@ -76,7 +76,7 @@ class Opener:
             case "nixl":
                 folder = Path(config.path or "")
                 client = FolderClient(folder, NixlIO(config.plugin))
-                return self._remote(client, config.num_bytes("max_size"))
+                return self._remote(client, self._max_bytes(config))
             case _:
                 names = (*MOONCAKE, "master_server_address")
                 given = {name: getattr(config, name) for name in names}
@@ -87,9 +87,19 @@ class Opener:
     def _remote(self, client: Any, max_bytes: int | None = None) -> Storage:
         return Storage(RemoteStore(client, self.owner, max_bytes=max_bytes), client.place)
 
+    def _max_bytes(self, config: StorageConfig) -> int:
+        """Raises StoreError if the storage could not hold a single block."""
+        found, needed = config.num_bytes("max_size"), self.block_bytes + HEADER_BYTES
+        if found < needed:
+            raise StoreError(
+                f"max_size ({config.max_size}) is smaller than one block, which has {needed:,}"
+                f" bytes with {config.block_tokens} tokens."
+            )
+        return found
+
     def _files(self, config: StorageConfig) -> Storage:
         limits = FileLimits(
-            max_bytes=config.num_bytes("max_size"),
+            max_bytes=self._max_bytes(config),
             min_free_bytes=config.num_bytes("min_free_space"),
             eviction_ratio=config.eviction_ratio,
             ttl_s=float("inf") if config.ttl_seconds is None else config.ttl_seconds,
@@ -101,7 +111,7 @@ class Opener:
         """Blocks as files of a mounted 3FS: through its own library if that is installed, else
         through the operating system, which works as well and is slower."""
         if config.path:
-            folder, max_bytes = Path(config.path), config.num_bytes("max_size")
+            folder, max_bytes = Path(config.path), self._max_bytes(config)
         elif self.env.hf3fs_config:
             folder, max_bytes = _sglangs_hf3fs(Path(self.env.hf3fs_config))
         else:

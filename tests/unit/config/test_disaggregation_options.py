@@ -43,7 +43,9 @@ def test_offload_is_refused_in_sglangs_words() -> None:
 def test_prefill_servers_are_urls_and_for_decode_servers() -> None:
     name = "disaggregation_prefill_servers"
     check_options(Options.of(disaggregation_mode="decode", **{name: ("http://a:1", "http://b:2/")}))
-    with pytest.raises(ConfigError, match="is for --disaggregation-mode decode"):
+    with pytest.raises(ConfigError, match="give --disaggregation-mode decode, or leave"):
+        check_options(Options.of(**{name: ("http://a:1",)}))
+    with pytest.raises(ConfigError, match="this is a prefill server"):
         check_options(Options.of(disaggregation_mode="prefill", **{name: ("http://a:1",)}))
     for url in ("a:1", "https://a:1", "http://", "http://a:1/v1", "http://a:x", "http://a:1?b"):
         with pytest.raises(ConfigError, match="must be http://HOST:PORT"):

@@ -69,6 +69,7 @@ def test_whole_commands_of_the_guides_start_with_files(text: str, without_effect
     line = parse(SERVE, text.split())
     decisions = decisions_of(line.options, line.given)
     assert {name for name, each in decisions.items() if each.warn} == without_effect
+    assert not any("--hicache-storage-backend" in decisions[name].why for name in without_effect)
 
 
 def test_trust_remote_code_which_every_model_card_has_is_accepted() -> None:
@@ -150,6 +151,11 @@ def test_the_calls_of_granite_4_are_known_by_its_name() -> None:
             '{"url": "s3://b", "ttl_seconds": 5}',
             "ttl_seconds is not a setting of obstore",
         ),
+        ("file", '{"pth": "/x"}', "pth is not a setting of file; the nearest is path"),
+        ("file", '{"block_tokens": 0}', "block_tokens must be a whole number >= 1"),
+        ("file", '{"path": ""}', "path is empty"),
+        ("file", "/tmp/ok.json", "For a file, write @/tmp/ok.json"),
+        ("file", "hush", "For a file, write @FILE"),
         ("file", '{"url": "redis://:hush@h"}', "url is not a setting of file. It has block_tokens"),
     ],
 )

@@ -47,6 +47,12 @@ def opener(owner: bytes = b"o" * 16, env: EnvSettings | None = None) -> Opener:
     return Opener(env or EnvSettings(), owner, "model", 0, 1, SIZE)
 
 
+def test_a_storage_that_cannot_hold_a_block_is_refused(tmp_path: Path) -> None:
+    """Red before: it started, and refused every block in silence."""
+    with pytest.raises(StoreError, match="is smaller than one block"):
+        opener().open("file", StorageConfig(path=str(tmp_path), max_size="10"))
+
+
 @pytest.fixture(scope="session")
 def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if missing():

@@ -24,7 +24,8 @@ class DisaggregationOptions(msgspec.Struct, frozen=True, kw_only=True):
             GROUP,
             "What this server does of a request. null: all of it. prefill: the prompt and the first"
             " token. decode: what follows, with the keys and values of the prompt from a prefill"
-            " server. A router in front sends each request to one server of either kind.",
+            " server. A router in front sends each request to one server of either kind, or the"
+            " decode server does (--disaggregation-prefill-servers).",
             choices=("null", "prefill", "decode"),
             server_only=True,
         ),

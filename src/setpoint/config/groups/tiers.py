@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import msgspec
@@ -14,6 +15,8 @@ from setpoint.config.groups.human import parse_human_int
 from setpoint.config.groups.values import json_object
 from setpoint.core.conversion import convert
 from setpoint.core.errors import ConfigError
+from setpoint.core.excerpt import excerpt
+from setpoint.core.wording import validation_message
 
 GROUP = "Cache tiers"
 EXTRA = "--hicache-storage-backend-extra-config"
@@ -192,15 +195,27 @@ def _given(options: TierOptions) -> dict[str, Any]:
         return {}
     if text.startswith("@"):
         text = _file_text(text[1:])
-    return json_object(EXTRA, text, example='{"max_size": "20Gi"}')
+    try:
+        return json_object(EXTRA, text, example='{"max_size": "20Gi"}')
+    except ConfigError as error:
+        given = options.hicache_storage_backend_extra_config or ""
+        name = given if given.endswith(".json") else "FILE"
+        hint = "" if given.lstrip().startswith(("{", "@")) else f" For a file, write @{name}."
+        raise ConfigError(f"{error}{hint}") from None
 
 
 def storage_config(options: TierOptions) -> StorageConfig:
     """The settings of the storage. Raises ConfigError for what is not understood."""
+    found = _given(options)
+    for name in found:
+        if name not in StorageConfig.__struct_fields__:
+            raise ConfigError(_not_a_setting(name, options.hicache_storage_backend))
     try:
-        config = convert(_given(options), StorageConfig)
+        config = convert(found, StorageConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{EXTRA}: {error}.") from None
+        raise ConfigError(f"{EXTRA}: {validation_message(error)}") from None
+    if config.path == "":
+        raise ConfigError(f"{EXTRA}: path is empty: name a folder, or leave it out.")
     config.num_bytes("max_size")
     config.num_bytes("min_free_space")
     for name in StorageConfig.__struct_fields__:
@@ -236,6 +251,13 @@ def _is_plain(text: str) -> bool:
         return False
 
 
+def _not_a_setting(name: str, backend: str | None) -> str:
+    known = COMMON | SETTINGS.get(backend or "", frozenset())
+    near = get_close_matches(name, sorted(known), n=1)
+    others = f"; the nearest is {near[0]}" if near else f". It has {', '.join(sorted(known))}"
+    return f"{EXTRA}: {excerpt(name)} is not a setting of {backend or 'a storage'}{others}."
+
+
 def check_tiers(options: TierOptions, *, has_cache: bool) -> None:
     """Raise ConfigError for options that contradict each other."""
     if options.enable_hierarchical_cache and not has_cache:
@@ -258,9 +280,7 @@ def check_storage(options: TierOptions) -> None:
     known, default = COMMON | SETTINGS[backend], StorageConfig()
     for name in StorageConfig.__struct_fields__:
         if name not in known and getattr(config, name) != getattr(default, name):
-            raise ConfigError(
-                f"{EXTRA}: {name} is not a setting of {backend}. It has {', '.join(sorted(known))}."
-            )
+            raise ConfigError(_not_a_setting(name, backend))
     missing = [name for name in NEEDED.get(backend, ()) if not getattr(config, name)]
     if missing:
         raise ConfigError(

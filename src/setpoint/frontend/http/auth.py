@@ -18,6 +18,11 @@ _UNAUTHORIZED = Refusal(
     message="The API key is missing or wrong. Send it in the header 'Authorization: Bearer KEY'.",
     status_code=401,
 )
+_NO_ADMIN = Refusal(
+    message="This route is for the server's operator and needs the admin key (--admin-api-key),"
+    " which is missing or wrong. Send it in the header 'Authorization: Bearer KEY'.",
+    status_code=401,
+)
 _FORBIDDEN = Refusal(
     message="This route is for the server's operator and needs the admin key (--admin-api-key).",
     status_code=403,
@@ -54,7 +59,7 @@ class ApiKeyMiddleware:
             await self._app(scope, receive, send)
             return
         response = error_response(self._dialects, scope, refusal)
-        if refusal is _UNAUTHORIZED:
+        if refusal.status_code == 401:
             response.headers["www-authenticate"] = "Bearer"
         await response(scope, receive, send)
 
@@ -71,7 +76,7 @@ class ApiKeyMiddleware:
             return None
         is_admins = path in self._admin or path.startswith(self._admin_below)
         if self._admin_keys and is_admins:
-            return _FORBIDDEN if is_client else _UNAUTHORIZED
+            return _FORBIDDEN if is_client else _NO_ADMIN
         return None if is_client or not self._keys else _UNAUTHORIZED
 
 
