@@ -66,9 +66,13 @@ class Answer:
         )
 
     def continues_as(self, whole: Answer) -> bool:
-        """Whether it is the beginning of another."""
+        """Whether it is the beginning of another. The text of an aborted one may end with the
+        beginning of the stop string that would have ended the other, which shows none of it."""
+        text = whole.text
+        if self.finish.startswith("abort") and whole.finish.startswith("stop "):
+            text += whole.finish.removeprefix("stop ").rpartition(" ")[0]
         return (
-            whole.text.startswith(self.text)
+            text.startswith(self.text)
             and whole.ids[: len(self.ids)] == self.ids
             and whole.logprobs[: len(self.logprobs)] == self.logprobs
             and self.num_outputs <= whole.num_outputs
