@@ -9,7 +9,7 @@ from itertools import pairwise
 from setpoint.config.check import LEAST_POOL_TOKENS
 from setpoint.config.decisions import Decision
 from setpoint.config.groups.parallel import ParallelOptions
-from setpoint.config.resolve import keeps_blocks
+from setpoint.config.quantization import keeps_blocks
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.model import ModelSpec

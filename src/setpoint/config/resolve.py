@@ -21,6 +21,7 @@ from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import GROUP_OF, OPTION_FIELDS, Options
 from setpoint.config.placement import Place, Placement, place_ranks
+from setpoint.config.quantization import settle_quantization
 from setpoint.config.resolved import DTYPE_BYTES, ResolvedConfig
 from setpoint.config.workload import apply_profile
 from setpoint.core.errors import ConfigError
@@ -139,7 +140,7 @@ def settle_model(book: Book, model: ModelSpec, hardware: Hardware, env: EnvSetti
     device = _device(book, hardware)
     dtype = _dtype(book, model, device)
     _model_impl(book)
-    _quantization(book, model, device, dtype)
+    settle_quantization(book, model, device, dtype)
     _kv_cache_dtype(book, dtype)
     _context_length(book, model, env)
     _max_body_bytes(book)
@@ -165,44 +166,6 @@ def _model_impl(book: Book) -> None:
             "Setpoint's own code if it has the model's architecture, otherwise that of the"
             " transformers library; the log names the one in use",
         )
-
-
-def keeps_blocks(options: Options) -> bool:
-    """Whether the quantized blocks of a GGUF file stay as they are with these settled options."""
-    return options.model.quantization is None and _blocks_run(
-        options.execution.device, options.model.dtype, options.model.model_impl
-    )
-
-
-def _blocks_run(device: str, dtype: str, model_impl: str) -> bool:
-    """Whether the quantized blocks of a GGUF file can be multiplied without dequantizing them
-    first."""
-    return device == "cpu" and dtype == "bfloat16" and model_impl != "transformers"
-
-
-def _quantization(book: Book, model: ModelSpec, device: str, dtype: str) -> None:
-    asked = book.options.model.quantization
-    if asked == "w8a8_int8" and device != "cpu":
-        raise ConfigError(
-            f"--quantization w8a8_int8 does not run on --device {device}; drop it, or use --device"
-            " cpu."
-        )
-    if asked is not None:
-        return
-    if model.blocks is None:
-        why = "weights stay as they are in the checkpoint"
-    elif _blocks_run(device, dtype, book.get("model_impl")):
-        kinds = " and ".join(model.blocks.kinds)
-        why = (
-            f"the {kinds} blocks of the file are multiplied as they are, with the same"
-            " results as in bfloat16; unquant dequantizes them at load"
-        )
-    else:
-        why = (
-            "the blocks of the file are dequantized at load; only Setpoint's own models in"
-            " bfloat16 on a CPU multiply them as they are"
-        )
-    book.put("quantization", None, why)
 
 
 def _dtype(book: Book, model: ModelSpec, device: str) -> str:

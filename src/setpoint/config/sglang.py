@@ -380,7 +380,10 @@ INSTEAD = {
     ),
     "--kv-cache-dtype": "The smallest KV cache types of this version are fp8_e4m3 and fp8_e5m2.",
     "--moe-a2a-backend": ("Every rank has all tokens, so no all-to-all is needed. Leave it out."),
-    "--quantization": "On a CPU, w8a8_int8 stores weights in 8 bits.",
+    "--quantization": (
+        "On a CPU, w8a8_int8 stores weights in 8 bits, and blocks_int8 multiplies the blocks of a"
+        " GGUF file by activations of 8 bits."
+    ),
 }
 """Option -> advice for users who ask for a feature that SGLang has and this version does not."""
 

@@ -69,6 +69,12 @@ BLOCK_KINDS = {
 """Kinds of blocks that are kept, by ggml's names
 (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h)."""
 
+BLOCKS_INT8 = "blocks_int8"
+"""The value of --quantization with which kept blocks meet activations that are rounded to 8
+bits."""
+INT8_KINDS = frozenset(("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"))
+"""The kinds for which there are such products (rounded_blocks.cpp)."""
+
 MXFP4_SUFFIXES = ("_blocks", "_scales")
 """Endings of the names of the two tensors in which a checkpoint of gpt-oss has the codes and the
 scales of MXFP4: codes [..., 16] for every scale [...] and 32 values."""

@@ -3,12 +3,15 @@ are captured, it counts that, too."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.config.pool import memory_model
 from setpoint.config.resolve import resolve
+from setpoint.core.errors import ConfigError
 from setpoint.core.model import KeptBlocks
 from setpoint.planning.memory import GIB
 from setpoint.testing.specs import tiny_spec
@@ -46,6 +49,12 @@ CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
             "dequantized at load; only",
         ),
         (Options.of(quantization="unquant"), 2 * (200_000 + 65_536), ""),
+        (
+            Options.of(quantization="blocks_int8"),
+            2 * 10_000 + 150_000,
+            "given: the Q4_1 and Q8_0 blocks of the file are multiplied by activations that are"
+            " rounded to 8 bits; answers differ",
+        ),
     ],
 )
 def test_blocks_of_a_gguf_are_kept_in_bfloat16(
@@ -55,6 +64,30 @@ def test_blocks_of_a_gguf_are_kept_in_bfloat16(
     (decision,) = (decision for decision in config.decisions if decision.field == "quantization")
     assert words in decision.why
     assert memory_model(config, SPEC).weights() == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds", "words"),
+    [
+        (
+            {"dtype": "float32"},
+            ("Q4_K",),
+            "blocks_int8 needs one of Setpoint's own models in bfloa",
+        ),
+        ({"model_impl": "transformers"}, ("Q4_K",), "leave it out, or --dtype, --device and"),
+        ({}, ("MXFP4",), "this model has only MXFP4 blocks; leave it out, or use w8a8_int8"),
+        ({}, (), "this model has no quantized blocks"),
+    ],
+)
+def test_activations_of_8_bits_need_blocks_that_meet_them(
+    options: dict[str, str], kinds: tuple[str, ...], words: str
+) -> None:
+    assert SPEC.blocks is not None
+    blocks = replace(SPEC.blocks, kinds=kinds) if kinds else None
+    with pytest.raises(ConfigError, match=words):
+        resolve(
+            Options.of(quantization="blocks_int8", **options), CPU, replace(SPEC, blocks=blocks)
+        )
 
 
 def test_captured_steps_are_counted_where_there_are_any() -> None:

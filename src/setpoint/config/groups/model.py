@@ -85,10 +85,13 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             GROUP,
             "w8a8_int8 (CPU only) rounds weights to 8 bits when they are loaded, with one scale"
-            " per output channel, and activations with one scale per token. unquant keeps"
-            " weights in --dtype. If not given, weights stay as they are in the checkpoint,"
-            " including the quantized blocks of a GGUF file.",
-            choices=("w8a8_int8", "unquant"),
+            " per output channel, and activations with one scale per token. blocks_int8 (CPU only)"
+            " leaves the quantized blocks of a GGUF file as they are and rounds the activations"
+            " that they are multiplied by to 8 bits: few streams are faster, but answers differ"
+            " from those in bfloat16. unquant keeps weights in --dtype. If not"
+            " given, weights stay as they are in the checkpoint, including the quantized blocks of"
+            " a GGUF file.",
+            choices=("w8a8_int8", "blocks_int8", "unquant"),
         ),
     ] = None
     kv_cache_dtype: Annotated[

@@ -16,7 +16,7 @@ from torch import nn
 
 from setpoint.core.errors import ConfigError
 from setpoint.core.expert_placement import Placement, first_placements
-from setpoint.core.model import ModelSpec
+from setpoint.core.model import BLOCKS_INT8, INT8_KINDS, ModelSpec
 from setpoint.core.records import Fallback
 from setpoint.engine.attention.attention_backend import (
     AttentionBackend,
@@ -240,7 +240,7 @@ def _how(config: EngineConfig, device: torch.device, method: LinearMethod) -> di
         "device": device,
         "method": method,
         "exact": choose_linear(device, dtype, None).impl,
-        "blocks": choose_blocks(device, dtype) if config.quantization is None else None,
+        "blocks": choose_blocks(device, dtype, config.quantization),
         "seed": config.seed,
         "wrapped": bool(config.spec.wrapper),
     }
@@ -268,10 +268,17 @@ def _weights(model: nn.Module, config: EngineConfig) -> str:
         for module in model.modules()
         if hasattr(module, "keep_blocks") and not getattr(module, "is_elsewhere", False)
     )
-    kept = [f"{count} {kind}" for kind, count in sorted(kinds.items()) if kind]
+    rounds = config.quantization == BLOCKS_INT8
+    kept = [
+        f"{count} {kind}"
+        + (" (in bfloat16)" if rounds and set(kind.split("+")) - INT8_KINDS else "")
+        for kind, count in sorted(kinds.items())
+        if kind
+    ]
     rest = config.quantization if config.quantization == "w8a8_int8" else config.dtype
+    how = ", multiplied by activations of 8 bits" if rounds else ""
     return (
-        f"{' and '.join(kept)} matrices in the file's own blocks, {kinds['']} in {rest}"
+        f"{' and '.join(kept)} matrices in the file's own blocks{how}, {kinds['']} in {rest}"
         if kept
         else rest
     )

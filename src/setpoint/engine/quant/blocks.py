@@ -1,17 +1,19 @@
 """Linear layers on the blocks of a GGUF file (kernels/cpu/blocks.cpp): codes of 2 to 8 bits,
 converted to bf16 while they are multiplied. bf16 only.
 
-The product is bit for bit that of ``quant.cpu`` on the dequantised weight in bf16.
+The product is bit for bit that of ``quant.cpu`` on the dequantised weight in bf16. With
+``--quantization blocks_int8`` activations are rounded to 8 bits instead, and the products are those
+of integers (kernels/cpu/rounded_blocks.cpp).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 
-from setpoint.core.model import BLOCK_KINDS
+from setpoint.core.model import BLOCK_KINDS, INT8_KINDS
 from setpoint.engine.kernels.cpu.calls import BlockRowsCall
 from setpoint.engine.kernels.cpu.library import Kernels, load
 from setpoint.engine.kernels.host_memory import in_huge_pages
@@ -44,8 +46,15 @@ class BlockWeight(PanelWeight):
     """Implements ``quant.base.PackedRows``."""
 
     def __init__(
-        self, blocks: Blocks, bias: torch.Tensor | None, kernels: Kernels, gate: Gate | None = None
+        self,
+        blocks: Blocks,
+        bias: torch.Tensor | None,
+        kernels: Kernels,
+        gate: Gate | None = None,
+        *,
+        rounded: bool = False,
     ) -> None:
+        """rounded: whether it is multiplied by activations of 8 bits."""
         raw, kind = blocks.rows.contiguous(), KINDS[blocks.kind]
         gated = gate is not None
         if gated and bias is not None:
@@ -56,7 +65,8 @@ class BlockWeight(PanelWeight):
         num_blocks = row_bytes // stored.num_bytes * stored.num_values // BLOCK
         panel_bytes = PANEL * stored.in_memory(row_bytes)
         panels = in_huge_pages((-(-columns // of_panel), panel_bytes), torch.uint8)
-        kernels.pack_blocks(
+        pack = kernels.pack_rounded_blocks if rounded else kernels.pack_blocks
+        pack(
             raw.data_ptr(),
             rows,
             num_blocks,
@@ -74,7 +84,11 @@ class BlockWeight(PanelWeight):
             dtype=torch.bfloat16,
             gate=gate,
             blocks=kind,
+            rounded=rounded,
         )
+        if rounded:
+            self.product = "int8"
+        self._read_rows = kernels.rounded_block_rows if rounded else kernels.block_rows
         self._rows_call = BlockRowsCall(weight=panels.data_ptr(), blocks=num_blocks, kind=kind)
         self._rows_address = ctypes.addressof(self._rows_call)
 
@@ -87,7 +101,7 @@ class BlockWeight(PanelWeight):
         call.out = out.data_ptr()
         call.rows = len(ids)
         call.threads = torch.get_num_threads()
-        self.kernels.block_rows(self._rows_address)
+        self._read_rows(self._rows_address)
         return out
 
 
@@ -116,11 +130,12 @@ class BlockLinear:
 
     kinds = KINDS.keys()
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, rounds: Set[str] = frozenset()) -> None:
         self._kernels = kernels
+        self.rounds = rounds
 
     def pack(self, blocks: Blocks, bias: torch.Tensor | None) -> BlockWeight:
-        return BlockWeight(blocks, bias, self._kernels)
+        return self._pack(blocks, bias, None)
 
     def pack_stack(self, stack: Sequence[Blocks], bias: torch.Tensor | None) -> PackedWeight:
         if len(stack) == 1:
@@ -130,12 +145,17 @@ class BlockLinear:
         return BlockStack([self.pack(*each) for each in zip(stack, biases, strict=True)])
 
     def pack_gated(self, blocks: Blocks, bias: torch.Tensor | None, gate: Gate) -> BlockWeight:
-        return BlockWeight(blocks, bias, self._kernels, gate)
+        return self._pack(blocks, bias, gate)
+
+    def _pack(self, blocks: Blocks, bias: torch.Tensor | None, gate: Gate | None) -> BlockWeight:
+        rounded = blocks.kind in self.rounds
+        return BlockWeight(blocks, bias, self._kernels, gate, rounded=rounded)
 
 
-def create(dtype: torch.dtype, *, level: str | None = None) -> BlockLinear:
-    """The method at the given instruction level (None: the best). Raises KernelsUnavailable with
+def create(dtype: torch.dtype, *, level: str | None = None, rounded: bool = False) -> BlockLinear:
+    """The method at the given instruction level (None: the best). rounded: multiply by activations
+    of 8 bits where there is a product for the kind. Raises KernelsUnavailable with
     the reason if it cannot run."""
     if dtype != torch.bfloat16:
         raise KernelsUnavailable(f"blocks are multiplied in bfloat16, not {dtype}")
-    return BlockLinear(load(level))
+    return BlockLinear(load(level), INT8_KINDS if rounded else frozenset())

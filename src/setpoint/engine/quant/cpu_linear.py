@@ -45,8 +45,10 @@ class PanelWeight:
         dtype: torch.dtype,
         gate: Gate | None = None,
         blocks: int = 0,
+        rounded: bool = False,
     ) -> None:
-        """packed: the panels, made of words or, with ``blocks``, of blocks of that kind. gate: see
+        """packed: the panels, made of words or, with ``blocks``, of blocks of that kind, which meet
+        activations of 8 bits if ``rounded``. gate: see
         ``GatedMethod.pack_gated``; ``packed`` and ``bias`` are then interleaved by
         ``interleave``."""
         self.columns, self.k, self.dtype = columns, k, dtype
@@ -62,6 +64,7 @@ class PanelWeight:
             out_row=columns,
             dtype=DTYPES[dtype],
             blocks=blocks,
+            rounded=rounded,
             **gate_fields(gate),
         )
         self._call_address = ctypes.addressof(self.call)

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from setpoint.core.errors import ConfigError
+from setpoint.core.model import BLOCKS_INT8
 from setpoint.engine.kernels.kernel_registry import Choice, choose, resolve
 from setpoint.engine.kernels.ops import Gate, KernelsUnavailable
 
@@ -61,8 +62,12 @@ class PackedRows(PackedWeight, Protocol):
 
 
 class BlockMethod(Protocol):
-    """Multiplies by blocks as they are. Contract: the result is bit for bit that of the best
-    "unquant" LinearMethod on the bfloat16 values in the converted folder."""
+    """Multiplies by blocks as they are. Contract: unless it rounds activations (``rounds``), the
+    result is bit for bit that of the best "unquant" LinearMethod on the bfloat16 values in the
+    converted folder."""
+
+    rounds: Set[str]
+    """The kinds that are multiplied by activations of 8 bits."""
 
     kinds: Set[str]
     """The kinds of blocks that it takes."""
@@ -112,6 +117,7 @@ PREFERENCE = {
     ("cpu", "unquant"): ("cpu", "packed", "plain"),
     ("cuda", "unquant"): ("plain",),
     ("cpu", "w8a8_int8"): ("w8a8_int8_cpu", "w8a8_int8_ref"),
+    ("cpu", BLOCKS_INT8): ("cpu", "packed", "plain"),
 }
 """(device type, quantization) -> names, best first. The last one runs everywhere."""
 
@@ -131,14 +137,27 @@ def choose_linear(
 
 
 BLOCK_METHODS = {"cpu": "setpoint.engine.quant.blocks:create"}
-"""Device type -> factory ``create(dtype) -> BlockMethod``. The factory raises KernelsUnavailable if
-the method cannot run."""
+"""Device type -> factory ``create(dtype, rounded=…) -> BlockMethod``. The factory raises
+KernelsUnavailable if the method cannot run."""
 
 
-def choose_blocks(device: torch.device, dtype: torch.dtype) -> BlockMethod | None:
+def choose_blocks(
+    device: torch.device, dtype: torch.dtype, quantization: str | None = None
+) -> BlockMethod | None:
     """The method for blocks on this device and in this dtype; None: there is none, and blocks are
-    loaded in dtype like every other weight."""
-    try:
-        return resolve(BLOCK_METHODS[device.type])(dtype) if device.type in BLOCK_METHODS else None
-    except KernelsUnavailable:
+    loaded in dtype like every other weight. Raises ConfigError if there is none although the option
+    ``quantization`` asks for one."""
+    if quantization not in (None, BLOCKS_INT8):
         return None
+    rounded = quantization == BLOCKS_INT8
+    try:
+        if device.type not in BLOCK_METHODS:
+            raise KernelsUnavailable(f"it does not run on {device.type}")
+        method: BlockMethod = resolve(BLOCK_METHODS[device.type])(dtype, rounded=rounded)
+    except KernelsUnavailable as error:
+        if rounded:
+            raise ConfigError(
+                f"--quantization {BLOCKS_INT8} cannot be used here: {error}."
+            ) from error
+        return None
+    return method

@@ -205,13 +205,6 @@ void pack_block(const RawBlock<kKind>& raw, int column, uint8_t* panel, int64_t 
   put_codes<L>(writable(block.codes), column, raw.codes);
 }
 
-// The row of a file's matrix that is in this column of the panels; -1: none is, it is padding.
-int64_t row_in(int64_t column, int64_t rows, bool gated) {
-  if (!gated) return column < rows ? column : -1;
-  const int64_t size = rows / 2, row = column / (2 * W) * W + column % W;
-  return row < size ? row + column / W % 2 * size : -1;
-}
-
 template <int kKind>
 void pack(const uint8_t* raw, int64_t rows, int64_t blocks, uint8_t* to, bool gated, int threads) {
   typedef RawBlock<kKind> Raw;

@@ -62,7 +62,8 @@ struct LinearCall {
   int64_t out_row;     // elements from one row of out to the next: more than N in a stack's part
   float alpha, limit;  // of kClampedSwiglu
   int32_t dtype, gate;
-  int32_t blocks;  // their kind; 0: words
+  int32_t blocks;   // their kind; 0: words
+  int32_t rounded;  // whether x is rounded to 8 bits, which blocks of another layout meet
   int32_t threads;
 };
 

@@ -114,7 +114,7 @@ class LinearCall(ctypes.Structure):
         *((name, _pointer) for name in ("x", "weight", "bias", "out")),
         *((name, _i64) for name in ("rows", "columns", "k_words", "out_row")),
         *((name, ctypes.c_float) for name in ("alpha", "limit")),
-        *((name, _i32) for name in ("dtype", "gate", "blocks", "threads")),
+        *((name, _i32) for name in ("dtype", "gate", "blocks", "rounded", "threads")),
     ]
 
 

@@ -82,7 +82,7 @@ std::string layouts() {
     add<Call>(text, "LinearCall",
               {FIELD(x), FIELD(weight), FIELD(bias), FIELD(out), FIELD(rows), FIELD(columns),
                FIELD(k_words), FIELD(out_row), FIELD(alpha), FIELD(limit), FIELD(dtype),
-               FIELD(gate), FIELD(blocks), FIELD(threads)});
+               FIELD(gate), FIELD(blocks), FIELD(rounded), FIELD(threads)});
   }
   {
     typedef Int8LinearCall Call;

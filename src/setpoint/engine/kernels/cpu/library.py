@@ -102,6 +102,7 @@ KERNELS = {
     "place_tokens": Kernel(PlaceCall, "embedding", "sequences"),
     "rms_norm": Kernel(NormCall, "norm"),
     "rope_and_store": Kernel(RopeCall, "rope"),
+    "rounded_block_rows": Kernel(BlockRowsCall, "embedding"),
     "route": Kernel(RouteCall, "activation"),
     "silu_mul": Kernel(GatedCall, "activation"),
     "soft_cap": Kernel(SoftCapCall, "activation"),
@@ -147,6 +148,7 @@ class Kernels:
     place_tokens: Callable[[int], None]
     rms_norm: Callable[[int], None]
     rope_and_store: Callable[[int], None]
+    rounded_block_rows: Callable[[int], None]
     route: Callable[[int], None]
     silu_mul: Callable[[int], None]
     soft_cap: Callable[[int], None]
@@ -203,10 +205,10 @@ class Kernels:
             function.argtypes, function.restype = arguments, result
             setattr(self, name, function)
         self.pack_blocks = library.setpoint_pack_blocks
-        self.pack_blocks.argtypes, self.pack_blocks.restype = (
-            (_pointer, _i64, _i64, _pointer, _i32, _i32, _i32),
-            None,
-        )
+        self.pack_rounded_blocks = library.setpoint_pack_rounded_blocks
+        for pack in (self.pack_blocks, self.pack_rounded_blocks):
+            pack.argtypes = (_pointer, _i64, _i64, _pointer, _i32, _i32, _i32)
+            pack.restype = None
         self.int8_round = library.setpoint_int8_round
         self.int8_round.argtypes = (_pointer, _i64, _i64, _pointer, _i64, _pointer, _i32, _i32)
         self.int8_round.restype = None

@@ -91,6 +91,7 @@ int64_t setpoint_k_multiple() {
 }
 
 void setpoint_linear(const LinearCall* call) {
+  if (call->rounded) return linear_on_rounded_blocks(*call);
   if (call->blocks) return linear_on_blocks(*call);
   if (call->dtype != kBF16) return linear<MulF32, float>(*call);
 #if SP_TILES

@@ -8,6 +8,7 @@
 #include "buffer.h"
 #include "choices.h"
 #include "gated.h"
+#include "integers.h"
 
 namespace {
 
@@ -43,22 +44,6 @@ struct MulInt8 {
   }
 };
 #else
-typedef int16_t vs __attribute__((vector_size(W * 4)));
-typedef uint16_t vus __attribute__((vector_size(W * 4)));
-
-// Products of int16 neighbours, added in pairs.
-inline vi pair_products(vs a, vs b) {
-#if SP_WIDTH == 16
-  return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif SP_WIDTH == 8
-  return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif defined(__SSE2__)
-  return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
-#else
-  return ((vi)a << 16 >> 16) * ((vi)b << 16 >> 16) + ((vi)a >> 16) * ((vi)b >> 16);
-#endif
-}
-
 // Without an instruction for four bytes: those at even and at odd places apart, as int16. One that
 // multiplies bytes to int16 sums would lose the upper end of large ones.
 struct MulInt8 {
@@ -77,21 +62,6 @@ struct MulInt8 {
   }
 };
 #endif
-
-// Rounds to the nearest integer, halves to even; |v| is small.
-inline vi nearest(vf v) {
-#if SP_WIDTH == 16
-  return (vi)_mm512_cvtps_epi32((__m512)v);
-#elif SP_WIDTH == 8
-  return (vi)_mm256_cvtps_epi32((__m256)v);
-#elif defined(__SSE2__)
-  return (vi)_mm_cvtps_epi32((__m128)v);
-#else
-  vi rounded;
-  for (int i = 0; i < W; ++i) rounded[i] = (int32_t)__builtin_rintf(v[i]);
-  return rounded;
-#endif
-}
 
 constexpr float kLargest = 127.f, kTiny = 1e-30f;  // w8a8_int8.py, LARGEST and TINY
 constexpr int kBlock = 64;                         // and BLOCK

@@ -309,4 +309,5 @@ void multiply_panel(const LinearCall& call, const WidenedPair* widened, Range ro
                     const uint32_t* words, Ahead ahead);
 #endif
 
-void linear_on_blocks(const LinearCall& call);  // blocks.cpp
+void linear_on_blocks(const LinearCall& call);          // blocks.cpp
+void linear_on_rounded_blocks(const LinearCall& call);  // rounded_blocks.cpp

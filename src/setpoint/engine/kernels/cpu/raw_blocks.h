@@ -197,4 +197,11 @@ struct RawBlock {
   }
 };
 
+// The row of a file's matrix that is in this column of the panels; -1: none is, it is padding.
+inline int64_t row_in(int64_t column, int64_t rows, bool gated) {
+  if (!gated) return column < rows ? column : -1;
+  const int64_t size = rows / 2, row = column / (2 * W) * W + column % W;
+  return row < size ? row + column / W % 2 * size : -1;
+}
+
 }  // namespace

@@ -1,0 +1,73 @@
+"""Settles ``--quantization``, and says whether the blocks of a GGUF file stay as they are."""
+
+from __future__ import annotations
+
+from setpoint.config.decisions import Book
+from setpoint.config.options import Options
+from setpoint.core.errors import ConfigError
+from setpoint.core.model import BLOCKS_INT8, INT8_KINDS, ModelSpec
+
+
+def keeps_blocks(options: Options) -> bool:
+    """Whether the quantized blocks of a GGUF file stay as they are with these settled options."""
+    return options.model.quantization in (None, BLOCKS_INT8) and _blocks_run(
+        options.execution.device, options.model.dtype, options.model.model_impl
+    )
+
+
+def _blocks_run(device: str, dtype: str, model_impl: str) -> bool:
+    """Whether the quantized blocks of a GGUF file can be multiplied without dequantizing them
+    first."""
+    return device == "cpu" and dtype == "bfloat16" and model_impl != "transformers"
+
+
+def settle_quantization(book: Book, model: ModelSpec, device: str, dtype: str) -> None:
+    """Settle ``--quantization``. Raises ConfigError if it cannot be honoured."""
+    asked = book.options.model.quantization
+    if asked == "w8a8_int8" and device != "cpu":
+        raise ConfigError(
+            f"--quantization w8a8_int8 does not run on --device {device}; drop it, or use --device"
+            " cpu."
+        )
+    if asked == BLOCKS_INT8:
+        _blocks_int8(book, model, device, dtype)
+    if asked is not None:
+        return
+    if model.blocks is None:
+        why = "weights stay as they are in the checkpoint"
+    elif _blocks_run(device, dtype, book.get("model_impl")):
+        kinds = " and ".join(model.blocks.kinds)
+        why = (
+            f"the {kinds} blocks of the file are multiplied as they are, with the same"
+            " results as in bfloat16; unquant dequantizes them at load"
+        )
+    else:
+        why = (
+            "the blocks of the file are dequantized at load; only Setpoint's own models in"
+            " bfloat16 on a CPU multiply them as they are"
+        )
+    book.put("quantization", None, why)
+
+
+def _blocks_int8(book: Book, model: ModelSpec, device: str, dtype: str) -> None:
+    kinds = model.blocks.kinds if model.blocks else ()
+    rounded = [kind for kind in kinds if kind in INT8_KINDS]
+    if not rounded:
+        has = f"only {' and '.join(kinds)} blocks" if kinds else "no quantized blocks"
+        raise ConfigError(
+            f"--quantization {BLOCKS_INT8} multiplies {', '.join(sorted(INT8_KINDS))} blocks of a"
+            f" GGUF file by activations of 8 bits, and this model has {has}; leave it out, or use"
+            " w8a8_int8."
+        )
+    if not _blocks_run(device, dtype, book.get("model_impl")):
+        raise ConfigError(
+            f"--quantization {BLOCKS_INT8} needs one of Setpoint's own models in bfloat16 on a CPU;"
+            " leave it out, or --dtype, --device and --model-impl."
+        )
+    book.put(
+        "quantization",
+        BLOCKS_INT8,
+        f"given: the {' and '.join(rounded)} blocks of the file are multiplied by activations that"
+        " are rounded to 8 bits; answers differ from those in bfloat16, which setpoint bench"
+        " quality measures",
+    )

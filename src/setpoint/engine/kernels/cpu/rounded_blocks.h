@@ -1,0 +1,61 @@
+// The layout of a GGUF file's blocks for products of integers, and of the rows that they meet.
+//
+// The instructions that multiply bytes want four neighbours in K of one column in a word. That is
+// how a file's blocks have them, so a panel is its columns' blocks, word by word side by side.
+#pragma once
+#include "blocks.h"
+#include "integers.h"
+#include "raw_blocks.h"
+
+namespace {
+
+// A panel in memory is a row of groups, each of the kGroup blocks of K that share numbers:
+//
+//   [kPanel] fp16 scales, for kinds with a minimum [kPanel] fp16 minimums,
+//   in K-quants: [kGroup * kSets][kPanel] int8 factors of the scales, then for kinds with a minimum
+//   [kGroup][kPanel] those of the minimums,
+//   [kWords][kPanel] words: the file's codes; those of 8 bits plus 128.
+//
+// kOffset is what is subtracted from the codes, which count as unsigned.
+template <int kKind>
+struct CodeLayout {
+  typedef Layout<kKind> L;
+  static constexpr bool kMinimum = L::kMinimum, kFactors = L::kFactors;
+  static constexpr int kBits = L::kBits, kGroup = L::kGroup, kSets = L::kSets;
+  static constexpr int kScales = kGroup * kSets;  // runs of K with a factor of their own
+  static constexpr int kOffset = kMinimum ? 0 : 1 << (kBits - 1);
+  static constexpr int kNumberBytes = L::kNumberBytes,
+                       kFactorBytes = kFactors ? kPanel * (kScales + (kMinimum ? kGroup : 0)) : 0,
+                       kWords = kGroup * kBlock * kBits / 32,
+                       kGroupBytes = kNumberBytes + kFactorBytes + kWords * kPanel * 4;
+  static_assert(kGroupBytes == L::kGroupBytes);
+
+  static constexpr int kFileBytes = RawBlock<kKind>::kBytes;  // of a group
+  // Where a group has its codes in a file.
+  static constexpr int kFileCodes = kKind == kQ6_K   ? 0
+                                    : kKind == kQ4_K ? 16
+                                                     : kNumberBytes / kPanel;
+};
+
+constexpr int kRun = 16;  // neighbours of a row of x that share a step
+
+// A group of K of a row of x. The numbers of run r are about codes * steps[r] * scale.
+template <int kKind>
+struct RowGroup {
+  typedef CodeLayout<kKind> L;
+  static constexpr int kRuns = L::kGroup * kBlock / kRun;
+  // Largest step. The sums of a group fit into 32 bits: in Q6_K 16 * 16 * 127 * 32 * 128 * 15.
+  static constexpr int kSteps = 15;
+
+  int8_t codes[kRuns * kRun];
+  int32_t steps[kRuns];
+  // In kinds with a minimum: of each block, the sum of codes times steps. In Q6_K: of each run, the
+  // sum of its codes, times -kOffset. In others: of the block, that of codes times steps, times
+  // -kOffset.
+  int32_t sums[kKind == kQ6_K ? kRuns : L::kGroup];
+  float scale;
+
+  inline int32_t word(int i) const { return load_raw<int32_t>(codes + 4 * i); }
+};
+
+}  // namespace
