@@ -60,7 +60,7 @@ def test_the_guides_storage_that_is_not_here_is_off_and_says_so(
         assert "--hicache-storage-backend file keeps prefixes" in state["engines"][0]["off"]
         found = httpx.get(f"{each.url}/doctor").json()["findings"]
         assert next(one["summary"] for one in found if one["cause"] == "cache-tier").startswith(
-            "The cache tier is off: storage: hf3fs needs a folder"
+            "The tier 'storage' is off: hf3fs needs a folder"
         )
 
 

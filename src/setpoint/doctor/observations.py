@@ -70,12 +70,14 @@ EventKind = Literal[
     "reduced",
     "flushed",
     "fallback",
+    "tier-off",
     "access-error",
 ]
 """retraction: the pool ran out of pages. oom: an allocation failed. killed: a process ended or was
 ended. unhealthy: a health check failed. leak: the accounting of the pool does not add up.
 queue-full, timeout, grammar-timeout (its grammar was not compiled in time), aborted: a request
-ended that way. reduced: a limit was lowered at start-up.
+ended that way. reduced: a limit was lowered at start-up. tier-off: a cache tier is not used any
+more.
 access-error: an HTTP answer of 500 or above."""
 
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from setpoint.core.excerpt import excerpt
 from setpoint.core.request import Request
 from setpoint.handover.http_exchange import exchange
 
@@ -69,6 +70,8 @@ class PairedBody:
     body: dict[str, Any]
     num_open: int
     """Requests that have not ended."""
+    rid: str
+    """Of the first of them, for people."""
     sending: asyncio.Task[None] | None = None
 
     def noting(self, started: Callable[[T], object]) -> Callable[[T], None]:
@@ -109,7 +112,7 @@ class PrefillServers:
         if not ready:
             self._alone()
             return None
-        turn = next(self._turns)
+        turn, rid = next(self._turns), excerpt(requests[0].rid)
         server = min(
             (ready[(turn + index) % len(ready)] for index in range(len(ready))),
             key=lambda each: each.num_open,
@@ -119,7 +122,7 @@ class PrefillServers:
             "bootstrap_port": server.bootstrap_port,
             "bootstrap_room": secrets.randbits(ROOM_BITS),
         }
-        return PairedBody(self, server, path, {**received, **room}, len(requests))
+        return PairedBody(self, server, path, {**received, **room}, len(requests), rid)
 
     def start(self, paired: PairedBody) -> asyncio.Task[None]:
         """Send a body, in a task of its own."""
@@ -143,7 +146,7 @@ class PrefillServers:
             info = msgspec.json.decode(data, type=_Info) if status == 200 else _Info()
             why = "" if status == 200 else f"it answers {status}"
         except (OSError, TimeoutError, ValueError) as error:  # ValueError: it is no such server
-            info, why = _Info(), str(error) or "no answer in time"
+            info, why = _Info(), _in_words(error)
         if info.disaggregation_mode == "prefill":
             server.bootstrap_port, server.why_not = info.disaggregation_bootstrap_port, ""
             logger.info("Prompts are computed by the prefill server at %s.", server.url)
@@ -166,11 +169,20 @@ class PrefillServers:
             if status != 200:
                 why = f"{status} {data.decode(errors='replace')}"
         except (OSError, ValueError) as error:
-            why, server.bootstrap_port = str(error) or type(error).__name__, 0
+            if server.bootstrap_port:  # else another request has found out
+                logger.warning(
+                    "The prefill server at %s ended before it had answered request %s (%s); this"
+                    " server computes the prompt.",
+                    *(server.url, paired.rid, _in_words(error)),
+                )
+            server.bootstrap_port = 0
         finally:
             server.num_open -= 1
         if why:
-            logger.warning("The prefill server at %s has not computed it: %s", server.url, why)
+            logger.warning(
+                "The prefill server at %s has not computed the prompt of request %s: %s",
+                *(server.url, paired.rid, why),
+            )
 
     async def _call(
         self,
@@ -196,3 +208,8 @@ class PrefillServers:
                 "No prefill server answers, so this server computes prompts itself (%d so far).",
                 self._num_alone,
             )
+
+
+def _in_words(error: Exception) -> str:
+    """Without the number of an error of the system."""
+    return getattr(error, "strerror", None) or str(error) or "no answer in time"

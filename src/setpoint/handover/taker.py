@@ -179,9 +179,9 @@ class RoomTaker:
         self._connections.setdefault(engine, []).append(taking)
         how = f"TCP ({taking.why_tcp})" if taking.why_tcp else "shared memory"
         logger.info("Connected to the prefill engine at %s:%d; %s.", address, number, how)
-        self._mover.spawn(self._converse(engine, taking))
+        self._mover.spawn(self._converse(engine, taking, f"{address}:{number}"))
 
-    async def _converse(self, engine: Engine, taking: Taking) -> None:
+    async def _converse(self, engine: Engine, taking: Taking, where: str) -> None:
         try:
             why = await taking.run(self._finish)
         finally:
@@ -190,9 +190,7 @@ class RoomTaker:
                 del self._connections[engine]
             self._servers.pop(engine[:2], None)
             taking.channel.close()
-        logger.warning(
-            "The connection to the prefill engine at %s:%d has ended: %s.", *engine[:2], why
-        )
+        logger.warning("The connection to the prefill engine at %s has ended: %s.", where, why)
 
 
 async def _connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:

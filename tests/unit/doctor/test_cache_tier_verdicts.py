@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from doctor_cases import decode, rank, seen
 from setpoint.core.control import TierState
 from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.findings import Finding, Report
+from setpoint.doctor.readers.log.reader import read_log
 from setpoint.doctor.readers.metrics import of_scrapes
 from setpoint.doctor.readers.scrape import read_scrape
 
@@ -33,6 +35,7 @@ def notes(report: Report) -> str:
 def test_a_tier_that_is_off_says_why() -> None:
     found = of_tier(judge(off="storage: 3 errors in a row, the last one: the disk is gone."))
     assert found is not None
+    assert found.summary.startswith("The tier 'storage' is off: 3 errors in a row")
     assert "the disk is gone." in found.summary
     assert ".." not in found.summary
 
@@ -97,3 +100,17 @@ def test_pages_of_metrics_tell_what_tiers_did_in_between() -> None:
     assert (tiers.load_s, tiers.save_s, tiers.earned_s) == (6.0, 6.0, 50.0)
     assert (tiers.loaded_tokens, tiers.age_s) == (50, 100.0)
     assert "says why" in tiers.off
+
+
+def test_a_log_says_that_a_tier_is_off(tmp_path: Path) -> None:
+    """Red before: the doctor read nothing from this line."""
+    log = tmp_path / "server.log"
+    log.write_text(
+        "[2026-11-26 12:00:00] Cache tier storage is off: hf3fs needs a folder.\n"
+        "[2026-11-26 12:00:01] The server is fired up and ready to roll!\n"
+    )
+    (observations,) = read_log(str(log))
+    found = of_tier(diagnose(observations))
+    assert found is not None
+    assert found.summary == "The tier 'storage' is off: hf3fs needs a folder."
+    assert found.evidence[0].line == 1

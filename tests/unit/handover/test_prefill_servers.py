@@ -193,7 +193,10 @@ def test_a_server_that_has_gone_is_looked_for_again(
                 pass
         paired = servers.pair(PATH, [request()], {})
         assert paired is not None
+        other = servers.pair(PATH, [request()], {})
+        assert other is not None
         send(paired)
+        send(other)
         await asyncio.sleep(0.2)
         assert servers.pair(PATH, [request()], {}) is None
         again = Peer(info(13))
@@ -204,4 +207,7 @@ def test_a_server_that_has_gone_is_looked_for_again(
             assert paired.body["bootstrap_port"] == 13
 
     asyncio.run(run())
-    assert "has not computed it" in caplog.text
+    lines = [line for line in caplog.messages if "ended before it had answered request" in line]
+    assert len(lines) == 1, "one line for one end"
+    assert "Errno" not in lines[0]
+    assert "this server computes the prompt" in lines[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from setpoint.core.control import TierState
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import counted, percent
+from setpoint.doctor.checks.common import counted, events, percent
 from setpoint.doctor.findings import Action, Finding
 from setpoint.doctor.observations import Evidence
 
@@ -22,9 +22,13 @@ def find(case: Case) -> Finding | None:
         if not tiers.has_tier:
             continue
         if tiers.off:
-            return _off(tiers)
+            return _off(tiers.off, _balance(tiers))
         if _costs(tiers) and case.option("disaggregation_mode") != "decode":
             return _costly(tiers)
+    told = [] if case.seen.tiers else events(case, "tier-off")
+    if told:  # a log
+        name, _, why = told[-1].text.partition("Cache tier ")[2].partition(" is off: ")
+        return _off(f"{name}: {why}", tuple(Evidence(each.line, each.text) for each in told[-3:]))
     return None
 
 
@@ -72,12 +76,20 @@ def _balance(tiers: TierState) -> tuple[Evidence, ...]:
     return tuple(Evidence(0, each) for each in words)
 
 
-def _off(tiers: TierState) -> Finding:
+def _why_off(off: str) -> str:
+    """off: as the server tells it, with the tier's name in front if it is one tier's."""
+    name, _, why = off.rstrip(".").partition(": ")
+    if why and name in ("host", "storage"):
+        return f"The tier '{name}' is off: {why}."
+    return f"The cache tier is off: {off.rstrip('.')}."
+
+
+def _off(why: str, evidence: tuple[Evidence, ...]) -> Finding:
     return Finding(
         cause="cache-tier",
         confidence=0.95,
-        summary=f"The cache tier is off: {tiers.off.rstrip('.')}.",
-        evidence=_balance(tiers),
+        summary=_why_off(why),
+        evidence=evidence,
         action=Action(
             "Mend what this names, then restart the server, or use another storage while it runs"
             " (DELETE and PUT /hicache/storage-backend). Without a storage, leave out"
@@ -120,15 +132,15 @@ def _costly(tiers: TierState) -> Finding:
 
 CHECK = Check(
     cause="cache-tier",
-    title="The cache beyond the KV pool does not pay",
+    title="The cache beyond the KV pool is off, or does not pay",
     find=find,
     meaning="With --enable-hierarchical-cache, prefixes are kept in files or in another storage"
     " and loaded instead of computed. Saving always costs time, and loading costs some when one"
     " comes back. If none does, only the costs remain. A storage that fails or hangs is switched"
     " off.",
-    rule="The server says that a tier is off; or, after a minute, loading and saving have together"
-    " taken longer than computing what was loaded, by at least 2 % of the time. Only Setpoint tells"
-    " these times.",
+    rule="The server, or its log, says that a tier is off; or, after a minute, loading and saving"
+    " have together taken longer than computing what was loaded, by at least 2 % of the time. Only"
+    " Setpoint tells these times.",
     counter_evidence="A decode server saves for prefill servers, where what it earns is measured."
     " Loads of less than a minute are not judged, because what is saved now may be"
     " used later. If loading is at least twice as fast as computing and pays for saving, the report"

@@ -53,6 +53,7 @@ KEYWORDS = (
     b"exceeds the maximum allowed length",
     b"ache flushed",
     b"Fallback: ",
+    b"Cache tier ",
     b"hutting down",
     b"engine ends",
     *deaths.KEYWORDS,
@@ -138,6 +139,8 @@ def event_in(text: bytes) -> Happened | None:
     way = deaths.way_of_death(text)
     if way is not None:
         return Happened("traceback" if way == "device" else "killed", {"way": way})
+    if _TIER_OFF.match(text):
+        return Happened("tier-off")
     kind = next((kind for words, kind in _WORDS.items() if words in text), None)
     if kind is not None:
         return Happened(kind)
@@ -165,6 +168,7 @@ _EXCEPTION = re.compile(
     rb"hit an exception|Traceback \(most recent"
     rb"|^Exception in (?:run_tp_server|Controller\w*|Model(?:Tp|Rpc)Server|\w*[Ss]cheduler)"
 )
+_TIER_OFF = re.compile(rb"Cache tier \w+ is off: ")
 _WORDS: dict[bytes, EventKind] = {
     b"engine ends": "killed",
     b"queue is full": "queue-full",
