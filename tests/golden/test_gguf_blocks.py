@@ -284,10 +284,10 @@ def test_what_has_no_kernel_is_bf16_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds = {
-        "token_embd.weight": Kind.Q5_1,
+        "token_embd.weight": Kind.F16,
         "blk.0.attn_k.weight": Kind.Q8_0,
         "blk.0.ffn_gate.weight": Kind.Q8_0,
-        "blk.1.ffn_down.weight": Kind.Q5_0,
+        "blk.1.ffn_down.weight": Kind.BF16,
     }
     folder = convert(tmp_path, monkeypatch, kinds=kinds)
     kept, wide = runner_of(folder), runner_of(folder, "unquant")
@@ -374,7 +374,7 @@ def test_a_table_that_lacks_a_matrix_or_has_it_in_another_shape_is_refused(
 def test_only_blocks_that_are_multiplied_stay_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = convert(tmp_path, monkeypatch, kinds={"token_embd.weight": Kind.Q5_1})
+    folder = convert(tmp_path, monkeypatch, kinds={"token_embd.weight": Kind.F16})
     table = read_blocks_table(folder)
     assert len(table.tensors) == 14
     assert {stored.kind for stored in table.tensors.values()} == {"Q4_1"}
