@@ -255,6 +255,7 @@ void read_row(const uint8_t* weight, int64_t row, int64_t blocks, bf16* out) {
 }
 
 template <int kKind>
-constexpr BlockCode kCodeOf = {[](const LinearCall& call) { linear<kKind>(call); }, pack<kKind>, read_row<kKind>};
+constexpr BlockCode kCodeOf = {[](const LinearCall& call) { linear<kKind>(call); }, pack<kKind>,
+                               read_row<kKind>};
 
 }  // namespace

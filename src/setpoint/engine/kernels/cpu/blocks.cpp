@@ -1,5 +1,5 @@
-// Matrices in the blocks of a GGUF file: which code multiplies, packs and reads each kind. Two files
-// instantiate it, because the compiler needs longer for it than for anything else.
+// Matrices in the blocks of a GGUF file: which code multiplies, packs and reads each kind. Two
+// files instantiate it, because the compiler needs longer for it than for anything else.
 #include "block_products.h"
 
 // Of the kinds in small_blocks.cpp; nullptr: it is none of them.
@@ -52,8 +52,7 @@ void setpoint_pack_blocks(const uint8_t* raw, int64_t rows, int64_t blocks, uint
 void setpoint_block_rows(const BlockRowsCall* call) {
   const BlockCode& code = code_of_kind(call->kind);
   for_rows(call->rows, call->blocks * kBlock, call->threads, [&](int64_t i) {
-    code.read_row(call->weight, call->ids[i], call->blocks,
-                  call->out + i * call->blocks * kBlock);
+    code.read_row(call->weight, call->ids[i], call->blocks, call->out + i * call->blocks * kBlock);
   });
 }
 }

@@ -58,12 +58,11 @@ constexpr int place(int column, int parity) {
 template <int kKind>
 struct Layout {
   static constexpr bool kMinimum = is_one_of<kKind, kQ4_1, kQ5_1, kQ2_K, kQ4_K, kQ5_K>,
-                        kFactors =
-                            is_one_of<kKind, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_XS>,
+                        kFactors = is_one_of<kKind, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_XS>,
                         kTable = is_one_of<kKind, kIQ4_NL, kIQ4_XS, kMXFP4>;
-  static constexpr int kBits = kKind == kQ8_0                                ? 8
+  static constexpr int kBits = kKind == kQ8_0                                 ? 8
                                : is_one_of<kKind, kQ5_0, kQ5_1, kQ5_K, kQ6_K> ? 6
-                                                                             : 4;
+                                                                              : 4;
   static constexpr int kGroup = kFactors ? 8 : 1,
                        kSets = is_one_of<kKind, kQ2_K, kQ3_K, kQ6_K> ? 2 : 1,
                        kMinimumSets = kMinimum ? kSets : 0;
@@ -165,8 +164,7 @@ inline __attribute__((always_inline)) vf e2m1(vu q) {
 }
 
 // The values of codes of IQ4_NL and IQ4_XS (ggml-common.h, kvalues_iq4nl).
-constexpr float kIQ4[] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                          1,    13,   25,  38,  53,  69,  89,  113};
+constexpr float kIQ4[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 // The values of codes of 4 bits of a kind with a table; the upper bits of q are anything.
 template <int kKind>
@@ -300,8 +298,7 @@ struct Columns {
     for (int set = 0; set < L::kSets; ++set) {
       scale[set] = products<kKind>(numbers, factors + set * kPanel);
       if constexpr (L::kMinimum)
-        minimum[set] =
-            minimums<kKind>(numbers + kPanel * 2, factors + (L::kSets + set) * kPanel);
+        minimum[set] = minimums<kKind>(numbers + kPanel * 2, factors + (L::kSets + set) * kPanel);
     }
   }
 

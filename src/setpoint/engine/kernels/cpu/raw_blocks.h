@@ -121,8 +121,8 @@ struct RawBlock {
     const uint8_t* low = numbers + kHeadBytes + 4;
     const uint32_t high = load_raw<uint32_t>(numbers + kHeadBytes);
     for (int k = 0; k < kBlock; ++k)
-      codes[k] = (low[k % 16] >> (k / 16 * 4) & 15) + (high >> k & 1) * 16 +
-                 (kKind == kQ5_0 ? 16 : 0);
+      codes[k] =
+          (low[k % 16] >> (k / 16 * 4) & 15) + (high >> k & 1) * 16 + (kKind == kQ5_0 ? 16 : 0);
   }
 
   // For every 16 codes a byte with the factors of the scale and of the minimum, codes of 2 bits of
