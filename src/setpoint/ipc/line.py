@@ -144,7 +144,7 @@ class EngineLine:
         self.failed: Failed | None = None
         """The engine's message that it cannot start; None if there was none."""
         self.dead = asyncio.Event()
-        """Set when the line ends although nobody asked it to end."""
+        """Set when the engine must not run any longer, whether it has been asked to end or not."""
         self.num_received = 0
         """Messages so far, each a sign that the engine's loop runs."""
 
@@ -370,10 +370,12 @@ class EngineLine:
             self._end(EngineState.STOPPING, reason)
 
     def dismiss(self, reason: str) -> None:
-        """End an engine that cannot do as the others do. No request is to blame for that."""
+        """End an engine that cannot do as the others do. No request is to blame for that. One that
+        hangs is killed by its watcher."""
         if not self.has_ended:
             logger.error("Engine %d ends: %s", self.rank, reason)
             self.shutdown(reason)
+            self.dead.set()
 
     def died(self, reason: str, *, was_killed: bool = False) -> None:
         """Called by the watcher when the process has ended. Does nothing if the line has ended
