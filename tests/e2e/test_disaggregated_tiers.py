@@ -88,8 +88,11 @@ def tokens_of(server: ServerProcess, prompt: list[int], sampling: dict[str, Any]
 
 @pytest.mark.parametrize(
     ("sampling", "options"),
-    [(GREEDY, ()), (SAMPLED, ()), (GREEDY, ("--tp-size", "2"))],
-    ids=["greedy", "sampled", "two ranks"],
+    [
+        pytest.param(SAMPLED, (), id="sampled"),
+        pytest.param(GREEDY, (), id="greedy", marks=pytest.mark.full),
+        pytest.param(GREEDY, ("--tp-size", "2"), id="two ranks", marks=pytest.mark.full),
+    ],
 )
 def test_the_next_turn_is_loaded_by_the_prefill_server(
     tiny_model: Path,
