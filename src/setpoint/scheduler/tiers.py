@@ -392,8 +392,11 @@ class Tiers:
         missing = len(ids) - first * self._config.block - message.num_tokens
         if missing > 0:
             self._drop(message.why, missing)
-            for key in self._keys(ids, namespace)[-(missing // self._config.block) :]:
-                self._known.pop(key, None)
+            # What a request uses again is tried again. The oldest of the pool would be tried again
+            # at once, and without an end as long as nothing can be stored.
+            if self._config.write_policy != "write_back":
+                for key in self._keys(ids, namespace)[-(missing // self._config.block) :]:
+                    self._known.pop(key, None)
         loss = self.totals.save_s + self.totals.load_s - self.totals.earned_s
         if not self.is_thrifty and loss > ALLOWED_LOSS_S and self._config.limits_loss:
             self.is_thrifty = True

@@ -314,6 +314,25 @@ def test_write_back_saves_before_it_evicts() -> None:
     assert len(lost) <= 4, "those that the pool still has"
 
 
+def test_what_cannot_be_stored_is_offered_once_before_it_is_evicted() -> None:
+    policy = TierConfig(block=8, threshold=16, write_policy="write_back")
+    h = Harness(tiers=policy, num_pages=150)
+    assert h.mover is not None
+    refused: list[int] = []
+
+    def refuse(transfer: Transfer) -> None:
+        refused.append(transfer.id)
+        h.mover.post(Moved(transfer.id, 0, 0, 0.001, "the tiers are off"))  # type: ignore[union-attr]
+
+    h.mover.save = refuse  # type: ignore[method-assign]
+    for number in range(4):
+        h.submit(str(number), [number, *PROMPT[1:]], max_new_tokens=1)
+        h.drain()
+    for _ in range(50):
+        h.turn()
+    assert 0 < len(refused) <= 4
+
+
 def test_saving_that_never_pays_ends_but_for_what_comes_back() -> None:
     h = Harness(tiers=TIERS, num_pages=400)
     assert h.mover is not None
