@@ -13,6 +13,7 @@ from setpoint.core.model import Mixture, ModelSpec
 from setpoint.launch.model_report import stored_of
 from setpoint.planning.memory import MemoryModel
 from setpoint.planning.pace import Stored
+from setpoint.testing.specs import memory_of
 
 SHAPES = {
     "model.embed_tokens.weight": (50, 10),
@@ -32,23 +33,8 @@ def description(*names: str, blocks: dict[str, str] | None = None) -> Descriptio
 
 
 def memory(spec: ModelSpec, *, kept: bool = True, quantization: str | None = None) -> MemoryModel:
-    return MemoryModel(
-        spec=spec,
-        device="cpu",
-        dtype_bytes=2,
-        quantization=quantization,
-        blocks_kept=kept,
-        kv_element_bytes=2,
-        head_copied=True,
-        reference_attention=False,
-        page_size=1,
-        context_len=64,
-        step_tokens=64,
-        mem_fraction_static=0.8,
-        fraction_given=False,
-        max_total_tokens=None,
-        requested_slots=None,
-    )
+    sizes = {"page_size": 1, "context_len": 64, "step_tokens": 64}
+    return memory_of(spec, blocks_kept=kept, quantization=quantization, **sizes)
 
 
 UNTIED = replace(SPEC, tie_embeddings=False)

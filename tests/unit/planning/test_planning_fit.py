@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.planning.fit import Choices, check_fit
 from setpoint.planning.memory import GIB, MemoryModel
-from setpoint.testing.specs import tiny_spec
+from setpoint.testing.specs import memory_of, tiny_spec
 
 LLAMA_70B = tiny_spec(
     num_layers=80,
@@ -27,23 +27,7 @@ LLAMA_70B = tiny_spec(
     tie_embeddings=False,
     num_parameters=70_553_706_496,
 )
-BF16 = MemoryModel(
-    spec=LLAMA_70B,
-    device="cpu",
-    dtype_bytes=2,
-    quantization=None,
-    blocks_kept=True,
-    kv_element_bytes=2,
-    head_copied=True,
-    reference_attention=False,
-    page_size=16,
-    context_len=131_072,
-    step_tokens=512,
-    mem_fraction_static=0.8,
-    fraction_given=False,
-    max_total_tokens=None,
-    requested_slots=None,
-)
+BF16 = memory_of(LLAMA_70B, context_len=131_072)
 ALL = Choices(int8=True, gguf=True)
 
 

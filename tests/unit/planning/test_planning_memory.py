@@ -29,26 +29,12 @@ from setpoint.planning.memory import (
     table_bytes,
     weight_bytes,
 )
-from setpoint.testing.specs import tiny_spec
+from setpoint.testing.specs import memory_of, tiny_spec
 
 SPEC = tiny_spec(dtype="float32")
 TOKEN = 2 * 2 * 16 * 2 * 4  # K and V, kv heads, head_dim, layers, bytes
-CPU_MODEL = MemoryModel(
-    spec=SPEC,
-    device="cpu",
-    dtype_bytes=4,
-    quantization=None,
-    blocks_kept=True,
-    kv_element_bytes=4,
-    head_copied=True,
-    reference_attention=False,
-    page_size=16,
-    context_len=512,
-    step_tokens=256,
-    mem_fraction_static=0.8,
-    fraction_given=False,
-    max_total_tokens=None,
-    requested_slots=8,
+CPU_MODEL = memory_of(
+    SPEC, dtype_bytes=4, kv_element_bytes=4, context_len=512, step_tokens=256, requested_slots=8
 )
 GPU_MODEL = replace(CPU_MODEL, device="cuda", head_copied=False)
 
