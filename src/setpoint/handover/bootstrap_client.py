@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import Meta
 
-from setpoint.handover.frames import HandoverError
+from setpoint.handover.frames import HandoverError, in_words
 from setpoint.handover.http_exchange import exchange
 from setpoint.handover.secrets import SIZE
 
@@ -139,7 +139,7 @@ async def _request(
                 host, port, method, path, headers=headers, body=body, most=MAX_BODY
             )
     except (OSError, ValueError) as error:
-        why = str(error) or f"no answer in {TIMEOUT_S} s"
+        why = in_words(error, f"no answer in {TIMEOUT_S} s")
         raise HandoverError(
             f"the bootstrap server at {host}:{port} cannot be reached: {why}"
         ) from None

@@ -3,6 +3,7 @@ over TCP the bytes of its page rows. Sizes are checked before anything is read i
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import Annotated
 
@@ -32,6 +33,15 @@ Room = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 class HandoverError(Exception):
     """A transfer or a connection has failed; the text says why."""
+
+
+def in_words(error: Exception, otherwise: str) -> str:
+    """What an error of a connection says, without its number; ``otherwise`` of one that says
+    nothing, as a TimeoutError."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is not None and number > 0:
+        return os.strerror(number)  # the error's own words name the address once more
+    return getattr(error, "strerror", None) or str(error) or otherwise
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

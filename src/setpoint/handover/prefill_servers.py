@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from setpoint.core.excerpt import excerpt
 from setpoint.core.request import Request
+from setpoint.handover.frames import in_words
 from setpoint.handover.http_exchange import exchange
 
 logger = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ class PrefillServers:
             info = msgspec.json.decode(data, type=_Info) if status == 200 else _Info()
             why = "" if status == 200 else f"it answers {status}"
         except (OSError, TimeoutError, ValueError) as error:  # ValueError: it is no such server
-            info, why = _Info(), _in_words(error)
+            info, why = _Info(), in_words(error, "no answer in time")
         if info.disaggregation_mode == "prefill":
             server.bootstrap_port, server.why_not = info.disaggregation_bootstrap_port, ""
             logger.info("Prompts are computed by the prefill server at %s.", server.url)
@@ -173,7 +174,7 @@ class PrefillServers:
                 logger.warning(
                     "The prefill server at %s ended before it had answered request %s (%s); this"
                     " server computes the prompt.",
-                    *(server.url, paired.rid, _in_words(error)),
+                    *(server.url, paired.rid, in_words(error, "no answer in time")),
                 )
             server.bootstrap_port = 0
         finally:
@@ -208,8 +209,3 @@ class PrefillServers:
                 "No prefill server answers, so this server computes prompts itself (%d so far).",
                 self._num_alone,
             )
-
-
-def _in_words(error: Exception) -> str:
-    """Without the number of an error of the system."""
-    return getattr(error, "strerror", None) or str(error) or "no answer in time"

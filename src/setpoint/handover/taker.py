@@ -14,7 +14,7 @@ from setpoint.core.request import Ids
 from setpoint.core.rooms import Bootstrap
 from setpoint.handover.bootstrap_client import prefill_server, transfer_address
 from setpoint.handover.channel import GREETING_S, OTHER_WEIGHTS, Channel
-from setpoint.handover.frames import HandoverError
+from setpoint.handover.frames import HandoverError, in_words
 from setpoint.handover.identity import Identity
 from setpoint.handover.mover_thread import MoverThread
 from setpoint.handover.secrets import with_api_key
@@ -161,7 +161,7 @@ class RoomTaker:
             async with asyncio.timeout(CONNECT_S):
                 sock = await _connected(loop, address, number)
         except (OSError, ValueError) as error:  # ValueError: no name can be like that
-            why = str(error) or f"no answer in {CONNECT_S} s"
+            why = in_words(error, f"no answer in {CONNECT_S} s")
             raise HandoverError(
                 f"the prefill engine at {address}:{number} cannot be reached: {why}"
             ) from None

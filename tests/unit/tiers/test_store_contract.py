@@ -278,6 +278,22 @@ def test_a_folder_has_a_largest_size_and_knows_it_after_a_restart(tmp_path: Path
     assert store.counts.refused == 1
 
 
+def test_a_folder_reads_no_file_that_another_could_have_put_there(tmp_path: Path) -> None:
+    client = FolderClient(tmp_path / "blocks", PosixIO())
+    path = tmp_path / "blocks" / "ab" / "abcd.kv"
+    client.put("abcd", b"value")
+    assert client.get("abcd") == b"value"
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert client.get("abcd") is None
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    assert client.get("abcd") is None, "it does not wait for a writer"
+    (tmp_path / "link").symlink_to(tmp_path / "blocks")
+    with pytest.raises(StoreError, match="is a symbolic link"):
+        FolderClient(tmp_path / "link", PosixIO())
+
+
 def test_a_valkey_server_forgets_and_may_be_full(valkey_url: str) -> None:
     client = ValkeyClient(valkey_url, ttl_s=30)
     client._server.flushall()

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from setpoint.tiers.own_files import claim_folder, open_own
 from setpoint.tiers.store import StoreError
 
 STALE_S = 600.0
@@ -55,17 +56,11 @@ class FolderClient:
         self.place = str(folder)
         self._folder, self._io = folder, io
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            about = folder.stat()
+            claim_folder(folder)
         except OSError as error:
             raise StoreError(
                 f"the folder {folder} cannot be used: {error.strerror or error}."
             ) from None
-        if about.st_uid != os.geteuid() or about.st_mode & 0o022:
-            raise StoreError(
-                f"the folder {folder} must belong to the user who serves, and nobody else may write"
-                " to it."
-            )
 
     def check(self) -> None:
         probe = self._new_path()
@@ -126,8 +121,10 @@ class FolderClient:
 
     def _read(self, name: str, size: int | None) -> bytes | memoryview | None:
         try:
-            descriptor = os.open(self._path(name), os.O_RDONLY)
+            descriptor = open_own(self._path(name))
         except FileNotFoundError:
+            return None
+        if descriptor is None:
             return None
         try:
             return self._io.read(descriptor, size or os.fstat(descriptor).st_size)
