@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -81,7 +82,7 @@ class Pair:
 def metric(server: ServerProcess, name: str, *, api_key: str = "none") -> float:
     headers = {"Authorization": f"Bearer {api_key}"}
     page = httpx.get(f"{server.url}/metrics", headers=headers, timeout=PATIENCE_S).text
-    found = [line for line in page.splitlines() if line.startswith(name + "{")]
+    found = [line for line in page.splitlines() if re.match(rf"{name}[{{ ]", line)]
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 
@@ -423,6 +424,9 @@ def test_a_pair_without_a_router(tiny_model: Path, tmp_path: Path, alone: Server
         same_answers(decode, alone, f"Still alone: {TEXT}")
         assert num_moved() == 4
         assert "No prefill server answers" in decode.errors
+        assert metric(decode, "setpoint:prefill_server_up", api_key="secret") == 0
+        name = "setpoint:prompts_without_prefill_server_total"
+        assert metric(decode, name, api_key="secret") >= 1
 
 
 def test_servers_of_other_numbers_of_ranks_do_not_share(

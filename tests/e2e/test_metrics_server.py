@@ -128,6 +128,8 @@ def check_metrics(server: ServerProcess, answers: Any) -> None:
         "sglang:num_prefill_inflight_queue_reqs",
         "sglang:num_transfer_failed_reqs_total",
         "setpoint:binding_limit",
+        "setpoint:prefill_server_up",
+        "setpoint:prompts_without_prefill_server_total",
         "setpoint:expert_balancedness",
         "setpoint:expert_rank_tokens",
         "setpoint:expert_rebalances",

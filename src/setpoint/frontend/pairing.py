@@ -30,6 +30,13 @@ class Paired(Protocol):
 
 
 class Pairing(Protocol):
+    num_alone: int
+    """Bodies that this server computed alone because no prefill server answered."""
+
+    def up(self) -> Mapping[str, bool]:
+        """Each prefill server's URL -> whether it takes prompts now."""
+        ...
+
     def pair(
         self, path: str, requests: Sequence[Request], received: Mapping[str, Any]
     ) -> Paired | None:

@@ -114,9 +114,20 @@ class Service:
                 self.watch.news,
                 model_name=config.served_model_name,
                 context_len=config.context_len,
-                restarts_left=lambda: self.supervisor.restarts_left,
+                of_server=self._figures,
             )
         )
+
+    def _figures(self) -> dict[str, Any]:
+        """Series of /metrics -> labels -> value."""
+        found: dict[str, Any] = {
+            "setpoint:engine_restarts_left": {(): self.supervisor.restarts_left}
+        }
+        if self.pairing is not None:
+            up = self.pairing.up()
+            found["setpoint:prefill_server_up"] = {(url,): value for url, value in up.items()}
+            found["setpoint:prompts_without_prefill_server"] = {(): self.pairing.num_alone}
+        return found
 
     def job(
         self,

@@ -99,8 +99,11 @@ class PrefillServers:
         self._api_key = api_key
         self._turns = count()
         self._sending: set[asyncio.Task[None]] = set()
-        self._num_alone = 0
+        self.num_alone = 0
         self._logged_at = float("-inf")
+
+    def up(self) -> dict[str, bool]:
+        return {each.url: bool(each.bootstrap_port) for each in self._servers}
 
     def pair(
         self, path: str, requests: Sequence[Request], received: Mapping[str, Any]
@@ -201,11 +204,11 @@ class PrefillServers:
         )
 
     def _alone(self) -> None:
-        self._num_alone += 1
+        self.num_alone += 1
         now = time.monotonic()
         if now - self._logged_at >= LOG_INTERVAL_S:
             self._logged_at = now
             logger.warning(
                 "No prefill server answers, so this server computes prompts itself (%d so far).",
-                self._num_alone,
+                self.num_alone,
             )

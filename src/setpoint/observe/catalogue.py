@@ -310,6 +310,11 @@ SERVER_SERIES = (
         ("setpoint:lost_exports", "Lines that --export-metrics-to-file could not write."),
         ("setpoint:engine_starts", "Engine processes that were started."),
         (
+            "setpoint:prompts_without_prefill_server",
+            "Bodies whose prompts a decode server computed itself because none of its prefill"
+            " servers answered (--disaggregation-prefill-servers).",
+        ),
+        (
             "setpoint:standby_deaths",
             "Standby engines that ended or could not start (--engine-standby).",
         ),
@@ -345,6 +350,11 @@ SERVER_SERIES = (
             "How many engines may be started again within this hour (--max-engine-restarts).",
         ),
         ("setpoint:engine_figures_age_seconds", "Age of the scheduler's series."),
+        (
+            "setpoint:prefill_server_up",
+            "Whether a prefill server of --disaggregation-prefill-servers takes prompts now.",
+            "url",
+        ),
         (
             "setpoint:binding_limit",
             "1 for the limit that bound in the last two minutes, 0 for those that bound before.",

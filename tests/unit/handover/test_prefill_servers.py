@@ -105,6 +105,21 @@ def info(port: int) -> bytes:
     return b'{"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": %d, "x": 1}' % port
 
 
+def test_it_tells_which_servers_take_prompts() -> None:
+    async def run() -> None:
+        async with peer(info(11)) as one, peer(b"{}") as other:
+            servers = PrefillServers([one.url, other.url], api_key=None)
+            assert servers.up() == {one.url: False, other.url: False}
+            assert servers.pair(PATH, [request()], {}) is None
+            assert servers.num_alone == 1
+            async with watching(servers):
+                assert servers.up() == {one.url: True, other.url: False}
+                assert servers.pair(PATH, [request()], {}) is not None
+            assert servers.num_alone == 1
+
+    asyncio.run(run())
+
+
 def test_bodies_go_to_the_server_with_the_fewest_open_requests() -> None:
     async def run() -> None:
         async with peer(info(11)) as one, peer(info(12)) as two:

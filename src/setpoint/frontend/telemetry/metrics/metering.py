@@ -48,19 +48,19 @@ def make_metrics(
     *,
     model_name: str,
     context_len: int,
-    restarts_left: Callable[[], int],
+    of_server: Callable[[], dict[str, Any]],
 ) -> Metrics:
-    """restarts_left: returns how many engines may be started again."""
+    """of_server: returns series of the server -> labels -> value, besides those known here."""
     # Here, because prometheus_client takes a tenth of a second that most starts can save.
     from setpoint.frontend.telemetry.metrics.exposition import Metrics
 
     def server() -> dict[str, Any]:
         return {
+            **of_server(),
             "sglang:startup_time_seconds": {
                 (phase,): seconds for phase, seconds in config.startup_s.items()
             },
             "sglang:process_cpu_seconds": {("tokenizer",): time.process_time()},
-            "setpoint:engine_restarts_left": {(): restarts_left()},
             "setpoint:truncated_prompts": {(): book.truncated_prompts},
             "setpoint:lowered_limits": {(): book.lowered_limits},
             "setpoint:lost_exports": {(): book.lost_exports},
