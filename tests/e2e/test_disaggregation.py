@@ -502,4 +502,4 @@ def test_servers_of_other_dtypes_do_not_share(
         assert answer.status_code == 200
         assert pair.failures() == 1
         for server in (pair.prefill, pair.decode):
-            assert "--kv-cache-dtype: " in server.errors
+            assert "--kv-cache-dtype is float32 on the prefill server" in server.errors

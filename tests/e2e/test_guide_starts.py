@@ -45,6 +45,6 @@ def test_a_command_of_the_guides_serves(argv: tuple[str, ...], tmp_path: Path) -
         )
         for field in without_effect:
             assert f"WARNING: Decision: {field}=" in server.errors
-        assert ("Decision: attn_cp_size=1 (given; SGLang's default" in server.errors) == (
+        assert ("Decision: attn_cp_size=1 (given; it is SGLang's default" in server.errors) == (
             "--attn-cp-size" in argv
         )
