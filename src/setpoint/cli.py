@@ -85,7 +85,8 @@ def _run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         known = group or [each.partition(" ")[0] for each in COMMANDS]
         see = f"setpoint {word} --help" if group else "setpoint --help"
-        hint = _instead_of_run(rest) if name == "run" else _nearest(name, known)
+        hint = _instead_of_run(rest) if name == "run" else _OLLAMA.get(name, "")
+        hint = hint or _nearest(name, known)
         raise ConfigError(f"unknown command {name!r}.{hint} See {see!r}.")
     return _RUNS[name](*_read(name, rest))
 
@@ -97,6 +98,18 @@ def _nearest(word: str, commands: Iterable[str]) -> str:
 
     close = difflib.get_close_matches(word, list(commands), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+_DESCRIBES = " 'setpoint models MODEL' says of a folder, a GGUF file or a hub id what it is"
+_OLLAMA = {
+    "pull": " 'setpoint serve owner/name' downloads a model of the hub before it serves it.",
+    "list": f"{_DESCRIBES}. Setpoint has no list of models: they stay where they are.",
+    "ls": f"{_DESCRIBES}. Setpoint has no list of models: they stay where they are.",
+    "show": f"{_DESCRIBES}.",
+    "ps": " 'setpoint top URL' shows a running server.",
+    "stop": " Ctrl-C ends a server once its open requests are answered.",
+}
+"""Commands of Ollama -> what to do here."""
 
 
 def _instead_of_run(rest: list[str]) -> str:

@@ -151,6 +151,33 @@ def test_the_table_of_several(gguf_file: Path, tmp_path: Path) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
+def test_a_context_for_which_the_memory_has_no_room_is_said(gguf_file: Path) -> None:
+    """Red before: "yes", beside a memory that this machine does not have."""
+    words = "the memory has room for 64 tokens, not for a request of 256"
+    done = models(gguf_file, "--max-total-tokens", "64", code=0)
+    assert f"yes, but {words}" in " ".join(done.stdout.split())
+    done = models(gguf_file, gguf_file, "--max-total-tokens", "64", code=0)
+    assert f"runs here, but {words}." in " ".join(done.stdout.split())
+    assert '"needs" is the memory of a request of the whole context' in done.stdout
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    """Red before: "runs here: yes", and a start refused it."""
+    refused = models("--device", "cuda", code=2, CUDA_VISIBLE_DEVICES="")
+    assert "--device cuda was asked for, but CUDA_VISIBLE_DEVICES hides" in refused.stderr
+
+
+def test_a_reader_that_leaves_is_no_error(gguf_file: Path) -> None:
+    """Red before: a traceback."""
+    arguments = [sys.executable, "-u", "-m", "setpoint.cli", "models", str(gguf_file)]
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as closed:
+        done = subprocess.run(arguments, stdout=closed, stderr=subprocess.PIPE, timeout=240)
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == 0
+
+
 def test_of_a_model_of_the_hub_only_small_files_are_read(tiny_model: Path, tmp_path: Path) -> None:
     files: dict[str, bytes | int] = {file.name: file.read_bytes() for file in tiny_model.iterdir()}
     with Hub("owner/tiny", files).running() as hub:

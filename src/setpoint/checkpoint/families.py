@@ -60,6 +60,27 @@ class Family:
 WRAPPERS = {"Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", "gemma3_text")}
 """Multimodal architecture -> the architecture and model_type of its language model. Only the
 language model is served."""
+IN_GGUF = frozenset(
+    {
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "GptOssForCausalLM",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "OlmoeForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+    }
+)
+"""Architectures of which GGUF files are served, too (``gguf_architectures``, whose import takes
+time). GGUF files of Mistral say that they are Llama."""
 GEMMA = {
     "tie_word_embeddings": True,
     "head_dim": 256,

@@ -117,7 +117,10 @@ class GGUFFile:
         try:
             self._size = os.fstat(self.handle.fileno()).st_size
             if self.handle.read(len(MAGIC)) != MAGIC:
-                raise CheckpointError(f"{path} is not a GGUF file (it does not start with 'GGUF').")
+                raise CheckpointError(
+                    f"{path} is not a GGUF file: it does not start with 'GGUF'. If you downloaded"
+                    " it, look into it: an error page or a Git LFS pointer may be in its place."
+                )
             self._parse()
         except OSError as error:
             self.handle.close()

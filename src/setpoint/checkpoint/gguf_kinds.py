@@ -96,20 +96,19 @@ def check_kind(file: GGUFFile, converted: Collection[str]) -> None:
 
 def _language_model_hint(path: Path) -> str:
     """Advice that names the file that was probably meant."""
-    models = sorted(
-        each for each in path.parent.glob("*.gguf") if not each.name.startswith(PROJECTOR)
-    )
+    models = [each for each in path.parent.glob("*.gguf") if not each.name.startswith(PROJECTOR)]
     others = [each for each in models if each != path]
-    hint = f", e.g. {others[0]}" if others else ", which is usually in the same folder"
+    hint = f", e.g. {others[0]}" if len(others) == 1 else ", which is usually in the same folder"
     return f"name the file with the language model{hint}"
 
 
 def _other_family(file: GGUFFile, architecture: str, converted: Collection[str]) -> str:
     family = FAMILIES.get(architecture)
-    served = " and ".join(repr(name) for name in sorted(converted))
+    served = ", ".join(sorted(converted))
     name = f"{architecture!r} ({family})" if family else repr(excerpt(architecture))
     begin = (
-        f"{file.path} has the GGUF architecture {name}, and only GGUF files of {served} are served."
+        f"{file.path} has the GGUF architecture {name}, which is not served from GGUF files; these"
+        f" are: {served}."
     )
     if family is None:
         return f"{begin} docs/serving.md lists the families and formats that are."

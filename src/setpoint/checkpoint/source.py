@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import re
 import stat
@@ -33,6 +34,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_HOSTS = re.compile(r"(https?://)?(hf\.co|huggingface\.co)/")
 TAGGED = re.compile(r"[\w.-]+:[\w.-]+")
 """A name of Ollama's library."""
+NEAR = 0.8
+"""How much a name must resemble a file's (difflib's ratio) for us to ask whether it was meant."""
 SMALL_FILES = ["*.json", "*.jinja"]
 WEIGHT_FILES = "*.safetensors"
 HUB_IGNORED = ["*/*.safetensors", "*/tokenizer*.json", "*/vocab*.json"]
@@ -93,7 +96,7 @@ def locate(
     if HUB_ID.fullmatch(model_path) is None or model_path.endswith((".gguf", ".safetensors")):
         raise CheckpointError(
             f"No model at {model_path!r}: there is no such folder or file, and"
-            f" {_right_form(model_path)}."
+            f" {_right_form(model_path)}.{_meant(path)}"
         )
     folder = _downloaded(model_path, revision, load_format, admit)
     origin = f"hub, {folder}"
@@ -137,6 +140,20 @@ def _found_at(path: Path) -> Literal["folder", "file", ""]:
     if not stat.S_ISREG(mode):
         raise CheckpointError(f"Cannot read {path}: it is no regular file.")
     return "file"
+
+
+def _meant(path: Path) -> str:
+    """A question that names the neighbour for which the path may be a mistake; "" if there is
+    none."""
+    try:
+        names = [each.name for each in path.parent.iterdir() if not each.name.startswith(".")]
+    except (OSError, ValueError):
+        return ""
+    by_lower = {name.lower().removesuffix(".gguf"): name for name in sorted(names)}
+    close = difflib.get_close_matches(
+        path.name.lower().removesuffix(".gguf"), by_lower, n=1, cutoff=NEAR
+    )
+    return f" Did you mean {str(path.with_name(by_lower[close[0]]))!r}?" if close else ""
 
 
 def _right_form(name: str) -> str:

@@ -34,13 +34,20 @@ def doctor(options: DoctorOptions) -> int:
     """Run the command; returns the exit code. Raises ConfigError or SourceError, for which the exit
     code is UNREADABLE."""
     console = make_console(no_color=options.no_color)
+    with reader_may_leave():
+        return _run(options, console)
+    return FOUND
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Ends what prints within, without an error, once the reader of the pipe has stopped reading
+    (``| head``)."""
     try:
-        code = _run(options, console)
+        yield
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe has stopped reading
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = FOUND
-    return code
 
 
 def make_console(*, no_color: bool) -> Console:

@@ -12,13 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from setpoint.commands.doctor_command import make_console
+from setpoint.commands.doctor_command import make_console, reader_may_leave
 from setpoint.config.commandline import CommandLine
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import probe_hardware
 from setpoint.core.errors import ConfigError
 from setpoint.core.progress import reported_to
 from setpoint.launch.model_report import Examined, ModelReport, examine
+from setpoint.launch.preflight import check_device
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.waiting import Waiting, on_stderr
 from setpoint.planning.memory import format_bytes
@@ -37,25 +38,27 @@ def show_models(line: CommandLine, env: EnvSettings, measure: Callable[[Examined
     setup_logging(options.logs.log_level, milliseconds=env.log_ms)
     if line.own.model and options.model.model_path is not None:
         raise ConfigError("models are named as arguments or by --model-path, not by both.")
+    check_device(options.execution.device)
     names = line.own.model or (options.model.model_path,)
     waiting = Waiting("Looking at the models", on_stderr())
     try:
         found = [examine(options.replace(model_path=name), env, line.given) for name in names]
         for each in found:  # afterwards, because it takes memory that the models are given above
             if each.report.runs:
-                waiting.doing(f"timing products of {each.report.model}")
+                waiting.doing(f"timing matrix products of {each.report.model}")
                 with reported_to(waiting.doing):
                     measure(each)
     finally:
         waiting.end()
     reports = [each.report for each in found]
     console = make_console(no_color=True)
-    if line.own.json:
-        print(json.dumps(_contract(reports), indent=2))
-    elif len(reports) == 1:
-        print("\n".join(details(reports[0], width=console.width)))
-    else:
-        _print_table(console, reports)
+    with reader_may_leave():
+        if line.own.json:
+            print(json.dumps(_contract(reports), indent=2))
+        elif len(reports) == 1:
+            print("\n".join(details(reports[0], width=console.width)))
+        else:
+            _print_table(console, reports)
     return SERVED if all(report.runs for report in reports) else NOT_SERVED
 
 
@@ -77,7 +80,7 @@ def details(report: ModelReport, *, width: int) -> list[str]:
     if report.parameters and not disk:
         disk = "the weights are not on this machine; a start would download them"
     rows = {
-        "runs here": "yes" if report.runs else f"no: {report.reason}",
+        "runs here": f"yes{_shortened(report)}" if report.runs else f"no: {report.reason}",
         "nearest": f"{report.nearest} is supported" if report.nearest else "",
         **_speed(report),
         "architecture": _architecture(report),
@@ -99,6 +102,17 @@ def details(report: ModelReport, *, width: int) -> list[str]:
         if text
     ]
     return [report.model, *paragraphs]
+
+
+def _shortened(report: ModelReport) -> str:
+    """What the memory makes of the context, if it has no room for the whole of it."""
+    memory = report.memory
+    if memory is None or memory.pool is None or memory.pool.pool_tokens >= memory.context_len:
+        return ""
+    return (
+        f", but the memory has room for {memory.pool.pool_tokens:,} tokens, not for a request of"
+        f" {memory.context_len:,}"
+    )
 
 
 def _architecture(report: ModelReport) -> str:
@@ -187,7 +201,14 @@ def _print_table(console: Console, reports: list[ModelReport]) -> None:
     console.print(table)
     if any(report.disturbed for report in reports):
         console.print(f"\n{DISTURBED}.")
+    console.print(
+        '\n"needs" is the memory of a request of the whole context; --context-length sets a shorter'
+        " one.",
+        highlight=False,
+    )
     for report in reports:
+        if words := _shortened(report):
+            console.print(f"\n{report.model} runs here{words}.", markup=False, highlight=False)
         if not report.runs:
             name = "" if report.model in report.reason else f"{report.model}: "
             words = f" The nearest that is supported is {report.nearest}." if report.nearest else ""

@@ -9,14 +9,14 @@ from setpoint.core.errors import ConfigError, OutOfMemoryError
 from setpoint.planning.fit import Choices, check_fit
 from setpoint.planning.memory import format_bytes
 
-GGUF_FAMILY = "LlamaForCausalLM"
-"""The architecture that is served from GGUF files (``checkpoint.gguf_convert``)."""
 
-
-def check_room(asked: Asked, config: ResolvedConfig, *, name: str, is_counted: bool) -> None:
+def check_room(
+    asked: Asked, config: ResolvedConfig, *, name: str, is_counted: bool, in_gguf: bool
+) -> None:
     """Raise OutOfMemoryError if the model and at least one page of KV cache do not fit into the
     memory that is free before the weights are loaded. is_counted: whether the number of the model's
-    parameters is exact (see ``check_fit``)."""
+    parameters is exact (see ``check_fit``). in_gguf: whether models of this architecture are
+    served from GGUF files."""
     model, options = asked.model, config.options
     on_cpu = options.execution.device == "cpu"
     free = asked.hardware.available_bytes if on_cpu else asked.hardware.gpu_bytes
@@ -42,7 +42,8 @@ def check_room(asked: Asked, config: ResolvedConfig, *, name: str, is_counted: b
         is_counted=is_counted,
         choices=Choices(
             int8=on_cpu and options.model.model_impl != "transformers",
-            gguf=on_cpu and model.architecture == GGUF_FAMILY,
+            gguf=on_cpu and in_gguf,
+            blocks=on_cpu and options.model.model_impl != "transformers",
         ),
         num_ranks=options.parallel.ranks_per_engine // options.parallel.nnodes if on_cpu else 1,
     )

@@ -15,7 +15,7 @@ from functools import partial
 
 from setpoint.checkpoint.description import Description
 from setpoint.checkpoint.end_tokens import tokenizer_end_ids
-from setpoint.checkpoint.families import GATED
+from setpoint.checkpoint.families import GATED, IN_GGUF
 from setpoint.checkpoint.pooling import check_generates, read_pooling
 from setpoint.checkpoint.recommended import recommended_sampling
 from setpoint.checkpoint.source import DEFAULT_MODEL, locate, tokenizer_folder
@@ -55,7 +55,8 @@ def check_memory(asked: Asked, config: ResolvedConfig, description: Description)
     """Raise OutOfMemoryError if the model certainly does not fit (``config.room``)."""
     is_counted = asked.model.model_type in GATED or bool(description.tensors)
     name = asked.options.model.model_path or DEFAULT_MODEL
-    check_room(asked, config, name=name, is_counted=is_counted)
+    in_gguf = asked.model.architecture in IN_GGUF
+    check_room(asked, config, name=name, is_counted=is_counted, in_gguf=in_gguf)
 
 
 def settle(options: Options, env: EnvSettings, given: Set[str]) -> Served:

@@ -18,10 +18,7 @@ def preflight(options: Options) -> None:
     """Check everything that can be checked before anything is loaded. Raises ConfigError,
     RecordingError for a recording that cannot be made, or CheckpointError for a chat template that
     cannot be compiled. Modules that few starts need are imported on use."""
-    if options.execution.device == "cuda" and (why := why_no_cuda()):
-        raise ConfigError(
-            f"--device cuda was asked for, but {why}; use --device cpu, or leave it out."
-        )
+    check_device(options.execution.device)
     if options.metrics.export_metrics_to_file:
         assert options.metrics.export_metrics_to_file_dir is not None, "check_metrics refuses it"
         _check_folder(
@@ -50,6 +47,14 @@ def preflight(options: Options) -> None:
         from setpoint.frontend.text.template_process import check_template_file
 
         check_template_file(options.model.chat_template)
+
+
+def check_device(device: str) -> None:
+    """Raise ConfigError for a device that this machine certainly does not have."""
+    if device == "cuda" and (why := why_no_cuda()):
+        raise ConfigError(
+            f"--device cuda was asked for, but {why}; use --device cpu, or leave it out."
+        )
 
 
 def _check_ray(options: Options) -> None:

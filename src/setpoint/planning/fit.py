@@ -16,6 +16,9 @@ from setpoint.planning.memory import USEFUL_TOKENS, MemoryModel, format_bytes
 GGUF_BITS = 4.85
 """Bits per weight of a GGUF file in Q4_K_M
 (https://github.com/ggml-org/llama.cpp/blob/master/tools/quantize/README.md)."""
+GGUF_FILE = "a GGUF file with 4 bits (Q4_K_M)"
+FEWER_BITS = 1.1
+"""Such a file is advised for weights that take this many times its bytes."""
 WORKSPACE_SHARE = 0.5
 """Share of the estimated workspace that a step certainly needs."""
 WEIGHTS_SHARE = 0.9
@@ -23,6 +26,8 @@ WEIGHTS_SHARE = 0.9
 LEAST_CONTEXT = 512
 LEAST_PARAMETERS = 10**6
 BF16_BYTES = 2
+WIDER = 1.2
+"""Blocks that take this many times their bytes in the file are worth a word."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,6 +38,8 @@ class Choices:
     """--quantization w8a8_int8 works here."""
     gguf: bool
     """Models of this family are served from GGUF files here."""
+    blocks: bool
+    """Quantized blocks of the checkpoint stay as they are here, if --quantization allows it."""
 
 
 def check_fit(
@@ -57,7 +64,7 @@ def check_fit(
         return
     parts = [
         f"its weights need {format_bytes(weights)} ({_count(model.spec.num_parameters)}"
-        " parameters)",
+        f" parameters{_wider(model)})",
         f"the smallest KV cache {format_bytes(kv)}",
         *([f"a step {format_bytes(work)}"] if work else []),
     ]
@@ -87,6 +94,17 @@ def _least_weights(model: MemoryModel, *, is_counted: bool) -> int:
     return max(least - doubtful * width, 0)
 
 
+def _wider(model: MemoryModel) -> str:
+    """Why the weights take clearly more memory than their file has bytes; "" if they do not."""
+    kept = model.spec.blocks if model.blocks_kept else None
+    if kept is None or kept.held_bytes <= WIDER * kept.num_bytes:
+        return ""
+    return (
+        f"; blocks of {' and '.join(kept.kinds)} take more memory than the"
+        f" {format_bytes(kept.num_bytes)} that they have in the file"
+    )
+
+
 def _least_kv(model: MemoryModel) -> int:
     """Bytes of one page for each cache group and of the dummy page."""
     layout = model.layout
@@ -110,24 +128,33 @@ def _advice(model: MemoryModel, available: int, choices: Choices) -> Iterator[st
             yield f"--context-length {context}"
             break
     static = available * model.mem_fraction_static - _least_kv(model)
-    width, kind = _weight_kind(model)
-    largest = int(max(static, 0) * WEIGHTS_SHARE / width)
+    sizes = [
+        (int(max(static, 0) * WEIGHTS_SHARE / width), kind)
+        for width, kind in _weight_kinds(model, choices)
+    ]
+    (largest, kind), *more = sizes
     if largest >= LEAST_PARAMETERS:
-        words = f"a model of about {_count(largest)} parameters {kind}"
-        if choices.int8 and _is_unquantised(model):
-            int8 = replace(model, quantization="w8a8_int8")
-            more = int(max(static, 0) * WEIGHTS_SHARE / _weight_kind(int8)[0])
-            words += f", or of about {_count(more)} with --quantization w8a8_int8"
-        yield words
+        first = f"a model of about {_count(largest)} parameters {kind}"
+        others = [f"of about {_count(number)} {kind}" for number, kind in more]
+        yield f"{', '.join([first, *others[:-1]])}, or {others[-1]}" if others else first
 
 
-def _weight_kind(model: MemoryModel) -> tuple[float, str]:
-    """(bytes per parameter, words) of the weights as the options ask for them."""
-    if model.quantization == "w8a8_int8" and model.spec.blocks is None:
-        return model.weights() / model.spec.num_parameters, "with --quantization w8a8_int8"
-    if model.dtype_bytes > BF16_BYTES:
-        return model.dtype_bytes, "in float32"
-    return BF16_BYTES, "in bfloat16"
+def _weight_kinds(model: MemoryModel, choices: Choices) -> Iterator[tuple[float, str]]:
+    """(bytes per parameter, words) of weights that other models may have: first as the options and
+    the file ask for them, then what takes fewer bytes."""
+    own = model.weights() / model.spec.num_parameters
+    if model.spec.blocks is not None and model.blocks_kept:
+        yield own, f"with as many bits for each ({8 * own:.1f} in memory)"
+    elif model.quantization == "w8a8_int8" and model.spec.blocks is None:
+        yield own, "with --quantization w8a8_int8"
+    else:
+        wide = model.dtype_bytes > BF16_BYTES
+        yield (model.dtype_bytes, "in float32") if wide else (BF16_BYTES, "in bfloat16")
+    if choices.int8 and _is_unquantised(model):
+        int8 = replace(model, quantization="w8a8_int8")
+        yield int8.weights() / model.spec.num_parameters, "with --quantization w8a8_int8"
+    if choices.gguf and own > FEWER_BITS * GGUF_BITS / 8:
+        yield GGUF_BITS / 8, f"in {GGUF_FILE}"
 
 
 def _others(model: MemoryModel, choices: Choices) -> Iterator[tuple[str, MemoryModel]]:
@@ -141,11 +168,21 @@ def _others(model: MemoryModel, choices: Choices) -> Iterator[tuple[str, MemoryM
         yield "--dtype bfloat16", narrow
     if choices.int8 and _is_unquantised(model):
         yield "--quantization w8a8_int8", replace(narrow, quantization="w8a8_int8")
-    if choices.gguf and _is_unquantised(model):
+    least = model.weights()
+    if choices.blocks and model.spec.blocks is not None and not model.blocks_kept:
+        kept = replace(narrow, quantization=None, blocks_kept=True)
+        words = [f"without --quantization {model.quantization}"] if model.quantization else []
+        words += ["with --dtype bfloat16"] if narrow.dtype_bytes != model.dtype_bytes else []
+        if words:
+            least = kept.weights()
+            yield f"the blocks of the file as they are, {' and '.join(words)}", kept
+    if choices.gguf:
         num_bytes = round(model.spec.num_parameters * GGUF_BITS / 8)
         blocks = KeptBlocks(model.spec.num_parameters, num_bytes, num_bytes, ("Q4_K",), num_bytes)
         spec = replace(model.spec, blocks=blocks)
-        yield "a GGUF file of it with 4 bits (Q4_K_M)", replace(narrow, spec=spec, blocks_kept=True)
+        four = replace(narrow, spec=spec, quantization=None, blocks_kept=True)
+        if least > FEWER_BITS * four.weights():
+            yield GGUF_FILE.replace("file", "file of it"), four
 
 
 def _is_unquantised(model: MemoryModel) -> bool:

@@ -7,6 +7,7 @@ product, and ``bench.engines.model_pace`` adds what a step does besides.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,6 +29,16 @@ class Stored:
     experts: int = 0
     """In all experts."""
     head: int = 0
+
+
+def rising(curve: Curve) -> Curve:
+    """The curve without times that are longer than those of more rows: more rows never take less
+    time, so other programs have stretched such a time."""
+    found: dict[int, float] = {}
+    shortest = math.inf
+    for rows in sorted(curve, reverse=True):
+        found[rows] = shortest = min(shortest, curve[rows])
+    return found
 
 
 def seconds_of(curve: Curve, rows: float) -> float:

@@ -145,6 +145,16 @@ def test_a_name_of_another_engine_gets_the_form_here(
     assert "\n" not in said
 
 
+def test_a_name_with_a_slip_names_the_neighbour(tmp_path: Path) -> None:
+    """Red before: only that there is no such folder or file."""
+    (tmp_path / "llama-1b-Q4_K_M.gguf").write_text("")
+    (tmp_path / ".llama-1b-Q4KM.gguf").write_text("")
+    for slip in ("Llama-1b-Q4_K_M.gguf", "llama-1b-Q4_K_M", "llama-1b-Q4KM.gguf"):
+        said = refusal(lambda slip=slip: locate(str(tmp_path / slip), log=quiet))
+        assert said.endswith(f"Did you mean {str(tmp_path / 'llama-1b-Q4_K_M.gguf')!r}?")
+    assert "mean" not in refusal(lambda: locate(str(tmp_path / "qwen.gguf"), log=quiet))
+
+
 def test_a_folder_that_is_no_model_gets_a_hint(tmp_path: Path) -> None:
     assert "name a Hugging Face model folder" in refusal(lambda: locate(str(tmp_path), log=quiet))
     (tmp_path / "x.gguf").write_text("")

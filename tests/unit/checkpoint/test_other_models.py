@@ -10,6 +10,9 @@ import pytest
 from gguf_cases import write
 
 from setpoint.checkpoint import safetensors_file
+from setpoint.checkpoint.families import IN_GGUF
+from setpoint.checkpoint.gguf_architectures import DECODERS, MIXTRAL
+from setpoint.checkpoint.gguf_deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from setpoint.checkpoint.safetensors_file import TensorInfo
 from setpoint.checkpoint.source import locate
 from setpoint.checkpoint.spec import read_spec
@@ -59,7 +62,7 @@ def test_a_gguf_file_of_another_family_names_the_way_out(
     message = refusal(write(tmp_path / "m.gguf", keys=keys), said)
     for part in (
         f"'{architecture}' ({family})",
-        "'llama'",
+        "these are: deepseek2, gemma2,",
         "safetensors",
         "--model-path some/model-1B",
     ):
@@ -111,6 +114,16 @@ def test_the_language_model_beside_a_projector_is_named(tmp_path: Path) -> None:
     model = write(tmp_path / "model-Q4.gguf")
     projector = write(tmp_path / "mmproj-F16.gguf", keys={"general.architecture": "clip"})
     assert str(model) in refusal(projector)
+    write(tmp_path / "another-Q4.gguf")
+    said = refusal(projector)
+    assert "another" not in said, "nobody knows to which of the two it belongs"
+    assert "usually in the same folder" in said
+
+
+def test_the_architectures_of_gguf_files_are_listed() -> None:
+    """Advice for a model that is too large names a GGUF file only if one would be served."""
+    served = {each.architecture for each in (*DECODERS.values(), MIXTRAL, DEEPSEEK_V2, DEEPSEEK_V3)}
+    assert {*served, "MistralForCausalLM"} == IN_GGUF
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,9 @@ def test_help_of_bench_lists_its_commands(capsys: pytest.CaptureFixture[str]) ->
             "unknown command 'run'. 'setpoint chat org/model' talks to a model, and"
             " 'setpoint serve org/model' serves it.",
         ),
+        (["list"], "unknown command 'list'. 'setpoint models MODEL' says of a folder"),
+        (["pull", "llama3.2"], "'setpoint serve owner/name' downloads a model"),
+        (["ps"], "'setpoint top URL' shows a running server. See 'setpoint --help'."),
         (["run"], "'setpoint chat' talks to a model, and 'setpoint serve' serves it."),
         (["run", "llama3.2:1b"], "'setpoint chat owner/name' talks to a model"),
         (

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from setpoint.core.errors import OutOfMemoryError
+from setpoint.core.model import KeptBlocks
 from setpoint.planning.fit import Choices, check_fit
 from setpoint.planning.memory import GIB, MemoryModel
 from setpoint.testing.specs import memory_of, tiny_spec
@@ -28,7 +29,7 @@ LLAMA_70B = tiny_spec(
     num_parameters=70_553_706_496,
 )
 BF16 = memory_of(LLAMA_70B, context_len=131_072)
-ALL = Choices(int8=True, gguf=True)
+ALL = Choices(int8=True, gguf=True, blocks=True)
 
 
 def refusal(model: MemoryModel, gib: float, choices: Choices = ALL) -> str:
@@ -45,10 +46,12 @@ def test_a_70b_model_on_a_small_machine() -> None:
     assert "weights and KV cache may take 18.40 GiB (--mem-fraction-static 0.8)" in words
     (largest,) = re.findall(r"about (\S+) billion parameters in bfloat16", words)
     assert 5 < float(largest) < 10
-    assert "GGUF" not in words, "40 GiB do not fit either"
+    assert "a GGUF file of it" not in words, "40 GiB do not fit either"
+    (four,) = re.findall(r"about (\S+) billion in a GGUF file with 4 bits", words)
+    assert 2.5 * float(largest) < float(four) < 4 * float(largest)
     (eight,) = re.findall(r"about (\S+) billion with --quantization w8a8_int8", words)
     assert 1.5 * float(largest) < float(eight) < 2.1 * float(largest)
-    assert "w8a8" not in refusal(BF16, 23, Choices(int8=False, gguf=True))
+    assert "w8a8" not in refusal(BF16, 23, replace(ALL, int8=False))
 
 
 def test_advice_is_what_fits() -> None:
@@ -56,7 +59,7 @@ def test_advice_is_what_fits() -> None:
     assert "a GGUF file of it with 4 bits (Q4_K_M) (39.8" in words
     words = refusal(BF16, 110)
     assert "--quantization w8a8_int8 (6" in words
-    assert "GGUF" not in refusal(BF16, 110, Choices(int8=True, gguf=False))
+    assert "GGUF" not in refusal(BF16, 110, replace(ALL, gguf=False))
     wide = replace(BF16, dtype_bytes=4, kv_element_bytes=4)
     assert "--dtype bfloat16 (13" in refusal(wide, 220)
     assert "; --mem-fraction-static 0.86;" in refusal(BF16, 155)
@@ -80,8 +83,48 @@ def test_what_would_fit_is_said_for_the_quantization_asked_for() -> None:
     (largest,) = re.findall(r"about (\S+) billion parameters with --quantization w8a8", words)
     assert 12 < float(largest) < 20
     assert "in bfloat16" not in words
+    assert "of about 29 billion in a GGUF file with 4 bits (Q4_K_M)" in words
     wide = refusal(replace(BF16, dtype_bytes=4, kv_element_bytes=4), 23)
     assert "billion parameters in float32" in wide
+
+
+def in_blocks(bits: float, held_bits: float, kind: str = "Q4_K") -> MemoryModel:
+    """The large model as a GGUF file with so many bits for each weight."""
+    number = LLAMA_70B.num_parameters
+    held = round(number * held_bits / 8)
+    blocks = KeptBlocks(number, round(number * bits / 8), held, (kind,), held // 70)
+    return replace(BF16, spec=replace(LLAMA_70B, blocks=blocks))
+
+
+def test_what_would_fit_in_place_of_a_gguf_file_is_counted_in_its_own_bits() -> None:
+    """Red before: a size in bfloat16, a third of what a file of 4 bits may have."""
+    words = refusal(in_blocks(4.85, 4.9), 23)
+    (largest,) = re.findall(
+        r"about (\S+) billion parameters with as many bits for each \(4\.9 in memory\)", words
+    )
+    assert 25 < float(largest) < 30
+    assert "bfloat16" not in words
+    assert "Q4_K_M" not in words, "that is what it is"
+    assert "take more memory" not in words
+    eight = refusal(in_blocks(8.5, 8.5, "Q8_0"), 60)
+    assert "What would fit here: a GGUF file of it with 4 bits (Q4_K_M) (39.8" in eight
+
+
+def test_blocks_that_take_more_memory_than_in_the_file_are_named() -> None:
+    words = refusal(in_blocks(2.6, 5.1, "Q2_K"), 23)
+    assert "blocks of Q2_K take more memory than the 21.36 GiB that they have in the file" in words
+
+
+def test_an_option_that_widens_the_blocks_of_a_file_is_named() -> None:
+    """Red before: the share of the memory, and nothing of the option."""
+    for option in ("unquant", "w8a8_int8"):
+        model = replace(in_blocks(4.85, 4.9), quantization=option, blocks_kept=False)
+        words = refusal(model, 60)
+        assert f"as they are, without --quantization {option} (40" in words
+        assert "a GGUF file of it" not in words, "it is one"
+        assert "as they are" not in refusal(model, 60, replace(ALL, blocks=False))
+    wide = replace(in_blocks(4.85, 4.9), blocks_kept=False, dtype_bytes=4, kv_element_bytes=4)
+    assert "as they are, with --dtype bfloat16 (40" in refusal(wide, 60)
 
 
 def test_a_context_that_does_not_fit() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from setpoint.core.model import Mixture
-from setpoint.planning.pace import Stored, products_s, seconds_of
+from setpoint.planning.pace import Stored, products_s, rising, seconds_of
 
 CURVE = {1: 2.0, 16: 3.5, 64: 8.3}
 
@@ -36,3 +38,12 @@ def test_a_mixture_reads_the_experts_that_its_tokens_use() -> None:
     assert one == pytest.approx(5 * 1.0 + 40 / 4 * 1.0)
     two = products_s(stored, times, mixture, num_tokens=2, num_sampled=2)
     assert two == pytest.approx(5 * 2.0 + 40 * 7 / 16 * (2 / (4 * 7 / 16)))
+
+
+@given(curve=st.dictionaries(st.integers(1, 512), st.floats(1e-15, 1e3), min_size=1))
+def test_a_time_that_other_programs_have_stretched_does_not_count(curve: dict[int, float]) -> None:
+    """Red before: on a busy machine one stream had 5.7 tokens/s, and 16 streams together 481."""
+    found = [time for _, time in sorted(rising(curve).items())]
+    assert found == sorted(found)
+    for rows, time in rising(curve).items():
+        assert time == min(curve[more] for more in curve if more >= rows)

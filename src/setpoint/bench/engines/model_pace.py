@@ -21,7 +21,7 @@ from setpoint.core.work import Work
 from setpoint.launch.model_report import Examined, Pace
 from setpoint.launch.process import engine_environment
 from setpoint.observe.work import WorkModel
-from setpoint.planning.pace import Curve, Stored, products_s
+from setpoint.planning.pace import Curve, Stored, products_s, rising
 
 PROMPT_TOKENS = 512
 """Of the prompt whose first token is estimated, or half of a shorter context."""
@@ -144,7 +144,7 @@ def measure_pace(examined: Examined) -> None:
     wanted = config.options.scheduling.max_running_requests or STREAMS
     report.pace = pace_of(
         steps,
-        Machine(limits, times),
+        Machine(limits, {kind: rising(curve) for kind, curve in times.items()}),
         prompt_tokens=prompt,
         streams=max(min(wanted, fitting, report.memory.running), 1),
         chunk_tokens=config.step_tokens,
