@@ -161,6 +161,7 @@ def peer_entrant(peer: Peer) -> Entrant:
             port=port,
             environment=peer.environment,
             start_timeout_s=peer.start_timeout_s,
+            refusal=peer.refusal,
         )
 
     return Entrant(
@@ -244,10 +245,23 @@ async def compare(
             await turn(ours, workloads, repetition, run, patience_s)
 
 
+def full_warm_up(workload: Workload) -> Workload:
+    """All prompts, a few tokens of each answer."""
+    return replace(workload, output_tokens=min(WARM_UP_TOKENS, workload.output_tokens))
+
+
 async def turn(
-    entrant: Entrant, workloads: Sequence[Workload], repetition: int, run: Run, patience_s: float
+    entrant: Entrant,
+    workloads: Sequence[Workload],
+    repetition: int,
+    run: Run,
+    patience_s: float,
+    *,
+    warm_up: Callable[[Workload], Workload] = full_warm_up,
+    at_end: Callable[[Contender], None] = lambda contender: None,
 ) -> None:
-    """Start a contender, measure it, end it. If it does not start, note it as skipped."""
+    """Start a contender, measure it, end it. If it does not start, note it as skipped. warm_up:
+    what it serves before a workload. at_end: called before it is ended."""
     began = time.perf_counter()
     contender = None
     try:
@@ -255,11 +269,10 @@ async def turn(
         await contender.ready()
         run.start_s.setdefault(entrant.name, []).append(time.perf_counter() - began)
         for workload in workloads:
-            await contender.run(
-                replace(workload, output_tokens=min(WARM_UP_TOKENS, workload.output_tokens)), -1
-            )
+            await contender.run(warm_up(workload), -1)
             sample = await quiet_sample(contender, workload, repetition, patience_s)
             run.results[workload.name].setdefault(entrant.name, []).append(sample)
+        at_end(contender)
     except StartError as error:
         print(f"SKIPPED {error}", file=sys.stderr, flush=True)
         run.skipped[entrant.name] = str(error)

@@ -116,11 +116,14 @@ class HttpServer:
         environment: Mapping[str, str],
         stream: bool = False,
         start_timeout_s: float = START_TIMEOUT_S,
+        refusal: Callable[[str], str | None] = lambda log: None,
     ) -> None:
         """command: makes it listen at ``port`` of the loopback interface. stream: all requests
-        stream, not only the single one of W1."""
+        stream, not only the single one of W1. refusal: the reason, if there is one, for which a
+        server with this log must not be measured."""
         self.name = name
         self._stream = stream
+        self._refusal = refusal
         self._start_timeout_s = start_timeout_s
         self._log = tempfile.NamedTemporaryFile("w+", prefix="contender-", suffix=".log")  # noqa: SIM115 - closed by close()
         self.url = f"http://127.0.0.1:{port}"
@@ -142,6 +145,7 @@ class HttpServer:
                 try:
                     async with session.get(f"{self.url}/health") as response:
                         if response.status == 200:
+                            self._check_log()
                             return
                 except (aiohttp.ClientError, TimeoutError):
                     pass  # not listening yet, or too busy loading to answer
@@ -153,6 +157,10 @@ class HttpServer:
             else f"ended with code {code}"
         )
         raise StartError(f"{self.name} {how}; the end of its log:\n{self.log()[-2000:]}")
+
+    def _check_log(self) -> None:
+        if (reason := self._refusal(self.log())) is not None:
+            raise StartError(f"{self.name} is not measured: {reason}")
 
     async def run(self, workload: Workload, repetition: int) -> Sample:
         return await self.requests(

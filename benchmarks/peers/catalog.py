@@ -9,6 +9,7 @@ for 64 sequences, the most that the workloads ask for.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,8 @@ from peers.install import FAILED, INSTALLED
 NUM_SLOTS = 64
 SLOT_TOKENS = 1280
 """The longest sequence of the workloads has 1,088 tokens; llama.cpp rounds a slot up to 256."""
+IK_SLOTS = 16
+"""For ik_llama.cpp, which ends when it has 64."""
 KV_GIB = 4
 """For vLLM: twice what 64 of the longest sequences need."""
 
@@ -38,6 +41,8 @@ class Peer:
     timed without HTTP, in its favour."""
     environment: dict[str, str] = field(default_factory=dict)
     start_timeout_s: float = 120.0
+    refusal: Callable[[str], str | None] = lambda log: None
+    """The reason, if there is one, for which a server with this log must not be measured."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -91,30 +96,82 @@ def llama_cpp(
 ) -> Peer:
     def command(port: int) -> list[str]:
         return [
-            str(folder / "build" / "bin" / "llama-server"),
-            *("--model", str(model), "--host", "127.0.0.1", "--port", str(port)),
-            # As many threads as all others, for prompts, too.
-            *("--threads", str(num_threads), "--threads-batch", str(num_threads)),
-            # A slot per request, so that nothing queues; the context is divided between the slots.
-            *(
-                "--parallel",
-                str(num_slots),
-                "--cont-batching",
-                "--ctx-size",
-                str(num_slots * slot_tokens),
-            ),
+            *_llama_server(folder, model, port, num_threads, num_slots, slot_tokens),
             # With one cache for all slots W3 did not end within 200 s.
             "--no-kv-unified",
-            # On a CPU it gains up to a quarter in prefill (pp512 1,386 against 1,091 tok/s).
-            *("--flash-attn", "on"),
-            # Temperature 0 is greedy; the default chain runs all other samplers first.
-            *("--samplers", "temperature"),
-            # No prompt is repeated after its slot is reused, so keeping them would only cost
-            # copies.
-            *("--cache-ram", "0"),
+            # The least at which its log names the instructions and the size of its pool. It adds
+            # lines for each request, none for each token.
+            *("--verbosity", "4"),
         ]
 
-    return Peer(f"llama.cpp {kind}", precision, "llama.cpp", command)
+    return Peer(f"llama.cpp {kind}", precision, "llama.cpp", command, refusal=instructions_missing)
+
+
+def ik_llama_cpp(
+    folder: Path,
+    model: Path,
+    kind: str,
+    precision: str,
+    num_threads: int,
+    *,
+    num_slots: int = IK_SLOTS,
+    slot_tokens: int = SLOT_TOKENS,
+) -> Peer:
+    """Like ``llama_cpp``, except that requests beyond ``num_slots`` wait in its queue, and that all
+    slots share one cache."""
+
+    def command(port: int) -> list[str]:
+        return _llama_server(folder, model, port, num_threads, num_slots, slot_tokens)
+
+    return Peer(
+        f"ik_llama.cpp {kind}", precision, "ik_llama.cpp", command, refusal=instructions_missing
+    )
+
+
+def _llama_server(
+    folder: Path, model: Path, port: int, num_threads: int, num_slots: int, slot_tokens: int
+) -> list[str]:
+    """What the servers of llama.cpp and ik_llama.cpp have in common."""
+    return [
+        str(folder / "build" / "bin" / "llama-server"),
+        *("--model", str(model), "--host", "127.0.0.1", "--port", str(port)),
+        # As many threads as all others, for prompts, too.
+        *("--threads", str(num_threads), "--threads-batch", str(num_threads)),
+        # A slot per request, so that nothing queues; the context is divided between the slots.
+        *("--parallel", str(num_slots), "--cont-batching"),
+        *("--ctx-size", str(num_slots * slot_tokens)),
+        # On a CPU it gains up to a quarter in prefill (pp512 1,386 against 1,091 tok/s).
+        *("--flash-attn", "on"),
+        # Temperature 0 is greedy; the default chain runs all other samplers first.
+        *("--samplers", "temperature"),
+        # No prompt is repeated after its slot is reused, so keeping them would only cost copies.
+        *("--cache-ram", "0"),
+    ]
+
+
+INSTRUCTIONS = {
+    "avx2": "AVX2",
+    "avx512f": "AVX512",
+    "avx512vbmi": "AVX512_VBMI",
+    "avx512_vnni": "AVX512_VNNI",
+    "avx512_bf16": "AVX512_BF16",
+}
+"""Flag of /proc/cpuinfo -> name in the logs of llama.cpp and ik_llama.cpp."""
+
+
+def instructions_missing(log: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """Why a server of llama.cpp or ik_llama.cpp with this log is slower than it could be: it was
+    built without instructions that the machine has. None if it has them all."""
+    flags = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
+    has = set(flags[1].split()) if flags else set()
+    used = set(re.findall(r"\b(\w+) = 1\b", log))
+    lacking = [name for flag, name in INSTRUCTIONS.items() if flag in has and name not in used]
+    if not lacking:
+        return None
+    return (
+        f"its log does not name {', '.join(lacking)}, which this machine has. Build it here with"
+        " benchmarks/peers/install.py"
+    )
 
 
 def vllm(
@@ -180,13 +237,14 @@ def openvino(folder: Path, model: Path, weights: str, precision: str, num_thread
 
 def catalog(peers_dir: Path, copies: Copies, *, num_threads: int) -> Sequence[Peer]:
     """All peers except transformers (peer_process.py)."""
-    llama, vllm_dir, openvino_dir = (peers_dir / name for name in ("llama.cpp", "vllm", "openvino"))
+    vllm_dir, openvino_dir = peers_dir / "vllm", peers_dir / "openvino"
     gguf = {"BF16": "bf16", "Q8_0": "8 bit", "Q4_0": "4 bit"}
     exports = {"fp16": "bf16", "int8": "8-bit weights"}
     of_vllm = partial(vllm, vllm_dir, num_threads=num_threads)
     return (
         *(
-            llama_cpp(llama, copies.gguf(kind), kind, precision, num_threads)
+            make(peers_dir / name, copies.gguf(kind), kind, precision, num_threads)
+            for name, make in (("llama.cpp", llama_cpp), ("ik_llama.cpp", ik_llama_cpp))
             for kind, precision in gguf.items()
         ),
         of_vllm(copies.bf16, name="vLLM", precision="bf16", eager=False),

