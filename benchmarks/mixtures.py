@@ -27,9 +27,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 from compare import Run, compare, peer_entrant, setpoint_entrant, table
-from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
-from machine import environment
+from gguf_shapes import Tensor, num_bytes, write_streamed
+from machine import bandwidth, environment
 from peers.catalog import llama_cpp
 from peers.install import DEFAULT_DIR
 from report import DECODE, Report
@@ -37,15 +37,12 @@ from serving import NUM_THREADS, PACKAGES
 from workloads import Workload
 
 from setpoint.core.model import BLOCK_KINDS
-from setpoint.engine.kernels.cpu.library import load
-from setpoint.engine.kernels.cpu.limits import LARGEST, CpuLimits
 from setpoint.testing.tiny_gguf import byte_vocabulary
 
 WORKLOADS = (
     Workload("W1", "one stream, 32 in, 96 out", 1, 0, 32, 96),
     Workload("W2", "16 × (32 in, 64 out)", 16, 0, 32, 64),
 )
-ALIGNMENT = 32
 Q4_K_M, BF16 = "Q4_K_M", "BF16"
 SAMPLE = 1 << 16
 """Number of random blocks, or values, of a kind, which are repeated."""
@@ -116,42 +113,25 @@ SHAPES = {
 }
 
 
-def num_bytes(shape: tuple[int, ...], kind: Kind) -> int:
-    block, block_bytes = GGML_QUANT_SIZES[kind]
-    return int(np.prod(shape, dtype=np.int64)) // block * block_bytes
-
-
 def write(path: Path, shape: Shape, layers: int, precision: str) -> None:
-    """Write the file; only one tensor is in memory at a time."""
-    writer = gguf.GGUFWriter(path, shape.architecture)
-    _add_metadata(writer, shape, layers)
-    for name, extents, kind in shape.tensors(layers, precision):
-        if kind == Kind.F32:
-            writer.add_tensor_info(name, extents, np.dtype(np.float32), num_bytes(extents, kind))
-            continue
-        block, block_bytes = GGML_QUANT_SIZES[kind]
-        stored = (*extents[:-1], extents[-1] // block * block_bytes)
-        size = num_bytes(extents, kind)
-        writer.add_tensor_info(name, stored, np.dtype(np.uint8), size, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
+    """Write the file."""
     rng = np.random.default_rng(0)
     samples = {kind: _random(rng, kind) for kind in (Kind.Q4_K, Kind.Q6_K, Kind.BF16)}
-    with path.open("ab") as file:
-        file.write(bytes(-file.tell() % ALIGNMENT))
-        for _, extents, kind in shape.tensors(layers, precision):
-            size = num_bytes(extents, kind)
-            if kind == Kind.F32:
-                is_norm = len(extents) == 1
-                values = np.ones(extents) if is_norm else rng.normal(0, 0.02, extents)
-                data = values.astype(np.float32).tobytes()
-            else:
-                sample = samples[kind]
-                data = (sample * (size // len(sample) + 1))[:size]
-            file.write(data)
-            file.write(bytes(-size % ALIGNMENT))
+
+    def data(tensor: Tensor) -> Iterator[bytes]:
+        _, extents, kind = tensor
+        if kind == Kind.F32:
+            is_norm = len(extents) == 1
+            values = np.ones(extents) if is_norm else rng.normal(0, 0.02, extents)
+            yield values.astype(np.float32).tobytes()
+            return
+        size, sample = num_bytes(extents, kind), samples[kind]
+        yield (sample * (size // len(sample) + 1))[:size]
+
+    tensors = list(shape.tensors(layers, precision))
+    write_streamed(
+        path, shape.architecture, lambda writer: _add_metadata(writer, shape, layers), tensors, data
+    )
 
 
 def _random(rng: np.random.Generator, kind: Kind) -> bytes:
@@ -189,11 +169,6 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, layers: int) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)
-
-
-def bandwidth() -> float:
-    """Bytes per second that the threads read together."""
-    return CpuLimits(load(), NUM_THREADS).read_bytes_per_s(LARGEST)
 
 
 def main() -> int:
@@ -234,9 +209,9 @@ def main() -> int:
     )
     rival = peer_entrant(peer)
     workloads = [workload for workload in WORKLOADS if workload.name in args.only.split(",")]
-    run, rates = Run({workload.name: {} for workload in workloads}), [bandwidth()]
+    run, rates = Run({workload.name: {} for workload in workloads}), [bandwidth(NUM_THREADS)]
     asyncio.run(compare(ours, [rival], workloads, run, reps=args.reps, patience_s=0))
-    rates.append(bandwidth())
+    rates.append(bandwidth(NUM_THREADS))
     print(table(ours, [rival], workloads, run))
     active, rate = shape.active_bytes(layers, args.precision), statistics.median(rates)
     print(f"\nBandwidth {rates[0] / 1e9:.1f} and {rates[1] / 1e9:.1f} GB/s", end="; ")

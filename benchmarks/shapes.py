@@ -73,6 +73,26 @@ SHAPES: dict[str, dict[str, object]] = {
         "rms_norm_eps": 1e-6,
         "attention_bias": False,
     },
+    # https://huggingface.co/google/gemma-3-1b-pt/blob/main/config.json
+    "gemma-3-1b": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_size": 1152,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "intermediate_size": 6912,
+        "vocab_size": 262144,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
 }
 COMMON = {"tie_word_embeddings": True, "hidden_act": "silu", "torch_dtype": "bfloat16"}
 CONVERTER_NEEDS = ("sentencepiece", "pyyaml")
