@@ -74,6 +74,15 @@ def is_quiet(within_s: float = 1.0, *, busy_share: float = 0.07) -> bool:
     return psutil.cpu_percent(interval=within_s) <= 100 * busy_share
 
 
+def bandwidth(num_threads: int) -> float:
+    """Bytes per second that the threads read together."""
+    # Here, because most scripts measure no bandwidth and start without torch.
+    from setpoint.engine.kernels.cpu.library import load
+    from setpoint.engine.kernels.cpu.limits import LARGEST, CpuLimits
+
+    return CpuLimits(load(), num_threads).read_bytes_per_s(LARGEST)
+
+
 def save(
     folder: Path, name: str, figures: Mapping[str, Any], *, packages: Mapping[str, str], load: float
 ) -> Path:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from setpoint.checkpoint.source import DEFAULT_PACKAGE
 
 pytestmark = pytest.mark.full
 
@@ -217,3 +220,36 @@ def test_tuning_measures_nothing_for_an_unknown_name(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "no-such-option is none of" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_gguf_files_without_the_peers(tmp_path: Path) -> None:
+    """They are rows with the reason; all parts have figures of Setpoint's."""
+    package = importlib.util.find_spec(DEFAULT_PACKAGE)
+    assert package is not None
+    assert package.origin is not None
+    (file,) = Path(package.origin).parent.glob("*.gguf")
+    (tmp_path / "small-Q4_1.gguf").symlink_to(file)
+    done = run(
+        "ggufs.py",
+        "--quick",
+        "--files",
+        "small-Q4_1",
+        "--folder",
+        str(tmp_path),
+        "--peers-dir",
+        str(tmp_path),
+        "--name",
+        "ggufs",
+        "--results",
+        str(tmp_path / "results"),
+    )
+    assert done.returncode == 1, done.stderr
+    assert "ik_llama.cpp: skipped: not installed: python benchmarks/peers/install.py" in done.stdout
+    for figure in ("W1 decode", "W2 output", "W4 prefill", "memory beside", "cold start", "tg8"):
+        assert f"| small-Q4_1 | {figure}" in done.stdout
+    (path,) = (tmp_path / "results").glob("*-ggufs.json")
+    record = json.loads(path.read_text())["files"]["small-Q4_1"]
+    assert set(record["start_s"]["cold"]) == set(record["memory"]) == {"setpoint", "setpoint int8"}
+    for by_contender in record["samples"].values():
+        for samples in by_contender.values():
+            assert [sample["errors"] for sample in samples] == [[]]
