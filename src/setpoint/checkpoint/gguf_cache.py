@@ -20,7 +20,7 @@ from setpoint.core.content_digest import name_of_path, noted_digest, state_of
 from setpoint.core.errors import CheckpointError
 from setpoint.core.jsonfile import read_object
 
-FORMAT = 7
+FORMAT = 8
 """Version of the conversions. Raise it to convert every file again."""
 
 SIZES_FILE = "conversion.json"

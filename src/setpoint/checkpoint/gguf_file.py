@@ -194,7 +194,12 @@ class GGUFFile:
                 )
             self.metadata[key] = self._value(self._scalar(4))
         places = [self._place() for _ in range(num_tensors)]
-        alignment = self.get("general.alignment", int) or 32
+        alignment = self.get("general.alignment", int)
+        alignment = 32 if alignment is None else alignment
+        if alignment < 1 or alignment & (alignment - 1):
+            raise CheckpointError(
+                f"{self.path}: general.alignment is {alignment}; it must be a power of two."
+            )
         start = -(-self._at // alignment) * alignment
         for name, shape, kind, offset in places:
             self._add(name, shape, kind, start + offset)

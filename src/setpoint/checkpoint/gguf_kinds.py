@@ -73,7 +73,7 @@ _HUB_URL = re.compile(r"https://huggingface\.co/([A-Za-z0-9][\w.-]*/[\w.-]+)/?")
 def check_kind(file: GGUFFile, converted: Collection[str]) -> None:
     """Raise CheckpointError unless the file holds a whole model of an architecture in
     ``converted``."""
-    path, kind = file.path, file.metadata.get("general.type")
+    path, kind = file.path, file.get("general.type", str)
     architecture = file.require("general.architecture", str)
     if architecture == "clip" or kind == PROJECTOR:
         raise CheckpointError(

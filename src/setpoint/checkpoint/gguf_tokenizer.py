@@ -9,6 +9,7 @@ tokenizer is only nearly right.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,13 @@ from setpoint.core.excerpt import excerpt
 SPACE = "▁"
 TEMPLATE = "tokenizer.chat_template"
 PHI3_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
-"""The special tokens of Phi-3 that do not take the white space after them. Files do not say
-it."""
+"""The added tokens of Phi-3 that do not take the white space after them. Files do not say it."""
+MAX_TOKEN_CHARS = 1024
+"""Characters of a token that SentencePiece may merge; trainings stop at 16 unless they are told
+otherwise."""
+MAX_MERGED_CHARS = 1 << 24
+"""Characters of all merges of a SentencePiece vocabulary. Gemma 3's 514,906 merges have a third of
+them; a file of one megabyte could ask for gigabytes."""
 
 TURN_ENDS = (
     "<|im_end|>",
@@ -37,8 +43,8 @@ TURN_ENDS = (
     "<end_of_turn>",
     "<|endofturn|>",
 )
-"""Control tokens that end a turn in some chat format. Models list them in addition to EOS in their
-generation configs."""
+"""Tokens that end a turn in some chat format. Models list them in addition to EOS in their
+generation configs. Some files do not mark them as control tokens; they are, as for llama.cpp."""
 HARMONY_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
 """The same of gpt-oss, in whose format <|end|> ends a message, after which the turn may go on."""
 
@@ -75,6 +81,10 @@ def read_tokens(file: GGUFFile, vocab_size: int) -> Tokens:
         for index, text in enumerate(_strings(file, "tokenizer.ggml.tokens"))
     ]
     kinds = file.get("tokenizer.ggml.token_type", list) or [int(TokenType.NORMAL)] * len(texts)
+    if not all(type(kind) is int for kind in kinds):
+        raise CheckpointError(
+            f"{file.path}: tokenizer.ggml.token_type must be a list of whole numbers."
+        )
     if len(set(texts)) != len(texts) or len(kinds) != len(texts) or len(texts) > vocab_size:
         raise CheckpointError(
             f"{file.path}: the vocabulary is inconsistent: {len(texts)} tokens ({len(set(texts))}"
@@ -98,12 +108,15 @@ def read_tokens(file: GGUFFile, vocab_size: int) -> Tokens:
     ends = [eos, role("eot", None), role("eom", None)]
     control = {text for text, kind in zip(texts, kinds, strict=True) if kind == TokenType.CONTROL}
     turn_ends = HARMONY_ENDS if control.issuperset(HARMONY_ENDS) else TURN_ENDS
-    ends += [index for index, text in enumerate(texts) if text in control and text in turn_ends]
+    ends += [index for index, text in enumerate(texts) if text in turn_ends]
     stops = tuple(dict.fromkeys(token_id for token_id in ends if token_id is not None))
     return Tokens(
         family,
         texts,
-        kinds,
+        [
+            int(TokenType.CONTROL) if text in turn_ends else kind
+            for text, kind in zip(texts, kinds, strict=True)
+        ],
         role("bos", bos),
         eos,
         role("padding", None),
@@ -118,7 +131,7 @@ def write(
     """Write the tokenizer's files into ``folder``."""
     try:
         tokenizer = (
-            _sentencepiece(file, tokens)
+            _sentencepiece(file, tokens, log)
             if tokens.family == "llama"
             else byte_level(file, tokens.texts, log)
         )
@@ -165,7 +178,7 @@ def _added(file: GGUFFile, tokens: Tokens) -> list[AddedToken]:
             text,
             special=kind in special,
             normalized=False,
-            rstrip=is_phi3 and kind in special and text not in PHI3_KEEPS_SPACE,
+            rstrip=is_phi3 and text not in PHI3_KEEPS_SPACE,
         )
         for text, kind in zip(tokens.texts, tokens.kinds, strict=True)
         if kind in (*special, TokenType.USER_DEFINED)
@@ -189,7 +202,7 @@ def _strings(file: GGUFFile, key: str) -> list[str]:
     return found
 
 
-def _sentencepiece(file: GGUFFile, tokens: Tokens) -> Tokenizer:
+def _sentencepiece(file: GGUFFile, tokens: Tokens, log: Callable[[str], None]) -> Tokenizer:
     """A BPE tokenizer with a SentencePiece vocabulary.
 
     SentencePiece merges the two neighbours that make the token with the highest score. In BPE,
@@ -204,23 +217,20 @@ def _sentencepiece(file: GGUFFile, tokens: Tokens) -> Tokenizer:
     scores = file.require("tokenizer.ggml.scores", list)
     if len(scores) != len(tokens.texts):
         raise CheckpointError(f"{file.path}: {len(scores)} scores for {len(tokens.texts)} tokens.")
-    vocabulary = {text: index for index, text in enumerate(tokens.texts)}
-    mergeable = {
-        text
-        for text, kind in zip(tokens.texts, tokens.kinds, strict=True)
-        if kind == TokenType.NORMAL
-    }
-    merges = [
-        (-scores[vocabulary[text]], text[:cut], text[cut:])
-        for text in mergeable
-        for cut in range(1, len(text))
-        if text[:cut] in mergeable and text[cut:] in mergeable
-    ]
-    merges.sort()
+    if len(set(scores)) == 1:
+        log(
+            f"{file.path.name} has the same score for all tokens, so the order of merges is guessed"
+            " from their ids, as in Llama 2."
+        )
+        # Llama 2's runs of spaces, like Mistral's, are merged last.
+        scores = [
+            -float(index) if text.strip(SPACE) else -math.inf
+            for index, text in enumerate(tokens.texts)
+        ]
     tokenizer = Tokenizer(
         models.BPE(
-            vocab=vocabulary,
-            merges=[(left, right) for _, left, right in merges],
+            vocab={text: index for index, text in enumerate(tokens.texts)},
+            merges=_merges(file, tokens, scores),
             unk_token=tokens.text(tokens.unk),
             fuse_unk=True,
             byte_fallback=int(TokenType.BYTE) in tokens.kinds,
@@ -234,6 +244,37 @@ def _sentencepiece(file: GGUFFile, tokens: Tokens) -> Tokenizer:
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
     return tokenizer
+
+
+def _merges(file: GGUFFile, tokens: Tokens, scores: list[Any]) -> list[tuple[str, str]]:
+    """Every split of a token into two, in the order of the tokens' scores, then of ids."""
+    texts = tokens.texts
+    mergeable = {
+        text: index
+        for index, (text, kind) in enumerate(zip(texts, tokens.kinds, strict=True))
+        if kind == TokenType.NORMAL
+    }
+    merges: list[tuple[float, int, int, int]] = []
+    num_chars = 0
+    for text, index in mergeable.items():
+        if len(text) > MAX_TOKEN_CHARS:
+            raise CheckpointError(
+                f"{file.path}: token {index} has {len(text)} characters, and at most"
+                f" {MAX_TOKEN_CHARS} are read; the file is damaged."
+            )
+        before = len(merges)
+        for cut in range(1, len(text)):
+            left = mergeable.get(text[:cut])
+            right = None if left is None else mergeable.get(text[cut:])
+            if left is not None and right is not None:
+                merges.append((-scores[index], index, left, right))
+        num_chars += (len(merges) - before) * len(text)
+        if num_chars > MAX_MERGED_CHARS:
+            raise CheckpointError(
+                f"{file.path}: the merges of its tokens have more than {MAX_MERGED_CHARS}"
+                " characters; the file is damaged."
+            )
+    return [(texts[left], texts[right]) for _, _, left, right in sorted(merges)]
 
 
 def _add_borders(file: GGUFFile, tokens: Tokens, tokenizer: Tokenizer) -> None:

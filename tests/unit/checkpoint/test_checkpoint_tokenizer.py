@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from setpoint.testing import tiny_gguf
 MODEL = tiny_gguf.TinyLlama()
 
 
-def build(path: Path, keys: dict[str, Any]) -> Tokenizer:
+def build(
+    path: Path, keys: dict[str, Any], log: Callable[[str], None] = lambda line: None
+) -> Tokenizer:
     tiny_gguf.write(path / "m.gguf", {}, tiny_gguf.metadata(MODEL) | keys)
     with GGUFFile(path / "m.gguf") as file:
         tokens = gguf_tokenizer.read_tokens(file, 10**6)
-        gguf_tokenizer.write(file, tokens, path, context_len=64, log=lambda line: None)
+        gguf_tokenizer.write(file, tokens, path, context_len=64, log=log)
     return Tokenizer.from_file(str(path / "tokenizer.json"))
 
 
@@ -82,6 +85,33 @@ def test_sentencepiece_merges_by_score_as_defined(tmp_path: Path) -> None:
         text = "".join(rng.choices("abc dé", k=rng.randint(1, 30)))
         assert tokenizer.encode(text).tokens == ["<s>", *merge_by_score(text, pieces)], text
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_equal_scores_leave_the_order_to_the_ids(tmp_path: Path) -> None:
+    """Files that were converted without tokenizer.model have one score for all tokens."""
+    order = ["▁▁", "bc", "ab", "▁a", "▁", "a", "b", "c"]
+    true = {text: -float(rank) for rank, text in enumerate(order)} | {"▁▁": -100.0}
+    keys = sentencepiece_keys(true)
+    keys["tokenizer.ggml.scores"] = [-1000.0] * len(keys["tokenizer.ggml.tokens"])
+    lines: list[str] = []
+    tokenizer = build(tmp_path, keys, log=lines.append)
+    assert "the same score for all tokens" in lines[0]
+    for text in ("abc", " a", "   abca", "aabbcc"):
+        assert tokenizer.encode(text).tokens == ["<s>", *merge_by_score(text, true)], text
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ([*"ab", "ab" * 100_000], "token 261 has 200000 characters"),
+        (["a" * length for length in range(1, 500)], "more than 16777216 characters"),
+    ],
+)
+def test_one_vocabulary_does_not_cost_gigabytes(
+    tmp_path: Path, texts: list[str], words: str
+) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        build(tmp_path, sentencepiece_keys(dict.fromkeys(texts, -1.0)))
 
 
 def test_sentencepiece_without_space_prefix_or_bos(tmp_path: Path) -> None:

@@ -191,8 +191,8 @@ def test_digits_of_kimi_tiny_aya_and_superbpe() -> None:
 
 def sentencepiece(folder: Path, *, arch: str = "llama", **more: Any) -> Tokenizer:
     """A vocabulary as Gemma's: runs of spaces and of line breaks are user-defined."""
-    special = {"<unk>": TokenType.UNKNOWN, "<s>": TokenType.CONTROL, "</s>": TokenType.CONTROL}
-    special |= {"<|user|>": TokenType.CONTROL}
+    special = {"<unk>": TokenType.UNKNOWN, "<s>": TokenType.CONTROL}
+    special |= {"</s>": TokenType.USER_DEFINED, "<|user|>": TokenType.CONTROL}  # as Phi-3 has them
     special |= {f"<0x{byte:02X}>": TokenType.BYTE for byte in range(256)}
     special |= dict.fromkeys(("\n", "\n\n", "  ", "   ", "\t"), TokenType.USER_DEFINED)
     pieces = ["▁", "a", "b", "c", "ab", "▁a", "▁ab", "bc"]
@@ -254,6 +254,19 @@ def test_an_empty_token_gets_a_name(tmp_path: Path) -> None:
     texts[300] = ""
     tokenizer = converted(tmp_path, {"tokenizer.ggml.tokens": texts})
     assert tokenizer.id_to_token(300) == "[EMPTY_300]"
+
+
+def test_a_token_that_ends_a_turn_is_a_control_token_whatever_the_file_says(tmp_path: Path) -> None:
+    texts = tiny_gguf.byte_vocabulary(320)
+    texts[300], texts[301] = "<end_of_turn>", "<|end|>"
+    kinds = [int(TokenType.NORMAL)] * 320
+    kinds[301] = int(TokenType.USER_DEFINED)
+    keys = {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": kinds}
+    tokenizer = converted(tmp_path, keys)
+    assert tokenizer.encode("a<end_of_turn>").ids[-1:] == [300]
+    assert tokenizer.decode([300, 301]) == ""
+    with GGUFFile(tmp_path / "m.gguf") as file:
+        assert {300, 301} <= set(gguf_tokenizer.read_tokens(file, 320).stops)
 
 
 @pytest.mark.parametrize(
