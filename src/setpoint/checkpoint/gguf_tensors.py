@@ -63,7 +63,7 @@ def _made_of(file: GGUFFile, left: dict[str, GGUFTensor], wanted: Wanted) -> Ite
             " 2024. Only files with the experts of a layer in one tensor are read: download a"
             " newer file of the model, or convert the checkpoint again."
         )
-    if tensor is None or tensor.shape != wanted.stored:
+    if tensor is None or _extents(tensor.shape) != _extents(wanted.stored):
         state = "missing" if tensor is None else f"of shape {tensor.shape}"
         raise CheckpointError(
             f"{file.path}: tensor {wanted.old!r} is {state}; the metadata asks for {wanted.stored}."
@@ -72,12 +72,13 @@ def _made_of(file: GGUFFile, left: dict[str, GGUFTensor], wanted: Wanted) -> Ite
     if wanted.values:
         heads, rank, key_size = wanted.stored
         shape = (heads, wanted.shape[0] // heads - key_size, rank)
-        if values is None or values.shape != shape:
+        if values is None or _extents(values.shape) != _extents(shape):
             raise CheckpointError(f"{file.path}: tensor {wanted.values!r} is not of shape {shape}.")
     if "{}" in wanted.new:
-        parts = tensor.parts()
+        parts = replace(tensor, shape=wanted.stored).parts()
     elif values is not None:
-        parts = [tensor]
+        parts = [replace(tensor, shape=wanted.stored)]
+        values = replace(values, shape=shape)
     else:
         parts = [replace(tensor, shape=wanted.shape)]
     for index, part in enumerate(parts):
@@ -91,6 +92,13 @@ def _made_of(file: GGUFFile, left: dict[str, GGUFTensor], wanted: Wanted) -> Ite
             wanted.offset,
             values,
         )
+
+
+def _extents(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without leading ones, which are no part of a shape in ggml: some files have them
+    and others do not."""
+    first = next((at for at, extent in enumerate(shape) if extent != 1), len(shape))
+    return shape[first:]
 
 
 def _wanted(file: GGUFFile, decoder: Decoder, config: Config) -> Iterator[Wanted]:

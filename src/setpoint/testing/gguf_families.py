@@ -311,7 +311,6 @@ def write_model(
         is_norm = old.endswith("norm.weight") and architecture.startswith("gemma")
         found[old] = whole + np.float32(1) if is_norm else whole
         if whole.ndim == 1 or "inp" in old or old.endswith("bias"):
-            found[old] = found[old][0] if old.endswith("inp_shexp.weight") else found[old]
             continue
         kind, order = kind_of(old), _row_order(architecture, config, old)
         blocks = _blocks(whole, kind)

@@ -69,6 +69,29 @@ def test_experts_that_are_there_twice_are_refused(tmp_path: Path, tensors: dict)
         converted_folder(path, log=lambda line: None)
 
 
+def test_leading_ones_are_no_part_of_a_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate of the shared expert is one row: llama.cpp's converter once wrote it as a vector."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path, _ = write_model(tmp_path, "qwen2moe", lambda name: Kind.F32)
+    with GGUFFile(path) as file:
+        tensors = {
+            name: file.rows(tensor).view(np.float32).reshape(tensor.shape)
+            for name, tensor in file.tensors.items()
+        }
+    gates = {name: tensor[0] for name, tensor in tensors.items() if "inp_shexp" in name}
+    assert all(tensors[name].shape == (1, 256) for name in gates)
+    old = tiny_gguf.write(
+        tmp_path / "old.gguf", tensors | gates, metadata("qwen2moe"), arch="qwen2moe"
+    )
+    weights = [
+        (converted_folder(each, log=lambda line: None) / "model.safetensors").read_bytes()
+        for each in (path, old)
+    ]
+    assert weights[0] == weights[1]
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
