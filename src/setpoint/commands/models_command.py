@@ -201,11 +201,11 @@ def _print_table(console: Console, reports: list[ModelReport]) -> None:
     console.print(table)
     if any(report.disturbed for report in reports):
         console.print(f"\n{DISTURBED}.")
-    console.print(
-        '\n"needs" is the memory of a request of the whole context; --context-length sets a shorter'
-        " one.",
-        highlight=False,
-    )
+    if any(report.memory for report in reports):
+        console.print(
+            '\n"needs" is the memory of a request of the whole context; --context-length sets a'
+            " shorter one."
+        )
     for report in reports:
         if words := _shortened(report):
             console.print(f"\n{report.model} runs here{words}.", markup=False, highlight=False)
