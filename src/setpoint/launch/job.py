@@ -30,6 +30,8 @@ class EngineJob(msgspec.Struct, frozen=True):
     is_standby: bool = False
     """Whether another engine serves meanwhile. The memory of that engine is free again before this
     one's pool is used."""
+    weights_folder: str = ""
+    """See ``EngineConfig``."""
 
 
 def with_weights(job: EngineJob, operation: LoadWeights) -> EngineJob:

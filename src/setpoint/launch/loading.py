@@ -51,7 +51,7 @@ def load_engine(
     logger.debug("Load weight begin. avail mem=%s GB", gib(before))
     report("loading the weights")
     group = ALONE if others is None else others.group
-    runner = build_runner(engine_config(config, spec, job.folder), group, data)
+    runner = build_runner(engine_config(config, spec, job.folder, job.weights_folder), group, data)
     loaded = runner.report
     weight_bytes, num_sharing = loaded.weight_bytes, 1
     if others is not None:

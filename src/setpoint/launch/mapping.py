@@ -30,10 +30,13 @@ def cache_config(options: Options, pool: KVPool) -> CacheConfig:
     )
 
 
-def engine_config(config: ResolvedConfig, spec: ModelSpec, folder: str) -> EngineConfig:
+def engine_config(
+    config: ResolvedConfig, spec: ModelSpec, folder: str, weights_folder: str = ""
+) -> EngineConfig:
     options = config.options
     return EngineConfig(
         model_folder=folder,
+        weights_folder=weights_folder,
         spec=spec,
         load_format=options.model.load_format,
         dtype=options.model.dtype,

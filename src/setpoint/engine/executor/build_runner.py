@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,9 +29,10 @@ from setpoint.engine.kernels.cpu.build import is_emulated, why_no_better
 from setpoint.engine.kernels.cpu.choices import summary
 from setpoint.engine.kernels.cpu.library import load
 from setpoint.engine.kernels.device import check_device
-from setpoint.engine.kernels.host_memory import why_small_pages
+from setpoint.engine.kernels.host_memory import noted_mappings, why_small_pages
 from setpoint.engine.kernels.kernel_registry import Choice, choose_ops
 from setpoint.engine.kernels.ops import Ops
+from setpoint.engine.kernels.weight_file import WeightFile
 from setpoint.engine.layers.context import Backends, multiply, multiply_grouped
 from setpoint.engine.models.loader import load_weights
 from setpoint.engine.models.model_registry import build_model, is_native
@@ -84,6 +86,9 @@ class EngineConfig:
     """Slots for experts of a layer besides one for each."""
     init_expert_location: str = "trivial"
     """Which experts are in which slots at first: "trivial", or a file (``read_placements``)."""
+    weights_folder: str = ""
+    """Keep the weights in a file on the disk of this folder, mapped into memory, so that they can
+    be let go and taken again at once (``kernels.weight_file``); "": in memory of their own."""
     moe_dense_tp_size: int | None = None
     """1: every rank has all of the MLPs that are not experts; None: they are divided."""
 
@@ -114,7 +119,11 @@ def build_runner(
     check_device(device)
     chosen = _choose(config, spec, device)
     native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
-    model, weight_bytes = _load(config, native, device, chosen.linear.impl, data)
+    weight_file = None
+    with noted_mappings() as noted:
+        model, weight_bytes = _load(config, native, device, chosen.linear.impl, data)
+        if config.weights_folder:
+            weight_file = WeightFile(Path(config.weights_folder), model, noted)
     runner = ModelRunner(
         model=model,
         spec=spec,
@@ -140,6 +149,7 @@ def build_runner(
             fallbacks=_fallbacks(config, native, chosen),
         ),
         capture=config.capture,
+        weight_file=weight_file,
     )
     if not native:
         check_logits(runner)

@@ -133,6 +133,10 @@ class EngineOperator:
                 self._load(replace(self._config, model_folder=folder, load_format=load_format))
 
     def _restore(self, parts: Collection[MemoryPart]) -> None:
+        if self._runner.weight_file is not None:
+            self._runner.take_again(parts)
+            self._released -= set(parts)
+            return
         weights = MemoryPart.WEIGHTS in parts
         model = self._model(self._config) if weights else None
         self._put_back(parts, model)

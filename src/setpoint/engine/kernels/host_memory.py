@@ -16,6 +16,8 @@ import math
 import mmap
 import os
 import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,9 +36,30 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """Linux's setting for huge pages: always, madvise or never; the one in brackets is in force."""
 
-_newest: tuple[weakref.ref[mmap.mmap], int, int] | None = None
-"""(newest mapping, begin and end of its free range). A mapping is freed with the last tensor in it.
-Written by ``in_huge_pages``."""
+
+@dataclass(slots=True)
+class Mapping:
+    """Whole huge pages, which hold tensors one after another."""
+
+    memory: weakref.ref[mmap.mmap]
+    """Freed with the last tensor in it."""
+    begin: int
+    """Where the huge pages begin in it."""
+    free: int
+    """Where nothing has been put yet. Written by ``in_huge_pages``."""
+    end: int
+
+    @property
+    def address(self) -> int:
+        """The address of ``begin``."""
+        return torch.frombuffer(self.memory(), dtype=torch.uint8).data_ptr() + self.begin
+
+
+Noted = list[tuple[mmap.mmap, Mapping]]
+
+_newest: Mapping | None = None
+_noted: Noted | None = None
+"""Where ``noted_mappings`` notes every new mapping, which then stays."""
 
 
 def in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -44,15 +67,31 @@ def in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     Raises RuntimeError if there is not enough."""
     global _newest
     num_bytes = math.prod(shape) * dtype.itemsize
-    memory, begin, end = (None, 0, 0) if _newest is None else (_newest[0](), *_newest[1:])
-    if memory is None or end - begin < num_bytes:
+    memory = None if _newest is None else _newest.memory()
+    if memory is None or _newest.end - _newest.free < num_bytes:
         memory, begin, end = _map(max(PIECE, num_bytes))
-    _newest = weakref.ref(memory), begin + -(-num_bytes // ALIGNMENT) * ALIGNMENT, end
+        _newest = Mapping(weakref.ref(memory), begin, begin, end)
+        if _noted is not None:
+            _noted.append((memory, _newest))
+    begin = _newest.free
+    _newest.free += -(-num_bytes // ALIGNMENT) * ALIGNMENT
     return (
         torch.frombuffer(memory, dtype=torch.uint8)[begin : begin + num_bytes]
         .view(dtype)
         .view(shape)
     )
+
+
+@contextlib.contextmanager
+def noted_mappings() -> Iterator[Noted]:
+    """The mappings of the tensors that are made ``in_huge_pages`` within the block, and of no
+    others."""
+    global _newest, _noted
+    _newest, _noted = None, []
+    try:
+        yield _noted
+    finally:
+        _newest = _noted = None
 
 
 def why_small_pages() -> str:
@@ -94,6 +133,20 @@ def populate(memory: torch.Tensor) -> None:
     the content stays. Raises OSError if that is impossible: no memory is left, Linux is older than
     5.14, or a sandbox forbids it."""
     begin = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    if _libc.madvise(begin, memory.data_ptr() + memory.nbytes - begin, MADV_POPULATE_WRITE):
+    advise(begin, memory.data_ptr() + memory.nbytes - begin, MADV_POPULATE_WRITE)
+
+
+def let_go(memory: torch.Tensor) -> None:
+    """Give the pages of this host memory back, except those that it shares with other memory. The
+    content is lost; what is written next claims pages again."""
+    begin = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (memory.data_ptr() + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > begin:
+        advise(begin, end - begin, mmap.MADV_DONTNEED)
+
+
+def advise(address: int, num_bytes: int, advice: int) -> None:
+    """Linux's ``madvise`` for whole pages from an address on. Raises OSError."""
+    if _libc.madvise(address, num_bytes, advice):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

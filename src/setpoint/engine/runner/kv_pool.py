@@ -14,6 +14,7 @@ import torch
 from setpoint.core.cachegroups import CacheLayout
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.engine.kernels.device import claim
+from setpoint.engine.kernels.host_memory import let_go
 
 
 class KVPool:
@@ -63,6 +64,10 @@ class KVPool:
     def release(self) -> None:
         """Give the memory back, until ``take``."""
         self.memory, self.slabs, self.layers = self.memory.new_empty(0), (), ()
+
+    def let_go(self) -> None:
+        """Give the memory back, but not its addresses; the content is lost. Only on a CPU."""
+        let_go(self.memory)
 
     @property
     def num_bytes(self) -> int:

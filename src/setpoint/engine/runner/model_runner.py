@@ -28,6 +28,7 @@ from setpoint.core.result import one_each
 from setpoint.engine.kernels.device import give_back, reading_is_free, to_device
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.kernels.program import NotCapturable
+from setpoint.engine.kernels.weight_file import WeightFile
 from setpoint.engine.layers.context import Backends
 from setpoint.engine.runner.batch import NO_ROWS, ForwardBatch, build_batch
 from setpoint.engine.runner.claim_ahead import ClaimAhead
@@ -115,7 +116,10 @@ class ModelRunner:
         device: torch.device,
         report: LoadReport,
         capture: bool = True,
+        weight_file: WeightFile | None = None,
     ) -> None:
+        """weight_file: keeps the model's weights; None: they are in memory of their own, and are
+        loaded again after they have been released."""
         self.model = model
         self.spec = spec
         self.backends = backends
@@ -125,6 +129,7 @@ class ModelRunner:
         self.device = device
         self.report = report
         self.capture = capture
+        self.weight_file = weight_file
         self.why_eager = "" if capture else "it is switched off"
         """Why steps, or only their logits, are not replayed; empty if both are replayed. Written
         by ``allocate``."""
@@ -188,7 +193,11 @@ class ModelRunner:
         return self.forward_pass is not None
 
     def release(self, parts: Collection[MemoryPart]) -> None:
-        """Give these parts of the memory back. No step may run until ``restore``."""
+        """Give these parts of the memory back. No step may run until ``restore``, or ``take_again``
+        if there is a ``weight_file``."""
+        if self.weight_file is not None:
+            self._let_go(parts, self.weight_file)
+            return
         # Captured steps and the forward pass hold the memory of all parts.
         self.ways, self.forward_pass = [], None
         if MemoryPart.KV_CACHE in parts:
@@ -197,6 +206,20 @@ class ModelRunner:
         if MemoryPart.WEIGHTS in parts:
             self.model = None
         self._give_back()
+
+    def _let_go(self, parts: Collection[MemoryPart], weights: WeightFile) -> None:
+        """Give memory back that keeps its addresses, so that captured steps stay as they are."""
+        if MemoryPart.KV_CACHE in parts:
+            self.pool.let_go()
+            self.claim_ahead = ClaimAhead(self.pool)
+        if MemoryPart.WEIGHTS in parts:
+            weights.let_go()
+
+    def take_again(self, parts: Collection[MemoryPart]) -> None:
+        """Have these parts in memory again that ``release`` has given back. The pool's memory is
+        claimed as it is written."""
+        if MemoryPart.WEIGHTS in parts:
+            self.weight_file.take()
 
     def restore(self, *, pool: bool, model: nn.Module | None, complete: bool) -> None:
         """Allocate the pool's memory again, or use this model. complete: nothing is missing any
