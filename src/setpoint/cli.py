@@ -167,7 +167,7 @@ def _serve(line: CommandLine, env: EnvSettings) -> int:
         return run_node(options, env, given=line.given)
     from setpoint.launch.server import serve
 
-    return serve(options, env, given=line.given)
+    return serve(options, env, given=line.given, models=line.models)
 
 
 @_runs("batch")

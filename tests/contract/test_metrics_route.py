@@ -81,6 +81,7 @@ OF_TWO_SERVERS = {
     *("sglang:num_bootstrap_failed_reqs", "sglang:num_transfer_failed_reqs"),
     *(f"sglang:num_prefill_{name}_queue_reqs" for name in ("bootstrap", "inflight")),
     *(f"sglang:num_decode_{name}_queue_reqs" for name in ("prealloc", "transfer")),
+    *("setpoint:prefill_server_up", "setpoint:prompts_without_prefill_server"),
 }
 TIERS = {
     "sglang:prefetched_tokens",
@@ -94,6 +95,7 @@ TIERS = {
     "setpoint:cache_tier_blocks",
     "setpoint:cache_tier_bytes",
 }
+OF_SEVERAL_MODELS = {f"setpoint:model_{each}" for each in ("loaded", "loads", "load_seconds")}
 ESTIMATES = {f"sglang:estimated_{each}_per_gpu" for each in ("flops", "read_bytes", "write_bytes")}
 """Only with --enable-mfu-metrics."""
 
@@ -124,7 +126,7 @@ def test_every_series_is_shown_with_its_labels(serve: Serve) -> None:
                     assert sample.labels.keys() - bounds == wanted
                     assert "model_name" not in wanted or sample.labels["model_name"] == "org/tiny"
             # What has a label has no sample before anything is counted.
-            assert missing - OF_TWO_SERVERS == {
+            assert missing - OF_TWO_SERVERS - OF_SEVERAL_MODELS == {
                 "sglang:cuda_graph_passes",
                 *ESTIMATES,
                 "setpoint:queue_refusals",

@@ -200,7 +200,7 @@ def test_an_empty_chat_loads_the_model(serve: Serve, body: dict[str, Any]) -> No
         assert (line["response"], line["done_reason"], line["done"]) == ("", "load", True)
         refused = await server.http.post(GENERATE, json={"model": "default", "keep_alive": 0})
         assert refused.status_code == 400
-        assert refused.json()["error"].startswith("keep_alive 0 asks to unload the model")
+        assert refused.json()["error"].startswith("The model cannot be unloaded")
         assert server.engine.submitted == []
 
     serve(scenario)

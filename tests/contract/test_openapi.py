@@ -91,6 +91,8 @@ def test_every_body_is_declared(serve: Serve) -> None:
             "/continue_generation": "ContinueBody",
             "/release_memory_occupation": "MemoryBody",
             "/resume_memory_occupation": "MemoryBody",
+            "/models/load": "LoadingBody",
+            "/models/unload": "LoadingBody",
             "/update_weights_from_disk": "UpdateWeightsBody",
             "/update_weight_version": "WeightVersionBody",
             "/start_profile": "ProfileBody",

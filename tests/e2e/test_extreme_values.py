@@ -61,6 +61,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "/continue_generation": {},
     "/release_memory_occupation": {},
     "/resume_memory_occupation": {},
+    "/models/load": {"model": "m"},
+    "/models/unload": {"model": "m"},
     "/update_weights_from_disk": {"model_path": "m"},
     "/update_weight_version": {"new_version": "v"},
     "/start_profile": {},

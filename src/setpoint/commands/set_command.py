@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import textwrap
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx2
 import msgspec
@@ -32,11 +33,12 @@ def set_options(wanted: SetOptions, *, api_key: str | None) -> int:
     check_url(wanted.url)
     key, base = wanted.api_key or api_key, wanted.url.rstrip("/")
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    query = "" if wanted.model is None else f"?{urlencode({'model': wanted.model})}"
     if not wanted.change:
-        print(_listed(_ask("GET", f"{base}/{_INFO_ROUTE}", headers), base), end="")
+        print(_listed(_ask("GET", f"{base}/{_INFO_ROUTE}{query}", headers), base), end="")
         return 0
     body = {"server_args": _values(wanted.change), "why": wanted.why}
-    answer = _ask("POST", f"{base}/{_ROUTE}", headers, body)[0]
+    answer = _ask("POST", f"{base}/{_ROUTE}{query}", headers, body)[0]
     for change in answer["changes"]:
         print(f"{change['option']}: {_value_text(change['old'])} -> {_value_text(change['new'])}")
     if not answer["changes"]:

@@ -278,6 +278,15 @@ class SetOptions(msgspec.Struct, frozen=True, kw_only=True):
             metavar="NAME=VALUE",
         ),
     ] = ()
+    model: Annotated[
+        str | None,
+        Option(
+            CHANGES,
+            "Name of the model whose options change, on a server with several. If not given, the"
+            " options of the first model are listed.",
+            metavar="NAME",
+        ),
+    ] = None
     why: Annotated[str, Option(CHANGES, "The reason, for the server's log.", metavar="TEXT")] = ""
     api_key: Annotated[
         str | None,

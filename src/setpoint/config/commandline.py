@@ -38,6 +38,8 @@ class CommandLine:
     given: frozenset[str]
     """Names of the options that the user wrote, including options of SGLang alone whose value is
     SGLang's default."""
+    models: tuple[str, ...] = ()
+    """The values of --model-path if it was given several times (``config.several``)."""
 
 
 def parse(command: Command, argv: list[str]) -> CommandLine:
@@ -72,6 +74,7 @@ class _Reader:
             of_file, dropped_of_file = self._of_file(Path(values["config"]))
             values = {**of_file, **values}
             dropped |= dropped_of_file
+        models = self._take_repeated(values)
         given = frozenset(values) | dropped
         own = self._command.own(
             **{
@@ -83,7 +86,24 @@ class _Reader:
         check_values(own, self._command.own_fields)
         options = Options.of(**{**self._command.defaults, **values})
         check_options(options)
-        return CommandLine(options, own, given)
+        return CommandLine(options, own, given, models)
+
+    def _take_repeated(self, values: dict[str, Any]) -> tuple[str, ...]:
+        """Leave the one value of an option that may be repeated, or take its several values out.
+        Raises ConfigError if this command takes one only."""
+        found = values.get("model_path")
+        if not isinstance(found, list):
+            return ()
+        if len(found) == 1:
+            (values["model_path"],) = found
+            return ()
+        if not self._command.listens:
+            raise ConfigError(
+                f"--model-path is given {len(found)} times; only 'setpoint serve' takes several"
+                " models."
+            )
+        del values["model_path"]
+        return tuple(found)
 
     def _namespace(self, tokens: list[str]) -> dict[str, Any]:
         parser = _parser(self._command)
@@ -227,6 +247,8 @@ class _Reader:
             value = json.dumps(value)
         if field.is_list and isinstance(value, (list, tuple)) and value:
             return [flag, *map(str, value)]
+        if field.about.repeats and isinstance(value, (list, tuple)) and value:
+            return [f"{flag}={each}" for each in value]
         if isinstance(value, (bool, list, dict)):
             raise ConfigError(f"{key} must be a single value, got {masked(field, value)!r}.")
         return [f"{flag}={value}"]
@@ -279,6 +301,10 @@ def _parser(command: Command) -> argparse.ArgumentParser:
         flags = [about.short, field.flag] if about.short else [field.flag]
         if field.kind is bool:
             groups[about.group].add_argument(*flags, action="store_true", help=text)
+        elif about.repeats:
+            groups[about.group].add_argument(
+                *flags, action="append", type=converter(field), metavar=metavar(field), help=text
+            )
         else:
             several = "+" if field.is_list else None
             groups[about.group].add_argument(

@@ -34,17 +34,19 @@ class Hardware:
     """Memory of the GPU that an engine would use; None if it is unknown or there is no GPU."""
     num_engines: int = 1
     """Number of engines that share the machine. The numbers above are the share of one engine."""
+    divided_by: str = "--dp-size"
+    """The option that says so."""
     topology: Topology = UNKNOWN
     """The cores of the whole machine."""
     quota_cores: int | None = None
     """Cores whose time all engines together get by the cgroup's quota; None: no limit."""
 
-    def divided(self, num_engines: int) -> Hardware:
-        """The share of each engine if ``num_engines`` share the machine. Raises ConfigError if
-        there are fewer cores."""
+    def divided(self, num_engines: int, *, by: str = "--dp-size") -> Hardware:
+        """The share of each engine if ``num_engines`` share the machine. by: the option that says
+        so. Raises ConfigError if there are fewer cores."""
         if num_engines > self.num_cores:
             raise ConfigError(
-                f"--dp-size {num_engines} is more than the {self.num_cores} cores that this"
+                f"{by} {num_engines} is more than the {self.num_cores} cores that this"
                 " process may use, and every engine needs one; lower it."
             )
         return replace(
@@ -52,6 +54,7 @@ class Hardware:
             num_cores=self.num_cores // num_engines,
             available_bytes=self.available_bytes // num_engines,
             num_engines=num_engines,
+            divided_by=by,
         )
 
 

@@ -519,7 +519,7 @@ def _num_threads(book: Book, hardware: Hardware, placement: Placement) -> None:
     cores = max(hardware.num_cores // ranks, 1)
     why = "the cores that this process may use, by affinity and cgroup quota"
     if hardware.num_engines > 1:
-        why += f", divided by --dp-size {hardware.num_engines}"
+        why += f", divided by {hardware.divided_by} {hardware.num_engines}"
     if ranks > 1:
         why += f", divided by the {ranks} ranks on this machine"
     book.fill("num_threads", cores, why)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ from setpoint.frontend.intake import Intake, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.live_options import LiveOptions, Proposal
 from setpoint.frontend.pairing import Pairing
+from setpoint.frontend.residence import AlwaysLoaded, Residence
 from setpoint.frontend.routing import routed
 from setpoint.frontend.sessions import Sessions, Turn
 from setpoint.frontend.shared_rooms import has_room, with_rooms
@@ -39,7 +40,7 @@ from setpoint.frontend.storage.storage import Storage
 from setpoint.frontend.supervision import NoSupervisor, Supervisor
 from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.frontend.telemetry.latencies import Latencies
-from setpoint.frontend.telemetry.metrics.metering import make_metrics
+from setpoint.frontend.telemetry.metrics.metering import MetricsConfig, make_metrics, page_of
 from setpoint.frontend.telemetry.request_log import RequestLog
 from setpoint.frontend.telemetry.roster import Roster
 from setpoint.frontend.telemetry.watching import Watch
@@ -48,6 +49,9 @@ from setpoint.frontend.unknown_keys import unknown_keys
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.mailbox import Mailbox
+
+if TYPE_CHECKING:
+    from setpoint.frontend.telemetry.metrics.exposition import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +82,11 @@ class Service:
         self.supervisor: Supervisor = supervisor or NoSupervisor()
         self.checkpoint: Checkpoint | None = None
         """The checkpoint whose weights the engines have; None: the one of the start."""
+        self.models: Sequence[Service] = (self,)
+        """All models of the server, in their order; the same in each. Replaced at the start if
+        there are several."""
+        self.residence: Residence = AlwaysLoaded()
+        """Replaced at the start if there are several models."""
         self.live = live
         self.storage = storage
         self.responses = ResponseStore()
@@ -104,18 +113,19 @@ class Service:
         self._latencies = Latencies()
         self.watch = Watch(engine, self._latencies)
         """Watches only while somebody runs it."""
-        self.metrics = (
-            None
-            if config.metrics is None
-            else make_metrics(
-                config.metrics,
-                engine,
-                self.book,
-                self.watch.news,
-                model_name=config.served_model_name,
-                context_len=config.context_len,
-                of_server=self._figures,
-            )
+        self.metrics = self._make_metrics(config.metrics)
+
+    def _make_metrics(self, config: MetricsConfig | None) -> Metrics | None:
+        if config is None:
+            return None
+        return make_metrics(
+            config,
+            self.engine,
+            self.book,
+            self.watch.news,
+            model_name=self.config.served_model_name,
+            context_len=self.config.context_len,
+            of_server=self._figures,
         )
 
     def _figures(self) -> dict[str, Any]:
@@ -127,7 +137,21 @@ class Service:
             up = self.pairing.up()
             found["setpoint:prefill_server_up"] = {(url,): value for url, value in up.items()}
             found["setpoint:prompts_without_prefill_server"] = {(): self.pairing.num_alone}
+        if self.residence.is_shared:
+            found["setpoint:model_loaded"] = {(): self.residence.state == "loaded"}
+            found["setpoint:model_loads"] = {(): self.residence.num_loads}
+            found["setpoint:model_load_seconds"] = {(): self.residence.load_s}
         return found
+
+    async def metrics_page(self, accept: str) -> tuple[bytes, str]:
+        """The page of ``/metrics`` with the series of all models, and its content type. accept: the
+        client's header. Raises RequestError (404) if the server has no metrics."""
+        metrics = [each.metrics for each in self.models if each.metrics is not None]
+        if not metrics:
+            raise RequestError(
+                "Metrics are disabled; start the server with --enable-metrics.", status_code=404
+            )
+        return await page_of(metrics, accept)
 
     def job(
         self,
@@ -187,7 +211,9 @@ class Service:
         for a body that cannot be honoured."""
         parsed = parse(body, kind, unsupported=unsupported)
         refuse = self.config.refuse_unknown_keys
-        warnings = unknown_keys(body, parsed, route=route, unsupported=unsupported, refuse=refuse)
+        # Of several models, ``http.model_choice`` has read which one the body names.
+        known = (*unsupported, "model") if self.residence.is_shared else unsupported
+        warnings = unknown_keys(body, parsed, route=route, unsupported=known, refuse=refuse)
         self.book.warned_bodies += bool(warnings)
         return parsed, warnings
 
@@ -224,13 +250,14 @@ class Service:
             return False
 
     async def _is_busy(self, line: EngineLine) -> bool:
-        """Whether an engine that answers is busy or paused. Raises EngineDeadError if it does not
-        answer."""
+        """Whether an engine that answers is busy or paused, or has given memory back. Raises
+        EngineDeadError if it does not answer."""
         try:
             state = await line.get_state(timeout_s=self.config.health_timeout_s)
         except RequestError:  # an engine that cannot describe itself may still serve
             return self.engine.num_open > 0
-        return self.engine.num_open > 0 or state.paused is not None
+        stands_still = state.paused is not None or bool(state.released)
+        return self.engine.num_open > 0 or stands_still
 
     async def _answers_a_probe(self, line: EngineLine) -> bool:
         """Submit a one-token request; any message from the engine after that is a sign of life.

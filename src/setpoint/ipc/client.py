@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from setpoint.core.control import RequestList
-from setpoint.core.errors import EngineDeadError, RequestError
+from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.messages import (
     Abort,
@@ -34,6 +34,7 @@ from setpoint.core.request import Request
 from setpoint.core.standing import Standing
 from setpoint.ipc.balance import Balance, Load, TotalRequests
 from setpoint.ipc.block_sink import BlockSink
+from setpoint.ipc.gate import Gate, OpenGate
 from setpoint.ipc.line import EngineLine, EngineState
 from setpoint.ipc.mailbox import Mailbox, WakeUps
 from setpoint.ipc.orders import Orders
@@ -43,6 +44,8 @@ from setpoint.ipc.suspects import Suspects, Verdict
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+CANNOT_BE_SENT = "A value of this request cannot be sent to the engine: "
 
 
 class EngineClient:
@@ -87,6 +90,10 @@ class EngineClient:
         """Requests accepted so far."""
         self._waiting: list[Submission] = []
         """Submissions that wait for an engine to be ready."""
+        self.gate: Gate = OpenGate()
+        """Set at the start if the model is not always loaded."""
+        self._held: list[Submission] = []
+        """New submissions that the gate has not admitted yet, oldest first."""
         self._suspects = Suspects()
         self._given_up: dict[int, str] = {}
         """Rank -> why it gets no further engine."""
@@ -137,7 +144,7 @@ class EngineClient:
     @property
     def num_waiting(self) -> int:
         """Number of open requests that have no engine at the moment."""
-        return len(self._waiting) + len(self._suspects.waiting)
+        return len(self.waiting_numbers)
 
     @property
     def num_recomputed(self) -> int:
@@ -147,7 +154,7 @@ class EngineClient:
     @property
     def waiting_numbers(self) -> list[int]:
         """The numbers of the open requests that have no engine at the moment."""
-        return [each.number for each in self._waiting + self._suspects.waiting]
+        return [each.number for each in self._held + self._waiting + self._suspects.waiting]
 
     def standings(self) -> list[Standing]:
         """The state of each engine, in the order of ranks."""
@@ -279,16 +286,33 @@ class EngineClient:
                 f"Duplicate request ID {request.rid!r}: a request with this rid is still running."
             )
         submission = Submission(self._take_number(), request, mailbox, index)
+        is_admitted = self.gate.arrived()
         try:
-            self._place(submission)
+            if is_admitted:
+                self._place(submission)
+            else:
+                self._held.append(submission)
         except (OverflowError, UnicodeEncodeError) as error:
-            raise RequestError(
-                f"A value of this request cannot be sent to the engine: {error}."
-            ) from None
+            self.gate.ended()
+            raise RequestError(f"{CANNOT_BE_SENT}{error}.") from None
         self.num_submitted += 1
         self._open[submission.number] = submission
         self._numbers[request.rid] = submission.number
         return submission.number
+
+    def admit_held(self) -> None:
+        """Send all requests that are held to the engine: the gate has admitted them."""
+        held, self._held = self._held, []
+        for submission in held:
+            try:
+                self._place(submission)
+            except (OverflowError, UnicodeEncodeError) as error:
+                self._drop(submission).mailbox.fail(RequestError(f"{CANNOT_BE_SENT}{error}."))
+
+    def fail_held(self, error: SetpointError) -> None:
+        """End all requests that are held with an error."""
+        while self._held:
+            self._drop(self._held[0]).mailbox.fail(error)
 
     def stop(self, number: int) -> None:
         """Stop a submission: no further event arrives. Does nothing if it has ended."""
@@ -508,6 +532,7 @@ class EngineClient:
         )
 
     def _fail_waiting(self, reason: str) -> None:
+        self.fail_held(EngineDeadError(reason))
         waiting = self._waiting + self._suspects.waiting
         self._waiting, self._suspects.waiting = [], []
         for submission in waiting:
@@ -538,6 +563,12 @@ class EngineClient:
     def _drop(self, submission: Submission) -> Submission:
         del self._open[submission.number]
         del self._numbers[submission.request.rid]
+        if submission in self._held:
+            position = self._held.index(submission)
+            del self._held[position]
+            self.gate.gave_up(position)
+        else:
+            self.gate.ended()
         return submission
 
 

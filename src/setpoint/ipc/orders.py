@@ -228,6 +228,11 @@ class Orders:
         if is_for_weights:
             self.why_no_weights = ""
 
+    def expect(self, released: frozenset[MemoryPart]) -> None:
+        """Have engines that become ready from now on give these parts back, and no others. No
+        engine is ready now."""
+        self._released = released
+
     async def _keep_released(
         self, released: frozenset[MemoryPart], operation: ReleaseMemory | RestoreMemory
     ) -> None:

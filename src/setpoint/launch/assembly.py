@@ -29,6 +29,7 @@ from setpoint.launch.checkpoints import LaunchedCheckpoints
 from setpoint.launch.doctor import ServerDoctor
 from setpoint.launch.engine import Launched
 from setpoint.launch.live import LiveConfig
+from setpoint.launch.served import Several
 
 
 def make_service(
@@ -79,7 +80,7 @@ def make_service(
             **server_info(config, startup_s=startup_s),
             "launch_command": launch_command(options, served.asked.given),
         },
-        metrics=metrics_config(config, facts, startup_s=startup_s),
+        metrics=metrics_config(config, facts, startup_s=startup_s, several=served.several),
         profiles_folder=config.env.torch_profiler_dir,
         expert_records_folder=config.env.expert_distribution_recorder_dir,
         health_generates=config.env.health_endpoint_generation,
@@ -145,7 +146,7 @@ STARTUP_PHASES = ("load_weight", "kv_cache_allocation")
 
 
 def metrics_config(
-    config: ResolvedConfig, facts: EngineFacts, *, startup_s: float
+    config: ResolvedConfig, facts: EngineFacts, *, startup_s: float, several: Several | None = None
 ) -> MetricsConfig | None:
     """The configuration of ``/metrics``; None without --enable-metrics."""
     options = config.options
@@ -159,6 +160,7 @@ def metrics_config(
         engine_type="unified" if (role := options.disaggregation.role) == "null" else role,
         page_size=options.memory.page_size,
         overlap=config.overlap_depth > 0,
+        of_several=several is not None,
         startup_s={
             "tokenizer_e2e": startup_s,
             "scheduler_e2e": sum(facts.phases.values()),

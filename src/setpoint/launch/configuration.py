@@ -28,7 +28,7 @@ from setpoint.config.live import Asked
 from setpoint.config.options import Options
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.config.room import check_room
-from setpoint.launch.served import Served
+from setpoint.launch.served import Served, Several
 
 KEY_BYTES = 32
 """Size of the key of a prefill server."""
@@ -38,14 +38,18 @@ logger = logging.getLogger(__name__)
 NO_TEXT = "--skip-tokenizer-init leaves text out"
 
 
-def asking_for(options: Options, env: EnvSettings, given: Set[str]) -> Callable[..., Asked]:
+def asking_for(
+    options: Options, env: EnvSettings, given: Set[str], several: Several | None = None
+) -> Callable[..., Asked]:
     """Makes the inputs of a configuration of a ``model`` and what was ``found`` about it. Raises
     ConfigError if the machine has too few cores for the engines."""
     return partial(
         Asked,
         options=options,
         given=frozenset(given),
-        hardware=probe_hardware().divided(options.parallel.dp_size),
+        hardware=probe_hardware().divided(options.parallel.dp_size)
+        if several is None
+        else probe_hardware().divided(several.max_loaded, by="--max-loaded-models"),
         env=env,
         drawn_seed=secrets.randbelow(1 << 30),
     )
@@ -59,11 +63,13 @@ def check_memory(asked: Asked, config: ResolvedConfig, description: Description)
     check_room(asked, config, name=name, is_counted=is_counted, in_gguf=in_gguf)
 
 
-def settle(options: Options, env: EnvSettings, given: Set[str]) -> Served:
+def settle(
+    options: Options, env: EnvSettings, given: Set[str], several: Several | None = None
+) -> Served:
     """Returns what a server with these options serves: the model, its tokenizer and the resolved
     configuration. Raises SetpointError for a model or options that cannot be served."""
     model, overrides = options.model, model_overrides(options.model)
-    asking = asking_for(options, env, given)
+    asking = asking_for(options, env, given, several)
 
     def admit(description: Description) -> None:
         asked = asking(model=spec_of(description, overrides=overrides), found={})
@@ -106,4 +112,13 @@ def settle(options: Options, env: EnvSettings, given: Set[str]) -> Served:
         },
     )
     key = secrets.token_hex(KEY_BYTES) if options.disaggregation.role == "prefill" else ""
-    return Served(source, tokenizer, template, asked, asked.resolve(), sampling, handover_key=key)
+    return Served(
+        source,
+        tokenizer,
+        template,
+        asked,
+        asked.resolve(),
+        sampling,
+        handover_key=key,
+        several=several,
+    )

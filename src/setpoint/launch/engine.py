@@ -27,7 +27,7 @@ from setpoint.observe.waiting import Display, Waiting
 if TYPE_CHECKING:
     from setpoint.frontend.text.processor import TextProcessor
     from setpoint.launch.job import EngineJob
-    from setpoint.launch.served import Served
+    from setpoint.launch.served import Served, Several
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,14 @@ class Launched:
     waiting: Waiting
     """Shows what the start is doing until ``end`` is called."""
     spawn: Spawn
+    several: Several | None = None
+    """How this model shares the machine with others; None: it is the only one."""
+
+    def start_first(self, rank: int) -> None:
+        """Give the first process of a rank its job, if several models are served; a model that is
+        alone has it already."""
+        if self.several is not None:
+            self.processes[rank].hand_over(self.served.job(rank=rank))
 
     def start_again(self, rank: int, job: EngineJob) -> EngineProcess:
         """Start a process that replaces the ended process of a rank."""
@@ -71,8 +79,10 @@ def launch_engine(
     display: Display | None,
     stderr: int | None = None,
     tells_prefixes: bool = False,
+    several: Several | None = None,
 ) -> Iterator[Launched]:
-    """A context with started engine processes for these options; its exit ends them.
+    """A context with started engine processes for these options; its exit ends them. With
+    ``several`` the processes wait for ``Launched.start_first``.
 
     display: shows the user which step of the start is slow. stderr: the descriptor for the engine's
     log; this process's if not given. tells_prefixes: see ``Served``. Raises SetpointError for a
@@ -95,7 +105,7 @@ def launch_engine(
 
             waiting = Waiting(f"Loading {options.model.model_path or DEFAULT_MODEL}", display)
             with reported_to(waiting.doing):
-                served = settle(options, env, given)
+                served = settle(options, env, given, several)
                 served = replace(served, tells_prefixes=tells_prefixes or served.num_engines > 1)
                 phases.mark("model and configuration")
                 # Read now, while the engine processes import torch: errors in the tokenizer are
@@ -105,10 +115,11 @@ def launch_engine(
                 text = TextProcessor.from_folder(served.tokenizer, served.template)
             phases.mark("tokenizer")
             announce(served, os.environ)
-            for rank, process in enumerate(processes):
-                process.hand_over(served.job(rank=rank))
+            if several is None:
+                for rank, process in enumerate(processes):
+                    process.hand_over(served.job(rank=rank))
             _warn_of_template(served, text)
-            yield Launched(processes, served, text, waiting, spawn)
+            yield Launched(processes, served, text, waiting, spawn, several)
         finally:
             if os.getpid() == owner:  # a forked child that ends also gets here
                 if waiting is not None:

@@ -119,6 +119,8 @@ def run(
     own = job.rank or 0
     name = f" TP{own if inherited else 0}"
     name = name if job.rank is None else f" DP{own}{name}"
+    if job.weights_folder:  # of one of several models
+        name += f" {job.config.options.model.served_model_name}"
     setup_logging(job.config.options.logs.log_level, rank=name, milliseconds=job.config.env.log_ms)
     socket = EngineSocket(link, bell_of(inherited, own) if inherited else None)
     num_ranks = job.config.options.parallel.ranks_per_node

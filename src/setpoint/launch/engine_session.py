@@ -96,19 +96,25 @@ class EngineSession:
         self._wanted_again = [asyncio.Event() for _ in range(num_ranks)]
         self._all_given_up = asyncio.Event()
         self._is_ending = False
+        self.may_load = asyncio.Event()
+        """Whether an engine may be started; cleared while another model has the room."""
+        if engine.several is None:
+            self.may_load.set()
         self._in_step = InStep(num_ranks) if parallel.enable_dp_attention else None
         """The ranks whose engines compute in step; None: each engine computes by itself."""
-        self._standby: Standby | None = None
-        if parallel.engine_standby:
-            self._standby = Standby(
-                self.client,
-                self._restarts,
-                RestartBudget(parallel.max_engine_restarts, clock.now),
-                start=self._start_standby,
-                unused=self._free_life,
-                present_job=self._present_job,
-            )
+        self._standby = self._make_standby() if parallel.engine_standby else None
         self._standby_keeper: asyncio.Task[None] | None = None
+
+    def _make_standby(self) -> Standby:
+        parallel = self.engine.served.config.options.parallel
+        return Standby(
+            self.client,
+            self._restarts,
+            RestartBudget(parallel.max_engine_restarts, self._clock.now),
+            start=self._start_standby,
+            unused=self._free_life,
+            present_job=self._present_job,
+        )
 
     async def __aenter__(self) -> EngineSession:
         keepers = [
@@ -165,6 +171,7 @@ class EngineSession:
     def shutdown(self) -> None:
         """Ask the engines to end; they are not replaced. Open requests fail."""
         self._is_ending = True
+        self.may_load.set()
         self.client.shutdown()
 
     def kill(self) -> None:
@@ -271,6 +278,10 @@ class EngineSession:
     async def _keep(self, rank: int) -> None:
         """Keep an engine running for the rank as long as restarts are allowed, and again when an
         operator asks for it."""
+        await self.may_load.wait()
+        if self._is_ending:
+            return
+        self.engine.start_first(rank)
         engine = self._launched(rank, self.engine.processes[rank], life=0)
         while True:
             why_not = await self._serve(rank, engine)
@@ -314,6 +325,7 @@ class EngineSession:
                 await asyncio.sleep(RETRY_S)
             if not self._why_never(line):
                 await self._moved_requests_go_on()
+            await self.may_load.wait()
             following = self._following(line)
             if isinstance(following, str):
                 return following

@@ -16,6 +16,16 @@ from setpoint.launch.job import EngineJob
 
 
 @dataclass(slots=True, frozen=True)
+class Several:
+    """How several models share the machine."""
+
+    max_loaded: int
+    """How many are loaded at the same time; each has an equal share of memory and cores."""
+    weights_folder: str
+    """See ``EngineJob``."""
+
+
+@dataclass(slots=True, frozen=True)
 class Served:
     """What is served and how. All engines use this record, and none looks anything up again."""
 
@@ -37,6 +47,8 @@ class Served:
     can use it."""
     handover_key: str = ""
     """See ``EngineJob``."""
+    several: Several | None = None
+    """How the model shares the machine with others; None: it is the only one."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -76,6 +88,7 @@ class Served:
             self.tells_prefixes,
             self.handover_key,
             is_standby,
+            "" if self.several is None else self.several.weights_folder,
         )
 
     @property
@@ -84,4 +97,4 @@ class Served:
         available = self.asked.hardware.available_bytes
         if self.config.options.parallel.engine_standby:  # two have weights, and one fills its pool
             return available - memory_model(self.config, self.spec).weights()
-        return available if self.num_engines > 1 else None
+        return available if self.num_engines > 1 or self.several is not None else None

@@ -15,15 +15,18 @@ import socket
 import threading
 import time
 from asyncio import Task
-from collections.abc import Callable, Coroutine, Sequence, Set
+from collections.abc import Callable, Coroutine, Iterator, Sequence, Set
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.server import api_keys
 from setpoint.config.options import Options
-from setpoint.core.errors import EngineDeadError
+from setpoint.config.several import each_model
+from setpoint.core.content_digest import cache_folder
+from setpoint.core.errors import EngineDeadError, SetpointError
 from setpoint.launch.bootstrapping import bootstrap_socket, bootstrapping
 from setpoint.launch.ending import END_S, SIGNALS
 from setpoint.launch.engine import Launched, launch_engine
@@ -31,6 +34,8 @@ from setpoint.launch.engine_session import EngineSession
 from setpoint.launch.invitation import NOT_FOR_CLIENTS, address, address_only, invitation
 from setpoint.launch.phases import Phases
 from setpoint.launch.publishing import publishing
+from setpoint.launch.served import Several
+from setpoint.launch.several import SeveralSessions
 from setpoint.launch.signals import Asked, run_until_asked
 from setpoint.observe.logline import leave_out_of_access_log, setup_logging
 from setpoint.observe.waiting import in_the_log
@@ -59,9 +64,15 @@ KILL_S = 0.6
 """The part of END_S that is reserved for killing an engine and ending this process."""
 
 
-def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) -> int:
-    """Serve until a signal asks for the end; returns the exit code. Raises SetpointError if the
-    start fails."""
+def serve(
+    options: Options,
+    env: EnvSettings,
+    *,
+    given: Set[str] = frozenset(),
+    models: Sequence[str] = (),
+) -> int:
+    """Serve until a signal asks for the end; returns the exit code. models: several models instead
+    of that of the options (``config.several``). Raises SetpointError if the start fails."""
     from setpoint.frontend.http.port import bind_socket
 
     phases = Phases()
@@ -78,14 +89,35 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
 
             storage = stack.enter_context(closing(Storage(Path(options.answers.file_storage_path))))
         publisher = stack.enter_context(publishing(options))
-        engine = stack.enter_context(
-            launch_engine(options, env, given=given, phases=phases, display=in_the_log())
-        )
-        serving = _Serving(engine, sock, bootstrap, storage, publisher, phases)
+        engines = list(_launch(stack, options, env, given, phases, models))
+        serving = _Serving(engines, sock, bootstrap, storage, publisher, phases)
         code: int = run_until_asked(serving.run, limit_s=lambda: serving.drain_s + END_S)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # the process is ending already
         return code
+
+
+def _launch(
+    stack: ExitStack,
+    options: Options,
+    env: EnvSettings,
+    given: Set[str],
+    phases: Phases,
+    models: Sequence[str],
+) -> Iterator[Launched]:
+    """The engine of the one model, or of each."""
+    launch = partial(launch_engine, env=env, phases=phases, display=in_the_log())
+    if not models:
+        yield stack.enter_context(launch(options, given=given))
+        return
+    several = Several(options.parallel.max_loaded_models, str(cache_folder()))
+    given = given | {"model_path", "served_model_name"}
+    for each in each_model(options, models, given - {"served_model_name"}):
+        try:
+            yield stack.enter_context(launch(each, given=given, several=several))
+        except SetpointError as error:
+            error.args = (f"Model {each.model.served_model_name}: {error}",)
+            raise
 
 
 class _Serving:
@@ -93,14 +125,16 @@ class _Serving:
 
     def __init__(
         self,
-        engine: Launched,
+        engines: Sequence[Launched],
         sock: socket.socket,
         bootstrap: socket.socket | None,
         storage: Storage | None,
         publisher: BlockSink | None,
         phases: Phases,
     ) -> None:
-        self._engine = engine
+        """engines: of one model, or of each of several."""
+        self._engine = engines[0]
+        self._engines = engines
         self._sock = sock
         self._bootstrap = bootstrap
         self._storage = storage
@@ -127,9 +161,7 @@ class _Serving:
         stopped = asyncio.create_task(asked.end.wait())
         async with (
             bootstrapping(self._engine.served, self._bootstrap),
-            EngineSession(
-                self._engine, self._phases, storage=self._storage, blocks=self._publisher
-            ) as session,
+            self._session() as session,
         ):
             service = self._service = await session.service_unless(stopped)
             if service is None:
@@ -147,6 +179,17 @@ class _Serving:
             if not asked.end.is_set():
                 raise EngineDeadError(session.death)
             return 0
+
+    def _session(self) -> EngineSession | SeveralSessions:
+        sessions = [
+            EngineSession(each, self._phases, storage=self._storage, blocks=self._publisher)
+            for each in self._engines
+        ]
+        if len(sessions) == 1:
+            return sessions[0]
+        return SeveralSessions(
+            sessions, self._engine.served.config.options.parallel.max_loaded_models
+        )
 
     async def _answer(
         self,
@@ -168,7 +211,11 @@ class _Serving:
             opened.cancel()
 
     async def _end(
-        self, session: EngineSession, service: Service, server: Server, asked: Asked
+        self,
+        session: EngineSession | SeveralSessions,
+        service: Service,
+        server: Server,
+        asked: Asked,
     ) -> float:
         """End requests and connections; returns how long the engine may take to end after that."""
         until = time.monotonic()
@@ -194,9 +241,10 @@ class _Serving:
 async def _work(service: Service) -> None:
     """Watch the engine, and run the batches of clients, until cancelled."""
     async with asyncio.TaskGroup() as group:
-        group.create_task(service.watch.run())
-        for work in service.workers:
-            group.create_task(work())
+        for each in service.models:
+            group.create_task(each.watch.run())
+            for work in each.workers:
+                group.create_task(work())
         if service.storage is not None:
             from setpoint.batch.worker import BatchWorker
 
@@ -206,7 +254,11 @@ async def _work(service: Service) -> None:
 async def _drain(service: Service, drain_s: float, asked: Asked) -> None:
     """Let the running requests end; abort those that still run after ``drain_s`` or at a second
     signal. The port stays open."""
-    engine, num_running = service.engine, service.engine.num_open
+
+    def num_open() -> int:
+        return sum(each.engine.num_open for each in service.models)
+
+    num_running = num_open()
     if num_running:
         logger.info(
             "Draining: %s %g s to end (--drain-timeout). A second signal aborts what runs.",
@@ -215,17 +267,18 @@ async def _drain(service: Service, drain_s: float, asked: Asked) -> None:
             else f"{num_running} requests run and have",
             drain_s,
         )
-    await _until(lambda: not engine.num_open or asked.at_once.is_set(), drain_s)
+    await _until(lambda: not num_open() or asked.at_once.is_set(), drain_s)
     if asked.at_once.is_set():
         logger.info("A second signal: open requests are cut off.")
-    if num_left := engine.num_open:
+    if num_left := num_open():
         logger.warning(
             "1 request was still running and is aborted."
             if num_left == 1
             else f"{num_left} requests were still running and are aborted."
         )
-        service.drain.cut(engine)
-        await _until(lambda: not engine.num_open, ABORT_S)
+        for each in service.models:
+            service.drain.cut(each.engine)
+        await _until(lambda: not num_open(), ABORT_S)
 
 
 async def _until(holds: Callable[[], bool], seconds: float) -> None:
@@ -239,8 +292,9 @@ async def _finish(service: Service, seconds: float) -> None:
     """Send the remaining spans, for at most this many seconds."""
 
     def work() -> None:
-        for send in service.at_end:
-            send()
+        for each in service.models:
+            for send in each.at_end:
+                send()
 
     thread = threading.Thread(target=work, name="at-end", daemon=True)
     thread.start()
@@ -257,7 +311,10 @@ async def _cut_at_second_signal(asked: Asked, server: Server) -> None:
 
 
 async def _open(
-    session: EngineSession, service: Service, listening: asyncio.Event, phases: Phases
+    session: EngineSession | SeveralSessions,
+    service: Service,
+    listening: asyncio.Event,
+    phases: Phases,
 ) -> None:
     options = session.engine.served.config.options
     if not options.server.skip_server_warmup:

@@ -323,6 +323,8 @@ SERVER_SERIES = (
             "setpoint:kv_event_overruns",
             "How often a subscriber to KV events fell so far behind that it missed batches.",
         ),
+        ("setpoint:model_loads", "How often one of several models was loaded again."),
+        ("setpoint:model_load_seconds", "The time that this took."),
     ),
     *_series(
         Scope.SERVER,
@@ -349,6 +351,7 @@ SERVER_SERIES = (
             "setpoint:engine_restarts_left",
             "How many engines may be started again within this hour (--max-engine-restarts).",
         ),
+        ("setpoint:model_loaded", "Whether one of several models is loaded now."),
         ("setpoint:engine_figures_age_seconds", "Age of the scheduler's series."),
         (
             "setpoint:prefill_server_up",

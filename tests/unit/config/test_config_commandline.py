@@ -112,10 +112,10 @@ def test_a_prefix_is_looked_for_among_what_works(prefix: str, flag: str) -> None
 
 
 def test_an_ambiguous_prefix_names_only_what_works() -> None:
-    with pytest.raises(ConfigError, match=r"^--max is ambiguous: it could mean (.*)\.$") as caught:
-        parse_serve(["--max", "5"])
+    with pytest.raises(ConfigError, match=r"^--mo is ambiguous: it could mean (.*)\.$") as caught:
+        parse_serve(["--mo", "5"])
     named = str(caught.value).partition("mean ")[2].rstrip(".").replace(" and ", ", ").split(", ")
-    assert set(named) == {flag for flag in sglang.SUPPORTED if flag.startswith("--max")}
+    assert set(named) == {flag for flag in sglang.SUPPORTED if flag.startswith("--mo")}
 
 
 NOT_HERE = sorted(name for name in KNOWN if sglang.ALIASES.get(name, name) not in sglang.SUPPORTED)

@@ -54,6 +54,8 @@ class Option:
     """Whether it can change while the engine serves, between two steps (``config.live``)."""
     secret: bool = False
     """Whether its value is a secret, which is never printed (``masked``)."""
+    repeats: bool = False
+    """Whether a command that listens takes it several times (``CommandLine.models``)."""
     server_only: bool = False
     """Whether it matters only to a command that listens; the other commands refuse it."""
     short: str = ""

@@ -21,8 +21,10 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             GROUP,
             "Folder, GGUF file or Hugging Face id of the model. If not given, the default model,"
-            " SmolLM2-135M-Instruct.",
+            " SmolLM2-135M-Instruct. setpoint serve takes it several times, each time as"
+            " NAME=MODEL, and serves all of these models (docs/several-models.md).",
             metavar="MODEL",
+            repeats=True,
         ),
     ] = None
     tokenizer_path: Annotated[

@@ -154,6 +154,16 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
             " with one engine on a CPU.",
         ),
     ] = False
+    max_loaded_models: Annotated[
+        int,
+        Option(
+            GROUP,
+            "With several models (--model-path NAME=MODEL, several times), how many of them are"
+            " loaded at the same time. Each gets an equal share of the memory and of the cores.",
+            low=1,
+            server_only=True,
+        ),
+    ] = 1
     use_ray: Annotated[
         bool,
         Option(

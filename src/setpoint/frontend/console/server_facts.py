@@ -22,6 +22,10 @@ async def facts_of(service: Service) -> dict[str, Any]:
     return {
         "model": config.served_model_name,
         "model_path": config.model_path,
+        "models": [
+            {"name": each.config.served_model_name, "state": each.residence.state}
+            for each in service.models
+        ],
         "version": info.get("version"),
         "device": info.get("accelerator") or info.get("device"),
         "dtype": info.get("dtype"),

@@ -15,6 +15,7 @@ from setpoint.frontend.http.browsers import LocalOnlyMiddleware
 from setpoint.frontend.http.dialect import Dialect, Dialects
 from setpoint.frontend.http.error_responses import ErrorHandlers
 from setpoint.frontend.http.metered import MeteredMiddleware
+from setpoint.frontend.http.model_choice import ModelChoice
 from setpoint.frontend.http.openapi import describe_bodies
 from setpoint.frontend.http.routes import each_route
 from setpoint.frontend.service import Service
@@ -27,20 +28,17 @@ def create_app(
 ) -> FastAPI:
     """The application. makers: make the dialects that it speaks. local_only: whether only this
     machine can, and should, reach the port."""
-    app = FastAPI(title="Setpoint")
-    bodies = BodyReader(service.config.max_body_bytes)
-    dialects = Dialects(
-        [make(service, bodies) for make in makers],
-        on_refusal=lambda refusal: service.book.count_refusal(refusal.status_code),
-    )
-    app.state.dialects = dialects
-    app.state.drain = service.drain
-    for dialect in dialects.all:
-        # Not include_router: FastAPI matches a request with the routes of an included router three
-        # times, a tenth of a millisecond.
-        app.router.routes.extend(each_route(dialect.router.routes))
-    describe_bodies(app)
-    ErrorHandlers(dialects).install(app)
+    app = _bare_app(service, makers)
+    dialects: Dialects = app.state.dialects
+    others = [each for each in service.models if each is not service]
+    if others:
+        app.add_middleware(
+            ModelChoice,
+            first=service.config.served_model_name,
+            others={each.config.served_model_name: _bare_app(each, makers) for each in others},
+            max_body_bytes=max(each.config.max_body_bytes for each in service.models),
+            dialects=dialects,
+        )
     api_keys, admin_api_key = service.config.api_keys, service.config.admin_api_key
     if api_keys or admin_api_key is not None:
         app.add_middleware(
@@ -56,4 +54,23 @@ def create_app(
     if service.metrics is not None:
         app.add_middleware(MeteredMiddleware, metrics=service.metrics.http)
     app.add_middleware(AccessLogMiddleware)
+    return app
+
+
+def _bare_app(service: Service, makers: Sequence[MakeDialect]) -> FastAPI:
+    """The routes of one model."""
+    app = FastAPI(title="Setpoint")
+    bodies = BodyReader(service.config.max_body_bytes)
+    dialects = Dialects(
+        [make(service, bodies) for make in makers],
+        on_refusal=lambda refusal: service.book.count_refusal(refusal.status_code),
+    )
+    app.state.dialects = dialects
+    app.state.drain = service.drain
+    for dialect in dialects.all:
+        # Not include_router: FastAPI matches a request with the routes of an included router three
+        # times, a tenth of a millisecond.
+        app.router.routes.extend(each_route(dialect.router.routes))
+    describe_bodies(app)
+    ErrorHandlers(dialects).install(app)
     return app

@@ -27,22 +27,23 @@ class EmbedApi:
         body, warnings = self._service.read(raw, EmbedBody, route=EMBED_ROUTE)
         warnings += body.warnings(self._service.config)
         texts = [body.input] if isinstance(body.input, str) else body.input
-        return await self._exchange(raw, texts, body.dimensions, bool(body.truncate), warnings)
+        return await self._exchange(raw, body, texts, warnings)
 
     async def open_one(self, raw: dict[str, Any]) -> EmbedExchange:
         """Like ``open``, for the older route."""
         body, warnings = self._service.read(raw, EmbeddingsBody, route=EMBEDDINGS_ROUTE)
         warnings += body.warnings(self._service.config)
-        return await self._exchange(raw, [body.prompt], None, True, warnings)
+        return await self._exchange(raw, body, [body.prompt], warnings)
 
     async def _exchange(
         self,
         raw: dict[str, Any],
+        body: EmbedBody | EmbeddingsBody,
         texts: Sequence[str],
-        dimensions: int | None,
-        truncate: bool,
         warnings: list[str],
     ) -> EmbedExchange:
+        dimensions = body.dimensions if isinstance(body, EmbedBody) else None
+        truncate = bool(body.truncate) if isinstance(body, EmbedBody) else True
         config, intake = self._service.config, self._service.intake
         if len(texts) > MAX_SEQUENCES:
             raise RequestError(f"input must have at most {MAX_SEQUENCES} texts.")
@@ -52,7 +53,7 @@ class EmbedApi:
             ids = await (self._cut(text, index, warnings) if truncate else intake.encode(text))
             requests.append(intake.embedding_request(ids))
         job = self._service.job(requests, received=raw, api="Ollama")
-        return EmbedExchange(self._service, job, dimensions, warnings)
+        return EmbedExchange(self._service, job, body.keep_s, dimensions, warnings)
 
     async def _cut(self, text: str, index: int, warnings: list[str]) -> Ids:
         """The token ids of ``text``, as many as fit into the context."""
@@ -69,9 +70,15 @@ class EmbedExchange:
     """One request between its checked body and its reply."""
 
     def __init__(
-        self, service: Service, job: Job, dimensions: int | None, warnings: list[str]
+        self,
+        service: Service,
+        job: Job,
+        keep_s: float,
+        dimensions: int | None,
+        warnings: list[str],
     ) -> None:
         self.job = job
+        self.keep_s = keep_s
         self._config = service.config
         self._dimensions = dimensions
         self._warnings = {"warnings": warnings} if warnings else {}

@@ -1,14 +1,15 @@
 """Implements the routes about models: ``/api/tags``, ``/api/show``, ``/api/ps``, ``/api/pull`` and
-``/api/version``. There is one model, which is always loaded."""
+``/api/version``."""
 
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from setpoint import __version__
-from setpoint.frontend.apis.ollama.ollama_answers import stamp
+from setpoint.core.errors import EngineDeadError
+from setpoint.frontend.apis.ollama.ollama_answers import stamp, stamp_of
 from setpoint.frontend.apis.ollama.ollama_bodies import PullBody, ShowBody
 from setpoint.frontend.service import Service
 
@@ -16,7 +17,9 @@ OLLAMA_VERSION = "0.12.6"
 """The version of Ollama whose API these routes follow. Clients compare it with the version that
 they need."""
 
-_NEVER = datetime(9999, 12, 31, tzinfo=UTC).isoformat().replace("+00:00", "Z")
+_NEVER = stamp_of(datetime(9999, 12, 31, tzinfo=UTC))
+_CENTURY_S = 100 * 365 * 86400.0
+"""Later dates are not distinguished from never; the largest have no name."""
 _GIB = 1 << 30
 _LEVELS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -29,21 +32,41 @@ class ModelApi:
         self._started_at = stamp()
 
     def tags(self) -> dict[str, Any]:
-        entry = self._entry() | {"modified_at": self._started_at, "size": self._size()}
-        return {"models": [entry]}
+        """The answer of ``/api/tags``: all models, loaded or not."""
+        entries = [ModelApi(each)._entry() for each in self._service.models]
+        sizes = [ModelApi(each)._size() for each in self._service.models]
+        return {
+            "models": [
+                entry | {"modified_at": self._started_at, "size": size}
+                for entry, size in zip(entries, sizes, strict=True)
+            ]
+        }
 
     async def running(self) -> dict[str, Any]:
-        """The answer of ``/api/ps``. Raises EngineDeadError."""
+        """The answer of ``/api/ps``: the loaded models. Raises EngineDeadError if there is one
+        model and its engine has ended."""
+        loaded = [each for each in self._service.models if each.residence.state == "loaded"]
+        found = []
+        for each in loaded:
+            try:
+                found.append(await ModelApi(each)._running())
+            except EngineDeadError:
+                if len(self._service.models) == 1:
+                    raise
+        return {"models": found}
+
+    async def _running(self) -> dict[str, Any]:
         line = self._service.engine.choose()
         usage = (await line.get_state()).report.memory_usage
         size = round((usage.weight + usage.kvcache + usage.graph) * _GIB)
-        entry = self._entry() | {
+        left_s = self._service.residence.expires_in_s
+        ends = _NEVER if left_s > _CENTURY_S else stamp_of(datetime.now(UTC) + timedelta(0, left_s))
+        return self._entry() | {
             "size": size,
             "size_vram": size if line.facts.accelerator else 0,
-            "expires_at": _NEVER,
+            "expires_at": ends,
             "context_length": self._config.context_len,
         }
-        return {"models": [entry]}
 
     def version(self) -> dict[str, Any]:
         return {"version": OLLAMA_VERSION, "setpoint_version": __version__}

@@ -75,4 +75,9 @@ def _ns(seconds: float) -> int:
 
 def stamp() -> str:
     """The time of day as Ollama writes it."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return stamp_of(datetime.now(UTC))
+
+
+def stamp_of(moment: datetime) -> str:
+    """A moment in UTC as Ollama writes it."""
+    return moment.isoformat().replace("+00:00", "Z")

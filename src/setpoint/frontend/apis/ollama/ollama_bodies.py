@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from setpoint.core.errors import RequestError
 from setpoint.core.request import LogprobOptions, RequestOptions
+from setpoint.frontend.apis.ollama.keep_alive import keep_seconds
 from setpoint.frontend.apis.ollama.sampling_options import OptionsBody
 from setpoint.frontend.apis.openai.bodies.tool_fields import FunctionTool, tools_of
 from setpoint.frontend.bodies import other_model_warning
@@ -50,9 +51,15 @@ class MessageBody(msgspec.Struct):
 
 class AnyBody(msgspec.Struct, kw_only=True):
     model: str
-    keep_alive: Any = None
-    """Has no effect: the model stays loaded."""
+    keep_alive: float | str | None = None
+    """How long the model stays loaded after the request: seconds, or text such as "5m"; less than
+    0: until another model needs its room. It has no effect on a server with one model."""
     options: OptionsBody | None = None
+
+    @property
+    def keep_s(self) -> float:
+        """``keep_alive`` in seconds. Raises RequestError (400) for a text that is no duration."""
+        return keep_seconds(self.keep_alive)
 
     @property
     def own_options(self) -> OptionsBody:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -60,6 +60,7 @@ class OllamaDialect(Dialect):
     def __init__(self, service: Service, bodies: BodyReader) -> None:
         self._bodies = bodies
         self._models = ModelApi(service)
+        self._service = service
         text, embed = TextApi(service), EmbedApi(service)
         self.router = router = APIRouter(tags=["ollama"])
         add_route(router, CHAT_ROUTE, self._texts(text.chat), "POST", body=OllamaChatBody)
@@ -114,12 +115,17 @@ class OllamaDialect(Dialect):
         async def create(request: Request) -> Response:
             exchange = await self._bodies.read(request, open_)
             if isinstance(exchange, LoadReply):
+                await exchange.carry_out()
                 media_type = LINES if exchange.is_stream else "application/json"
                 return Response(_line(exchange.content), media_type=media_type)
             if exchange.is_stream:
-                lines = _lines(exchange)
+                lines = self._lines(exchange)
                 return EventStream(exchange.job, lines, self.stream_end, media_type=LINES)
-            with exchange.job, cancelled_with_client(exchange.job, request.receive):
+            with (
+                self._kept(exchange.keep_s),
+                exchange.job,
+                cancelled_with_client(exchange.job, request.receive),
+            ):
                 outputs = await exchange.job.wait()
             return await self._bodies.answer(
                 outputs, lambda: json_response(exchange.reply(outputs[0]))
@@ -134,17 +140,29 @@ class OllamaDialect(Dialect):
     ) -> Callable[[Request], Awaitable[Response]]:
         async def create(request: Request) -> Response:
             exchange = await self._bodies.read(request, open_)
-            with exchange.job, cancelled_with_client(exchange.job, request.receive):
+            with (
+                self._kept(exchange.keep_s),
+                exchange.job,
+                cancelled_with_client(exchange.job, request.receive),
+            ):
                 outputs = await exchange.job.wait()
             return json_response(reply(exchange, outputs))
 
         return create
 
+    @contextmanager
+    def _kept(self, seconds: float) -> Iterator[None]:
+        """A request; ``keep_alive`` counts from its end."""
+        try:
+            yield
+        finally:
+            self._service.residence.keep(seconds)
 
-async def _lines(exchange: TextExchange) -> AsyncGenerator[bytes, None]:
-    async with aclosing(exchange.objects()) as objects:
-        async for each in objects:
-            yield _line(each)
+    async def _lines(self, exchange: TextExchange) -> AsyncGenerator[bytes, None]:
+        with self._kept(exchange.keep_s):
+            async with aclosing(exchange.objects()) as objects:
+                async for each in objects:
+                    yield _line(each)
 
 
 def _line(content: Any) -> bytes:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
-from setpoint.core.errors import RequestError
 from setpoint.frontend.apis.ollama.ollama_answers import (
     DURATIONS,
     NOTHING,
@@ -77,11 +76,7 @@ class TextApi:
         return self._service.config.sampling_defaults
 
     def _load(self, body: TextBody, warnings: list[str], render: Render) -> LoadReply:
-        """The answer to a body that only asks to load the model."""
-        if body.keep_alive in (0, "0", "0s"):
-            raise RequestError(
-                "keep_alive 0 asks to unload the model, but this server always keeps its model."
-            )
+        """The answer to a body that only asks to load the model, or to unload it."""
         return LoadReply(self._service, body, warnings, render)
 
     def _exchange(
@@ -106,21 +101,32 @@ class TextApi:
 
 
 class LoadReply:
-    """An answer of one object, which says that the model is loaded."""
+    """An answer of one object, which says that the model is loaded, or is unloaded as soon as its
+    requests have ended."""
 
     def __init__(
         self, service: Service, body: TextBody, warnings: list[str], render: Render
     ) -> None:
         self.is_stream = body.is_stream
+        self._residence, self._keep_s = service.residence, body.keep_s
         self.content = {
             "model": service.config.served_model_name,
             "created_at": stamp(),
             **render(NOTHING),
             "done": True,
-            "done_reason": "load",
+            "done_reason": "load" if body.keep_s else "unload",
             **dict.fromkeys(DURATIONS, 0),
             **({"warnings": warnings} if warnings else {}),
         }
+
+    async def carry_out(self) -> None:
+        """Load the model, or unload it with ``keep_alive`` 0. Raises SetpointError if that is
+        impossible."""
+        if not self._keep_s:
+            self._residence.dismiss()
+            return
+        await self._residence.load()
+        self._residence.keep(self._keep_s)
 
 
 class TextExchange:
@@ -137,6 +143,7 @@ class TextExchange:
     ) -> None:
         self.job = job
         self.is_stream = body.is_stream
+        self.keep_s = body.keep_s
         self._tokenizer = service.text.tokenizer
         self._model = service.config.served_model_name
         self._parser = PieceParser(make_parser())

@@ -1,4 +1,4 @@
-"""Implements ``/v1/models``, which lists the one model that is served."""
+"""Implements ``/v1/models``, which lists the models that are served."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fastapi import APIRouter, Response
 
 from setpoint.frontend.apis.openai.bodies.openai_bodies import DEFAULT_MODEL
 from setpoint.frontend.apis.openai.openai_errors import error_body
-from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.refusal import Refusal
+from setpoint.frontend.service import Service
 
 MODELS_ROUTE = "/v1/models"
 
 
 class ModelRoutes:
-    def __init__(self, config: FrontendConfig) -> None:
-        self._config = config
+    def __init__(self, service: Service) -> None:
+        self._service = service
         self._started_at = int(time.time())
 
     def install(self, router: APIRouter) -> None:
@@ -27,11 +27,13 @@ class ModelRoutes:
         add_route(router, MODELS_ROUTE + "/{model_id:path}", self.model, "GET", "HEAD")
 
     async def models(self) -> Response:
-        return json_response({"object": "list", "data": [self._model_card()]})
+        cards = [self._card(each) for each in self._service.models]
+        return json_response({"object": "list", "data": cards})
 
     async def model(self, model_id: str) -> Response:
-        if model_id in (self._config.served_model_name, DEFAULT_MODEL):
-            return json_response(self._model_card())
+        for each in self._service.models:
+            if model_id in (each.config.served_model_name, DEFAULT_MODEL):
+                return json_response(self._card(each))
         refusal = Refusal(
             message=f"The model {model_id!r} does not exist.",
             status_code=404,
@@ -40,14 +42,15 @@ class ModelRoutes:
         )
         return json_response(error_body(refusal), status_code=refusal.status_code)
 
-    def _model_card(self) -> dict[str, Any]:
-        name = self._config.served_model_name
-        return {
+    def _card(self, service: Service) -> dict[str, Any]:
+        name = service.config.served_model_name
+        card = {
             "id": name,
             "object": "model",
             "created": self._started_at,
             "owned_by": "setpoint",
             "root": name,
             "parent": None,
-            "max_model_len": self._config.context_len,
+            "max_model_len": service.config.context_len,
         }
+        return card | {"state": service.residence.state} if service.residence.is_shared else card

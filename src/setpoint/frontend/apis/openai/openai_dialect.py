@@ -28,7 +28,7 @@ class OpenAIDialect(Dialect):
     def __init__(self, service: Service, bodies: BodyReader) -> None:
         self.router = APIRouter(tags=["openai"])
         OpenAIRoutes(service, bodies).install(self.router)
-        ModelRoutes(service.config).install(self.router)
+        ModelRoutes(service).install(self.router)
         ResponseRoutes(service, bodies).install(self.router)
         ScoringRoutes(service, bodies).install(self.router)
         FileRoutes(service.storage).install(self.router)

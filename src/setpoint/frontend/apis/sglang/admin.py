@@ -70,7 +70,8 @@ class AdminRoutes:
         parent.include_router(router)
 
     async def root(self) -> Response:
-        return PlainTextResponse(f"Setpoint serves {self._config.served_model_name}.\n")
+        names = ", ".join(each.config.served_model_name for each in self._service.models)
+        return PlainTextResponse(f"Setpoint serves {names}.\n")
 
     async def health(self) -> Response:
         if self._config.health_generates or self._service.drain.is_on:
@@ -80,7 +81,8 @@ class AdminRoutes:
     async def health_generate(self) -> Response:
         if self._service.drain.is_on:
             return PlainTextResponse(f"{WORD}\n", status_code=503)
-        if await self._service.is_healthy():
+        healthy = await asyncio.gather(*(each.is_healthy() for each in self._service.models))
+        if any(healthy):
             return self._probe_response(200)
         return self._probe_response(503, otherwise="The engine gives no sign of life.")
 
@@ -89,16 +91,30 @@ class AdminRoutes:
             return PlainTextResponse(f"{WORD}\n", status_code=503)
         if self._engine.orders.why_no_weights:
             return PlainTextResponse(f"{without_weights(self._engine)}\n", status_code=503)
-        return self._probe_response(200 if self._engine.is_ready else 503)
+        is_ready = any(each.engine.is_ready for each in self._service.models)
+        return self._probe_response(200 if is_ready else 503)
 
     def _probe_response(self, status_code: int, *, otherwise: str = "") -> Response:
         """The answer to a probe. Its body has a line for each engine that takes no requests.
         otherwise: the body if all engines take requests."""
-        found = [str(each) for each in self._engine.standings() if each.state != "ready"]
+        found = [
+            f"{of}{standing}"
+            for each, of in self._named_models()
+            for standing in each.engine.standings()
+            if standing.state != "ready"
+        ]
         lines = found or ([otherwise] if otherwise else [])
         if not lines:
             return Response(status_code=status_code)
         return PlainTextResponse("\n".join(lines) + "\n", status_code=status_code)
+
+    def _named_models(self) -> list[tuple[Service, str]]:
+        """The models, each with the beginning of a line about it; of one alone, nothing is said."""
+        models = self._service.models
+        return [
+            (each, f"{each.config.served_model_name}: " if len(models) > 1 else "")
+            for each in models
+        ]
 
     async def model_info(self) -> Response:
         config = self._service.config

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from setpoint.core.errors import RequestError
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.service import Service
 
@@ -21,10 +20,5 @@ class MetricsRoutes:
         parent.include_router(router)
 
     async def metrics(self, request: Request) -> Response:
-        metrics = self._service.metrics
-        if metrics is None:
-            raise RequestError(
-                "Metrics are disabled; start the server with --enable-metrics.", status_code=404
-            )
-        page, content_type = await metrics.scrape(request.headers.get("accept", ""))
+        page, content_type = await self._service.metrics_page(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type})

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from setpoint.frontend.apis.openai.openai_dialect import OpenAIDialect
-from setpoint.frontend.apis.sglang import fault_tolerance, storage_routes
+from setpoint.frontend.apis.sglang import fault_tolerance, model_loading, storage_routes
 from setpoint.frontend.apis.sglang.admin import FLUSH_ROUTE, AdminRoutes
 from setpoint.frontend.apis.sglang.controls import ControlBodies, ControlRoutes
 from setpoint.frontend.apis.sglang.doctor_route import DoctorRoutes
@@ -48,6 +48,8 @@ class SGLangDialect(Dialect):
         "/continue_generation",
         "/release_memory_occupation",
         "/resume_memory_occupation",
+        model_loading.LOAD,
+        model_loading.UNLOAD,
         "/update_weights_from_disk",
         "/update_weight_version",
         *fault_tolerance.PATHS,
@@ -68,6 +70,7 @@ class SGLangDialect(Dialect):
         ProfileRoutes(service, controls).install(self.router)
         ExpertRecordRoutes(service).install(self.router)
         WeightRoutes(service, controls).install(self.router)
+        model_loading.ModelLoadingRoutes(service, controls).install(self.router)
         fault_tolerance.FaultToleranceRoutes(service, controls).install(self.router)
         storage_routes.StorageRoutes(service, controls).install(self.router)
         SessionRoutes(service, controls).install(self.router)

@@ -4,7 +4,7 @@ import { askForKey } from "./access.js";
 import { Charts } from "./charts.js";
 import { Chat } from "./chat.js";
 import { Doctor } from "./doctor.js";
-import { byId, oncePerFrame, setText } from "./dom.js";
+import { byId, make, oncePerFrame, setText } from "./dom.js";
 import { Engines } from "./engines.js";
 import { clock, count, exact } from "./format.js";
 import { Options } from "./options.js";
@@ -103,6 +103,19 @@ function showFacts() {
   if (most) parts.push(`at most ${exact(most)} running requests${each}`);
   if (facts.experts) parts.push(expertWords(facts.experts));
   setText(byId("about"), parts.filter(Boolean).join(" · "));
+  showModels(facts.models ?? []);
+}
+
+/** All models of the server, if it has several; this page is about one of them. */
+function showModels(models) {
+  byId("models").hidden = models.length < 2;
+  byId("models").replaceChildren(
+    ...models.flatMap(({ name, state }) => {
+      const isThis = name === facts.model ? "page" : null;
+      const link = make("a", { href: `?model=${encodeURIComponent(name)}`, "aria-current": isThis }, name);
+      return [link, ` ${state} `];
+    }),
+  );
 }
 
 /** How evenly tokens use the experts, and the ranks that hold them: 1 is even. */
@@ -159,6 +172,6 @@ document.addEventListener("visibilitychange", draw);
 
 const source = isRecording
   ? new RecordedSource(timeline, draw)
-  : new LiveSource("/console/stream", { askForKey });
+  : new LiveSource(`/console/stream${location.search}`, { askForKey });
 source.subscribe((name, data) => handlers[name]?.(data));
 draw();

@@ -48,7 +48,7 @@ export class ChangeDialog {
     this.isBusy = true;
     this.adminKey = byId("change-key").value.trim() || this.adminKey;
     try {
-      const response = await fetch(ROUTE, {
+      const response = await fetch(ROUTE + location.search, {
         method: "POST",
         headers: { "content-type": "application/json", ...this.keys() },
         body: JSON.stringify({

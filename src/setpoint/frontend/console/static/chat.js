@@ -67,7 +67,7 @@ export class Chat {
 
   async stream(answer) {
     try {
-      const response = await fetch(ROUTE, {
+      const response = await fetch(ROUTE + location.search, {
         method: "POST",
         headers: { "content-type": "application/json", ...keyHeaders() },
         body: JSON.stringify(this.body()),

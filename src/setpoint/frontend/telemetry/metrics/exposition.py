@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -39,8 +39,19 @@ Samples = Mapping[tuple[str, ...], Any]
 """Values of a series' labels besides the common ones -> a number or a Histogram."""
 
 
+OF_THE_PROCESS = frozenset(
+    {
+        "sglang:http_requests",
+        "sglang:http_responses",
+        "sglang:http_requests_active",
+        "sglang:process_cpu_seconds",
+    }
+)
+"""Series that belong to no model, although each model's Metrics have them."""
+
+
 class Metrics:
-    """All series of one server."""
+    """All series of one model."""
 
     def __init__(
         self,
@@ -53,15 +64,17 @@ class Metrics:
         requests: RequestMetrics,
         http: HttpMetrics,
         server: Callable[[], Mapping[str, Samples]],
+        of_several: bool = False,
     ) -> None:
         """extra_labels: added to every series of the scheduler and of requests. figures: makes
-        those of a rank. server: the frontend's other samples, by the name of their series."""
+        those of a rank. server: the frontend's other samples, by the name of their series.
+        of_several: whether these name their model, too."""
         common = {"model_name": model_name, "engine_type": engine_type}
         ranks = dict.fromkeys(("tp_rank", "pp_rank", "moe_ep_rank"), "0")
         self._labels: dict[Scope, dict[str, str]] = {
             Scope.SCHEDULER: common | ranks | dict(extra_labels),
             Scope.REQUEST: common | dict(extra_labels),
-            Scope.SERVER: {},
+            Scope.SERVER: {"model_name": model_name} if of_several else {},
         }
         self._client = client
         self._make_figures = figures
@@ -72,26 +85,10 @@ class Metrics:
         self._server = server
         self._taken_at: float | None = None
         """time.monotonic() when the engine last answered."""
-        self._registry = CollectorRegistry()
-        self._registry.register(_Once(self._families))
 
-    async def scrape(self, accept: str) -> tuple[bytes, str]:
-        """The page and its content type. accept: the client's header. Never fails because of the
-        engine: one that is dead, stopped or silent leaves its last figures."""
-        await self._ask()
-        # In a thread, because custom labels can make it tens of milliseconds of work.
-        return await asyncio.to_thread(self._written, accept)
-
-    def _written(self, accept: str) -> tuple[bytes, str]:
-        """Runs while requests go on counting: it copies each dictionary before it walks over it."""
-        if OPEN_METRICS in accept:
-            # The library would write "sglang_" for "sglang:" in this format, although a colon is
-            # allowed in both.
-            page = _open_metrics(self._registry, openmetrics.ALLOWUTF8, "1.0.0")
-            return page, f"{OPEN_METRICS}; version=1.0.0; charset=utf-8"
-        return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
-
-    async def _ask(self) -> None:
+    async def ask(self) -> None:
+        """Get the engines' present figures. An engine that is dead, stopped or silent leaves its
+        last ones."""
         lines = [line for line in self._client.lines if line.is_ready]
         await asyncio.gather(*map(self._ask_one, lines))
 
@@ -106,7 +103,8 @@ class Metrics:
         figures.take(line, line.facts, state)
         self._taken_at = time.monotonic()
 
-    def _families(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Metric]:
+        """Runs while requests go on counting: it copies each dictionary before it walks over it."""
         found = {**self._server(), **self.http.samples(), **self._of_engines()}
         several = len(self._client.lines) > 1
         ranks = ("dp_rank",) if several else ()
@@ -149,7 +147,7 @@ class Metrics:
         return found
 
     def _family(self, series: Series, custom: Iterable[str], samples: Samples) -> Metric:
-        common = self._labels[series.scope]
+        common = {} if series.name in OF_THE_PROCESS else self._labels[series.scope]
         names = (*common, *series.labels, *custom)
         family: Any = _FAMILIES[series.kind](series.name, series.help, labels=names)
         for values, value in samples.items():
@@ -162,14 +160,41 @@ class Metrics:
         return found
 
 
-class _Once(Collector):
-    """A collector that makes its families anew for each scrape."""
+async def scrape(models: Sequence[Metrics], accept: str) -> tuple[bytes, str]:
+    """The page with the series of all models, and its content type. accept: the client's header.
+    Never fails because of an engine."""
+    await asyncio.gather(*(each.ask() for each in models))
+    # In a thread, because custom labels can make it tens of milliseconds of work.
+    return await asyncio.to_thread(_written, models, accept)
 
-    def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
-        self._families = families
+
+def _written(models: Sequence[Metrics], accept: str) -> tuple[bytes, str]:
+    registry = CollectorRegistry()
+    registry.register(_Once(models))
+    if OPEN_METRICS in accept:
+        # The library would write "sglang_" for "sglang:" in this format, although a colon is
+        # allowed in both.
+        page = _open_metrics(registry, openmetrics.ALLOWUTF8, "1.0.0")
+        return page, f"{OPEN_METRICS}; version=1.0.0; charset=utf-8"
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+class _Once(Collector):
+    """A collector that makes the families anew for each scrape; of several models, a family has the
+    samples of all."""
+
+    def __init__(self, models: Sequence[Metrics]) -> None:
+        self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        return self._families()
+        first, *others = self._models
+        found = {family.name: family for family in first.families()}
+        for each in others:
+            for family in each.families():
+                known = found.setdefault(family.name, family)
+                if known is not family and family.name not in OF_THE_PROCESS:
+                    known.samples += family.samples
+        return found.values()
 
 
 _open_metrics: Callable[[CollectorRegistry, str, str], bytes] = openmetrics.generate_latest

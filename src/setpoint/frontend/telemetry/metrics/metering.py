@@ -38,6 +38,8 @@ class MetricsConfig:
     """Whether steps are planned while the one before still runs."""
     startup_s: Mapping[str, float] = field(default_factory=dict)
     """Phase of the start -> its seconds."""
+    of_several: bool = False
+    """Whether the server has other models, whose series are on the same page."""
 
 
 def make_metrics(
@@ -87,4 +89,12 @@ def make_metrics(
         ),
         http=HttpMetrics(),
         server=server,
+        of_several=config.of_several,
     )
+
+
+async def page_of(models: Sequence[Metrics], accept: str) -> tuple[bytes, str]:
+    """The page with the series of all models, and its content type (``exposition.scrape``)."""
+    from setpoint.frontend.telemetry.metrics.exposition import scrape  # as in ``make_metrics``
+
+    return await scrape(models, accept)

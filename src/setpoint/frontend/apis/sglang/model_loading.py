@@ -1,0 +1,44 @@
+"""Routes that load and unload one of several models (docs/several-models.md). SGLang has none; they
+have the names and bodies of those of llama.cpp's server."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from setpoint.frontend.apis.sglang.controls import ControlBodies
+from setpoint.frontend.http.error_responses import json_response
+from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.service import Service
+
+LOAD = "/models/load"
+UNLOAD = "/models/unload"
+
+
+class LoadingBody(msgspec.Struct):
+    model: str
+    """Its name; the request has come to the service of this model."""
+
+
+class ModelLoadingRoutes:
+    def __init__(self, service: Service, bodies: ControlBodies) -> None:
+        self._service = service
+        self._bodies = bodies
+
+    def install(self, parent: APIRouter) -> None:
+        router = APIRouter(tags=["control"])
+        add_route(router, LOAD, self.load, "POST", body=LoadingBody)
+        add_route(router, UNLOAD, self.unload, "POST", body=LoadingBody)
+        parent.include_router(router)
+
+    async def load(self, request: Request) -> Response:
+        """Answers when the model is loaded."""
+        _, told = await self._bodies.read(request, LoadingBody)
+        await self._service.residence.load()
+        return json_response({"success": True, **told})
+
+    async def unload(self, request: Request) -> Response:
+        """Answers at once; the model is unloaded when its open requests have ended."""
+        _, told = await self._bodies.read(request, LoadingBody)
+        self._service.residence.dismiss()
+        return json_response({"success": True, **told})

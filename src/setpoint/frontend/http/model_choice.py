@@ -1,0 +1,148 @@
+"""Passes each request on to the application of the model that it names; ASGI middleware of a server
+with several models.
+
+A request names its model in the body (``model``, or ``name`` in Ollama's older bodies) or in the
+query (``?model=``, for routes whose bodies name none). Without a name it is for the first model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import parse_qs
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from setpoint.core.excerpt import excerpt
+from setpoint.frontend.http.dialect import Dialects
+from setpoint.frontend.http.error_responses import error_response
+from setpoint.frontend.json_shape import excess
+from setpoint.frontend.refusal import Refusal
+
+NAMES_NONE = ("", "default")
+"""What a client sends as a model's name if it does not care."""
+OLLAMA = "/api/"
+"""Where models have tags, and older bodies another key for them."""
+ROOM = frozenset(
+    {
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
+        "/update_weights_from_disk",
+        "/fault_tolerance/apply",
+        "/v1/fault_tolerance/apply",
+    }
+)
+"""Routes that would interfere with the change of models."""
+NO_ROOM = (
+    "This route is refused because the server has several models and loads and unloads them by"
+    " itself; /models/load and /models/unload ask for one."
+)
+
+
+class _Named(msgspec.Struct):
+    model: str | None = None
+    name: str | None = None
+
+
+_decoder = msgspec.json.Decoder(_Named)
+
+
+class ModelChoice:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        first: str,
+        others: Mapping[str, ASGIApp],
+        max_body_bytes: int,
+        dialects: Dialects,
+    ) -> None:
+        """app: that of the model ``first``. others: those of the other models, by name."""
+        self._apps = {first: app, **others}
+        self._first = first
+        self._max_bytes = max_body_bytes
+        self._dialects = dialects
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._apps[self._first](scope, receive, send)
+            return
+        named = _in_query(scope)
+        if named is None and scope["method"] in ("POST", "PUT"):
+            body, is_whole = await self._read(receive)
+            named = _in_body(bytes(body), scope["path"]) if is_whole else None
+            receive = _again(body, is_whole, receive)
+        if named is not None and scope["path"].startswith(OLLAMA):
+            named = named.removesuffix(":latest")
+        refusal = self._refusal(scope["path"], named)
+        if refusal is not None:
+            await error_response(self._dialects, scope, refusal)(scope, receive, send)
+            return
+        await self._apps[self._known(named or "")](scope, receive, send)
+
+    def _known(self, named: str) -> str:
+        """The served name of a model; "" if there is none of this name."""
+        if named in NAMES_NONE:
+            return self._first
+        return named if named in self._apps else ""
+
+    def _refusal(self, path: str, named: str | None) -> Refusal | None:
+        names = ", ".join(self._apps)
+        if path in ROOM:
+            return Refusal(message=NO_ROOM, status_code=400)
+        if named is None and path in self._dialects.controls:
+            message = (
+                f"This server has several models. Name the one that you mean: {path}?model=NAME,"
+                f" where NAME is one of {names}."
+            )
+            return Refusal(message=message, status_code=400)
+        if named is not None and not self._known(named):
+            return Refusal(
+                message=f"The model {excerpt(named, 64)!r} does not exist; there are {names}.",
+                status_code=404,
+                param="model",
+                code="model_not_found",
+            )
+        return None
+
+    async def _read(self, receive: Receive) -> tuple[bytearray, bool]:
+        """The body as far as it may be long, and whether that is all of it."""
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return body, False
+            body += message.get("body", b"")
+            if not message.get("more_body", False):
+                return body, True
+            if len(body) > self._max_bytes:
+                return body, False
+
+
+def _again(body: bytearray, is_whole: bool, receive: Receive) -> Receive:
+    """Receives what has been read of a body once more, and then what follows."""
+    pending: list[Message] = [
+        {"type": "http.request", "body": bytes(body), "more_body": not is_whole}
+    ]
+
+    async def again() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return again
+
+
+def _in_query(scope: Scope) -> str | None:
+    query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+    return query["model"][-1] if "model" in query else None
+
+
+def _in_body(body: bytes, path: str) -> str | None:
+    """The model that a body names; None if it names none, and for what is no such body: the route
+    will refuse it."""
+    if not body or excess(body) is not None:
+        return None
+    try:
+        named: _Named = _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return named.name if named.model is None and path.startswith(OLLAMA) else named.model

@@ -1,0 +1,230 @@
+"""Loads and unloads several models as ``turns`` decides: tells their engines to give memory back or
+to take it again, and sends them their requests when it is their turn.
+
+Knows nothing of HTTP, and of processes only whether an engine may be started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+
+from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
+from setpoint.core.executor import Clock
+from setpoint.core.operations import MemoryPart
+from setpoint.frontend.several.turns import Action, Admit, Load, Place, Turns, Unload
+from setpoint.ipc.client import EngineClient
+
+logger = logging.getLogger(__name__)
+
+TURN_S = 5.0
+"""How long a model with requests stays loaded at least while another model's requests wait."""
+AGAIN_S = 0.05
+"""Pause before an engine that was not idle is asked again to give its memory back."""
+LOOK_S = 0.01
+"""Interval of checking whether an engine has been started."""
+PARTS = list(MemoryPart)
+
+
+class Shared:
+    """One of several models. Implements ``residence.Residence`` and ``ipc.gate.Gate``."""
+
+    is_shared = True
+
+    def __init__(
+        self, name: str, client: EngineClient, may_load: asyncio.Event, several: SeveralModels
+    ) -> None:
+        """may_load: set while an engine of this model may be started."""
+        self.name = name
+        self.client = client
+        self.may_load = may_load
+        self.num_loads = 0
+        self.load_s = 0.0
+        self.wishes: list[asyncio.Future[None]] = []
+        """Done when the model is loaded."""
+        self._several = several
+        self._turns = several.turns
+
+    @property
+    def state(self) -> str:
+        return "ended" if self.client.has_ended else str(self._turns.place(self.name))
+
+    @property
+    def expires_in_s(self) -> float:
+        return max(self._turns.expires_at(self.name) - self._several.now(), 0.0)
+
+    def keep(self, seconds: float) -> None:
+        self._turns.keep(self.name, seconds, self._several.now())
+        self._several.wake()
+
+    async def load(self) -> None:
+        if self.client.has_ended:
+            self.client.choose()  # raises the reason
+        if self._turns.place(self.name) is not Place.HERE:
+            self._turns.wish(self.name, self._several.now())
+            wish = asyncio.get_running_loop().create_future()
+            self.wishes.append(wish)
+            self._several.wake()
+            await wish
+
+    def dismiss(self) -> None:
+        self._turns.dismiss(self.name)
+        self._several.wake()
+
+    def arrived(self) -> bool:
+        is_admitted = self._turns.arrived(self.name, self._several.now())
+        if not is_admitted:
+            self._several.wake()
+        return is_admitted
+
+    def ended(self) -> None:
+        self._turns.ended(self.name, self._several.now())
+        self._several.wake()
+
+    def gave_up(self, position: int) -> None:
+        self._turns.gave_up(self.name, position)
+        self._several.wake()
+
+    def fail(self, error: SetpointError) -> None:
+        """End everything that waits for the model."""
+        self.client.fail_held(error)
+        wishes, self.wishes = self.wishes, []
+        for wish in wishes:
+            if not wish.done():
+                wish.set_exception(error)
+
+
+class SeveralModels:
+    """All models. ``run`` carries out what ``turns`` decides."""
+
+    def __init__(self, names: Sequence[str], *, most: int, clock: Clock) -> None:
+        """most: how many may be loaded at the same time."""
+        self.turns = Turns(names, most=most, turn_s=TURN_S)
+        self.models: dict[str, Shared] = {}
+        self.now = clock.now
+        self._changed = asyncio.Event()
+        self._working: set[asyncio.Task[None]] = set()
+
+    def add(self, name: str, client: EngineClient, may_load: asyncio.Event) -> Shared:
+        """Share the room with a model, whose engine is loaded now."""
+        model = self.models[name] = Shared(name, client, may_load, self)
+        self.turns.loaded(name, self.now())
+        client.gate = model
+        return model
+
+    def wake(self) -> None:
+        """Look soon at what is to be done."""
+        self._changed.set()
+
+    def gone(self, name: str) -> None:
+        """Note that the model's engine has ended and gets no successor."""
+        model = self.models[name]
+        model.may_load.clear()
+        model.fail(EngineDeadError(f"The engine of the model {name} has ended."))
+        self.turns.failed(name)
+        self.wake()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        try:
+            while True:
+                self._changed.clear()
+                for action in self.turns.step(self.now()):
+                    self._begin(action)
+                left_s = self.turns.next_at(self.now()) - self.now()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(None if left_s == math.inf else max(left_s, 0.001)):
+                        await self._changed.wait()
+        finally:
+            for task in self._working:
+                task.cancel()
+
+    async def unload(self, name: str) -> None:
+        """Unload a model that was loaded at the start and has no requests yet."""
+        await self._give_back(self.models[name])
+        self.turns.unloaded(name)
+
+    def _begin(self, action: Action) -> None:
+        match action:
+            case Admit(name):
+                self.models[name].client.admit_held()
+                return
+            case Load(name):
+                work = self._load(self.models[name])
+            case Unload(name, why):
+                work = self._unload(self.models[name], why)
+        task = asyncio.create_task(work)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+
+    async def _load(self, model: Shared) -> None:
+        began, num_waiting = self.now(), self.turns.num_waiting(model.name)
+        model.may_load.set()
+        try:
+            await self._take_again(model)
+        except SetpointError as error:
+            logger.error("The model %s cannot be loaded: %s", model.name, error)
+            model.client.orders.why_no_weights = ""  # the next request tries it again
+            model.may_load.clear()
+            self.turns.failed(model.name)
+            model.fail(error)
+        else:
+            took_s = self.now() - began
+            model.num_loads += 1
+            model.load_s += took_s
+            self.turns.loaded(model.name, self.now())
+            for wish in model.wishes:
+                if not wish.done():
+                    wish.set_result(None)
+            model.wishes.clear()
+            waited = "1 request waits" if num_waiting == 1 else f"{num_waiting} requests wait"
+            logger.info("Model %s is loaded again after %.3f s: %s.", model.name, took_s, waited)
+        self.wake()
+
+    async def _take_again(self, model: Shared) -> None:
+        """Have the engine take its memory again, or wait until one has been started."""
+        client = model.client
+        if client.is_ready:
+            with suppress(EngineDeadError):  # the next engine begins with its memory
+                await client.orders.restore(PARTS)
+                return
+        client.orders.expect(frozenset())
+        while not client.is_ready:
+            if client.has_ended:
+                client.choose()  # raises the reason
+            await asyncio.sleep(LOOK_S)
+
+    async def _unload(self, model: Shared, why: str) -> None:
+        began = self.now()
+        try:
+            await self._give_back(model)
+        except RequestError as error:  # the engine has not noticed yet that it is idle
+            logger.debug("Model %s is not unloaded yet: %s", model.name, error)
+            model.may_load.set()
+            await asyncio.sleep(AGAIN_S)
+            self.turns.stayed(model.name, self.now())
+        else:
+            self.turns.unloaded(model.name)
+            logger.info(
+                "Model %s is unloaded after %.3f s: %s.", model.name, self.now() - began, why
+            )
+        self.wake()
+
+    async def _give_back(self, model: Shared) -> None:
+        """Have the engine give its memory back. Raises RequestError if it is not idle."""
+        client = model.client
+        model.may_load.clear()
+        try:
+            await client.orders.release(PARTS)
+        except EngineDeadError:
+            # Its next engine waits for ``may_load``, but one may be loading already.
+            client.orders.expect(frozenset(PARTS))
+            while any(not (line.has_ended or line.is_ready) for line in client.lines):
+                await asyncio.sleep(LOOK_S)
+            for line in client.lines:
+                if line.is_ready:  # and was told to give its memory back
+                    with suppress(EngineDeadError):
+                        await line.get_state()
