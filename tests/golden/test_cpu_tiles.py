@@ -58,7 +58,9 @@ def test_products_on_tiles_have_the_bits_of_their_emulation(
         for method in methods
     ]
     eights = [
-        w8a8_int8_cpu.Int8Weight(weight, bias, library.load(level), gate)
+        w8a8_int8_cpu.Int8Weight(
+            w8a8_int8_cpu.rounded(weight, library.load(level)), bias, library.load(level), gate
+        )
         for level in ("amx", "amx_emulated", "avx512_vnni")
     ]
     for rows in ROWS:

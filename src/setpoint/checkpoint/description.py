@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from setpoint.checkpoint.mxfp4 import as_matrices
+from setpoint.checkpoint import mxfp4, quantised
 from setpoint.checkpoint.other_models import CONFIG_NAME, refuse_folder, refuse_other_configs
 from setpoint.checkpoint.safetensors_file import TensorInfo, read_header
 from setpoint.core.blocksfile import StoredBlocks, read_blocks_table
 from setpoint.core.jsonfile import read_object
 from setpoint.core.model import BLOCK_KINDS, language_tensor
+from setpoint.core.quantised import QuantisedMatrix
 from setpoint.core.weightfiles import weight_files
 
 GENERATION_NAME = "generation_config.json"
@@ -37,7 +38,9 @@ class Description:
     """Every stored tensor, those in blocks as matrices; empty without weight files."""
     blocks: tuple[TensorInfo, ...]
     """The matrices in blocks as uint8 [rows, bytes of a row], named "NAME.KIND": those that stay in
-    a GGUF file, and those in MXFP4."""
+    a GGUF file, and those of a quantised folder."""
+    matrices: tuple[QuantisedMatrix, ...] = ()
+    """The matrices that the folder stores as codes and scales, but for those in MXFP4."""
 
     @property
     def language_tensors(self) -> tuple[TensorInfo, ...]:
@@ -58,7 +61,12 @@ def read_description(folder: Path, *, complete: bool = True) -> Description:
     generation_config = read_object(generation) if generation.exists() else {}
     files = weight_files(folder, complete=complete)
     refuse_other_configs(path, config)
-    tensors, in_tensors = as_matrices([tensor for file in files for tensor in read_header(file)])
+    stored = {tensor.name: (tensor, file) for file in files for tensor in read_header(file)}
+    plain, matrices = quantised.as_matrices(config, path, stored)
+    of_matrices = quantised.blocks_of(
+        matrices, {name: tensor.dtype for name, (tensor, _) in stored.items()}
+    )
+    tensors, in_mxfp4 = mxfp4.as_matrices(plain)
     table = read_blocks_table(folder) if files else None
     in_gguf, blocks = in_blocks(table.tensors if table else {})
     return Description(
@@ -67,7 +75,8 @@ def read_description(folder: Path, *, complete: bool = True) -> Description:
         generation_path=generation,
         generation=generation_config,
         tensors=tensors + in_gguf,
-        blocks=in_tensors + blocks,
+        blocks=in_mxfp4 + of_matrices + blocks,
+        matrices=matrices,
     )
 
 

@@ -99,6 +99,15 @@ def read_header(path: Path) -> list[TensorInfo]:
     return infos
 
 
+def read_tensor(path: Path, name: str) -> bytes:
+    """The bytes of a small tensor of a file whose header ``read_header`` accepts."""
+    with path.open("rb") as file:
+        length = struct.unpack("<Q", file.read(8))[0]
+        begin, end = json.loads(file.read(length))[name]["data_offsets"]
+        file.seek(8 + length + int(begin))
+        return file.read(int(end) - int(begin))
+
+
 def write(path: Path, infos: list[TensorInfo], chunks: Iterable[bytes]) -> None:
     """Write a file with the tensors ``infos``. chunks: the concatenated bytes of these tensors, in
     order, divided anyhow. Only one chunk is in memory at a time."""

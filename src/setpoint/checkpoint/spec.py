@@ -15,6 +15,8 @@ from typing import Any
 from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, short_repr
 from setpoint.checkpoint.description import Description, read_description
 from setpoint.checkpoint.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
+from setpoint.checkpoint.quantised import FORMATS, method_of
+from setpoint.checkpoint.quantised_tensors import KEY
 from setpoint.checkpoint.safetensors_file import TensorInfo
 from setpoint.core.model import BLOCK_KINDS, MAX_LAYERS, KeptBlocks, Latent, ModelSpec
 
@@ -61,14 +63,16 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
         reader.check_number(key)
     tensors = description.language_tensors if wrapper else description.tensors
     tie = reader.flag("tie_word_embeddings")
+    num_layers = reader.positive("num_hidden_layers", at_most=MAX_LAYERS)
+    tensors = [each for each in tensors if _counts(each.name, tie, num_layers)]
     spec: dict[str, Any] = {
-        "num_layers": reader.positive("num_hidden_layers", at_most=MAX_LAYERS),
+        "num_layers": num_layers,
         "hidden_size": hidden,
         "intermediate_size": reader.positive("intermediate_size"),
         **heads,
         "vocab_size": reader.positive("vocab_size"),
     }
-    mixture = family.mixture(reader, spec["num_layers"])
+    mixture = family.mixture(reader, num_layers)
     head_norms = family.head_norms or reader.flag("use_qk_norm")
     planned = ModelSpec(
         architecture=architecture,
@@ -76,7 +80,7 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
         context_len=_context_len(reader, family),
         tie_embeddings=tie,
         dtype=reader.dtype(tensors),
-        num_parameters=_count_stored(tensors, tie, spec["num_layers"]),
+        num_parameters=sum(tensor.num_elements for tensor in tensors),
         eos_token_ids=_eos_ids(description, reader),
         num_rotaries=family.num_rotaries,
         head_norms=head_norms,
@@ -85,8 +89,9 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
         num_norms=family.num_norms,
         rope_by_context=_rope(reader)[0] in ROPES_BY_CONTEXT,
         blocks=_blocks(description.blocks, tensors),
+        quantised=description.matrices,
         wrapper=wrapper,
-        windows=family.windows(reader, spec["num_layers"]),
+        windows=family.windows(reader, num_layers),
         config=config,
         **spec,
     )
@@ -98,13 +103,13 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
 def _check_quantised(reader: ConfigFile, family: Family) -> None:
     """Raise CheckpointError if the checkpoint is quantised in a way in which the family's are not
     served."""
-    value = reader.config.get("quantization_config")
-    method = value.get("quant_method") if isinstance(value, dict) else None
-    if value is not None and (method is None or method != family.quantised):
+    value, method = reader.config.get(KEY), method_of(reader.config)
+    if value is not None and method not in FORMATS and method != (family.quantised or None):
         reader.fail(
-            "quantization_config",
+            KEY,
             f"is {short_repr(value)}, which is not supported: use the checkpoint that it was made"
-            " from, which --quantization can quantise when it is loaded",
+            " from, which --quantization can quantise when it is loaded, or one of"
+            f" {', '.join(FORMATS)}",
         )
 
 
@@ -233,37 +238,34 @@ def _eos_ids(description: Description, reader: ConfigFile) -> tuple[int, ...]:
 
 
 def _blocks(stored: Iterable[TensorInfo], tensors: Iterable[TensorInfo]) -> KeptBlocks | None:
-    """What the engine keeps of a checkpoint's blocks; None if there are none."""
+    """What the engine keeps of a checkpoint's blocks; None if there are none. tensors: those that
+    count."""
     sizes = {tensor.name: tensor.num_elements for tensor in tensors}
     kept, held = {}, {}
     for tensor in stored:
         name, _, kind = tensor.name.rpartition(".")
-        if block := BLOCK_KINDS.get(kind):
+        if name in sizes and (block := BLOCK_KINDS.get(kind)):
             kept[name, kind] = tensor.num_bytes
             held[name] = block.in_memory(tensor.num_bytes)
     if not kept:
         return None
     return KeptBlocks(
-        num_parameters=sum(sizes.get(name, 0) for name, _ in kept),
+        num_parameters=sum(sizes[name] for name, _ in kept),
         num_bytes=sum(kept.values()),
         held_bytes=sum(held.values()),
         kinds=tuple(sorted({kind for _, kind in kept})),
         embedding_bytes=held.get(EMBEDDING, 0),
-        experts_parameters=sum(sizes.get(name, 0) for name in held if EXPERTS in name),
+        experts_parameters=sum(sizes[name] for name in held if EXPERTS in name),
         experts_bytes=sum(size for name, size in held.items() if EXPERTS in name),
     )
 
 
-def _count_stored(tensors: Iterable[TensorInfo], tie: bool, num_layers: int) -> int:
-    """Number of stored parameters. Some checkpoints store a tied head a second time; it counts
-    once. Layers after the last, which predict further tokens, do not count."""
-
-    def counts(name: str) -> bool:
-        layer = name.removeprefix("model.layers.").partition(".")[0]
-        beyond = name.startswith("model.layers.") and layer.isdigit() and int(layer) >= num_layers
-        return not beyond and not (tie and name == "lm_head.weight")
-
-    return sum(tensor.num_elements for tensor in tensors if counts(tensor.name))
+def _counts(name: str, tie: bool, num_layers: int) -> bool:
+    """Whether a stored tensor is a parameter of its own. Some checkpoints store a tied head a
+    second time, and some have layers after the last, which predict further tokens."""
+    layer = name.removeprefix("model.layers.").partition(".")[0]
+    beyond = name.startswith("model.layers.") and layer.isdigit() and int(layer) >= num_layers
+    return not beyond and not (tie and name == "lm_head.weight")
 
 
 def _count_planned(spec: ModelSpec, family: Family) -> int:

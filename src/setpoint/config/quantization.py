@@ -1,29 +1,32 @@
-"""Settles ``--quantization``, and says whether the blocks of a GGUF file stay as they are."""
+"""Settles ``--quantization``, and says whether the blocks of a file stay as they are."""
 
 from __future__ import annotations
 
 from setpoint.config.decisions import Book
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
-from setpoint.core.model import BLOCKS_INT8, INT8_KINDS, ModelSpec
+from setpoint.core.model import BLOCKS_INT8, INT8_KINDS, W8A8, ModelSpec
+from setpoint.core.quantised import QUANTIZATIONS
 
 
 def keeps_blocks(options: Options) -> bool:
-    """Whether the quantized blocks of a GGUF file stay as they are with these settled options."""
+    """Whether the quantized blocks of a file stay as they are with these settled options."""
     return options.model.quantization in (None, BLOCKS_INT8) and _blocks_run(
         options.execution.device, options.model.dtype, options.model.model_impl
     )
 
 
 def _blocks_run(device: str, dtype: str, model_impl: str) -> bool:
-    """Whether the quantized blocks of a GGUF file can be multiplied without dequantizing them
-    first."""
+    """Whether the quantized blocks of a file can be multiplied without dequantizing them first."""
     return device == "cpu" and dtype == "bfloat16" and model_impl != "transformers"
 
 
 def settle_quantization(book: Book, model: ModelSpec, device: str, dtype: str) -> None:
     """Settle ``--quantization``. Raises ConfigError if it cannot be honoured."""
-    asked = book.options.model.quantization
+    asked, given = book.options.model.quantization, ""
+    runs = _blocks_run(device, dtype, book.get("model_impl"))
+    if _is_of_folder(asked, model, runs=runs):
+        asked, given = None, f"given as {asked}, which is what the folder has; "
     if asked == "w8a8_int8" and device != "cpu":
         raise ConfigError(
             f"--quantization w8a8_int8 does not run on --device {device}; drop it, or use --device"
@@ -35,18 +38,40 @@ def settle_quantization(book: Book, model: ModelSpec, device: str, dtype: str) -
         return
     if model.blocks is None:
         why = "weights stay as they are in the checkpoint"
-    elif _blocks_run(device, dtype, book.get("model_impl")):
+        if model.quantised:
+            why = "the codes of the folder are dequantized at load"
+    elif runs:
         kinds = " and ".join(model.blocks.kinds)
+        as_asked = " or, of W8A8, as the folder asks" if W8A8 in model.blocks.kinds else ""
         why = (
             f"the {kinds} blocks of the file are multiplied as they are, with the same"
-            " results as in bfloat16; unquant dequantizes them at load"
+            f" results as in bfloat16{as_asked}; unquant dequantizes them at load"
         )
     else:
         why = (
             "the blocks of the file are dequantized at load; only Setpoint's own models in"
             " bfloat16 on a CPU multiply them as they are"
         )
-    book.put("quantization", None, why)
+    book.put("quantization", None, given + why)
+
+
+def _is_of_folder(asked: str | None, model: ModelSpec, *, runs: bool) -> bool:
+    """Whether --quantization only names what the folder is. runs: its blocks stay as they are.
+    Raises ConfigError if it names another kind of folder."""
+    if asked == "w8a8_int8":
+        return runs and model.blocks is not None and W8A8 in model.blocks.kinds
+    if not any(asked in names for names in QUANTIZATIONS.values()):
+        return False
+    section = model.config.get("quantization_config")
+    method = section.get("quant_method", "") if isinstance(section, dict) else ""
+    if asked in QUANTIZATIONS.get(method, ()):
+        return True
+    instead = "leave --quantization out" if method else "use w8a8_int8, or leave it out"
+    has = f"has {method} weights" if method else "is not quantized"
+    raise ConfigError(
+        f"--quantization {asked} is for folders whose weights were quantized that way, and this"
+        f" model {has}; {instead}."
+    )
 
 
 def _blocks_int8(book: Book, model: ModelSpec, device: str, dtype: str) -> None:

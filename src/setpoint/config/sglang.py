@@ -242,13 +242,7 @@ KNOWN_VALUES = {
     "model_impl": ("mindspore",),
     "quantization": (
         *(
-            "awq",
-            "awq_marlin",
-            "fp8",
             "mxfp8",
-            "gptq",
-            "gptq_marlin",
-            "bitsandbytes",
             "gguf",
             "modelopt",
             "modelopt_fp8",
@@ -259,14 +253,11 @@ KNOWN_VALUES = {
             "nvfp4_online",
             "petit_nvfp4",
             "w8a8_fp8",
-            "moe_wna16",
             "w4afp8",
-            "mxfp4",
             "auto-round",
             "auto-round-int8",
         ),
         *(
-            "compressed-tensors",
             "modelslim",
             "mxfp_w4a8",
             "quark",

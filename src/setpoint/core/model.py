@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from setpoint.core.quantised import QuantisedMatrix
 from setpoint.core.request import PoolingKind
 
 MAX_LAYERS = 1 << 12
@@ -41,10 +42,12 @@ class BlockKind:
     """Bytes of a block in memory, in the layout of ``engine.kernels.cpu`` (blocks.h)."""
     scales: tuple[int, ...] = (0,)
     """Where a block has its fp16 numbers: the first byte of each."""
+    row_end: int = 0
+    """Bytes behind the last block of a row."""
 
     def row_bytes(self, num_values: int) -> int:
         """Bytes that a row takes in a file. ``num_values`` is a multiple of the block's."""
-        return num_values // self.num_values * self.num_bytes
+        return num_values // self.num_values * self.num_bytes + self.row_end
 
     def in_memory(self, num_bytes: int) -> int:
         """Bytes that blocks of ``num_bytes`` in a file take in memory."""
@@ -65,10 +68,20 @@ BLOCK_KINDS = {
     "IQ4_NL": BlockKind(32, 18, 18),
     "IQ4_XS": BlockKind(256, 136, 138),
     "MXFP4": BlockKind(32, 17, 17, ()),
+    "INT4Z": BlockKind(32, 19, 19),
+    "INT8Z": BlockKind(32, 37, 37, ()),
+    "FP8": BlockKind(32, 36, 36, ()),
+    "W8A8": BlockKind(1, 1, 1, (), row_end=8),
 }
 """Kinds of blocks that are kept, by ggml's names
-(https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h)."""
+(https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h). The last four are made of the
+tensors of a quantised folder (decision 0080): INT4Z is an fp16 scale, a zero and codes of 4 bits,
+in Q4_0's order; INT8Z an fp32 scale, a zero and codes of 8 bits, which hold any whole numbers of up
+to 8 bits; FP8 an fp32 scale and codes in E4M3; W8A8 a row of 8-bit codes, then its scale and that
+of the activations that it meets (0: each row has its own), both fp32."""
 
+W8A8 = "W8A8"
+"""The kind of block that meets activations of 8 bits by itself."""
 BLOCKS_INT8 = "blocks_int8"
 """The value of --quantization with which kept blocks meet activations that are rounded to 8
 bits."""
@@ -82,8 +95,8 @@ scales of MXFP4: codes [..., 16] for every scale [...] and 32 values."""
 
 @dataclass(slots=True, frozen=True)
 class KeptBlocks:
-    """The blocks of a model: those that stay in a GGUF file (``core.blocksfile``), and its matrices
-    in MXFP4; written once by ``checkpoint``."""
+    """The blocks of a model: those that stay in a GGUF file (``core.blocksfile``), and those that
+    the engine makes of a quantised folder's tensors; written once by ``checkpoint``."""
 
     num_parameters: int
     num_bytes: int
@@ -239,8 +252,10 @@ class ModelSpec:
     """True if the rotation of positions depends on the context length. The engine decides once, by
     the configured length."""
     blocks: KeptBlocks | None = None
-    """Quantised matrices that are kept unchanged: those of a GGUF file, or those of a checkpoint in
-    MXFP4."""
+    """Quantised matrices that are kept unchanged: those of a GGUF file, or those of a quantised
+    folder."""
+    quantised: tuple[QuantisedMatrix, ...] = field(default=(), repr=False)
+    """The matrices that the folder stores as codes and scales, by which the engine reads them."""
     wrapper: str = ""
     """The multimodal architecture whose language model this is; empty for a model of its own."""
     windows: tuple[int | None, ...] = ()

@@ -142,7 +142,11 @@ def log_weights(runner: ModelRunner, spec: ModelSpec, available: int) -> None:
         loaded.attention,
         loaded.level or "torch's own",
     )
-    logger.log(logging.INFO if spec.blocks else logging.DEBUG, "Weights: %s", loaded.weights)
+    logger.log(
+        logging.INFO if spec.blocks or spec.quantised else logging.DEBUG,
+        "Weights: %s",
+        loaded.weights,
+    )
     if loaded.experts:
         logger.info("Experts: %s", loaded.experts)
     if loaded.choices:

@@ -92,8 +92,12 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
             " that they are multiplied by to 8 bits: few streams are faster, but answers differ"
             " from those in bfloat16. unquant keeps weights in --dtype. If not"
             " given, weights stay as they are in the checkpoint, including the quantized blocks of"
-            " a GGUF file.",
-            choices=("w8a8_int8", "blocks_int8", "unquant"),
+            " a GGUF file and the codes of a quantized folder. The other values are names of such"
+            " folders, which are recognised without them; a name that does not match is refused.",
+            choices=(
+                *("w8a8_int8", "blocks_int8", "unquant", "awq", "awq_marlin", "gptq"),
+                *("gptq_marlin", "moe_wna16", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4"),
+            ),
         ),
     ] = None
     kv_cache_dtype: Annotated[

@@ -223,7 +223,7 @@ def _load(
         )
     how = _how(config, device, method)
     if not native:
-        del how["exact"], how["blocks"], how["wrapped"]
+        del how["exact"], how["blocks"], how["wrapped"], how["matrices"]
         return load_transformers_model(config.spec, config.model_folder, **how)
     model = build_model(config.spec)
     if data.experts.size > 1:
@@ -253,6 +253,7 @@ def _how(config: EngineConfig, device: torch.device, method: LinearMethod) -> di
         "blocks": choose_blocks(device, dtype, config.quantization),
         "seed": config.seed,
         "wrapped": bool(config.spec.wrapper),
+        "matrices": config.spec.quantised,
     }
 
 
@@ -287,11 +288,13 @@ def _weights(model: nn.Module, config: EngineConfig) -> str:
     ]
     rest = config.quantization if config.quantization == "w8a8_int8" else config.dtype
     how = ", multiplied by activations of 8 bits" if rounds else ""
-    return (
+    text = (
         f"{' and '.join(kept)} matrices in the file's own blocks{how}, {kinds['']} in {rest}"
         if kept
         else rest
     )
+    notes: Counter[str] = getattr(model, "weight_notes", Counter())
+    return "; ".join((text, *(f"{count} {note}" for note, count in notes.items() if count)))
 
 
 def _experts(model: nn.Module, spec: ModelSpec) -> str:

@@ -100,6 +100,6 @@ def _weights(
             row_bytes = BLOCK_KINDS[kind].row_bytes(shape[1])
             # Small bytes, so that every scale is a finite float16.
             codes = torch.randint(0, 0x40, (shape[0], row_bytes), dtype=torch.uint8)
-            weight = blocks.pack(Blocks(kind, codes), None)
+            weight = blocks.pack_stack([Blocks(kind, codes)], None)
         taken += weight.num_bytes
         yield weight

@@ -8,7 +8,7 @@ checkpoint and model is a CheckpointError that names the tensor.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from torch import nn
 
 from setpoint.core.errors import CheckpointError, ConfigError, OutOfMemoryError
 from setpoint.core.progress import report
+from setpoint.core.quantised import QuantisedMatrix
 from setpoint.core.weightfiles import Identities, identities
 from setpoint.engine.kernels.host_memory import give_back_heap
 from setpoint.engine.layers.linear import NoHead, TiedHead
@@ -37,17 +38,18 @@ def load_weights(
     blocks: BlockMethod | None,
     seed: int,
     wrapped: bool = False,
+    matrices: Sequence[QuantisedMatrix] = (),
     only: Container[nn.Module] | None = None,
 ) -> int:
     """Allocate and fill every parameter. Returns the size of the weights in bytes.
 
     load_format: "auto" or "safetensors" reads ``folder``; "dummy" draws each tensor from ``seed``
     and its own name, so that the same model and seed give the same weights everywhere. wrapped: the
-    folder holds a multimodal model, and ``model`` is its language model. exact: the method for
-    layers that are never quantised (``is_exact``). blocks: method for weights
-    that the folder also holds as blocks; None: they are loaded in ``dtype``. only: the layers to
-    fill, of a model that has been loaded from this folder; None: all. Layers are refused if a file
-    is not the one that the model was loaded from.
+    folder holds a multimodal model, and ``model`` is its language model. matrices: those that it
+    stores as codes and scales. exact: the method for layers that are never quantised
+    (``is_exact``). blocks: method for weights that the folder also holds as blocks; None: they are
+    loaded in ``dtype``. only: the layers to fill, of a model that has been loaded from this folder;
+    None: all. Layers are refused if a file is not the one that the model was loaded from.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(
@@ -58,9 +60,9 @@ def load_weights(
         if load_format != "dummy":
             is_fused = getattr(model, "fused_experts", False)
             kinds = {"with_blocks": blocks is not None, "fused_experts": is_fused}
-            source = Checkpoint(Path(folder), stack, wrapped=wrapped, **kinds)
+            source = Checkpoint(Path(folder), stack, wrapped=wrapped, matrices=matrices, **kinds)
         if only is None:
-            model.loaded_files = source.identities
+            model.loaded_files, model.weight_notes = source.identities, source.notes
         else:
             _check_same(model, source.identities)
         modules = [each for each in model.named_modules() if only is None or each[1] in only]

@@ -25,7 +25,7 @@ from setpoint.engine.models.library_model import (
     library_attention,
     trial_ids,
 )
-from setpoint.engine.models.weight_sources import Checkpoint
+from setpoint.engine.models.weight_sources import Checkpoint, values_in
 from setpoint.engine.quant.linear_method import LinearMethod
 
 NAME = "setpoint"
@@ -134,7 +134,9 @@ def _config(spec: ModelSpec) -> Any:
             " code of a checkpoint is never run",
         )
     values = {
-        key: value for key, value in spec.config.items() if key not in ("model_type", "auto_map")
+        key: value
+        for key, value in spec.config.items()
+        if key not in ("model_type", "auto_map", "quantization_config")
     }
     config = transformers.AutoConfig.for_model(spec.model_type, **values)
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -171,9 +173,11 @@ def _load(
     is_gguf = (Path(folder) / BLOCKS_FILE).is_file()
     with ExitStack() as stack:
         tensors = Checkpoint(Path(folder), stack).read_all() if is_gguf else None
+    if spec.quantised:
+        tensors = values_in(Path(folder), spec.quantised)
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model, found = kind.from_pretrained(
-        None if is_gguf else folder,
+        None if tensors else folder,
         state_dict=tensors,
         config=config,
         dtype=dtype,

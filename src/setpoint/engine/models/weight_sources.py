@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from setpoint.core.blocksfile import BLOCKS_FILE, BLOCKS_LINK, read_blocks_table
 from setpoint.core.errors import CheckpointError
-from setpoint.core.model import BLOCK_KINDS, language_tensor
+from setpoint.core.model import BLOCK_KINDS, W8A8, language_tensor
+from setpoint.core.quantised import QuantisedMatrix
 from setpoint.core.weightfiles import (
     INDEX_NAME,
     SINGLE_NAME,
@@ -24,6 +27,7 @@ from setpoint.core.weightfiles import (
     weight_files,
 )
 from setpoint.engine.models.blocks_source import in_gguf
+from setpoint.engine.models.quantised_source import QuantisedTensor, with_matrices
 from setpoint.engine.models.stored_tensors import Slices, StoredTensor, WholeTensor, by_expert
 from setpoint.engine.parallel.group import Span
 from setpoint.engine.quant.linear_method import Blocks
@@ -35,6 +39,7 @@ IGNORED = ("rotary_emb.inv_freq",)
 """Endings of tensor names that old checkpoints contain and no model here uses."""
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 """Types of stored tensors that are read as numbers."""
+NO_ROUNDING = "meet activations that are not rounded to 8 bits as the folder asks"
 DUMMY_STD = 0.02
 """Standard deviation of dummy weights (transformers' initializer_range)."""
 
@@ -77,6 +82,8 @@ class Dummy:
         self.seed = seed
         self.identities: Identities = {}
         """Empty: no file is read."""
+        self.notes: Counter[str] = Counter()
+        """Empty: no matrix is quantised."""
 
     def read_blocks(self, parts: list[Part], kinds: Set[str], *, mixed: bool) -> None:
         """None: dummy weights have no blocks."""
@@ -105,15 +112,18 @@ class Checkpoint:
         wrapped: bool = False,
         with_blocks: bool = False,
         fused_experts: bool = False,
+        matrices: Sequence[QuantisedMatrix] = (),
     ) -> None:
-        """fused_experts: the experts of a layer are in one tensor (``stored_tensors``)."""
+        """fused_experts: the experts of a layer are in one tensor (``stored_tensors``). matrices:
+        those that the folder stores as codes and scales."""
         self.folder = folder
         files = _files(folder)
         table = read_blocks_table(folder)
         names = [BLOCKS_FILE, *(table.links if table else [BLOCKS_LINK])]
         self.identities = identities([*files, *(folder / name for name in names)])
         """Taken before the files are opened: a file that is replaced meanwhile has another one."""
-        stored = _open(files, stack)
+        opened = _open(files, stack)
+        stored: dict[str, Any] = with_matrices(opened, matrices, folder) if matrices else opened
         values, blocks = in_gguf(folder, stack)
         if wrapped:
             stored = {
@@ -129,6 +139,12 @@ class Checkpoint:
         files, in_experts = by_expert(stored) if fused_experts else (stored, {})
         self.files: Mapping[str, StoredTensor] = {**files, **values}
         self.blocks = {**blocks, **in_experts} if with_blocks else {}
+        self.quantised: Mapping[str, QuantisedTensor] = {
+            name: tensor for name, tensor in files.items() if isinstance(tensor, QuantisedTensor)
+        }
+        self.notes: Counter[str] = Counter()
+        """What was done otherwise than the folder asks -> number of matrices."""
+        self._with_blocks = with_blocks
 
     def check(
         self,
@@ -166,19 +182,36 @@ class Checkpoint:
         cannot be cut, so there are none of some columns."""
         if any(part.columns is not None for part in parts):
             return None
-        of_parts = [
-            next((kind for kind in kinds if f"{part.name}.{kind}" in self.blocks), "")
-            for part in parts
-        ]
-        if "" in of_parts or (not mixed and len(set(of_parts)) > 1):
+        of_parts = self._kinds_of(parts, kinds, mixed=mixed)
+        if of_parts is None:
             return None
+        for part, kind in zip(parts, of_parts, strict=True):
+            self._note(part, kind)
         return [
             Blocks(kind, _together([self._read_part(part, kind) for _, part in neighbours]))
             for kind, neighbours in groupby(zip(of_parts, parts, strict=True), itemgetter(0))
         ]
 
+    def _kinds_of(self, parts: list[Part], kinds: Set[str], *, mixed: bool) -> Sequence[str] | None:
+        """The kind in which each part is kept; None: some part has none. W8A8 rounds the inputs of
+        a whole stack, so it is for all or for none."""
+        possible = [self._offered(part.name, kinds) for part in parts]
+        common = [kind for kind in possible[0] if all(kind in each for each in possible)]
+        if common and (not mixed or common[0] == W8A8):
+            return [common[0]] * len(parts)
+        exact = [[kind for kind in each if kind != W8A8] for each in possible]
+        return [each[0] for each in exact] if mixed and all(exact) else None
+
+    def _offered(self, name: str, kinds: Set[str]) -> Sequence[str]:
+        """The kinds in which a matrix can be kept, the best first."""
+        if tensor := self.quantised.get(name):
+            return [kind for kind in tensor.kinds() if kind in kinds]
+        return [kind for kind in kinds if f"{name}.{kind}" in self.blocks]
+
     def _read_part(self, part: Part, kind: str) -> torch.Tensor:
-        tensor, block = self.blocks[f"{part.name}.{kind}"], BLOCK_KINDS[kind]
+        block = BLOCK_KINDS[kind]
+        quantised = self.quantised.get(part.name)
+        tensor = quantised.blocks(kind) if quantised else self.blocks[f"{part.name}.{kind}"]
         columns, k = part.shape
         expected = columns, block.row_bytes(k)
         found = tensor.read(part.slices)
@@ -189,7 +222,18 @@ class Checkpoint:
             )
         return found
 
+    def _note(self, part: Part, kind: str) -> None:
+        """Count what is done otherwise than the folder asks, if it has this matrix as codes. kind:
+        of its blocks; "": it is read as values."""
+        if (tensor := self.quantised.get(part.name)) is None:
+            return
+        if note := tensor.matrix.note or (NO_ROUNDING if tensor.matrix.activations else ""):
+            self.notes[note] += kind != W8A8
+        if self._with_blocks and not kind:
+            self.notes[f"are dequantized to bfloat16 when loaded: {tensor.why_no_blocks()}"] += 1
+
     def read_into(self, part: Part, memory: torch.Tensor) -> None:
+        self._note(part, "")
         stored = self.files[part.name]
         values = stored.read(part.slices)
         if values.dtype not in WEIGHT_DTYPES:
@@ -203,6 +247,13 @@ class Checkpoint:
     def read_all(self) -> dict[str, torch.Tensor]:
         """Every tensor, by its name; those in blocks as values."""
         return {name: tensor.read() for name, tensor in self.files.items()}
+
+
+def values_in(folder: Path, matrices: Sequence[QuantisedMatrix]) -> dict[str, torch.Tensor]:
+    """Every tensor of a quantised folder under its own name, these matrices as values."""
+    with ExitStack() as stack:
+        found = with_matrices(_open(_files(folder), stack), matrices, folder)
+        return {name: tensor.read() for name, tensor in found.items()}
 
 
 def _together(matrices: list[torch.Tensor]) -> torch.Tensor:

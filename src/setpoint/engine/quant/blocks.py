@@ -1,5 +1,5 @@
-"""Linear layers on the blocks of a GGUF file (kernels/cpu/blocks.cpp): codes of 2 to 8 bits,
-converted to bf16 while they are multiplied. bf16 only.
+"""Linear layers on the blocks of a GGUF file or a quantised folder (kernels/cpu/blocks.cpp): codes
+of 2 to 8 bits, converted to bf16 while they are multiplied. bf16 only.
 
 The product is bit for bit that of ``quant.cpu`` on the dequantised weight in bf16. With
 ``--quantization blocks_int8`` activations are rounded to 8 bits instead, and the products are those
@@ -13,13 +13,14 @@ from collections.abc import Sequence, Set
 
 import torch
 
-from setpoint.core.model import BLOCK_KINDS, INT8_KINDS
+from setpoint.core.model import BLOCK_KINDS, INT8_KINDS, W8A8
 from setpoint.engine.kernels.cpu.calls import BlockRowsCall
 from setpoint.engine.kernels.cpu.library import Kernels, load
 from setpoint.engine.kernels.host_memory import in_huge_pages
 from setpoint.engine.kernels.ops import Gate, KernelsUnavailable
 from setpoint.engine.quant.cpu_linear import PANEL, PanelWeight, interleave
 from setpoint.engine.quant.linear_method import Blocks, PackedWeight
+from setpoint.engine.quant.w8a8_int8_cpu import Int8Weight, stored
 
 KINDS = {
     "Q4_0": 2,
@@ -35,6 +36,9 @@ KINDS = {
     "IQ4_NL": 20,
     "IQ4_XS": 23,
     "MXFP4": 39,
+    "INT4Z": 104,
+    "INT8Z": 108,
+    "FP8": 109,
 }
 """Kind of block -> its number in ggml, which the C++ code also uses (blocks.h, Kind)."""
 BLOCK = 32
@@ -128,26 +132,29 @@ class BlockStack:
 class BlockLinear:
     """Implements ``quant.base.BlockMethod``."""
 
-    kinds = KINDS.keys()
+    kinds = KINDS.keys() | {W8A8}
 
     def __init__(self, kernels: Kernels, rounds: Set[str] = frozenset()) -> None:
         self._kernels = kernels
         self.rounds = rounds
 
     def pack(self, blocks: Blocks, bias: torch.Tensor | None) -> BlockWeight:
-        return self._pack(blocks, bias, None)
+        assert blocks.kind != W8A8, "its rows cannot be looked up"
+        return BlockWeight(blocks, bias, self._kernels, rounded=blocks.kind in self.rounds)
 
     def pack_stack(self, stack: Sequence[Blocks], bias: torch.Tensor | None) -> PackedWeight:
         if len(stack) == 1:
-            return self.pack(stack[0], bias)
+            return self._pack(stack[0], bias, None)
         heights = [len(blocks.rows) for blocks in stack]
         biases = [None] * len(stack) if bias is None else bias.split(heights)
         return BlockStack([self.pack(*each) for each in zip(stack, biases, strict=True)])
 
-    def pack_gated(self, blocks: Blocks, bias: torch.Tensor | None, gate: Gate) -> BlockWeight:
+    def pack_gated(self, blocks: Blocks, bias: torch.Tensor | None, gate: Gate) -> PackedWeight:
         return self._pack(blocks, bias, gate)
 
-    def _pack(self, blocks: Blocks, bias: torch.Tensor | None, gate: Gate | None) -> BlockWeight:
+    def _pack(self, blocks: Blocks, bias: torch.Tensor | None, gate: Gate | None) -> PackedWeight:
+        if blocks.kind == W8A8:
+            return Int8Weight(stored(blocks.rows), bias, self._kernels, gate)
         rounded = blocks.kind in self.rounds
         return BlockWeight(blocks, bias, self._kernels, gate, rounded=rounded)
 

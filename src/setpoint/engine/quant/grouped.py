@@ -154,7 +154,8 @@ PLAIN = {"cpu": LoopedExperts}
 
 def group(weights: Sequence[PackedWeight], first: int = 0) -> GroupedWeight:
     """The weights of experts, which one method has packed. first: the number of the first one."""
-    if all(hasattr(weight, "call") for weight in weights):
+    kinds = {type(getattr(weight, "call", None)) for weight in weights}
+    if kinds <= {LinearCall} or kinds <= {Int8LinearCall}:
         # Blocks of different kinds are different calls of one kernel.
         return KernelExperts(weights, first)
     one = weights[0]

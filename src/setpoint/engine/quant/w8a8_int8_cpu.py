@@ -4,9 +4,11 @@ in bf16 or fp32."""
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 
+from setpoint.core.model import BLOCK_KINDS, W8A8
 from setpoint.engine.kernels.cpu.calls import Int8LinearCall
 from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
 from setpoint.engine.kernels.ops import Gate, KernelsUnavailable
@@ -19,6 +21,24 @@ WORD = 4
 """Numbers in one word of a panel."""
 
 
+@dataclass(slots=True, frozen=True)
+class RoundedWeight:
+    """A weight [N, K] in 8 bits, and how activations are rounded to meet it."""
+
+    numbers: torch.Tensor
+    """int8 [N, K], with K padded with zeros to whole words."""
+    scales: torch.Tensor
+    """fp32 [N]."""
+    k: int
+    dtype: torch.dtype
+    """Of activations and results."""
+    rotated: bool
+    """Whether both are rotated (``w8a8_int8``)."""
+    x_scale: float = 0.0
+    """The scale of all activations, which become whole multiples from -128 to 127 of it; 0: each
+    row has its own."""
+
+
 class Int8Weight:
     """Implements ``quant.base.PackedWeight``. gate: see ``GatedMethod.pack_gated``."""
 
@@ -26,22 +46,23 @@ class Int8Weight:
 
     def __init__(
         self,
-        weight: torch.Tensor,
+        weight: RoundedWeight,
         bias: torch.Tensor | None,
         kernels: Kernels,
         gate: Gate | None = None,
     ) -> None:
-        self.columns, self.k = weight.shape
+        numbers, scales = weight.numbers, weight.scales
+        self.columns, self.k, self.dtype = len(numbers), weight.k, weight.dtype
         assert self.k < MAX_K
-        self.dtype = weight.dtype
         if gate is not None:
             self.columns //= 2
-            weight = interleave(weight, kernels.vector_columns)
-            bias = None if bias is None else interleave(bias, kernels.vector_columns)
+            numbers, scales, bias = (
+                None if each is None else interleave(each, kernels.vector_columns)
+                for each in (numbers, scales, bias)
+            )
         self._bias = bias
         self.kernels = kernels
-        numbers, scales = _quantize_weight(weight, kernels)
-        missing = -len(weight) % PANEL
+        missing = -len(numbers) % PANEL
         self._panels = panels(numbers, kernels.k_multiple)
         self._scales = torch.nn.functional.pad(scales, (0, missing))
         self._shifts = torch.nn.functional.pad(
@@ -57,6 +78,8 @@ class Int8Weight:
             columns=self.columns,
             k=self.k,
             k_words=self._panels.shape[1],
+            x_scale=weight.x_scale,
+            rotated=weight.rotated,
             dtype=DTYPES[weight.dtype],
             **gate_fields(gate),
         )
@@ -76,9 +99,8 @@ class Int8Weight:
         return out
 
 
-def _quantize_weight(weight: torch.Tensor, kernels: Kernels) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result of ``w8a8_int8.quantize_weight``, computed by the kernel, with K padded with zeros
-    to whole words."""
+def rounded(weight: torch.Tensor, kernels: Kernels) -> RoundedWeight:
+    """The result of ``w8a8_int8.quantize_weight``, computed by the kernel."""
     rows, k = weight.shape
     weight = weight.contiguous()
     numbers, scales = (
@@ -97,7 +119,18 @@ def _quantize_weight(weight: torch.Tensor, kernels: Kernels) -> tuple[torch.Tens
         DTYPES[weight.dtype],
         threads,
     )
-    return numbers.bitwise_xor_(UNSIGNED).view(torch.int8), scales.div_(block_size(k))
+    numbers = numbers.bitwise_xor_(UNSIGNED).view(torch.int8)
+    return RoundedWeight(numbers, scales.div_(block_size(k)), k, weight.dtype, rotated=True)
+
+
+def stored(rows: torch.Tensor) -> RoundedWeight:
+    """A weight of a checkpoint, from its rows of W8A8 (``core.model.BLOCK_KINDS``). Its activations
+    are in bf16; of scales that differ, the largest counts, as in vLLM."""
+    k = rows.shape[1] - BLOCK_KINDS[W8A8].row_end
+    numbers = torch.nn.functional.pad(rows[:, :k], (0, -k % WORD)).view(torch.int8)
+    ends = rows[:, k:].contiguous().view(torch.float32)
+    scales, x_scale = ends[:, 0].contiguous(), float(ends[:, 1].max()) if len(ends) else 0.0
+    return RoundedWeight(numbers, scales, k, torch.bfloat16, rotated=False, x_scale=x_scale)
 
 
 class Int8Linear:
@@ -109,10 +142,10 @@ class Int8Linear:
         self._kernels = kernels
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Weight:
-        return Int8Weight(weight, bias, self._kernels)
+        return Int8Weight(rounded(weight, self._kernels), bias, self._kernels)
 
     def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: Gate) -> Int8Weight:
-        return Int8Weight(weight, bias, self._kernels, gate)
+        return Int8Weight(rounded(weight, self._kernels), bias, self._kernels, gate)
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> Int8Linear:

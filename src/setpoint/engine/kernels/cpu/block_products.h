@@ -1,10 +1,11 @@
-// y = x Wᵀ + bias on weights that stay in the blocks of a GGUF file: 32 neighbours in K share a
+// y = x Wᵀ + bias on weights that stay in the blocks of a file: 32 neighbours in K share a
 // scale d (Q6_K: 16 neighbours) and in some kinds a minimum m, each weight is a code q of 4 to 8
-// bits: a whole number, or a float of 4 bits (MXFP4, whose d is a power of two). What is multiplied
-// is round_bf16(d q + m), what a conversion to bf16 gives, in the order of panels.h: results are
-// bit for bit those of bf16 panels. d q is exact in fp32 (11 bits of d and 8 of q; of K-quants 11,
-// 6 and 4 or 11, 7 and 5), so a fused multiply-add gives the same as two operations; so is m of
-// K-quants (11 + 6 bits).
+// bits: a whole number, or a float of 4 bits (MXFP4, whose d is a power of two) or of 8. What is
+// multiplied is round_bf16(d q + m), what a conversion to bf16 gives, in the order of panels.h:
+// results are bit for bit those of bf16 panels. d q is exact in fp32 (11 bits of d and 8 of q; of
+// K-quants 11, 6 and 4 or 11, 7 and 5), so a fused multiply-add gives the same as two operations;
+// so is m of K-quants (11 + 6 bits). Only INT8Z and FP8 have a d in fp32: their product with d is
+// the only one that is rounded.
 //
 // Codes become bf16 pairs in registers, once per panel and thread: the first rows are multiplied
 // with them at once, and if there are more rows the pairs are left behind as a panel of words.
@@ -237,7 +238,7 @@ void read_row(const uint8_t* weight, int64_t row, int64_t blocks, bf16* out) {
     const L block = L::of_panel(panel, b);
     const auto number = [&](int i, int factor) {
       const uint8_t* at = block.numbers + (i * kPanel + column) * L::kNumberSize;
-      const float number = kKind == kMXFP4 ? power(*at) : half(at);
+      const float number = kKind == kMXFP4 ? power(*at) : L::kWide ? load_raw<float>(at) : half(at);
       return L::kFactors ? number * (int8_t)block.factors[factor * kPanel + column] : number;
     };
     const float scales[] = {number(0, 0), number(0, L::kSets - 1)};
@@ -245,7 +246,9 @@ void read_row(const uint8_t* weight, int64_t row, int64_t blocks, bf16* out) {
     if constexpr (L::kMinimum)
       for (int i = 0; i < 2; ++i) minimums[i] = number(1, L::kSets + (L::kSets == 2 ? i : 0));
     for (int k = 0; k < kBlock; ++k) {
-      float value = scales[k / 16] * code_of<kKind>(block.codes, column, k);
+      float code = code_of<kKind>(block.codes, column, k);
+      if constexpr (L::kZero) code -= (int8_t)block.factors[column];
+      float value = scales[k / 16] * code;
       if constexpr (L::kMinimum) value += L::kFactors ? -minimums[k / 16] : minimums[k / 16];
       uint32_t bits;
       __builtin_memcpy(&bits, &value, 4);

@@ -1,9 +1,10 @@
-// Matrices in the blocks of a GGUF file: which code multiplies, packs and reads each kind. Two
-// files instantiate it, because the compiler needs longer for it than for anything else.
+// Matrices in blocks: which code multiplies, packs and reads each kind. Three files instantiate it,
+// because the compiler needs longer for it than for anything else.
 #include "block_products.h"
 
-// Of the kinds in small_blocks.cpp; nullptr: it is none of them.
+// Of the kinds in small_blocks.cpp and in folder_blocks.cpp; nullptr: it is none of them.
 const BlockCode* code_of_small(int32_t kind);
+const BlockCode* code_of_folders(int32_t kind);
 
 namespace {
 
@@ -30,7 +31,8 @@ const BlockCode& code_of_kind(int32_t kind) {
     case kMXFP4:
       return kCodeOf<kMXFP4>;
   }
-  return *code_of_small(kind);
+  const BlockCode* small = code_of_small(kind);
+  return small ? *small : *code_of_folders(kind);
 }
 
 }  // namespace

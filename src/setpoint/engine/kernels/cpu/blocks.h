@@ -1,13 +1,14 @@
-// The layout of a GGUF file's blocks in panels, and the conversion of their columns to the bf16
-// pairs that are multiplied.
+// The layout of blocks in panels, and the conversion of their columns to the bf16 pairs that are
+// multiplied.
 #pragma once
+#include "fp8.h"
 #include "panels.h"
 
 namespace {
 
 constexpr int kBlock = 32, kHalfWords = 8;  // a block is two halves of 8 pairs of K
 
-// ggml's numbers.
+// ggml's numbers, and from 100 on those of quantised folders (decision 0080).
 enum Kind : int32_t {
   kQ4_0 = 2,
   kQ4_1 = 3,
@@ -21,7 +22,10 @@ enum Kind : int32_t {
   kQ6_K = 14,
   kIQ4_NL = 20,
   kIQ4_XS = 23,
-  kMXFP4 = 39
+  kMXFP4 = 39,
+  kINT4Z = 104,
+  kINT8Z = 108,
+  kFP8 = 109
 };
 
 template <int kKind, int... kOf>
@@ -40,35 +44,42 @@ constexpr int place(int column, int parity) {
 
 // A panel in memory is a row of groups, each of the blocks of K for which a file has scales:
 //
-//   [kPanel] fp16 scales (MXFP4: exponents of 8 bits), for kinds with a minimum [kPanel] fp16
-//   minimums,
+//   [kPanel] fp16 scales (MXFP4: exponents of 8 bits, INT8Z and FP8: fp32), for kinds with a
+//   minimum [kPanel] fp16 minimums,
 //   kGroup blocks of
 //     in kinds with factors: [kSets][kPanel] int8 factors of the scales (one for the block, or one
 //     for each half), then [kMinimumSets][kPanel] of the minimums;
+//     in kinds with a zero: [kPanel] int8, the code that means 0;
 //     in all kinds: codes.
 //
 // Codes of 2, 3 and 5 bits take 4 and 6, so that they are read as those are: in words of 4 bits
 // Q2_K has q and Q3_K q + 8, in words of 6 bits Q5_0 has q + 32, and Q5_1 and Q5_K have q.
 //
-// Codes of 8 bits: [kBlock / 2][place(column, k % 2)] int8. Shorter ones: [kBits / 2][place(column,
-// k % 2)] words. Of 4 bits word i has k = 16 i + 2 s + parity in bits 4 s … 4 s + 3. Of 6 bits
-// words 0 and 1 have the same k, s below 5 in bits 6 s … 6 s + 5, the two low bits of s = 7 in bits
-// 30 and 31; word 2 has the rest of them, in 16 bits for each half: s = 5, s = 6, four high bits of
-// s = 7.
+// Codes of 8 bits: [kBlock / 2][place(column, k % 2)] int8 (FP8: E4M3). Shorter ones: [kBits /
+// 2][place(column, k % 2)] words. Of 4 bits word i has k = 16 i + 2 s + parity in bits 4 s … 4 s
+// + 3. Of 6 bits words 0 and 1 have the same k, s below 5 in bits 6 s … 6 s + 5, the two low bits
+// of s = 7 in bits 30 and 31; word 2 has the rest of them, in 16 bits for each half: s = 5, s = 6,
+// four high bits of s = 7.
 template <int kKind>
 struct Layout {
   static constexpr bool kMinimum = is_one_of<kKind, kQ4_1, kQ5_1, kQ2_K, kQ4_K, kQ5_K>,
                         kFactors = is_one_of<kKind, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_XS>,
-                        kTable = is_one_of<kKind, kIQ4_NL, kIQ4_XS, kMXFP4>;
-  static constexpr int kBits = kKind == kQ8_0                                 ? 8
+                        kTable = is_one_of<kKind, kIQ4_NL, kIQ4_XS, kMXFP4>,
+                        kZero = is_one_of<kKind, kINT4Z, kINT8Z>,
+                        kWide = is_one_of<kKind, kINT8Z, kFP8>;
+  static constexpr int kBits = is_one_of<kKind, kQ8_0, kINT8Z, kFP8>          ? 8
                                : is_one_of<kKind, kQ5_0, kQ5_1, kQ5_K, kQ6_K> ? 6
                                                                               : 4;
   static constexpr int kGroup = kFactors ? 8 : 1,
                        kSets = is_one_of<kKind, kQ2_K, kQ3_K, kQ6_K> ? 2 : 1,
                        kMinimumSets = kMinimum ? kSets : 0;
-  static constexpr int kNumberSize = kKind == kMXFP4 ? 1 : 2,
+  static constexpr int kNumberSize = kKind == kMXFP4 ? 1
+                                     : kWide         ? 4
+                                                     : 2,
                        kNumberBytes = kPanel * kNumberSize * (kMinimum ? 2 : 1),
-                       kFactorBytes = kFactors ? kPanel * (kSets + kMinimumSets) : 0,
+                       kFactorBytes = kFactors ? kPanel * (kSets + kMinimumSets)
+                                      : kZero  ? kPanel
+                                               : 0,
                        kBlockBytes = kFactorBytes + kPanel * kBlock * kBits / 8,
                        kGroupBytes = kNumberBytes + kGroup * kBlockBytes;
 
@@ -187,13 +198,16 @@ inline __attribute__((always_inline)) vf looked_up(vu q) {
 template <int kKind>
 inline __attribute__((always_inline)) vf products(const uint8_t* numbers, const uint8_t* factors) {
   if constexpr (kKind == kMXFP4) return powers(numbers);
+  if constexpr (Layout<kKind>::kWide) return load_raw<vf>(numbers);
   if constexpr (Layout<kKind>::kFactors) return halves(numbers) * signed_bytes(factors);
   return halves(numbers);
 }
 
-// What is added: K-quants have what is subtracted.
+// What is added: K-quants have what is subtracted. Of a zero z it is - d z, which is exact as d q
+// is, so that their sum is d (q - z), rounded as often as that.
 template <int kKind>
 inline __attribute__((always_inline)) vf minimums(const uint8_t* numbers, const uint8_t* factors) {
+  if constexpr (kKind == kINT4Z) return -halves(numbers) * signed_bytes(factors);
   if constexpr (Layout<kKind>::kFactors) return -products<kKind>(numbers, factors);
   return products<kKind>(numbers, factors);
 }
@@ -224,7 +238,8 @@ template <int kKind>
 struct Columns {
   typedef Layout<kKind> L;
   const uint8_t* codes;
-  __m512 scale[L::kSets][2], minimum[L::kSets][2];  // of columns 0 … 7 and 8 … 15, each twice
+  // Of columns 0 … 7 and 8 … 15, each twice. INT8Z: the minimum is the zero itself.
+  __m512 scale[L::kSets][2], minimum[L::kSets][2];
 
   inline __attribute__((always_inline)) Columns(const L& block, int v)
       : codes(block.codes + v * (L::kBits == 8 ? 32 : 128)) {
@@ -232,7 +247,11 @@ struct Columns {
                   *factors = block.factors + v * W;
     for (int set = 0; set < L::kSets; ++set) {
       twice(products<kKind>(numbers, factors + set * kPanel), scale[set]);
-      if constexpr (L::kMinimum)
+      if constexpr (kKind == kINT4Z)
+        twice(minimums<kKind>(numbers, factors), minimum[set]);
+      else if constexpr (kKind == kINT8Z)
+        twice(signed_bytes(factors), minimum[set]);
+      else if constexpr (L::kMinimum)
         twice(minimums<kKind>(numbers + kPanel * 2, factors + (L::kSets + set) * kPanel),
               minimum[set]);
       else if constexpr (L::kBits == 6)
@@ -260,9 +279,11 @@ struct Columns {
       const vf code = mantissas(codes + i * 64, half, w);
       return _mm512_fmadd_ps((__m512)(L::kMinimum ? code - 64 : code), scale, minimum[set][i]);
     } else if constexpr (L::kBits == 8) {
-      const __m512i q = _mm512_cvtepi8_epi32(
-          load_raw<__m128i>(codes + (half * kHalfWords + w) * 2 * kPanel + i * 16));
-      return _mm512_mul_ps(_mm512_cvtepi32_ps(q), scale);
+      const uint8_t* at = codes + (half * kHalfWords + w) * 2 * kPanel + i * 16;
+      if constexpr (kKind == kFP8)
+        return _mm512_mul_ps((__m512)load(e4m3::kFormat, (const fp8*)at), scale);
+      const __m512 q = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_raw<__m128i>(at)));
+      return _mm512_mul_ps(kKind == kINT8Z ? _mm512_sub_ps(q, minimum[set][i]) : q, scale);
     } else {
       const __m512i q =
           _mm512_srli_epi32(load_raw<__m512i>(codes + half * kWordBytes + i * 64), w * 4);
@@ -270,7 +291,7 @@ struct Columns {
       // not be masked off.
       if constexpr (L::kTable) {
         return _mm512_mul_ps((__m512)looked_up<kKind>((vu)q), scale);
-      } else if constexpr (L::kMinimum) {
+      } else if constexpr (L::kMinimum || L::kZero) {
         const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
         return _mm512_fmadd_ps(_mm512_permutexvar_ps(q, table), scale, minimum[set][i]);
       } else {
@@ -289,7 +310,7 @@ template <int kKind>
 struct Columns {
   typedef Layout<kKind> L;
   const uint8_t* codes;
-  vf scale[L::kSets], minimum[L::kSets];
+  vf scale[L::kSets], minimum[L::kSets];  // INT8Z: the minimum is the zero itself
 
   inline __attribute__((always_inline)) Columns(const L& block, int v)
       : codes(block.codes + v * W * (L::kBits == 8 ? 1 : 4)) {
@@ -297,7 +318,11 @@ struct Columns {
                   *factors = block.factors + v * W;
     for (int set = 0; set < L::kSets; ++set) {
       scale[set] = products<kKind>(numbers, factors + set * kPanel);
-      if constexpr (L::kMinimum)
+      if constexpr (kKind == kINT4Z)
+        minimum[set] = minimums<kKind>(numbers, factors);
+      else if constexpr (kKind == kINT8Z)
+        minimum[set] = signed_bytes(factors);
+      else if constexpr (L::kMinimum)
         minimum[set] = minimums<kKind>(numbers + kPanel * 2, factors + (L::kSets + set) * kPanel);
     }
   }
@@ -318,13 +343,19 @@ struct Columns {
       else
         v = (code - 96) * scale;
     } else if constexpr (L::kBits == 8) {
-      v = signed_bytes(codes + (half * kHalfWords + w) * 2 * kPanel + parity * kPanel) * scale;
+      const uint8_t* at = codes + (half * kHalfWords + w) * 2 * kPanel + parity * kPanel;
+      if constexpr (kKind == kFP8)
+        v = load(e4m3::kFormat, (const fp8*)at) * scale;
+      else if constexpr (kKind == kINT8Z)
+        v = (signed_bytes(at) - minimum[set]) * scale;
+      else
+        v = signed_bytes(at) * scale;
     } else {
       const uint8_t* words = codes + half * kWordBytes + parity * 4 * kPanel;
       const vi q = (vi)(load_raw<vu>(words) >> (w * 4) & 15);
       if constexpr (L::kTable)
         v = looked_up<kKind>((vu)q) * scale;
-      else if constexpr (L::kMinimum)
+      else if constexpr (L::kMinimum || L::kZero)
         v = __builtin_convertvector(q, vf) * scale + minimum[set];
       else
         v = __builtin_convertvector(q - 8, vf) * scale;

@@ -70,13 +70,15 @@ struct LinearCall {
 // As LinearCall, including the gate; the words of x are those in the scratch.
 struct Int8LinearCall {
   const void* x;          // [M, K] contiguous, bf16 or fp32
-  const void* weight;     // panels of rotated int8; K is filled up with zeros to whole words
+  const void* weight;     // panels of int8; K is filled up with zeros to whole words
   const float* scales;    // [panels * kPanel] of the columns
   const int32_t* shifts;  // [panels * kPanel] -128 times the sum of a column's weights
   const void* bias;       // [N] in x's type, or null
   void* out;              // [M, N] contiguous, in x's type
   int64_t rows, columns, k, k_words;
   float alpha, limit;
+  float x_scale;    // of the numbers that rows of x are rounded to; 0: each row has its own
+  int32_t rotated;  // whether weights are rotated, and so x must be
   int32_t dtype, gate, threads;
 };
 

@@ -130,8 +130,8 @@ class Int8LinearCall(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("x", "weight", "scales", "shifts", "bias", "out")),
         *((name, _i64) for name in ("rows", "columns", "k", "k_words")),
-        *((name, ctypes.c_float) for name in ("alpha", "limit")),
-        *((name, _i32) for name in ("dtype", "gate", "threads")),
+        *((name, ctypes.c_float) for name in ("alpha", "limit", "x_scale")),
+        *((name, _i32) for name in ("rotated", "dtype", "gate", "threads")),
     ]
 
 

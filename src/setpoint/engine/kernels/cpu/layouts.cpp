@@ -89,7 +89,7 @@ std::string layouts() {
     add<Call>(text, "Int8LinearCall",
               {FIELD(x), FIELD(weight), FIELD(scales), FIELD(shifts), FIELD(bias), FIELD(out),
                FIELD(rows), FIELD(columns), FIELD(k), FIELD(k_words), FIELD(alpha), FIELD(limit),
-               FIELD(dtype), FIELD(gate), FIELD(threads)});
+               FIELD(x_scale), FIELD(rotated), FIELD(dtype), FIELD(gate), FIELD(threads)});
   }
   {
     typedef RouteCall Call;

@@ -2,9 +2,10 @@
 // integers, hence exact, so that a row has the same bits in any batch and at any level (where the
 // bias is added, levels differ in how often that rounds).
 //
-// Each row of x is rotated and rounded once per call, to scratch, as the unsigned numbers q + 128:
-// the instructions that multiply bytes want one unsigned factor. The 128s add 128 times the sum of
-// a column's weights to its result, which is taken off again at the end.
+// Each row of x is rotated, unless the weights are not, and rounded once per call, to scratch, as
+// the unsigned numbers q + 128: the instructions that multiply bytes want one unsigned factor. The
+// 128s add 128 times the sum of a column's weights to its result, which is taken off again at the
+// end.
 #include "buffer.h"
 #include "choices.h"
 #include "gated.h"
@@ -116,14 +117,19 @@ vi rotate_row(const T* x, int64_t k, float* out) {
   return rotate<kRun>(x, k, out);
 }
 
+struct Rounding {
+  bool rotates;
+  float scale;  // 0: each row has its own
+};
+
 // Converts one row of x to q + 128, `bytes` of them (K padded to whole words), and returns its
 // scale.
 template <class T>
-float round_row(const T* x, int64_t k, uint8_t* out, int64_t bytes) {
+float round_row(const T* x, int64_t k, uint8_t* out, int64_t bytes, Rounding how) {
   typedef uint8_t vb __attribute__((vector_size(W)));
   thread_local Buffer buffer;
   float* row = (float*)buffer.at_least((bytes + W) * 4);
-  const vi top = rotate_row(x, k, row);
+  const vi top = how.rotates ? rotate_row(x, k, row) : rotate<1>(x, k, row);
   int32_t bits = 0;
   for (int i = 0; i < W; ++i) bits = top[i] > bits ? top[i] : bits;
   float largest;
@@ -131,9 +137,18 @@ float round_row(const T* x, int64_t k, uint8_t* out, int64_t bytes) {
   const bool finite = bits < 0x7f800000;
   const float inverse = finite && largest >= kTiny ? kLargest / largest : 0.f;
   for (int64_t i = 0; i < bytes; i += W) {
-    const vb q = __builtin_convertvector(nearest(load(row + i) * inverse) + 128, vb);
+    vf v = load(row + i);
+    if (how.scale > 0.f) {
+      v = v / how.scale;
+      v = v < 127.f ? v : splat(127.f);
+      v = v > -128.f ? v : splat(-128.f);
+    } else {
+      v = v * inverse;
+    }
+    const vb q = __builtin_convertvector(nearest(v) + 128, vb);
     __builtin_memcpy(out + i, &q, bytes - i < W ? bytes - i : W);
   }
+  if (how.scale > 0.f) return finite ? how.scale : __builtin_nanf("");
   return finite ? (largest < kTiny ? 0.f : largest / kLargest) : __builtin_nanf("");
 }
 
@@ -188,9 +203,10 @@ inline __attribute__((always_inline)) void store_sums(const GatedRounded& x, int
 
 template <class T>
 void round_rows(const T* x, int64_t rows, int64_t k, uint8_t* out, int64_t bytes, float* scales,
-                int threads) {
-  for_rows(rows, k, threads,
-           [&](int64_t row) { scales[row] = round_row(x + row * k, k, out + row * bytes, bytes); });
+                Rounding how, int threads) {
+  for_rows(rows, k, threads, [&](int64_t row) {
+    scales[row] = round_row(x + row * k, k, out + row * bytes, bytes, how);
+  });
 }
 
 template <class T, class X>
@@ -229,7 +245,8 @@ void linear_int8(const Int8LinearCall& call) {
   const int64_t held = (call.rows + kRowAlign - 1) / kRowAlign * kRowAlign;
   uint8_t* rows = (uint8_t*)scratch.at_least(held * (bytes + 4));
   float* scales = (float*)(rows + held * bytes);
-  round_rows((const T*)call.x, call.rows, call.k, rows, bytes, scales, call.threads);
+  const Rounding how{call.rotated != 0, call.x_scale};
+  round_rows((const T*)call.x, call.rows, call.k, rows, bytes, scales, how, call.threads);
   const Rounded x{rows, scales, call, call.rows, call.columns, call.k_words, call.threads};
   if (call.gate == kNoGate) return multiply<T>(x);
   GatedRounded gated{x};
@@ -248,9 +265,10 @@ void setpoint_linear_int8(const Int8LinearCall* call) {
 // Rows of a weight as those of x: x [rows, k] -> out [rows, bytes], q + 128, and scales [rows].
 void setpoint_int8_round(const void* x, int64_t rows, int64_t k, uint8_t* out, int64_t bytes,
                          float* scales, int32_t dtype, int32_t threads) {
+  const Rounding how{true, 0.f};
   if (dtype == kBF16)
-    round_rows((const bf16*)x, rows, k, out, bytes, scales, threads);
+    round_rows((const bf16*)x, rows, k, out, bytes, scales, how, threads);
   else
-    round_rows((const float*)x, rows, k, out, bytes, scales, threads);
+    round_rows((const float*)x, rows, k, out, bytes, scales, how, threads);
 }
 }

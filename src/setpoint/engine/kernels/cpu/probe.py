@@ -151,6 +151,7 @@ def _int8_product(kernels: Chooser, rows: int) -> tuple[Callable[[], None], npt.
         columns=COLUMNS,
         k=K,
         k_words=K // 4,
+        rotated=1,
         dtype=1,
         threads=1,
     )

@@ -1,5 +1,6 @@
 // Blocks as a GGUF file stores them
-// (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h), read out one by one.
+// (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h), and those that are made of a
+// quantised folder's tensors (engine/quant/block_rows.py), read out one by one.
 #pragma once
 #include "blocks.h"
 
@@ -55,11 +56,19 @@ inline void put_codes(uint8_t* to, int column, const uint8_t (&codes)[kBlock]) {
   }
 }
 
+inline float e4m3_value(uint8_t code) {
+  const uint32_t bits = (uint32_t)e4m3::kTable.bf16[code & 0x7f] << 16 | (code & 0x80u) << 24;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
 // What is multiplied by the scale.
 template <int kKind, class L = Layout<kKind>>
 inline float code_of(const uint8_t* codes, int column, int k) {
   if constexpr (L::kBits == 8) {
-    return (int8_t)codes[k / 2 * 2 * kPanel + place(column, k % 2)];
+    const uint8_t code = codes[k / 2 * 2 * kPanel + place(column, k % 2)];
+    return kKind == kFP8 ? e4m3_value(code) : (float)(int8_t)code;
   } else {
     int code = 0;
     for (int i = 0; i < 2; ++i) {
@@ -68,7 +77,7 @@ inline float code_of(const uint8_t* codes, int column, int k) {
       code |= (load_raw<uint32_t>(at) >> field.shift & ((1 << field.count) - 1)) << field.low;
     }
     if constexpr (L::kTable) return kKind == kMXFP4 ? kE2M1[code] : kIQ4[code];
-    return L::kMinimum ? code : code - (1 << (L::kBits - 1));
+    return L::kMinimum || L::kZero ? code : code - (1 << (L::kBits - 1));
   }
 }
 
@@ -86,7 +95,7 @@ struct RawBlock {
                                 : kKind == kIQ4_XS ? 136
                                 : kKind == kQ5_0   ? 22
                                 : kKind == kQ5_1   ? 24
-                                                   : kHeadBytes + kBlock * L::kBits / 8;
+                                                   : kHeadBytes + L::kZero + kBlock * L::kBits / 8;
 
   const uint8_t* numbers;  // of the scale, of the minimum
   int8_t factors[4];
@@ -110,6 +119,7 @@ struct RawBlock {
       read_q5();
     } else {
       const uint8_t* raw = numbers + kHeadBytes;
+      if constexpr (L::kZero) factors[0] = *raw++;
       for (int k = 0; k < kBlock; ++k)
         codes[k] = L::kBits == 8 ? raw[k] : raw[k % 16] >> (k / 16 * 4) & 15;
     }

@@ -1,0 +1,108 @@
+"""Folders of quantised weights: finds the matrices that a folder stores as codes and scales, in the
+format that its config names (decision 0080)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from setpoint.checkpoint import (
+    quantised_awq,
+    quantised_bnb,
+    quantised_compressed,
+    quantised_fp8,
+    quantised_gptq,
+)
+from setpoint.checkpoint.configfile import short_repr
+from setpoint.checkpoint.quantised_tensors import KEY, Section, StoredTensors
+from setpoint.checkpoint.safetensors_file import TensorInfo
+from setpoint.core.model import BLOCK_KINDS
+from setpoint.core.quantised import Codes, QuantisedMatrix
+
+FORMATS = {
+    "awq": quantised_awq.matrices,
+    "gptq": quantised_gptq.matrices,
+    "compressed-tensors": quantised_compressed.matrices,
+    "fp8": quantised_fp8.matrices,
+    "bitsandbytes": quantised_bnb.matrices,
+}
+"""``quant_method`` -> the matrices of a folder."""
+MATRIX_END = ".weight"
+
+
+def method_of(config: Mapping[str, Any]) -> str:
+    """``quant_method`` of a config.json; "": it names none."""
+    section = config.get(KEY)
+    method = section.get("quant_method") if isinstance(section, Mapping) else None
+    return method if isinstance(method, str) else ""
+
+
+def as_matrices(
+    config: Mapping[str, Any], path: Path, stored: Mapping[str, tuple[TensorInfo, Path]]
+) -> tuple[tuple[TensorInfo, ...], tuple[QuantisedMatrix, ...]]:
+    """(the tensors, with a matrix in bfloat16 in place of its codes and scales; these matrices).
+    stored: tensor name -> header and file. Raises a CheckpointError that names file and tensor for
+    what cannot be read."""
+    read = FORMATS.get(method_of(config))
+    if read is None or not stored:
+        return tuple(tensor for tensor, _ in stored.values()), ()
+    tensors = StoredTensors(path.parent, stored)
+    section = Section(path, config[KEY])
+    found = _with_tensors(list(read(section, tensors)), tensors.taken)
+    if not found:
+        section.fail(
+            "quant_method", f"is {short_repr(method_of(config))}, but no tensor is quantised"
+        )
+    for each in found:
+        tensors.check_no_matrix(each.name)
+    matrices = (TensorInfo(each.name, each.shape, "BF16") for each in found)
+    return (*tensors.left(), *matrices), found
+
+
+def _with_tensors(
+    matrices: Iterable[QuantisedMatrix], taken: Iterable[str]
+) -> tuple[QuantisedMatrix, ...]:
+    """The matrices with the names of the tensors that were taken for them."""
+    of_modules: dict[str, list[str]] = {each.name.removesuffix(MATRIX_END): [] for each in matrices}
+    for name in sorted(taken):
+        module = name.rpartition(".")[0]
+        while module not in of_modules:
+            module = module.rpartition(".")[0]
+        of_modules[module].append(name)
+    return tuple(
+        replace(each, tensors=tuple(of_modules[each.name.removesuffix(MATRIX_END)]))
+        for each in matrices
+    )
+
+
+def blocks_of(
+    matrices: tuple[QuantisedMatrix, ...], dtypes: Mapping[str, str]
+) -> tuple[TensorInfo, ...]:
+    """The matrices that the engine will probably keep in blocks, as in ``Description``. dtypes: the
+    type of each stored tensor. Only the engine, which reads the zeros and the order, knows it."""
+    found = []
+    for each in matrices:
+        if kind := _kind(each, dtypes):
+            outputs, inputs = each.shape
+            shape = outputs, BLOCK_KINDS[kind].row_bytes(inputs)
+            found.append(TensorInfo(f"{each.name}.{kind}", shape, "U8"))
+    return tuple(found)
+
+
+def _kind(matrix: QuantisedMatrix, dtypes: Mapping[str, str]) -> str:
+    if not isinstance(matrix.codes, Codes):
+        return ""
+    if matrix.activations:
+        return "W8A8"
+    if not matrix.fits_blocks or matrix.is_reordered:
+        return ""
+    if matrix.is_float:
+        return "FP8"
+    is_symmetric = matrix.zeros is None or matrix.is_symmetric
+    if dtypes.get(matrix.scales) == "F32":
+        return "INT8Z"
+    if matrix.codes.bits == 8:
+        return "Q8_0" if is_symmetric else "INT8Z"
+    return "Q4_0" if is_symmetric else "INT4Z"

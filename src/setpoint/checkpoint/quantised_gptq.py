@@ -1,0 +1,71 @@
+"""GPTQ as AutoGPTQ and GPTQModel write it: codes [K · bits / 32, N], zeros [K / group, N · bits /
+32], scales [K / group, N], and g_idx [K], the group of each input. Files of the first version have
+zeros that are one too small. Source: AutoGPTQ, nn_modules/qlinear/qlinear_cuda_old.py, and
+GPTQModel, whose ``dynamic`` gives modules settings of their own by expressions of their names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from setpoint.checkpoint.configfile import short_repr
+from setpoint.checkpoint.quantised_tensors import CODES, SCALES, Section, StoredTensors, group_of
+from setpoint.core.quantised import Codes, QuantisedMatrix
+
+FIRST = "gptq"
+"""The first version's name in ``checkpoint_format``."""
+
+
+def matrices(section: Section, tensors: StoredTensors) -> Iterator[QuantisedMatrix]:
+    """The matrices of the folder. Raises CheckpointError for what is not served."""
+    version = section.choice("checkpoint_format", (FIRST, "gptq_v2"), FIRST)
+    for path in list(tensors.named(".qweight")):
+        own = _own(section, path)
+        yield _matrix(own, tensors, path, 1 if version == FIRST else 0)
+
+
+def _matrix(section: Section, tensors: StoredTensors, path: str, offset: int) -> QuantisedMatrix:
+    bits = section.choice("bits", (4, 8))
+    codes = Codes(f"{path}.qweight", bits, 0, inputs_first=True)
+    zeros = Codes(f"{path}.qzeros", bits, 1, inputs_first=True, offset=offset)
+    words, outputs = tensors.take(codes.name, CODES).shape
+    inputs = words * codes.per_word
+    group = group_of(tensors, codes.name, section.group("group_size"), inputs)
+    tensors.take_codes(zeros, outputs, inputs // group)
+    tensors.take(f"{path}.scales", SCALES, (inputs // group, outputs))
+    order = f"{path}.g_idx" if f"{path}.g_idx" in tensors else ""
+    if order:
+        tensors.take(order, ("I32",), (inputs,))
+    return QuantisedMatrix(
+        f"{path}.weight",
+        (outputs, inputs),
+        codes,
+        f"{path}.scales",
+        group,
+        scales_inputs_first=True,
+        zeros=zeros,
+        order=order,
+        is_symmetric=section.flag("sym", default=False),
+        is_reordered=section.flag("desc_act", default=False) and group < inputs,
+    )
+
+
+def _own(section: Section, path: str) -> Section:
+    """The settings of a module: of the folder, with those of the first expression that matches."""
+    dynamic = section.values.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping):
+        section.fail("dynamic", f"must be an object, not {short_repr(dynamic)}")
+    for pattern, values in dynamic.items():
+        expression = pattern.removeprefix("+:")
+        try:
+            found = not pattern.startswith("-:") and re.match(expression, path)
+        except re.error as error:
+            section.fail("dynamic", f"has an invalid expression {short_repr(pattern)}: {error}")
+        if found:
+            if not isinstance(values, Mapping):
+                section.fail("dynamic", f"must have objects, not {short_repr(values)}")
+            own: dict[str, Any] = {**section.values, **values}
+            return section.inner("dynamic", own)
+    return section
