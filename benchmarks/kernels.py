@@ -51,6 +51,8 @@ ALL_PRODUCTS = [
     for name, shape in PRODUCTS.items()
     for _ in range(1 if name == "head" else NUM_LAYERS)
 ]
+FOLDER_KINDS = ("Q4_0", "INT4Z", "Q8_0", "INT8Z", "FP8", "W8A8")
+FOLDER_SHAPE, FOLDER_MATRICES = (4096, 2048), 4
 SECONDS_PER_LINE = 2.0
 
 Timer = Callable[[], float]
@@ -132,6 +134,34 @@ def block_products(level: str | None, clock: Timer) -> None:
         "       ratio"
     )
     compare_products(pairs, clock)
+
+
+def folder_products(level: str | None, clock: Timer) -> None:
+    """Print the products with each kind of block of a quantised folder, on matrices that lie in
+    no cache."""
+    ours, theirs = blocks.create(BF16, level=level), panels.create(BF16, level=level)
+    columns, k = FOLDER_SHAPE
+    packs: dict[str, list[PackedWeight]] = {
+        "bf16": [
+            theirs.pack(torch.randn(columns, k).to(BF16), None) for _ in range(FOLDER_MATRICES)
+        ]
+    }
+    for kind in FOLDER_KINDS:
+        size = columns, BLOCK_KINDS[kind].row_bytes(k)
+        raw = [torch.randint(0, 64, size, dtype=torch.uint8) for _ in range(FOLDER_MATRICES)]
+        packs[kind] = [ours.pack_stack([Blocks(kind, each)], None) for each in raw]
+    print("\nproducts of quantised folders, ps per weight and row")
+    weights = FOLDER_MATRICES * columns * k
+    for rows in (1, 8, 64):
+        x = [torch.randn(rows, k).to(BF16)] * FOLDER_MATRICES
+        calls = [partial(multiply, each, x) for each in packs.values()]
+        best = best_of(calls, clock)
+        for kind, seconds in zip(packs, best, strict=True):
+            share = packs[kind][0].num_bytes * 8 / (columns * k)
+            print(
+                f"{kind:8} {share:5.2f} bits  rows {rows:3}"
+                f" {seconds / weights / rows * 1e12:8.2f} ps {best[0] / seconds:6.2f} x bf16"
+            )
 
 
 def compare_products(packs: list[tuple[PackedWeight, PackedWeight]], clock: Timer) -> None:
@@ -297,7 +327,7 @@ def main() -> None:
     about = environment("torch", level=arguments.level)
     level = library.load(arguments.level).level
     print(f"{about}, level {level}, {arguments.threads} threads, {clock.__name__}")
-    parts = (products, block_products, attention, elementwise)
+    parts = (products, block_products, folder_products, attention, elementwise)
     for part in parts:
         if part.__name__ in (arguments.only or part.__name__).split(","):
             part(arguments.level, clock)

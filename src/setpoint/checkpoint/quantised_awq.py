@@ -16,7 +16,7 @@ PER_WORD = 32 // BITS
 def matrices(section: Section, tensors: StoredTensors) -> Iterator[QuantisedMatrix]:
     """The matrices of the folder. Raises CheckpointError for what is not served."""
     section.choice("bits", (BITS,), section.values.get("w_bit"))
-    section.choice("version", ("gemm", "GEMM"), "gemm")
+    section.choice("version", ("gemm", "GEMM"), section.values.get("format", "gemm"))
     group = section.group("group_size", default=section.values.get("q_group_size"))
     for path in list(tensors.named(".qweight")):
         codes = Codes(f"{path}.qweight", BITS, 1, inputs_first=True, interleaved=True)

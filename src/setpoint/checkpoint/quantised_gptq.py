@@ -20,7 +20,9 @@ FIRST = "gptq"
 
 def matrices(section: Section, tensors: StoredTensors) -> Iterator[QuantisedMatrix]:
     """The matrices of the folder. Raises CheckpointError for what is not served."""
-    version = section.choice("checkpoint_format", (FIRST, "gptq_v2"), FIRST)
+    named = section.values.get("format", FIRST)  # newer files' name of the key
+    version = section.choice("checkpoint_format", (FIRST, "gptq_v2"), named)
+    section.choice("pack_dtype", ("int32",), "int32")
     for path in list(tensors.named(".qweight")):
         own = _own(section, path)
         yield _matrix(own, tensors, path, 1 if version == FIRST else 0)

@@ -169,10 +169,16 @@ class Checkpoint:
                 )
         for name, tensor in self.files.items():
             is_known = name in wanted or name in optional or name.startswith(unused)
-            if not is_known and not name.endswith(IGNORED):
+            if not is_known and not name.endswith(IGNORED) and not self._is_no_bias(name):
                 raise CheckpointError(
                     f"Tensor {tensor.name!r} in {tensor.file} does not belong to this architecture."
                 )
+
+    def _is_no_bias(self, name: str) -> bool:
+        """Whether it is a bias of zeros, which tools write for every module that they quantise."""
+        module = name.removesuffix(".bias")
+        is_bias = module != name and f"{module}.weight" in self.quantised
+        return is_bias and not bool(self.files[name].read().any())
 
     def read_blocks(
         self, parts: list[Part], kinds: Set[str], *, mixed: bool

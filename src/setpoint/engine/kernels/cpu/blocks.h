@@ -1,7 +1,6 @@
 // The layout of blocks in panels, and the conversion of their columns to the bf16 pairs that are
 // multiplied.
 #pragma once
-#include "fp8.h"
 #include "panels.h"
 
 namespace {
@@ -140,6 +139,25 @@ inline __attribute__((always_inline)) vf signed_bytes(const uint8_t* p) {
 #endif
 }
 
+// W numbers in E4M3, in units of kE4M3Unit. None is a NaN.
+#if SP_WIDTH == 16
+constexpr float kE4M3Unit = 256;
+inline __attribute__((always_inline)) vf e4m3_numbers(const uint8_t* p) {
+  // Seven bits higher it is an fp16 whose exponent's bias is 8 more, but for a second sign.
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_raw<__m128i>(p)), 7);
+  return (vf)_mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16((short)0xbfff)));
+}
+#else
+constexpr float kE4M3Unit = 1;
+inline __attribute__((always_inline)) vf e4m3_numbers(const uint8_t* p) {
+  typedef int8_t bytes __attribute__((vector_size(W)));
+  typedef int16_t shorts __attribute__((vector_size(2 * W)));
+  const shorts wide = __builtin_convertvector(load_raw<bytes>(p), shorts);
+  const vu bits = (vu) __builtin_convertvector(wide, vi);
+  return (vf)((bits << 20 & 0x07f00000) | (bits & 0x80000000u)) * 0x1p120f;
+}
+#endif
+
 // 2^(e - 127), also where that is subnormal.
 inline float power(uint8_t e) {
   const uint32_t bits = e ? (uint32_t)e << 23 : 0x400000;
@@ -198,7 +216,8 @@ inline __attribute__((always_inline)) vf looked_up(vu q) {
 template <int kKind>
 inline __attribute__((always_inline)) vf products(const uint8_t* numbers, const uint8_t* factors) {
   if constexpr (kKind == kMXFP4) return powers(numbers);
-  if constexpr (Layout<kKind>::kWide) return load_raw<vf>(numbers);
+  if constexpr (kKind == kFP8) return load_raw<vf>(numbers) * kE4M3Unit;
+  if constexpr (kKind == kINT8Z) return load_raw<vf>(numbers);
   if constexpr (Layout<kKind>::kFactors) return halves(numbers) * signed_bytes(factors);
   return halves(numbers);
 }
@@ -280,8 +299,7 @@ struct Columns {
       return _mm512_fmadd_ps((__m512)(L::kMinimum ? code - 64 : code), scale, minimum[set][i]);
     } else if constexpr (L::kBits == 8) {
       const uint8_t* at = codes + (half * kHalfWords + w) * 2 * kPanel + i * 16;
-      if constexpr (kKind == kFP8)
-        return _mm512_mul_ps((__m512)load(e4m3::kFormat, (const fp8*)at), scale);
+      if constexpr (kKind == kFP8) return _mm512_mul_ps((__m512)e4m3_numbers(at), scale);
       const __m512 q = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_raw<__m128i>(at)));
       return _mm512_mul_ps(kKind == kINT8Z ? _mm512_sub_ps(q, minimum[set][i]) : q, scale);
     } else {
@@ -345,7 +363,7 @@ struct Columns {
     } else if constexpr (L::kBits == 8) {
       const uint8_t* at = codes + (half * kHalfWords + w) * 2 * kPanel + parity * kPanel;
       if constexpr (kKind == kFP8)
-        v = load(e4m3::kFormat, (const fp8*)at) * scale;
+        v = e4m3_numbers(at) * scale;
       else if constexpr (kKind == kINT8Z)
         v = (signed_bytes(at) - minimum[set]) * scale;
       else

@@ -3,6 +3,7 @@
 // quantised folder's tensors (engine/quant/block_rows.py), read out one by one.
 #pragma once
 #include "blocks.h"
+#include "fp8.h"
 
 namespace {
 
