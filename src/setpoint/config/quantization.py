@@ -66,7 +66,8 @@ def _is_of_folder(asked: str | None, model: ModelSpec, *, runs: bool) -> bool:
     method = section.get("quant_method", "") if isinstance(section, dict) else ""
     if asked in QUANTIZATIONS.get(method, ()):
         return True
-    instead = "leave --quantization out" if method else "use w8a8_int8, or leave it out"
+    rounded = "use w8a8_int8, which rounds weights to 8 bits when they are loaded, or leave it out"
+    instead = "leave --quantization out" if method else rounded
     has = f"has {method} weights" if method else "is not quantized"
     raise ConfigError(
         f"--quantization {asked} is for folders whose weights were quantized that way, and this"

@@ -81,7 +81,7 @@ GUIDE_COMMANDS = (
     GuideCommand(
         CHINESE,
         "--quantization fp8",
-        refused=r"--quantization fp8 is not supported .* w8a8_int8 stores weights in 8 bits",
+        refused=r"--quantization fp8 is for folders .* use w8a8_int8, which rounds weights to 8",
     ),
     GuideCommand(
         CHINESE,
@@ -105,7 +105,7 @@ GUIDE_COMMANDS = (
     GuideCommand(
         WORKLOADS,
         "--quantization fp8",
-        refused=r"--quantization fp8 is not supported .* w8a8_int8 stores weights in 8 bits",
+        refused=r"--quantization fp8 is for folders .* use w8a8_int8, which rounds weights to 8",
     ),
     GuideCommand(
         WORKLOADS,

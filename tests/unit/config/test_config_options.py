@@ -154,8 +154,8 @@ def test_aliases_and_known_values_point_at_something() -> None:
             "--retraction-policy priority needs --enable-priority-scheduling",
         ),
         (
-            {"quantization": "awq"},
-            "--quantization awq is not supported by this version .*; supported: w8a8_int8, blocks_int8, unquant",
+            {"quantization": "quark"},
+            "--quantization quark is not supported by this version .*; supported: w8a8_int8, blocks_int8, unquant",
         ),
         ({"retraction_policy": "oldest"}, "--retraction-policy must be one of length, priority"),
         (

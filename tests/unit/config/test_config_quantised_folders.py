@@ -51,7 +51,7 @@ def test_the_name_of_a_folder_is_accepted_for_it_only(method: str) -> None:
         else:
             with pytest.raises(ConfigError, match=rf"this model has {method} weights; leave --q"):
                 resolve(options, CPU, spec_of(method))
-        with pytest.raises(ConfigError, match="this model is not quantized; use w8a8_int8, or"):
+        with pytest.raises(ConfigError, match="this model is not quantized; use w8a8_int8, which"):
             resolve(options, CPU, spec_of(""))
 
 
