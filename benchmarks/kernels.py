@@ -34,6 +34,7 @@ from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.quant import blocks, packed
 from setpoint.engine.quant import cpu_linear as panels
 from setpoint.engine.quant.linear_method import Blocks, PackedWeight
+from setpoint.engine.quant.quantised_numbers import Numbers, block_rows, w8a8_rows
 
 BF16 = torch.bfloat16
 KV_DTYPES = (BF16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -52,7 +53,7 @@ ALL_PRODUCTS = [
     for _ in range(1 if name == "head" else NUM_LAYERS)
 ]
 FOLDER_KINDS = ("Q4_0", "INT4Z", "Q8_0", "INT8Z", "FP8", "W8A8")
-FOLDER_SHAPE, FOLDER_MATRICES = (4096, 2048), 4
+FOLDER_SHAPE, FOLDER_MATRICES, GROUP = (4096, 2048), 4, 128
 SECONDS_PER_LINE = 2.0
 
 Timer = Callable[[], float]
@@ -136,6 +137,20 @@ def block_products(level: str | None, clock: Timer) -> None:
     compare_products(pairs, clock)
 
 
+def folder_rows(kind: str) -> torch.Tensor:
+    """A random matrix of FOLDER_SHAPE in blocks of this kind."""
+    columns, k = FOLDER_SHAPE
+    bits = 4 if kind in ("Q4_0", "INT4Z") else 8
+    codes = torch.randint(0, 1 << bits, (columns, k), dtype=torch.uint8)
+    if kind == "FP8":
+        codes = (torch.randn(columns, k) * 100).to(torch.float8_e4m3fn).view(torch.uint8)
+    group = k if kind == "W8A8" else GROUP
+    scales = torch.rand(columns, k // group).half().float()
+    zeros = torch.full(scales.shape, 1 << (bits - 1), dtype=torch.uint8)
+    numbers = Numbers(codes, scales, group, None if kind == "FP8" else zeros)
+    return w8a8_rows(numbers, 0.0) if kind == "W8A8" else block_rows(numbers, bits, kind)
+
+
 def folder_products(level: str | None, clock: Timer) -> None:
     """Print the products with each kind of block of a quantised folder, on matrices that lie in
     no cache."""
@@ -147,9 +162,9 @@ def folder_products(level: str | None, clock: Timer) -> None:
         ]
     }
     for kind in FOLDER_KINDS:
-        size = columns, BLOCK_KINDS[kind].row_bytes(k)
-        raw = [torch.randint(0, 64, size, dtype=torch.uint8) for _ in range(FOLDER_MATRICES)]
-        packs[kind] = [ours.pack_stack([Blocks(kind, each)], None) for each in raw]
+        packs[kind] = [
+            ours.pack_stack([Blocks(kind, folder_rows(kind))], None) for _ in range(FOLDER_MATRICES)
+        ]
     print("\nproducts of quantised folders, ps per weight and row")
     weights = FOLDER_MATRICES * columns * k
     for rows in (1, 8, 64):

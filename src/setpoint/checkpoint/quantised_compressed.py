@@ -77,15 +77,14 @@ def _matches(path: str, target: str) -> bool:
 def _scheme_of(path: str, groups: list[tuple[list[str], Section]]) -> Section | None:
     """The scheme of a module: of a group that names it, of one with an expression for it, of one
     for all linear layers, in this order."""
-    for is_kind in (
-        lambda target: target == path,
-        lambda target: target.startswith(EXPRESSION) and _matches(path, target),
-        lambda target: target == CLASS,
-    ):
-        for targets, scheme in groups:
-            if any(is_kind(target) for target in targets):
-                return scheme
-    return None
+    named = [scheme for targets, scheme in groups if path in targets]
+    expressions = [
+        scheme
+        for targets, scheme in groups
+        if any(each.startswith(EXPRESSION) and _matches(path, each) for each in targets)
+    ]
+    of_class = [scheme for targets, scheme in groups if CLASS in targets]
+    return next(iter((*named, *expressions, *of_class)), None)
 
 
 def _matrix(scheme: Section, tensors: StoredTensors, path: str) -> QuantisedMatrix:

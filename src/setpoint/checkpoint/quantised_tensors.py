@@ -124,10 +124,10 @@ class Section:
     def pair(self, key: str) -> tuple[int, int]:
         """The value of ``key``, two positive integers."""
         value = self.values.get(key)
-        is_pair = isinstance(value, list) and len(value) == 2
-        if not is_pair or not all(type(each) is int and each > 0 for each in value):
+        first, second = value if isinstance(value, list) and len(value) == 2 else (0, 0)
+        if type(first) is not int or type(second) is not int or min(first, second) < 1:
             self.fail(key, f"must be two positive integers, not {short_repr(value)}")
-        return value[0], value[1]
+        return first, second
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.values.get(key, default)

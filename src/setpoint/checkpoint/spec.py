@@ -61,10 +61,10 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
     heads = _latent_heads(reader) if family.latent else _heads(reader, hidden)
     for key in NUMBERS:
         reader.check_number(key)
-    tensors = description.language_tensors if wrapper else description.tensors
+    stored = description.language_tensors if wrapper else description.tensors
     tie = reader.flag("tie_word_embeddings")
     num_layers = reader.positive("num_hidden_layers", at_most=MAX_LAYERS)
-    tensors = [each for each in tensors if _counts(each.name, tie, num_layers)]
+    tensors = [each for each in stored if _counts(each.name, tie, num_layers)]
     spec: dict[str, Any] = {
         "num_layers": num_layers,
         "hidden_size": hidden,
