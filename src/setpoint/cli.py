@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from setpoint import __version__
 from setpoint.core.errors import ConfigError, SetpointError, SourceError
+from setpoint.core.excerpt import printable
 from setpoint.launch.ending import END_S, LIMIT, end_at_signals
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def _code(arguments: list[str]) -> int:
     try:
         return _run(arguments)
     except SetpointError as error:
-        print(f"setpoint: error: {error}", file=sys.stderr)
+        words = "\n".join(printable(line) for line in str(error).split("\n"))
+        print(f"setpoint: error: {words}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError | SourceError) else 1
     except KeyboardInterrupt:
         signal.signal(

@@ -151,6 +151,26 @@ def test_the_table_of_several(gguf_file: Path, tmp_path: Path) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
+def test_names_send_nothing_to_the_terminal(tmp_path: Path) -> None:
+    """Red before: control sequences in a file's name, and its markup in the table."""
+    one, two = tmp_path / "a\x1b[31m\n.gguf", tmp_path / "[red]b.gguf"
+    for path in (one, two):
+        path.write_bytes(b"GGUF")
+    for names in ((one,), (one, two)):
+        done = models(*names, code=1)
+        assert r"a\x1b[31m\n.gguf" in done.stdout
+        assert all(char.isprintable() for char in done.stdout.replace("\n", ""))
+    assert done.stdout.splitlines()[2].split() == ["[red]b.gguf", "no"]
+    assert [each["model"] for each in in_json(one, "", code=1)] == [str(one), ""]
+    refused = subprocess.run(
+        [sys.executable, "-m", "setpoint.cli", "serve", "--model-path", one],
+        capture_output=True,
+        text=True,
+    )
+    assert refused.stderr.startswith("setpoint: error: ")
+    assert "\x1b" not in refused.stderr
+
+
 def test_a_context_for_which_the_memory_has_no_room_is_said(gguf_file: Path) -> None:
     """Red before: "yes", beside a memory that this machine does not have."""
     words = "the memory has room for 64 tokens, not for a request of 256"

@@ -6,17 +6,19 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from setpoint.commands.doctor_command import make_console, reader_may_leave
 from setpoint.config.commandline import CommandLine
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import probe_hardware
 from setpoint.core.errors import ConfigError
+from setpoint.core.excerpt import printable
 from setpoint.core.progress import reported_to
 from setpoint.launch.model_report import Examined, ModelReport, examine
 from setpoint.launch.preflight import check_device
@@ -52,13 +54,17 @@ def show_models(line: CommandLine, env: EnvSettings, measure: Callable[[Examined
         waiting.end()
     reports = [each.report for each in found]
     console = make_console(no_color=True)
+    shown = [  # a file's name may have control sequences
+        replace(report, model=printable(report.model), reason=printable(report.reason))
+        for report in reports
+    ]
     with reader_may_leave():
         if line.own.json:
             print(json.dumps(_contract(reports), indent=2))
-        elif len(reports) == 1:
-            print("\n".join(details(reports[0], width=console.width)))
+        elif len(shown) == 1:
+            print("\n".join(details(shown[0], width=console.width)))
         else:
-            _print_table(console, reports)
+            _print_table(console, shown)
     return SERVED if all(report.runs for report in reports) else NOT_SERVED
 
 
@@ -190,7 +196,7 @@ def _print_table(console: Console, reports: list[ModelReport]) -> None:
         memory, pace = report.memory, report.pace
         active = report.active_parameters < report.parameters
         table.add_row(
-            report.model.rpartition("/")[2] or report.model,
+            Text(report.model.rpartition("/")[2] or report.model),
             _short(report.parameters)
             + (f" ({_short(report.active_parameters)})" if active else ""),
             _precision(report),

@@ -140,7 +140,8 @@ class _Found:
 def examine(options: Options, env: EnvSettings, given: Set[str]) -> Examined:
     """The report on the model of these options. Whatever is wrong with it is in the report; raises
     ConfigError for options that suit no model."""
-    report = ModelReport(options.model.model_path or DEFAULT_MODEL)
+    model = options.model.model_path
+    report = ModelReport(DEFAULT_MODEL if model is None else model)
     asking = asking_for(options, env, given)
     try:
         found = _find(options)

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from setpoint.core.excerpt import printable
+
 logger = logging.getLogger(__name__)
 
 FIRST_S = 3.0
@@ -80,7 +82,7 @@ class Waiting:
 
     def doing(self, text: str) -> None:
         """Set the description of what is being done from now on."""
-        self._doing = text
+        self._doing = printable(text)
 
     def end(self) -> None:
         """Stop showing progress. May be called twice."""
