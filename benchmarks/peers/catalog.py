@@ -21,7 +21,7 @@ NUM_SLOTS = 64
 SLOT_TOKENS = 1280
 """The longest sequence of the workloads has 1,088 tokens; llama.cpp rounds a slot up to 256."""
 IK_SLOTS = 16
-"""For ik_llama.cpp, which ends when it has 64."""
+"""For ik_llama.cpp: 64 requests on 16 slots were answered, without flash attention."""
 KV_GIB = 4
 """For vLLM: twice what 64 of the longest sequences need."""
 
@@ -121,7 +121,11 @@ def ik_llama_cpp(
     slots share one cache."""
 
     def command(port: int) -> list[str]:
-        return _llama_server(folder, model, port, num_threads, num_slots, slot_tokens)
+        words = _llama_server(folder, model, port, num_threads, num_slots, slot_tokens)
+        if num_slots > 1:
+            # With it 16 and 64 slots end at once: "GGML_ASSERT(S > 0) failed" in iqk_fa_templates.h.
+            words[words.index("--flash-attn") + 1] = "off"
+        return words
 
     return Peer(
         f"ik_llama.cpp {kind}", precision, "ik_llama.cpp", command, refusal=instructions_missing
