@@ -123,7 +123,7 @@ def ik_llama_cpp(
     def command(port: int) -> list[str]:
         words = _llama_server(folder, model, port, num_threads, num_slots, slot_tokens)
         if num_slots > 1:
-            # With it 16 and 64 slots end at once: "GGML_ASSERT(S > 0) failed" in iqk_fa_templates.h.
+            # With it 16 and 64 slots end at once: "GGML_ASSERT(S > 0) failed" in its attention.
             words[words.index("--flash-attn") + 1] = "off"
         return words
 
