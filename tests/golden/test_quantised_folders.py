@@ -30,6 +30,11 @@ LLAMA = next(each.config for each in GOLDENS if each.config["model_type"] == "ll
     "hidden_size": 64,
     "intermediate_size": 128,
 }
+FUSED = next(each.config for each in GOLDENS if each.config["model_type"] == "phi3") | {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+}
+"""Its folder has q, k and v in one matrix, and gate and up in another."""
 MIXTURE = next(each.config for each in GOLDENS if each.config["model_type"] == "qwen3_moe") | {
     "hidden_size": 64,
     "moe_intermediate_size": 64,
@@ -45,7 +50,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     return {
         name: write_tiny(folder / name, config)
-        for name, config in (("llama", LLAMA), ("mixture", MIXTURE))
+        for name, config in (("llama", LLAMA), ("mixture", MIXTURE), ("fused", FUSED))
     }
 
 
@@ -106,6 +111,14 @@ def test_blocks_are_kept_and_give_the_bits_of_bfloat16(
     if not kind:
         assert "14 are dequantized to bfloat16 when loaded" in kept.report.weights
     assert not kept.why_eager
+
+
+@pytest.mark.parametrize("form", ["awq", "gptq", "w4a16 asymmetric", "fp8 blocks", "nf4"])
+def test_fused_matrices_are_cut(tmp_path: Path, models: dict[str, Path], form: str) -> None:
+    quantised, plain = quantise(models["fused"], tmp_path, form)
+    kept, kind = runner_of(quantised), FORMATS[form][2]
+    assert torch.equal(logits_of(kept, 17), logits_of(runner_of(plain), 17))
+    assert kinds_in(kept) == ({kind} if kind else set())
 
 
 @pytest.mark.parametrize("form", ROUNDING)

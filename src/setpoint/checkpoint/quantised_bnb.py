@@ -52,7 +52,7 @@ def _of_blocks(tensors: StoredTensors, path: str, ending: str) -> QuantisedMatri
     tensors.take(f"{weight}.quant_map", ("F32",), (16,))
     scales, codes = f"{weight}.absmax", NormalCodes(weight, f"{weight}.quant_map")
     if f"{weight}.nested_absmax" in tensors:
-        nested = state["nested_blocksize"]
+        nested = min(state["nested_blocksize"], count)
         codes = NormalCodes(
             weight,
             codes.table,

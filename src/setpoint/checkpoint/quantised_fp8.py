@@ -39,7 +39,7 @@ def float_matrix(
     if block is None:
         is_one = scales in tensors and all(each == 1 for each in tensors.shape(scales))
         block = outputs if is_one else 1, inputs
-    rows, group = block[0], inputs if block[1] == -1 else block[1]
+    rows, group = min(block[0], outputs), inputs if block[1] == -1 else min(block[1], inputs)
     tensors.take_scales(scales, (-(-outputs // rows), -(-inputs // group)))
     for name in (f"{path}.input_scale", f"{path}.activation_scale"):
         if name in tensors:

@@ -38,6 +38,7 @@ def facts_of(job: EngineJob) -> dict[str, str]:
     }
     numbers = {f"the model's {name}": value for name, value in asdict(job.spec).items()}
     numbers["the model's config"] = _digest(msgspec.json.encode(job.spec.config, order="sorted"))
+    numbers["the model's quantised"] = _digest(repr(job.spec.quantised).encode())
     if config.init_expert_location != "trivial":
         content = Path(config.init_expert_location).read_bytes()
         numbers["the file of --init-expert-location"] = _digest(content)
