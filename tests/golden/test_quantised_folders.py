@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
+from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.models.weight_sources import values_in
@@ -181,6 +183,7 @@ def test_memory_is_planned_by_the_headers(
 ) -> None:
     quantised, plain = quantise(models["llama"], tmp_path, form)
     spec = read_spec(quantised)
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=ModelSpec) == spec  # as in a job
     assert spec.num_parameters == read_spec(plain).num_parameters
     kind = FORMATS[form][2]
     assert (spec.blocks.kinds if spec.blocks else ()) == ((kind,) if kind else ())

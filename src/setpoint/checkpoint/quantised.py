@@ -19,7 +19,7 @@ from setpoint.checkpoint.configfile import short_repr
 from setpoint.checkpoint.quantised_tensors import KEY, Section, StoredTensors
 from setpoint.checkpoint.safetensors_file import TensorInfo
 from setpoint.core.model import BLOCK_KINDS
-from setpoint.core.quantised import Codes, QuantisedMatrix
+from setpoint.core.quantised import QuantisedMatrix
 
 FORMATS = {
     "awq": quantised_awq.matrices,
@@ -112,7 +112,7 @@ def blocks_of(
 
 
 def _kind(matrix: QuantisedMatrix, dtypes: Mapping[str, str]) -> str:
-    if not isinstance(matrix.codes, Codes):
+    if matrix.normal:
         return ""
     if matrix.activations:
         return "W8A8"

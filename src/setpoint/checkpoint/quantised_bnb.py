@@ -10,11 +10,11 @@ from typing import Any
 
 from setpoint.checkpoint.quantised_tensors import Section, StoredTensors
 from setpoint.checkpoint.safetensors_file import read_tensor
-from setpoint.core.quantised import Codes, NormalCodes, QuantisedMatrix
+from setpoint.core.quantised import Codes, NormalTable, QuantisedMatrix
 
 STATE = ".weight.quant_state.bitsandbytes__"
 KINDS = ("nf4", "fp4")
-LARGEST = 127
+BITS, LARGEST = 4, 127
 MAX_STATE_BYTES = 1 << 16
 NOTE = "meet activations that are not rounded to 8 bits as the folder asks"
 
@@ -50,21 +50,21 @@ def _of_blocks(tensors: StoredTensors, path: str, ending: str) -> QuantisedMatri
     count = outputs * inputs // block
     tensors.take(weight, ("U8",), (-(-outputs * inputs // 2), 1))
     tensors.take(f"{weight}.quant_map", ("F32",), (16,))
-    scales, codes = f"{weight}.absmax", NormalCodes(weight, f"{weight}.quant_map")
+    scales, normal = f"{weight}.absmax", NormalTable(f"{weight}.quant_map")
     if f"{weight}.nested_absmax" in tensors:
         nested = min(state["nested_blocksize"], count)
-        codes = NormalCodes(
-            weight,
-            codes.table,
+        normal = NormalTable(
+            normal.table,
             f"{weight}.nested_quant_map",
             f"{weight}.nested_absmax",
             nested,
             state["nested_offset"],
         )
-        tensors.take(codes.nested_table, ("F32",), (256,))
-        tensors.take(codes.nested_scales, ("F32",), (-(-count // nested),))
-    tensors.take(scales, ("U8",) if codes.nested_table else ("F32",), (count,))
-    return QuantisedMatrix(weight, (outputs, inputs), codes, scales, block)
+        tensors.take(normal.nested_table, ("F32",), (256,))
+        tensors.take(normal.nested_scales, ("F32",), (-(-count // nested),))
+    tensors.take(scales, ("U8",) if normal.nested_table else ("F32",), (count,))
+    codes = Codes(weight, BITS)
+    return QuantisedMatrix(weight, (outputs, inputs), codes, scales, block, normal=normal)
 
 
 def _state(tensors: StoredTensors, name: str) -> dict[str, Any]:

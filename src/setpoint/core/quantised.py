@@ -49,11 +49,11 @@ class Codes:
 
 
 @dataclass(slots=True, frozen=True)
-class NormalCodes:
-    """The codes of bitsandbytes' NF4 and FP4, bytes of two neighbours, the first in its high bits:
-    a value is ``table[code]`` times the scale. The scales may be codes, too."""
+class NormalTable:
+    """The values of the codes of bitsandbytes' NF4 and FP4, of which a byte has two neighbours, the
+    first in its high bits: a weight is ``table[code]`` times the scale. The scales may be codes,
+    too."""
 
-    name: str
     table: str
     """Tensor of the 16 values."""
     nested_table: str = ""
@@ -80,7 +80,7 @@ class QuantisedMatrix:
     name: str
     """Its name as a matrix, which ends in ".weight"."""
     shape: tuple[int, int]
-    codes: Codes | NormalCodes
+    codes: Codes
     scales: str
     """Tensor of the scales."""
     group: int
@@ -93,6 +93,8 @@ class QuantisedMatrix:
     """Whether the scales are stored [K / group, N]."""
     zeros: Codes | None = None
     """None: the zero is the middle code."""
+    normal: NormalTable | None = None
+    """The values of the codes, if they are no whole numbers."""
     is_float: bool = False
     """Whether the codes are numbers of 8 bits in E4M3, without a zero."""
     order: str = ""

@@ -12,7 +12,7 @@ import torch
 
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS
-from setpoint.core.quantised import Codes, NormalCodes, QuantisedMatrix
+from setpoint.core.quantised import Codes, NormalTable, QuantisedMatrix
 from setpoint.engine.models.stored_tensors import Slices, StoredTensor, WholeTensor
 from setpoint.engine.quant.quantised_numbers import (
     Numbers,
@@ -55,8 +55,7 @@ class QuantisedTensor:
 
     @property
     def bits(self) -> int:
-        codes = self.matrix.codes
-        return codes.bits if isinstance(codes, Codes) else 4
+        return self.matrix.codes.bits
 
     def kinds(self) -> tuple[str, ...]:
         """The kinds of blocks in which it can be kept, the best first; reads scales, zeros and
@@ -66,14 +65,14 @@ class QuantisedTensor:
         return self._exact_kinds()
 
     def _exact_kinds(self) -> tuple[str, ...]:
-        if isinstance(self.matrix.codes, NormalCodes):
+        if self.matrix.normal:
             return ()
         codes = torch.empty(self.matrix.shape, dtype=torch.uint8, device="meta")
         return block_kinds(self._around(codes), self.bits)
 
     def why_no_blocks(self) -> str:
         """Why it is read as values, in words."""
-        if isinstance(self.matrix.codes, NormalCodes):
+        if self.matrix.normal:
             return "NF4 and FP4 have no blocks here"
         if self.matrix.order and self._order() is not None:
             return "their groups are not runs of neighbours (desc_act)"
@@ -96,7 +95,7 @@ class QuantisedTensor:
 
     def numbers(self) -> Numbers:
         codes = self.matrix.codes
-        if isinstance(codes, NormalCodes):
+        if self.matrix.normal:
             packed = self.stored[codes.name].read().flatten()
             each = torch.stack((packed >> 4, packed & 15), dim=-1).flatten()
             outputs, inputs = self.matrix.shape
@@ -113,9 +112,9 @@ class QuantisedTensor:
         matrix = self.matrix
         outputs = matrix.shape[0]
         zeros, table = None, None
-        if isinstance(matrix.codes, NormalCodes):
-            table = self._floats(matrix.codes.table)
-            scales = self._nested_scales(matrix.codes)
+        if matrix.normal:
+            table = self._floats(matrix.normal.table)
+            scales = self._nested_scales(matrix.normal)
         else:
             scales = self._floats(matrix.scales)
             if not matrix.is_float:
@@ -159,13 +158,13 @@ class QuantisedTensor:
             self._fail(name, "has a number that is not finite or too large")
         return found
 
-    def _nested_scales(self, codes: NormalCodes) -> torch.Tensor:
-        if not codes.nested_table:
+    def _nested_scales(self, normal: NormalTable) -> torch.Tensor:
+        if not normal.nested_table:
             return self._floats(self.matrix.scales)
-        table, scales = self._floats(codes.nested_table), self._floats(codes.nested_scales)
+        table, scales = self._floats(normal.nested_table), self._floats(normal.nested_scales)
         found = table[self.stored[self.matrix.scales].read().int()]
-        each = scales.repeat_interleave(codes.nested_block)[: len(found)]
-        return found * each + codes.nested_offset
+        each = scales.repeat_interleave(normal.nested_block)[: len(found)]
+        return found * each + normal.nested_offset
 
     def _fail(self, name: str, problem: str) -> NoReturn:
         raise CheckpointError(f"Tensor {name!r} in {self.stored[name].file} {problem}.")
