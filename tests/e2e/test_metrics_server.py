@@ -16,6 +16,43 @@ from setpoint.observe.catalogue import SERIES
 from setpoint.testing.otlp import collecting
 from setpoint.testing.server_process import ServerProcess, running_server, wait_until
 
+ABSENT = {
+    "sglang:kv_transfer_alloc_ms",
+    "sglang:kv_transfer_bootstrap_ms",
+    "sglang:kv_transfer_latency_ms",
+    "sglang:kv_transfer_speed_gb_s",
+    "sglang:kv_transfer_total_mb",
+    "sglang:num_bootstrap_failed_reqs_total",
+    "sglang:num_decode_prealloc_queue_reqs",
+    "sglang:num_decode_transfer_queue_reqs",
+    "sglang:num_prefill_bootstrap_queue_reqs",
+    "sglang:num_prefill_inflight_queue_reqs",
+    "sglang:num_transfer_failed_reqs_total",
+    "setpoint:binding_limit",
+    "setpoint:model_loaded",
+    "setpoint:model_loads_total",
+    "setpoint:model_load_seconds_total",
+    "setpoint:prefill_server_up",
+    "setpoint:prompts_without_prefill_server_total",
+    "setpoint:expert_balancedness",
+    "setpoint:expert_rank_tokens",
+    "setpoint:expert_rebalances",
+    "setpoint:unused_experts",
+    "sglang:eplb_balancedness",
+    "sglang:prefetched_tokens_total",
+    "sglang:backuped_tokens_total",
+    "sglang:storage_prefetch_unfulfilled_tokens_total",
+    "sglang:hicache_dropped_tokens_total",
+    "setpoint:cache_tier_seconds_total",
+    "setpoint:cache_tier_lost_blocks_total",
+    "setpoint:cache_tier_off",
+    "setpoint:cache_tier_thrifty",
+    "setpoint:cache_tier_blocks",
+    "setpoint:cache_tier_bytes",
+}
+"""Series of the catalogue that this server does not show: no limit has bound, the model has no
+experts, is the only one, no other server computes a part, and there are no cache tiers."""
+
 
 def samples(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Name of a sample and those of its labels that differ between samples -> its value."""
@@ -113,44 +150,7 @@ def check_metrics(server: ServerProcess, answers: Any) -> None:
     """Every series is there and counts these two requests; a stopped engine leaves its figures."""
     found = page(server.url)
     shown = {*found, *(re.sub("_(bucket|sum|count)$", "", name) for name in found)}
-    # No limit has bound, the model has no experts, no other server computes a part, and there are
-    # no cache tiers.
-    assert {series.shown_name for series in SERIES} - shown == {
-        "sglang:kv_transfer_alloc_ms",
-        "sglang:kv_transfer_bootstrap_ms",
-        "sglang:kv_transfer_latency_ms",
-        "sglang:kv_transfer_speed_gb_s",
-        "sglang:kv_transfer_total_mb",
-        "sglang:num_bootstrap_failed_reqs_total",
-        "sglang:num_decode_prealloc_queue_reqs",
-        "sglang:num_decode_transfer_queue_reqs",
-        "sglang:num_prefill_bootstrap_queue_reqs",
-        "sglang:num_prefill_inflight_queue_reqs",
-        "sglang:num_transfer_failed_reqs_total",
-        "setpoint:binding_limit",
-        "setpoint:model_loaded",
-        "setpoint:model_loads_total",
-        "setpoint:model_load_seconds_total",
-        "setpoint:prefill_server_up",
-        "setpoint:prompts_without_prefill_server_total",
-        "setpoint:expert_balancedness",
-        "setpoint:expert_rank_tokens",
-        "setpoint:expert_rebalances",
-        "setpoint:unused_experts",
-        "sglang:eplb_balancedness",
-        *(
-            "sglang:prefetched_tokens_total",
-            "sglang:backuped_tokens_total",
-            "sglang:storage_prefetch_unfulfilled_tokens_total",
-            "sglang:hicache_dropped_tokens_total",
-            "setpoint:cache_tier_seconds_total",
-            "setpoint:cache_tier_lost_blocks_total",
-            "setpoint:cache_tier_off",
-            "setpoint:cache_tier_thrifty",
-            "setpoint:cache_tier_blocks",
-            "setpoint:cache_tier_bytes",
-        ),
-    }
+    assert {series.shown_name for series in SERIES} - shown == ABSENT
     check_names_of_sglang(samples(server.url))
     assert found["sglang:generation_tokens_total"] == 16
     check_estimates(server, found, answers)
