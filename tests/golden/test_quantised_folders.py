@@ -193,6 +193,19 @@ def test_memory_is_planned_by_the_headers(
     assert runner_of(quantised).report.weight_bytes == pytest.approx(planned, rel=0.05)
 
 
+@pytest.mark.parametrize("form", ["awq", "gptq", "w4a16", "fp8 blocks", "llm.int8", "nf4"])
+@pytest.mark.parametrize("model", ["llama", "mixture"])
+def test_memory_is_planned_before_the_weights_are_here(
+    tmp_path: Path, models: dict[str, Path], model: str, form: str
+) -> None:
+    quantised, _ = quantise(models[model], tmp_path, form)
+    whole = weight_bytes(read_spec(quantised), 2, blocks=True)
+    (quantised / "model.safetensors").unlink()
+    spec = read_spec(quantised)
+    assert not spec.quantised
+    assert weight_bytes(spec, 2, blocks=True) == pytest.approx(whole, rel=0.02)
+
+
 @pytest.mark.parametrize("form", ["awq", "gptq desc_act", "w8a8 static", "fp8 tensor"])
 @pytest.mark.parametrize("model", ["llama", "mixture"])
 def test_ranks_divide_the_outputs(

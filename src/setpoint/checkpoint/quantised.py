@@ -111,6 +111,40 @@ def blocks_of(
     return tuple(found)
 
 
+def planned_kind(config: Mapping[str, Any]) -> str:
+    """The kind in which most matrices of a folder will be kept, by its config alone: the weights of
+    a model of the hub are planned before they are here. "": in bfloat16."""
+    section = config.get(KEY)
+    values: Mapping[str, Any] = section if isinstance(section, Mapping) else {}
+    match method_of(config):
+        case "awq":
+            return "INT4Z"
+        case "gptq" if not values.get("desc_act"):
+            narrow = "Q4_0" if values.get("sym") else "INT4Z"
+            return narrow if values.get("bits") == 4 else "INT8Z"
+        case "fp8":
+            return "FP8"
+        case "bitsandbytes" if values.get("load_in_8bit"):
+            return "INT8Z"
+        case "compressed-tensors":
+            return _planned_scheme(values)
+    return ""
+
+
+def _planned_scheme(values: Mapping[str, Any]) -> str:
+    groups = values.get("config_groups")
+    scheme = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = scheme.get("weights") if isinstance(scheme, Mapping) else None
+    if not isinstance(weights, Mapping):
+        return ""
+    if weights.get("type") == "float":
+        return "FP8"
+    is_symmetric = weights.get("symmetric") is not False
+    if weights.get("num_bits") == 4:
+        return "Q4_0" if is_symmetric else "INT4Z"
+    return "Q8_0" if is_symmetric else "INT8Z"
+
+
 def _kind(matrix: QuantisedMatrix, dtypes: Mapping[str, str]) -> str:
     if matrix.normal:
         return ""

@@ -15,7 +15,7 @@ from typing import Any
 from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, short_repr
 from setpoint.checkpoint.description import Description, read_description
 from setpoint.checkpoint.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
-from setpoint.checkpoint.quantised import FORMATS, method_of
+from setpoint.checkpoint.quantised import FORMATS, method_of, planned_kind
 from setpoint.checkpoint.quantised_tensors import KEY
 from setpoint.checkpoint.safetensors_file import TensorInfo
 from setpoint.core.model import BLOCK_KINDS, MAX_LAYERS, KeptBlocks, Latent, ModelSpec
@@ -97,7 +97,11 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
     )
     if planned.num_parameters:
         return planned
-    return replace(planned, num_parameters=_count_planned(planned, family))
+    return replace(
+        planned,
+        num_parameters=_count_planned(planned, family),
+        blocks=_planned_blocks(planned, planned_kind(planned.config)),
+    )
 
 
 def _check_quantised(reader: ConfigFile, family: Family) -> None:
@@ -258,6 +262,25 @@ def _blocks(stored: Iterable[TensorInfo], tensors: Iterable[TensorInfo]) -> Kept
         experts_parameters=sum(sizes[name] for name in held if EXPERTS in name),
         experts_bytes=sum(size for name, size in held.items() if EXPERTS in name),
     )
+
+
+def _planned_blocks(spec: ModelSpec, kind: str) -> KeptBlocks | None:
+    """What the engine will keep of a quantised folder whose weights are not here; "": nothing."""
+    if not kind:
+        return None
+    hidden, layers, mixture = spec.hidden_size, spec.num_layers, spec.mixture
+    matrices = layers * sum(rows * columns for rows, columns in spec.attention_matrices.values())
+    dense, experts = layers, 0
+    if mixture:
+        dense -= len(mixture.layers)
+        experts = len(mixture.layers) * mixture.expert_parameters(hidden)
+        matrices += len(mixture.layers) * 3 * mixture.shared_size * hidden
+    matrices += dense * 3 * hidden * spec.intermediate_size + experts
+    block = BLOCK_KINDS[kind]
+    num_bytes, of_experts = (
+        count * block.num_bytes // block.num_values for count in (matrices, experts)
+    )
+    return KeptBlocks(matrices, num_bytes, num_bytes, (kind,), 0, experts, of_experts)
 
 
 def _counts(name: str, tie: bool, num_layers: int) -> bool:

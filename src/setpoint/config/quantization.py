@@ -11,8 +11,11 @@ from setpoint.core.quantised import QUANTIZATIONS
 
 def keeps_blocks(options: Options) -> bool:
     """Whether the quantized blocks of a file stay as they are with these settled options."""
-    return options.model.quantization in (None, BLOCKS_INT8) and _blocks_run(
-        options.execution.device, options.model.dtype, options.model.model_impl
+    stored = options.model.load_format != "dummy"
+    return (
+        stored
+        and options.model.quantization in (None, BLOCKS_INT8)
+        and _blocks_run(options.execution.device, options.model.dtype, options.model.model_impl)
     )
 
 

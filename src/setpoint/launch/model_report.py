@@ -204,6 +204,11 @@ def _describe(report: ModelReport, description: Description, spec: ModelSpec) ->
     report.context_len = spec.context_len
     report.dtype = spec.dtype
     report.blocks = _blocks(description)
+    if spec.blocks and not description.tensors:
+        planned = spec.blocks
+        report.blocks = tuple(
+            BlocksOfKind(kind, planned.num_parameters, planned.num_bytes) for kind in planned.kinds
+        )
     report.disk_bytes = _on_disk(report.model, description)
 
 
@@ -274,7 +279,10 @@ def stored_of(
         if mixture is not None:
             experts = len(mixture.layers) * mixture.expert_parameters(spec.hidden_size)
         tables = head if spec.tie_embeddings else 2 * head
-        return (Stored(plain, spec.num_parameters - tables - experts, experts, head),)
+        layers = spec.num_parameters - tables - experts
+        if memory.blocks_kept and spec.blocks:
+            return Stored(spec.blocks.kinds[0], layers, experts), Stored(plain, 0, 0, head)
+        return (Stored(plain, layers, experts, head),)
     kinds = {}
     if memory.blocks_kept:
         kinds = dict(each.name.rpartition(".")[::2] for each in description.blocks)
