@@ -37,6 +37,9 @@ FUSED = next(each.config for each in GOLDENS if each.config["model_type"] == "ph
     "intermediate_size": 128,
 }
 """Its folder has q, k and v in one matrix, and gate and up in another."""
+GEMMA = next(each.config for each in GOLDENS if each.config["model_type"] == "gemma3_text") | {
+    "intermediate_size": 128
+}
 MIXTURE = next(each.config for each in GOLDENS if each.config["model_type"] == "qwen3_moe") | {
     "hidden_size": 64,
     "moe_intermediate_size": 64,
@@ -52,7 +55,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     return {
         name: write_tiny(folder / name, config)
-        for name, config in (("llama", LLAMA), ("mixture", MIXTURE), ("fused", FUSED))
+        for name, config in (
+            ("llama", LLAMA),
+            ("mixture", MIXTURE),
+            ("fused", FUSED),
+            ("gemma", GEMMA),
+        )
     }
 
 
@@ -283,6 +291,30 @@ def test_biases_of_zeros_and_scales_of_the_cache_are_not_used(
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"o_proj.bias' in .* does not belong to this"):
         runner_of(quantised)
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_language_model_of_a_multimodal_folder(
+    tmp_path: Path, models: dict[str, Path], prefix: str
+) -> None:
+    quantised, plain = quantise(models["gemma"], tmp_path, "awq")
+    file, path = quantised / "model.safetensors", quantised / "config.json"
+    inner = json.loads(path.read_text())
+    tensors = {
+        name.replace("model.", prefix, 1): each for name, each in load_file(file).items()
+    } | {"vision_tower.x.weight": torch.zeros(2, 2)}
+    save_file(tensors, file, {"format": "pt"})
+    outer = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "vision_config": {},
+        "quantization_config": inner.pop("quantization_config"),
+        "text_config": inner,
+    }
+    path.write_text(json.dumps(outer))
+    kept = runner_of(quantised)
+    assert torch.equal(logits_of(kept, 9), logits_of(runner_of(plain), 9))
+    assert kinds_in(kept) == {"INT4Z"}
 
 
 def test_another_matrix_shape_than_the_config_asks_for(

@@ -17,7 +17,7 @@ from torch import nn
 
 from setpoint.core.errors import ConfigError
 from setpoint.core.expert_placement import Placement, first_placements
-from setpoint.core.model import BLOCKS_INT8, INT8_KINDS, ModelSpec
+from setpoint.core.model import BLOCKS_INT8, INT8_KINDS, W8A8, ModelSpec
 from setpoint.core.records import Fallback
 from setpoint.engine.attention.attention_backend import (
     AttentionBackend,
@@ -282,7 +282,7 @@ def _weights(model: nn.Module, config: EngineConfig) -> str:
     rounds = config.quantization == BLOCKS_INT8
     kept = [
         f"{count} {kind}"
-        + (" (in bfloat16)" if rounds and set(kind.split("+")) - INT8_KINDS else "")
+        + (" (in bfloat16)" if rounds and set(kind.split("+")) - INT8_KINDS - {W8A8} else "")
         for kind, count in sorted(kinds.items())
         if kind
     ]
