@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -103,10 +104,12 @@ def post(server: ServerProcess, path: str, content: Any) -> httpx.Response:
     return httpx.post(server.url + path, json=content, timeout=PATIENCE_S)
 
 
-async def streamed(client: httpx.AsyncClient, url: str, model: str, prompt: str) -> str:
+async def streamed(
+    client: httpx.AsyncClient, url: str, model: str, prompt: str, **more: Any
+) -> str:
     """The text of a whole stream."""
     text = ""
-    wanted = {**body(model, prompt), "stream": True}
+    wanted = {**body(model, prompt, **more), "stream": True}
     async with client.stream("POST", f"{url}/v1/completions", json=wanted) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
@@ -162,6 +165,28 @@ def test_no_stream_is_lost_under_load_from_both_models(
             line.startswith("sglang:prompt_tokens_total{") and f'model_name="{model}"' in line
             for line in page.splitlines()
         )
+
+
+def test_a_model_that_is_never_idle_makes_room_for_one_that_waits(
+    server: ServerProcess, expected: dict[tuple[str, str], str]
+) -> None:
+    """Its clients' answers have several lengths, so that they do not end together."""
+
+    async def run() -> None:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
+            waiting: list[asyncio.Task[str]] = []
+
+            async def busy(num_tokens: int) -> None:
+                while not waiting or not waiting[0].done():
+                    await streamed(http, server.url, "llama", "Hello", num_tokens=num_tokens)
+
+            clients = [asyncio.create_task(busy(num)) for num in (200, 330, 470, 610)]
+            await asyncio.sleep(0.5)
+            waiting.append(asyncio.create_task(streamed(http, server.url, "mistral", "Hello")))
+            assert await waiting[0] == expected["mistral", "Hello"]
+            await asyncio.gather(*clients)
+
+    asyncio.run(run())
 
 
 def test_every_dialect_finds_the_model(server: ServerProcess) -> None:
@@ -374,6 +399,33 @@ def test_a_server_that_ends_answers_what_waits_for_its_model(
 
         assert asyncio.run(end()) == [expected["llama", "Hello"], expected["mistral", "Hello"]]
         assert server.wait_end() == 0
+
+
+def test_a_model_that_was_made_for_embeddings_serves_them_beside_one_that_chats(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    embedder = tmp_path / "embedder"
+    embedder.mkdir()
+    for file in folders["mistral"].iterdir():
+        (embedder / file.name).write_bytes(file.read_bytes())
+    steps = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
+    (embedder / "modules.json").write_text(
+        json.dumps(
+            [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in steps]
+        )
+    )
+    (embedder / "1_Pooling").mkdir()
+    (embedder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    named = {"llama": folders["llama"], "embedder": embedder}
+    with running_server(tmp_path / "server", *arguments(named)) as server:
+        for _ in range(2):
+            complete(server, "llama", "Hello")
+            answer = post(server, "/v1/embeddings", {"model": "embedder", "input": "Hello"})
+            assert len(answer.json()["data"][0]["embedding"]) == 48, answer.text
+        assert post(server, "/v1/completions", body("embedder", "Hello")).status_code == 400
+        assert (
+            post(server, "/v1/embeddings", {"model": "llama", "input": "Hello"}).status_code == 400
+        )
 
 
 @pytest.mark.parametrize(

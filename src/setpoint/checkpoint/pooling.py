@@ -27,7 +27,7 @@ kind."""
 def check_generates(folder: Path, spec: ModelSpec, *, log: Callable[[str], None]) -> None:
     """Raise CheckpointError for a decoder without its head. ``log`` is told of a whole one that its
     authors made for embeddings."""
-    if spec.architecture.endswith("Model") and not spec.architecture.endswith("LMHeadModel"):
+    if _has_no_head(spec):
         raise CheckpointError(
             f"{folder} is an embedding model ({spec.architecture}), which generates no text; add"
             " --is-embedding to serve its embeddings."
@@ -37,6 +37,15 @@ def check_generates(folder: Path, spec: ModelSpec, *, log: Callable[[str], None]
             f"{folder} is an embedding model ({MODULES_NAME}), and what it generates will be of no"
             " use; --is-embedding serves its embeddings."
         )
+
+
+def is_for_embeddings(folder: Path, spec: ModelSpec) -> bool:
+    """Whether a decoder was made for embeddings, according to its files."""
+    return _has_no_head(spec) or (folder / MODULES_NAME).is_file()
+
+
+def _has_no_head(spec: ModelSpec) -> bool:
+    return spec.architecture.endswith("Model") and not spec.architecture.endswith("LMHeadModel")
 
 
 def read_pooling(folder: Path, spec: ModelSpec) -> Pooling:

@@ -12,17 +12,18 @@ import secrets
 from collections.abc import Callable, Set
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from setpoint.checkpoint.description import Description
 from setpoint.checkpoint.end_tokens import tokenizer_end_ids
 from setpoint.checkpoint.families import GATED, IN_GGUF
-from setpoint.checkpoint.pooling import check_generates, read_pooling
+from setpoint.checkpoint.pooling import check_generates, is_for_embeddings, read_pooling
 from setpoint.checkpoint.recommended import recommended_sampling
-from setpoint.checkpoint.source import DEFAULT_MODEL, locate, tokenizer_folder
+from setpoint.checkpoint.source import DEFAULT_MODEL, ModelSource, locate, tokenizer_folder
 from setpoint.checkpoint.spec import spec_of
 from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.chat_formats import NONE
-from setpoint.config.groups.model import model_overrides
+from setpoint.config.groups.model import ModelOptions, model_overrides
 from setpoint.config.hardware import probe_hardware
 from setpoint.config.live import Asked
 from setpoint.config.options import Options
@@ -63,13 +64,10 @@ def check_memory(asked: Asked, config: ResolvedConfig, description: Description)
     check_room(asked, config, name=name, is_counted=is_counted, in_gguf=in_gguf)
 
 
-def settle(
-    options: Options, env: EnvSettings, given: Set[str], several: Several | None = None
-) -> Served:
-    """Returns what a server with these options serves: the model, its tokenizer and the resolved
-    configuration. Raises SetpointError for a model or options that cannot be served."""
-    model, overrides = options.model, model_overrides(options.model)
-    asking = asking_for(options, env, given, several)
+def _located(
+    model: ModelOptions, asking: Callable[..., Asked], overrides: dict[str, Any]
+) -> ModelSource:
+    """The model, which may fit into memory. Raises SetpointError."""
 
     def admit(description: Description) -> None:
         asked = asking(model=spec_of(description, overrides=overrides), found={})
@@ -83,7 +81,22 @@ def settle(
         admit=admit,
     )
     admit(source.description)
+    return source
+
+
+def settle(
+    options: Options, env: EnvSettings, given: Set[str], several: Several | None = None
+) -> Served:
+    """Returns what a server with these options serves: the model, its tokenizer and the resolved
+    configuration. Raises SetpointError for a model or options that cannot be served."""
+    model, overrides = options.model, model_overrides(options.model)
+    asking = asking_for(options, env, given, several)
+    source = _located(model, asking, overrides)
     spec = spec_of(source.description, overrides=overrides)
+    if several is not None and is_for_embeddings(source.folder, spec):
+        logger.info("%s was made for embeddings, which it serves.", model.served_model_name)
+        options = options.replace(is_embedding=True)
+        model, asking = options.model, asking_for(options, env, given, several)
     if not model.is_embedding:
         check_generates(source.folder, spec, log=logger.warning)
     else:
