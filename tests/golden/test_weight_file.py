@@ -21,10 +21,16 @@ PROMPTS = {0: [5, 17, 99, 3], 1: [20, 21]}
 BIG = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 2048, "num_hidden_layers": 4}
 
 
-def make(folder: Path, weights_folder: str, dtype: str) -> tuple[Driver, EngineOperator]:
+def make(
+    folder: Path, weights_folder: str, dtype: str, quantization: str | None = None
+) -> tuple[Driver, EngineOperator]:
     spec = read_spec(folder)
     config = EngineConfig(
-        model_folder=str(folder), spec=spec, dtype=dtype, weights_folder=weights_folder
+        model_folder=str(folder),
+        spec=spec,
+        dtype=dtype,
+        quantization=quantization,
+        weights_folder=weights_folder,
     )
     runner = build_runner(config)
     allocate_rows(runner, num_rows=64, max_slots=4, context_len=64)
@@ -56,9 +62,14 @@ def test_answers_are_the_same_after_the_weights_were_away(tmp_path: Path, dtype:
     assert os.listdir(tmp_path / "weights") == [], "the file has no name"
 
 
-def test_no_memory_is_kept_for_weights_that_are_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [("float32", None), ("bfloat16", None), ("bfloat16", "w8a8_int8")]
+)
+def test_no_memory_is_kept_for_weights_that_are_away(
+    tmp_path: Path, dtype: str, quantization: str | None
+) -> None:
     folder = write_tiny_llama(tmp_path / "model", **{**BIG, "vocab_size": 40_000})
-    driver, operator = make(folder, str(tmp_path / "weights"), "float32")
+    driver, operator = make(folder, str(tmp_path / "weights"), dtype, quantization)
     driver.generate(PROMPTS, 2)
     size = operator._runner.report.weight_bytes
     away = []

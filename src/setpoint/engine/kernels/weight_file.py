@@ -21,8 +21,6 @@ from torch import nn
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.engine.kernels.host_memory import HUGE_PAGE, Noted, advise, in_huge_pages
 
-LEAST_BYTES = 1 << 16
-"""Smaller parameters (norms, biases) stay where they are."""
 WRITE_BYTES = 1 << 26
 """Bytes to write at a time."""
 MADV_POPULATE_READ = 22
@@ -45,8 +43,11 @@ class WeightFile:
     def __init__(self, folder: Path, model: nn.Module, noted: Noted) -> None:
         """folder: has the file on its disk. noted: the mappings that were made while the model was
         loaded; they must still be noted. Raises OutOfMemoryError if the disk has no room."""
-        for parameter in model.parameters():
-            if parameter.nbytes >= LEAST_BYTES and not _is_in(noted, parameter.data_ptr()):
+        # What has been packed lies in these mappings already, and kernels know its addresses, like
+        # those of biases, which stay. What is left are matrices that are used as they are.
+        for name, parameter in model.named_parameters():
+            is_matrix = name.endswith("weight") and parameter.dim() > 1
+            if is_matrix and not _is_in(noted, parameter.data_ptr()):
                 memory = in_huge_pages(tuple(parameter.shape), parameter.dtype)
                 parameter.data = memory.copy_(parameter.data)
         self._memory = [memory for memory, _ in noted]
