@@ -6,13 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.operations import MemoryPart, ReleaseMemory, RestoreMemory
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.testing.gguf_families import CONFIGS, mixed, write_model
 from setpoint.testing.plans import Driver, allocate_rows
 from setpoint.testing.tiny_models import write_tiny_llama
 
@@ -33,12 +36,12 @@ def make(
         weights_folder=weights_folder,
     )
     runner = build_runner(config)
-    allocate_rows(runner, num_rows=64, max_slots=4, context_len=64)
+    num_groups = allocate_rows(runner, num_rows=192, max_slots=4, context_len=64)
     executor = InprocExecutor(runner)
     operator = EngineOperator(
         runner, executor.profiler, config, available_bytes=lambda: 1 << 40, heartbeat=lambda: None
     )
-    return Driver(executor, 1, 16), operator
+    return Driver(executor, 1, 48, num_groups), operator
 
 
 def resident() -> int:
@@ -90,3 +93,29 @@ def test_a_disk_without_room_is_refused_with_the_reason(
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OutOfMemoryError, match=r"cannot be written to .*No space left on device"):
         make(write_tiny_llama(tmp_path / "model"), str(tmp_path), "float32")
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_every_family_has_the_same_logits_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    """With blocks in panels and with matrices in bfloat16; biases and experts among them."""
+    path, checkpoint = write_model(tmp_path, architecture, mixed)
+    with monkeypatch.context() as patch:  # kernels stay where they have been compiled
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        converted = converted_folder(path, log=lambda line: None)
+    for folder in (converted, checkpoint):
+        alone, _ = make(folder, "", "bfloat16")
+        driver, operator = make(folder, str(tmp_path / "weights"), "bfloat16")
+        wanted = logits_of(alone)
+        assert torch.equal(logits_of(driver), wanted)
+        operator.operate(0, ReleaseMemory(PARTS))
+        operator.operate(0, RestoreMemory(PARTS))
+        assert torch.equal(logits_of(driver), wanted)
+
+
+def logits_of(driver: Driver) -> torch.Tensor:
+    plan = driver.plan()
+    driver.admit(plan, 0, list(range(5, 42)))
+    plan.add_row(0, 0, 0, 37, 1)
+    return driver.executor.runner.forward(plan.build()).logits.clone()
