@@ -82,6 +82,19 @@ def available_bytes(root: Path = Path("/")) -> int:
     return max(min([psutil.virtual_memory().available, *_cgroup_memory(root)]), 0)
 
 
+def is_in_memory(folder: Path, root: Path = Path("/")) -> bool:
+    """Whether files in this folder take memory and not a disk (tmpfs), as far as is known."""
+    while not folder.exists():
+        folder = folder.parent
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2:3] == [number]:
+            return kind.split()[:1] in (["tmpfs"], ["ramfs"])
+    return False
+
+
 def why_no_cuda(root: Path = Path("/")) -> str:
     """Why torch cannot compute on an NVIDIA GPU here, according to files alone; "" if there is no
     known reason."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.server import api_keys
+from setpoint.config.hardware import is_in_memory
 from setpoint.config.options import Options
 from setpoint.config.several import each_model
 from setpoint.core.content_digest import cache_folder
@@ -110,7 +111,14 @@ def _launch(
     if not models:
         yield stack.enter_context(launch(options, given=given))
         return
-    several = Several(options.parallel.max_loaded_models, str(cache_folder()))
+    folder = cache_folder()
+    if is_in_memory(folder):
+        logger.warning(
+            "The folder %s is on a file system in memory (tmpfs), so the weights of models that are"
+            " not loaded take memory as well. Set XDG_CACHE_HOME to a folder on a disk.",
+            folder,
+        )
+    several = Several(options.parallel.max_loaded_models, str(folder))
     given = given | {"model_path", "served_model_name"}
     for each in each_model(options, models, given - {"served_model_name"}):
         try:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from setpoint.config import gpu_memory, hardware
-from setpoint.config.hardware import probe_hardware
+from setpoint.config.hardware import is_in_memory, probe_hardware
 from setpoint.config.options import Options
 from setpoint.config.resolve import resolve
 from setpoint.testing.specs import tiny_spec
@@ -181,3 +181,16 @@ def test_the_memory_of_the_gpu_decides_how_large_steps_are(
     assert config.chunked_prefill_size == 4096
     assert decisions["chunked_prefill_size"] == "chosen for a GPU with 24.00 GiB"
     assert decisions["mem_fraction_static"] == "steps of 4096 tokens leave this share of 24.00 GiB"
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("tmpfs", True), ("ext4", False), ("", False)])
+def test_a_folder_is_in_memory_if_its_file_system_is(
+    tmp_path: Path, kind: str, expected: bool
+) -> None:
+    device = tmp_path.stat().st_dev
+    here = (
+        f"40 30 {os.major(device)}:{os.minor(device)} / /x rw,relatime shared:1 - {kind} none rw\n"
+    )
+    lines = f"41 30 0:999999 / /y rw - tmpfs none rw\n{here if kind else ''}"
+    root = _tree(tmp_path / "root", {"proc/self/mountinfo": lines})
+    assert is_in_memory(tmp_path / "not" / "there", root) is expected

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,8 +66,8 @@ class WeightFile:
 
     def _put(self, folder: Path, size: int) -> None:
         """Write the weights to the file, and map it in their place."""
-        descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
-        try:
+        with tempfile.TemporaryFile(dir=folder) as file:  # the mappings keep it
+            descriptor = file.fileno()
             os.posix_fallocate(descriptor, 0, max(size, 1))
             begin = 0
             for address, num_bytes in self._ranges:
@@ -80,8 +81,6 @@ class WeightFile:
                     number = ctypes.get_errno()
                     raise OSError(number, os.strerror(number))
                 begin += num_bytes
-        finally:
-            os.close(descriptor)  # the mappings keep the file
 
     def let_go(self) -> None:
         """Give the memory of the weights back. What is in the page cache stays there as long as
