@@ -104,9 +104,11 @@ def test_every_precision(tmp_path: Path, fields: dict[str, Any], chunk: int) -> 
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q6_K])
-@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize(
+    ("tie", "quantization"), [(True, None), (False, None), (True, "blocks_int8")]
+)
 def test_blocks_of_a_gguf(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, tie: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, tie: bool, quantization: str | None
 ) -> None:
     model = tiny_gguf.TinyLlama(
         hidden_size=256, intermediate_size=512, num_heads=4, num_kv_heads=4, tie=tie
@@ -122,7 +124,7 @@ def test_blocks_of_a_gguf(
     )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = converted_folder(path, log=lambda line: None)
-    assert_same(config_of(folder), (2, 3))
+    assert_same(config_of(folder, quantization=quantization), (2, 3))
 
 
 def test_a_rank_holds_its_share(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Products of a GGUF's blocks with activations of 8 bits (``--quantization blocks_int8``): equal to
-those of a reference in numpy at every level, for any number of rows and threads, and close to those
-in bf16."""
+"""Products of a GGUF's blocks with few rows of 8 bits (``--quantization blocks_int8``): equal to those
+of a reference in numpy at every level, for any number of rows below 24 and of threads, and close to
+those in bf16. test_rotated_blocks.py has many rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from setpoint.testing.plans import Driver
 BF16 = torch.bfloat16
 LEVELS = build.supported_levels()
 KINDS = sorted(INT8_KINDS)
-ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 49, 64)
+ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 23)
 F32 = np.float32
 
 
@@ -186,12 +186,12 @@ def test_experts_and_threads_change_no_bit(kind: str) -> None:
     before, k = torch.get_num_threads(), row_of(kind, 2)
     method = block_linear.create(BF16, rounded=True)
     packed = [method.pack(quantised(kind, 64, k, seed)[0], None) for seed in range(4)]
-    x, ids = torch.randn(30, k).to(BF16), torch.randint(0, 4, (30, 2), dtype=torch.int32)
+    x, ids = torch.randn(11, k).to(BF16), torch.randint(0, 4, (11, 2), dtype=torch.int32)
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            found = grouped.group(packed)(x, ids).view(30, 2, -1)
-            for row in range(30):
+            found = grouped.group(packed)(x, ids).view(11, 2, -1)
+            for row in range(11):
                 for j in range(2):
                     alone = packed[int(ids[row, j])](x[row : row + 1])[0]
                     assert torch.equal(found[row, j], alone)
@@ -210,7 +210,7 @@ def k_quants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return convert(tmp_path, monkeypatch, model=model, raw=raw)
 
 
-def test_a_model_is_close_to_that_in_bf16_and_knows_nothing_of_its_batch(
+def test_a_model_is_close_to_that_in_bf16_and_knows_nothing_of_a_batch_of_few_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = k_quants(tmp_path, monkeypatch)
@@ -219,9 +219,10 @@ def test_a_model_is_close_to_that_in_bf16_and_knows_nothing_of_its_batch(
     assert "in the file's own blocks, multiplied by activations of 8 bits" in ours.report.weights
     assert not ours.why_eager
     ids = np.random.default_rng(0).integers(3, 300, 33).tolist()
-    logits, expected = logits_of(ours, ids), logits_of(wide, ids)
-    assert not torch.equal(logits, expected)
-    assert (logits - expected).norm() < 0.1 * expected.norm()
+    for length in (9, 33):  # few and many rows
+        logits, expected = logits_of(ours, ids[:length]), logits_of(wide, ids[:length])
+        assert not torch.equal(logits, expected)
+        assert (logits - expected).norm() < 0.1 * expected.norm()
     prompts = {slot: ids[slot : slot + 9] for slot in range(3)}
     together = Driver(InprocExecutor(ours), 4, 16).generate(prompts, 12, chunk=4)
     for slot, prompt in prompts.items():

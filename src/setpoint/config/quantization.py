@@ -98,5 +98,5 @@ def _blocks_int8(book: Book, model: ModelSpec, device: str, dtype: str) -> None:
         BLOCKS_INT8,
         f"given: the {' and '.join(rounded)} blocks of the file are multiplied by activations that"
         " are rounded to 8 bits; answers differ from those in bfloat16, which setpoint bench"
-        " quality measures",
+        " quality measures, and depend on the number of tokens in a step",
     )

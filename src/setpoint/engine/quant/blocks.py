@@ -3,7 +3,8 @@ of 2 to 8 bits, converted to bf16 while they are multiplied. bf16 only.
 
 The product is bit for bit that of ``quant.cpu`` on the dequantised weight in bf16. With
 ``--quantization blocks_int8`` activations are rounded to 8 bits instead, and the products are those
-of integers (kernels/cpu/rounded_blocks.cpp).
+of integers: of few rows with the codes as they are (kernels/cpu/rounded_blocks.cpp), of many rows
+with codes that are rotated and rounded to 8 bits, too (rotated_blocks.cpp).
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ class BlockStack:
         self.num_bytes = sum(part.num_bytes for part in parts)
         for part in parts:
             part.call.out_row = self._columns
+        if all(hasattr(part, "product") for part in parts):
+            self.product = "int8"
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = torch.empty((len(x), self._columns), dtype=torch.bfloat16)

@@ -105,8 +105,8 @@ class StackedExperts:
 
 
 class KernelExperts:
-    """Implements GroupedWeight on the C++ kernels (kernels/cpu/experts.cpp). A row's bits are those
-    of its expert's weight alone, in any batch."""
+    """Implements GroupedWeight on the C++ kernels (kernels/cpu/experts.cpp). The rows of an expert
+    have the bits that its weight alone gives them together."""
 
     def __init__(self, weights: Sequence[KernelWeight], first: int = 0) -> None:
         one = weights[0]
@@ -114,6 +114,8 @@ class KernelExperts:
         self.num_experts = len(weights)
         self._kernels, self._dtype, self._k = one.kernels, one.dtype, one.k
         self._columns = one.columns
+        if all(hasattr(weight, "product") for weight in weights):
+            self.product = "int8"
         self._calls = (type(one.call) * len(weights))()
         self.replace(weights)
         self._call = ExpertsCall(

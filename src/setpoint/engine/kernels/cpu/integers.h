@@ -35,4 +35,46 @@ inline vi nearest(vf v) {
 #endif
 }
 
+inline int32_t most_of(vi v) {
+#if SP_WIDTH == 16
+  return _mm512_reduce_max_epi32((__m512i)v);
+#else
+  int32_t most = v[0];
+  for (int i = 1; i < W; ++i) most = v[i] > most ? v[i] : most;
+  return most;
+#endif
+}
+
+// a * b / 2^15, rounded to the nearest integer, halves upwards.
+inline __attribute__((always_inline)) vs rounded_shares(vs a, vs b) {
+#if SP_WIDTH == 16
+  return (vs)_mm512_mulhrs_epi16((__m512i)a, (__m512i)b);
+#elif SP_WIDTH == 8
+  return (vs)_mm256_mulhrs_epi16((__m256i)a, (__m256i)b);
+#else
+  const vi low = ((vi)a << 16 >> 16) * ((vi)b << 16 >> 16), high = ((vi)a >> 16) * ((vi)b >> 16);
+  return (vs)(((low + 0x4000) >> 15 & 0xffff) | (high + 0x4000) >> 15 << 16);
+#endif
+}
+
+// Larger and smaller ones of int16.
+inline __attribute__((always_inline)) vs larger(vs a, vs b) {
+#if SP_WIDTH == 16
+  return (vs)_mm512_max_epi16((__m512i)a, (__m512i)b);
+#elif SP_WIDTH == 8
+  return (vs)_mm256_max_epi16((__m256i)a, (__m256i)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+inline __attribute__((always_inline)) vs smaller(vs a, vs b) {
+#if SP_WIDTH == 16
+  return (vs)_mm512_min_epi16((__m512i)a, (__m512i)b);
+#elif SP_WIDTH == 8
+  return (vs)_mm256_min_epi16((__m256i)a, (__m256i)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
 }  // namespace

@@ -2,7 +2,8 @@
 // panel's words are met with.
 //
 // Each output is one sum in the order of K, whatever the number of rows, columns or threads: a
-// row's result does not depend on the batch it is in.
+// row's result does not depend on the batch it is in (but for rounded blocks, which are multiplied
+// in another way if there are many rows).
 #pragma once
 #include "buffer.h"
 #include "calls.h"
@@ -283,13 +284,14 @@ static inline void tile_rows(const Call& call, const TileRows& x, Range rows, in
 
 // body(worker, panel, rows, last) for every panel and every unit of rows, spread over the threads;
 // last: no unit of these rows follows before the next panel. Batches of rows that stay in the L2
-// cache for all panels; in them units of rows. Units of a panel follow each other, so that a thread
-// mostly stays with a panel.
+// cache for all panels, or of `least_rows`; in them units of rows. Units of a panel follow each
+// other, so that a thread mostly stays with a panel.
 template <class Call, class Make, class Body>
-static inline void for_panels(const Call& call, const Make& make, const Body& body) {
+static inline void for_panels(const Call& call, const Make& make, const Body& body,
+                              int64_t least_rows = kUnitRows) {
   const int64_t panels = (call.columns + kPanel - 1) / kPanel;
   const int64_t fitting =
-      kBatchBytes / (call.k_words * 4) > kUnitRows ? kBatchBytes / (call.k_words * 4) : kUnitRows;
+      kBatchBytes / (call.k_words * 4) > least_rows ? kBatchBytes / (call.k_words * 4) : least_rows;
   const int64_t batches = (call.rows + fitting - 1) / fitting;
   const int64_t units = ((call.rows + batches - 1) / batches + kUnitRows - 1) / kUnitRows;
   const Range all{0, (call.rows + kRowAlign - 1) / kRowAlign};
@@ -311,3 +313,4 @@ void multiply_panel(const LinearCall& call, const WidenedPair* widened, Range ro
 
 void linear_on_blocks(const LinearCall& call);          // blocks.cpp
 void linear_on_rounded_blocks(const LinearCall& call);  // rounded_blocks.cpp
+void linear_on_rotated_blocks(const LinearCall& call);  // rotated_blocks.cpp

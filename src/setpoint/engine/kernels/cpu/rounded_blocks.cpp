@@ -1,5 +1,5 @@
 // y = x Wᵀ + bias on the blocks of a GGUF file in products of integers (--quantization
-// blocks_int8): x is rounded to 8 bits, the codes of W stay as they are.
+// blocks_int8), for few rows: x is rounded to 8 bits, the codes of W stay as they are.
 //
 // Within a group, the blocks of K that share a number d in the file (and in some kinds a minimum
 // m), all is integers: codes of W, codes of x, the file's factors, and the steps of x, each for a
@@ -9,14 +9,11 @@
 // + (m s) * sum over blocks of factor * step * (sum of the codes of x)
 //
 // in fp32 in the order of K, each product rounded before it is added. So a row's bits depend
-// neither on its batch nor on the level. tests/golden/test_rounded_blocks.py says the same in
-// numpy.
+// neither on its batch, as long as that has fewer than kManyRows, nor on the level.
+// tests/golden/test_rounded_blocks.py says the same in numpy.
 #include "rounded_blocks.h"
 
-#include <type_traits>
-
 #include "buffer.h"
-#include "gated.h"
 
 namespace {
 
@@ -46,34 +43,6 @@ inline __attribute__((always_inline)) vi dot(vi acc, vu codes, int32_t x) {
          pair_products((vs)(u >> 8), bytes >> 8);
 #endif
 }
-
-// W signed bytes as integers.
-inline __attribute__((always_inline)) vi integers(const uint8_t* p) {
-#if SP_WIDTH == 16
-  return (vi)_mm512_cvtepi8_epi32(load_raw<__m128i>(p));
-#elif SP_WIDTH == 8
-  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
-#else
-  typedef int8_t bytes __attribute__((vector_size(W)));
-  typedef int16_t shorts __attribute__((vector_size(2 * W)));
-  return __builtin_convertvector(__builtin_convertvector(load_raw<bytes>(p), shorts), vi);
-#endif
-}
-
-// The product, rounded: the compiler may not make a multiply-add of it.
-inline __attribute__((always_inline)) vf rounded_product(vf a, vf b) {
-  vf product = a * b;
-#if defined(__AVX512F__)
-  asm("" : "+v"(product));
-#elif defined(__x86_64__)
-  asm("" : "+x"(product));
-#else
-  asm("" : "+w"(product));
-#endif
-  return product;
-}
-
-constexpr uint32_t kLow4 = 0x0f0f0f0f, kHigh2 = 0x30303030;
 
 // Adds the products of M rows with a group to acc, for the W columns from `column` of the panel on.
 template <int kKind, int M>
@@ -208,14 +177,6 @@ struct GroupProduct {
   }
 };
 
-// One code for a plain and for a gated product, up to here.
-template <int M>
-__attribute__((noinline)) void store(const LinearCall& call, int64_t row, int64_t at,
-                                     const vf (&acc)[M][kTileVectors]) {
-  call.gate == kNoGate ? store_sums<bf16>(call, row, at, acc)
-                       : store_sums<bf16>(GatedLinearCall(call), row, at, acc);
-}
-
 template <int kKind, int M>
 void block_rows(const LinearCall& call, const RowGroup<kKind>* x, int64_t row, int64_t panel,
                 const uint8_t* groups, int64_t num_groups) {
@@ -236,7 +197,7 @@ void block_rows(const LinearCall& call, const RowGroup<kKind>* x, int64_t row, i
         product.to(group, column, acc, v);
       }
     }
-    store<M>(call, row, panel * kPanel + n, acc);
+    store_tile<M>(call, row, panel * kPanel + n, acc);
   }
 }
 
@@ -257,13 +218,7 @@ inline int32_t largest(const bf16* x) {
     const vi magnitude = (vi)load(x + i) & 0x7fffffff;
     top = magnitude > top ? magnitude : top;
   }
-#if SP_WIDTH == 16
-  return _mm512_reduce_max_epi32((__m512i)top);
-#else
-  int32_t most = 0;
-  for (int i = 0; i < W; ++i) most = top[i] > most ? top[i] : most;
-  return most;
-#endif
+  return most_of(top);
 }
 
 inline float as_float(int32_t bits) {
@@ -422,27 +377,11 @@ void pack(const uint8_t* raw, int64_t rows, int64_t blocks, uint8_t* to, bool ga
   for_units((outputs + of_panel - 1) / of_panel, threads, [](int) { return 0; }, pack_panel);
 }
 
-// Calls body with the kind as a constant.
-template <class Body>
-void with_kind(int32_t kind, const Body& body) {
-  switch (kind) {
-    case kQ4_0:
-      return body(std::integral_constant<int, kQ4_0>());
-    case kQ4_1:
-      return body(std::integral_constant<int, kQ4_1>());
-    case kQ8_0:
-      return body(std::integral_constant<int, kQ8_0>());
-    case kQ4_K:
-      return body(std::integral_constant<int, kQ4_K>());
-    case kQ6_K:
-      return body(std::integral_constant<int, kQ6_K>());
-  }
-}
-
 }  // namespace
 
 // call.weight: packed by setpoint_pack_rounded_blocks; x, bias and out in bf16.
 void linear_on_rounded_blocks(const LinearCall& call) {
+  if (call.rows >= kManyRows) return linear_on_rotated_blocks(call);
   with_kind(call.blocks, [&](auto kind) { linear<kind>(call); });
 }
 

@@ -3,7 +3,9 @@
 // The instructions that multiply bytes want four neighbours in K of one column in a word. That is
 // how a file's blocks have them, so a panel is its columns' blocks, word by word side by side.
 #pragma once
-#include "blocks.h"
+#include <type_traits>
+
+#include "gated.h"
 #include "integers.h"
 #include "raw_blocks.h"
 
@@ -37,6 +39,10 @@ struct CodeLayout {
                                                      : kNumberBytes / kPanel;
 };
 
+// From so many rows on the codes are rounded, too (rotated_blocks.cpp): that is faster for kinds
+// that scale sums after each 32 neighbours, and no slower for the others.
+constexpr int kManyRows = 24;
+
 constexpr int kRun = 16;  // neighbours of a row of x that share a step
 
 // A group of K of a row of x. The numbers of run r are about codes * steps[r] * scale.
@@ -57,5 +63,58 @@ struct RowGroup {
 
   inline int32_t word(int i) const { return load_raw<int32_t>(codes + 4 * i); }
 };
+
+constexpr uint32_t kLow4 = 0x0f0f0f0f, kHigh2 = 0x30303030;
+
+// W signed bytes as integers.
+inline __attribute__((always_inline)) vi integers(const uint8_t* p) {
+#if SP_WIDTH == 16
+  return (vi)_mm512_cvtepi8_epi32(load_raw<__m128i>(p));
+#elif SP_WIDTH == 8
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+  typedef int8_t bytes __attribute__((vector_size(W)));
+  typedef int16_t shorts __attribute__((vector_size(2 * W)));
+  return __builtin_convertvector(__builtin_convertvector(load_raw<bytes>(p), shorts), vi);
+#endif
+}
+
+// The product, rounded: the compiler may not make a multiply-add of it.
+inline __attribute__((always_inline)) vf rounded_product(vf a, vf b) {
+  vf product = a * b;
+#if defined(__AVX512F__)
+  asm("" : "+v"(product));
+#elif defined(__x86_64__)
+  asm("" : "+x"(product));
+#else
+  asm("" : "+w"(product));
+#endif
+  return product;
+}
+
+// One code for a plain and for a gated product, up to here.
+template <int M>
+__attribute__((noinline)) void store_tile(const LinearCall& call, int64_t row, int64_t at,
+                                          const vf (&acc)[M][kTileVectors]) {
+  call.gate == kNoGate ? store_sums<bf16>(call, row, at, acc)
+                       : store_sums<bf16>(GatedLinearCall(call), row, at, acc);
+}
+
+// Calls body with the kind as a constant.
+template <class Body>
+void with_kind(int32_t kind, const Body& body) {
+  switch (kind) {
+    case kQ4_0:
+      return body(std::integral_constant<int, kQ4_0>());
+    case kQ4_1:
+      return body(std::integral_constant<int, kQ4_1>());
+    case kQ8_0:
+      return body(std::integral_constant<int, kQ8_0>());
+    case kQ4_K:
+      return body(std::integral_constant<int, kQ4_K>());
+    case kQ6_K:
+      return body(std::integral_constant<int, kQ6_K>());
+  }
+}
 
 }  // namespace
