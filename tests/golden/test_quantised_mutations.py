@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,41 @@ def try_them(folder: Path, model: Path, form: str, count: int) -> Counter[str]:
 def test_damaged_folders_are_read_or_refused(tmp_path: Path, model: Path, form: str) -> None:
     found = try_them(tmp_path, model, form, 40)
     assert found["refused"]
+
+
+@pytest.mark.parametrize("text", ["(", "a{99999999999}", "(" * 5000 + ")" * 5000])
+@pytest.mark.parametrize(
+    ("form", "values"),
+    [
+        ("gptq", lambda text: {"dynamic": {text: {"bits": 8}}}),
+        ("w4a16", lambda text: {"ignore": [f"re:{text}"]}),
+    ],
+)
+def test_what_is_no_expression_is_refused(
+    tmp_path: Path, model: Path, form: str, values: Callable[[str], dict[str, Any]], text: str
+) -> None:
+    quantised, _ = quantise(model, tmp_path, form)
+    path = quantised / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] |= values(text)
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="has an invalid expression"):
+        read_spec(quantised)
+
+
+@pytest.mark.parametrize(
+    ("form", "order"), [("gptq desc_act", "g_idx"), ("w4a16 actorder", "weight_g_idx")]
+)
+def test_scattered_groups_need_the_group_of_each_input(
+    tmp_path: Path, model: Path, form: str, order: str
+) -> None:
+    """Without it the groups would be taken for runs of neighbours, with wrong answers."""
+    quantised, _ = quantise(model, tmp_path, form)
+    file = quantised / "model.safetensors"
+    tensors = {name: each for name, each in load_file(file).items() if not name.endswith(order)}
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"_proj.{order}' is missing"):
+        read_spec(quantised)
 
 
 @pytest.mark.full

@@ -6,7 +6,6 @@ quantization/quant_args.py.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,6 +25,8 @@ MIXED = "mixed-precision"
 """The format of a folder whose groups have formats of their own."""
 CLASS = "Linear"
 EXPRESSION = "re:"
+BY_GROUP = (True, "group", "dynamic")
+"""Values of ``actorder`` for groups of scattered inputs, which a tensor lists."""
 NO_ROUNDING = "meet activations that are not rounded to {bits} bits as the folder asks"
 
 
@@ -42,7 +43,7 @@ def matrices(section: Section, tensors: StoredTensors) -> Iterator[QuantisedMatr
         for path in list(tensors.named(name)):
             if f"{path}.weight_packed" in tensors.taken or f"{path}.weight" in tensors.taken:
                 continue
-            if any(_matches(path, each) for each in ignored):
+            if any(_matches(section, "ignore", path, each) for each in ignored):
                 tensors.fail(f"{path}{name}", "belongs to a module that the config ignores")
             scheme = _scheme_of(path, groups)
             if scheme is None:
@@ -65,13 +66,11 @@ def _groups(section: Section) -> list[tuple[list[str], Section]]:
     return found
 
 
-def _matches(path: str, target: str) -> bool:
+def _matches(section: Section, key: str, path: str, target: str) -> bool:
+    """Whether a module is meant by a name or an expression in the list ``key``."""
     if not target.startswith(EXPRESSION):
         return path == target
-    try:
-        return re.match(target.removeprefix(EXPRESSION), path) is not None
-    except re.error:
-        return False
+    return section.expression(key, target.removeprefix(EXPRESSION)).match(path) is not None
 
 
 def _scheme_of(path: str, groups: list[tuple[list[str], Section]]) -> Section | None:
@@ -81,7 +80,10 @@ def _scheme_of(path: str, groups: list[tuple[list[str], Section]]) -> Section | 
     expressions = [
         scheme
         for targets, scheme in groups
-        if any(each.startswith(EXPRESSION) and _matches(path, each) for each in targets)
+        if any(
+            each.startswith(EXPRESSION) and _matches(scheme, "targets", path, each)
+            for each in targets
+        )
     ]
     of_class = [scheme for targets, scheme in groups if CLASS in targets]
     return next(iter((*named, *expressions, *of_class)), None)
@@ -131,7 +133,8 @@ def _of_integers(
     zeros = None
     if not weights.flag("symmetric", default=True):
         zeros = _zeros(tensors, path, codes.bits, outputs // rows, columns // group)
-    order = f"{path}.weight_g_idx" if f"{path}.weight_g_idx" in tensors else ""
+    is_scattered = group < columns and weights.values.get("actorder") in BY_GROUP
+    order = f"{path}.weight_g_idx" if is_scattered or f"{path}.weight_g_idx" in tensors else ""
     if order:
         tensors.take(order, ("I32",), (columns,))
     activations = None

@@ -6,7 +6,6 @@ GPTQModel, whose ``dynamic`` gives modules settings of their own by expressions 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,7 +36,8 @@ def _matrix(section: Section, tensors: StoredTensors, path: str, offset: int) ->
     group = group_of(tensors, codes.name, section.group("group_size"), inputs)
     tensors.take_codes(zeros, outputs, inputs // group)
     tensors.take(f"{path}.scales", SCALES, (inputs // group, outputs))
-    order = f"{path}.g_idx" if f"{path}.g_idx" in tensors else ""
+    is_reordered = section.flag("desc_act", default=False) and group < inputs
+    order = f"{path}.g_idx" if is_reordered or f"{path}.g_idx" in tensors else ""
     if order:
         tensors.take(order, ("I32",), (inputs,))
     return QuantisedMatrix(
@@ -50,7 +50,7 @@ def _matrix(section: Section, tensors: StoredTensors, path: str, offset: int) ->
         zeros=zeros,
         order=order,
         is_symmetric=section.flag("sym", default=False),
-        is_reordered=section.flag("desc_act", default=False) and group < inputs,
+        is_reordered=is_reordered,
     )
 
 
@@ -60,12 +60,9 @@ def _own(section: Section, path: str) -> Section:
     if not isinstance(dynamic, Mapping):
         section.fail("dynamic", f"must be an object, not {short_repr(dynamic)}")
     for pattern, values in dynamic.items():
-        expression = pattern.removeprefix("+:")
-        try:
-            found = not pattern.startswith("-:") and re.match(expression, path)
-        except re.error as error:
-            section.fail("dynamic", f"has an invalid expression {short_repr(pattern)}: {error}")
-        if found:
+        if pattern.startswith("-:"):
+            continue
+        if section.expression("dynamic", pattern.removeprefix("+:")).match(path):
             if not isinstance(values, Mapping):
                 section.fail("dynamic", f"must have objects, not {short_repr(values)}")
             own: dict[str, Any] = {**section.values, **values}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -113,6 +114,13 @@ class Section:
         if not any(value == each and type(value) is type(each) for each in known):
             self.fail(key, f"is {short_repr(value)}; served are {', '.join(map(repr, known))}")
         return value
+
+    def expression(self, key: str, text: str) -> re.Pattern[str]:
+        """A regular expression of names of modules."""
+        try:
+            return re.compile(text)
+        except (re.error, OverflowError, RecursionError) as error:
+            self.fail(key, f"has an invalid expression {short_repr(text)}: {error}")
 
     def group(self, key: str, *, default: int | None = None) -> int:
         """The value of ``key``, the number of inputs that share a scale; -1: all."""
