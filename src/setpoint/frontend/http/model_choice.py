@@ -8,6 +8,7 @@ query (``?model=``, for routes whose bodies name none). Without a name it is for
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
@@ -40,8 +41,10 @@ NO_ROOM = (
 
 
 class _Named(msgspec.Struct):
-    model: str | None = None
-    name: str | None = None
+    """Of any type, because ``name`` may be another thing to a route."""
+
+    model: Any = None
+    name: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Named)
@@ -72,7 +75,7 @@ class ModelChoice:
             body, is_whole = await self._read(receive)
             named = _in_body(bytes(body), scope["path"]) if is_whole else None
             receive = _again(body, is_whole, receive)
-        if named is not None and scope["path"].startswith(OLLAMA):
+        if isinstance(named, str) and scope["path"].startswith(OLLAMA):
             named = named.removesuffix(":latest")
         refusal = self._refusal(scope["path"], named)
         if refusal is not None:
@@ -86,8 +89,13 @@ class ModelChoice:
             return self._first
         return named if named in self._apps else ""
 
-    def _refusal(self, path: str, named: str | None) -> Refusal | None:
+    def _refusal(self, path: str, named: Any) -> Refusal | None:
         names = ", ".join(self._apps)
+        if not isinstance(named, str | None):
+            message = (
+                f"model must be the name of a model ({names}), got {excerpt(repr(named), 64)}."
+            )
+            return Refusal(message=message, status_code=400, param="model")
         if path in ROOM:
             return Refusal(message=NO_ROOM, status_code=400)
         if named is None and path in self._dialects.controls:
@@ -136,9 +144,9 @@ def _in_query(scope: Scope) -> str | None:
     return query["model"][-1] if "model" in query else None
 
 
-def _in_body(body: bytes, path: str) -> str | None:
-    """The model that a body names; None if it names none, and for what is no such body: the route
-    will refuse it."""
+def _in_body(body: bytes, path: str) -> Any:
+    """What a body has in the place of a model's name; None if it has nothing, and for what is no
+    such body: the route will refuse it."""
     if not body or excess(body) is not None:
         return None
     try:

@@ -27,6 +27,7 @@ AGAIN_S = 0.05
 LOOK_S = 0.01
 """Interval of checking whether an engine has been started."""
 PARTS = list(MemoryPart)
+DISMISSED = "The model is not loaded: a client asked to unload it while this request waited for it."
 
 
 class Shared:
@@ -72,6 +73,8 @@ class Shared:
 
     def dismiss(self) -> None:
         self._turns.dismiss(self.name)
+        if self._turns.place(self.name) is not Place.COMING:
+            self._fail_wishes(RequestError(DISMISSED, status_code=409))
         self._several.wake()
 
     def arrived(self) -> bool:
@@ -91,6 +94,9 @@ class Shared:
     def fail(self, error: SetpointError) -> None:
         """End everything that waits for the model."""
         self.client.fail_held(error)
+        self._fail_wishes(error)
+
+    def _fail_wishes(self, error: SetpointError) -> None:
         wishes, self.wishes = self.wishes, []
         for wish in wishes:
             if not wish.done():

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -121,11 +121,8 @@ class OllamaDialect(Dialect):
             if exchange.is_stream:
                 lines = self._lines(exchange)
                 return EventStream(exchange.job, lines, self.stream_end, media_type=LINES)
-            with (
-                self._kept(exchange.keep_s),
-                exchange.job,
-                cancelled_with_client(exchange.job, request.receive),
-            ):
+            with exchange.job, cancelled_with_client(exchange.job, request.receive):
+                self._service.residence.keep(exchange.keep_s)
                 outputs = await exchange.job.wait()
             return await self._bodies.answer(
                 outputs, lambda: json_response(exchange.reply(outputs[0]))
@@ -140,29 +137,18 @@ class OllamaDialect(Dialect):
     ) -> Callable[[Request], Awaitable[Response]]:
         async def create(request: Request) -> Response:
             exchange = await self._bodies.read(request, open_)
-            with (
-                self._kept(exchange.keep_s),
-                exchange.job,
-                cancelled_with_client(exchange.job, request.receive),
-            ):
+            with exchange.job, cancelled_with_client(exchange.job, request.receive):
+                self._service.residence.keep(exchange.keep_s)
                 outputs = await exchange.job.wait()
             return json_response(reply(exchange, outputs))
 
         return create
 
-    @contextmanager
-    def _kept(self, seconds: float) -> Iterator[None]:
-        """A request; ``keep_alive`` counts from its end."""
-        try:
-            yield
-        finally:
-            self._service.residence.keep(seconds)
-
     async def _lines(self, exchange: TextExchange) -> AsyncGenerator[bytes, None]:
-        with self._kept(exchange.keep_s):
-            async with aclosing(exchange.objects()) as objects:
-                async for each in objects:
-                    yield _line(each)
+        self._service.residence.keep(exchange.keep_s)
+        async with aclosing(exchange.objects()) as objects:
+            async for each in objects:
+                yield _line(each)
 
 
 def _line(content: Any) -> bytes:

@@ -125,8 +125,8 @@ class LoadReply:
         if not self._keep_s:
             self._residence.dismiss()
             return
-        await self._residence.load()
         self._residence.keep(self._keep_s)
+        await self._residence.load()
 
 
 class TextExchange:
