@@ -398,6 +398,8 @@ def test_a_model_whose_files_have_gone_refuses_with_the_reason_and_the_other_goe
         assert "model.safetensors" in answer.text
         complete(server, "mistral", "Hello")
         assert states(server)["llama"] == "ended"
+        (line,) = [each for each in server.messages if "Model llama is not served any more" in each]
+        assert "model.safetensors" in line
         assert httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200
 
 

@@ -34,6 +34,7 @@ class SeveralSessions:
         self._sessions = sessions
         self._max_loaded = max_loaded
         self._stack = AsyncExitStack()
+        self._is_ending = False
 
     @property
     def death(self) -> str:
@@ -84,8 +85,16 @@ class SeveralSessions:
 
     def shutdown(self) -> None:
         """Ask the engines to end; they are not replaced. Open requests fail."""
+        self._is_ending = True
         for session in self._sessions:
             session.shutdown()
+
+    def _gone(
+        self, models: SeveralModels, name: str, session: EngineSession, _: asyncio.Future[None]
+    ) -> None:
+        if not self._is_ending:
+            logger.error("Model %s is not served any more: %s", name, session.death)
+        models.gone(name)
 
     async def _services(self) -> Service:
         from setpoint.frontend.several.models import SeveralModels
@@ -103,7 +112,7 @@ class SeveralSessions:
                 await _unload(models, name)
         _share(services[name] for name in names)
         for name, session in zip(names, self._sessions, strict=True):
-            session.over.add_done_callback(partial(_gone, models, name))
+            session.over.add_done_callback(partial(self._gone, models, name, session))
         working = asyncio.create_task(models.run())
         self._stack.push_async_callback(_cancelled, working)
         stay = ", ".join(names[: self._max_loaded])
@@ -116,10 +125,6 @@ class SeveralSessions:
             stay,
         )
         return services[names[0]]
-
-
-def _gone(models: SeveralModels, name: str, _: asyncio.Future[None]) -> None:
-    models.gone(name)
 
 
 def _name(session: EngineSession) -> str:
