@@ -95,7 +95,9 @@ TIERS = {
     "setpoint:cache_tier_blocks",
     "setpoint:cache_tier_bytes",
 }
-OF_SEVERAL_MODELS = {f"setpoint:model_{each}" for each in ("loaded", "loads", "load_seconds")}
+OF_SEVERAL_MODELS = {
+    f"setpoint:model_{each}" for each in ("loaded", "waiting_requests", "loads", "load_seconds")
+}
 ESTIMATES = {f"sglang:estimated_{each}_per_gpu" for each in ("flops", "read_bytes", "write_bytes")}
 """Only with --enable-mfu-metrics."""
 

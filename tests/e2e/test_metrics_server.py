@@ -30,6 +30,7 @@ ABSENT = {
     "sglang:num_transfer_failed_reqs_total",
     "setpoint:binding_limit",
     "setpoint:model_loaded",
+    "setpoint:model_waiting_requests",
     "setpoint:model_loads_total",
     "setpoint:model_load_seconds_total",
     "setpoint:prefill_server_up",

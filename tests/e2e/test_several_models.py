@@ -155,7 +155,7 @@ def test_no_stream_is_lost_under_load_from_both_models(
 ) -> None:
     load(server, expected, while_running=nothing)
     assert sorted(states(server).values()) == ["loaded", "unloaded"]
-    assert any("is loaded again after" in line for line in server.messages)
+    assert any("is loaded, which took" in line for line in server.messages)
     page = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
     for model in ("llama", "mistral"):
         (loads,) = [
@@ -240,7 +240,10 @@ def test_an_unknown_model_is_answered_with_the_names(
 ) -> None:
     answer = post(server, path, {"model": "other"})
     assert answer.status_code == 404
-    assert message(answer.json()) == "The model 'other' does not exist; there are llama, mistral."
+    expected = "The model 'other' does not exist; there are llama, mistral."
+    assert message(answer.json()) == expected
+    answer = httpx.get(f"{server.url}/v1/models/other", timeout=PATIENCE_S)
+    assert answer.json()["error"]["message"] == expected
 
 
 def test_controls_name_their_model_or_are_refused(server: ServerProcess) -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from setpoint.frontend.several.turns import Admit, Load, Place, Turns, Unload
+from setpoint.frontend.several.turns import Admit, Close, Load, Place, Turns, Unload
 
 TURN_S = 5.0
 
@@ -76,6 +76,10 @@ class World:
                 case Unload(name):
                     assert not self.running[name], "it has open requests"
                     self.going_on.append(("unload", name))
+                case Close(name, wanted):
+                    assert self.running[name]
+                    assert self.turns.place(wanted) is Place.AWAY
+                    assert self.now - self.turns.wanted_since(wanted) >= TURN_S
         self.check()
 
     def check(self) -> None:
@@ -183,7 +187,8 @@ def test_a_busy_model_is_closed_after_its_turn_and_opened_again_when_nobody_wait
     assert turns.step(2.0) == []
     assert turns.next_at(2.0) == 7.0
     assert turns.arrived("a", 6.9)
-    assert turns.step(7.0) == []
+    assert turns.step(7.0) == [Close("a", "b")]
+    assert turns.step(7.0) == [], "it is said once"
     assert not turns.arrived("a", 7.1), "the model is closed"
     turns.gave_up("b", 0)
     assert turns.step(7.2) == [Admit("a")]

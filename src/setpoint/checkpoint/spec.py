@@ -109,11 +109,12 @@ def _check_quantised(reader: ConfigFile, family: Family) -> None:
     served."""
     value, method = reader.config.get(KEY), method_of(reader.config)
     if value is not None and method not in FORMATS and method != (family.quantised or None):
+        key, shown = (f"{KEY}.quant_method", method) if method else (KEY, value)
         reader.fail(
-            KEY,
-            f"is {short_repr(value)}, which is not supported: use the checkpoint that it was made"
-            " from, which --quantization can quantise when it is loaded, or one of"
-            f" {', '.join(FORMATS)}",
+            key,
+            f"is {short_repr(shown)}, which is not supported: use the checkpoint that it was made"
+            " from, whose weights --quantization w8a8_int8 can round to 8 bits when they are"
+            f" loaded, or one whose quant_method is one of {', '.join(FORMATS)}",
         )
 
 

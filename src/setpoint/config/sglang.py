@@ -373,7 +373,8 @@ INSTEAD = {
     "--moe-a2a-backend": ("Every rank has all tokens, so no all-to-all is needed. Leave it out."),
     "--quantization": (
         "On a CPU, w8a8_int8 stores weights in 8 bits, and blocks_int8 multiplies the blocks of a"
-        " GGUF file by activations of 8 bits."
+        " GGUF file by activations of 8 bits. A GGUF file and a folder that is quantized already"
+        " need no --quantization."
     ),
 }
 """Option -> advice for users who ask for a feature that SGLang has and this version does not."""

@@ -139,6 +139,7 @@ class Service:
             found["setpoint:prompts_without_prefill_server"] = {(): self.pairing.num_alone}
         if self.residence.is_shared:
             found["setpoint:model_loaded"] = {(): self.residence.state == "loaded"}
+            found["setpoint:model_waiting_requests"] = {(): self.engine.num_waiting}
             found["setpoint:model_loads"] = {(): self.residence.num_loads}
             found["setpoint:model_load_seconds"] = {(): self.residence.load_s}
         return found

@@ -29,24 +29,26 @@ def address_only(url: str, why: str) -> str:
     return f"\nReady: {url}\nConsole: {url}/console\n\n{why}\n"
 
 
-def invitation(url: str, *, has_key: bool, is_embedding: bool, is_ids_only: bool = False) -> str:
+def invitation(
+    url: str, *, has_key: bool, is_embedding: bool, is_ids_only: bool = False, model: str = ""
+) -> str:
     """The text of the invitation. Each line stands alone, because indented or continued lines are
-    hard to paste. is_ids_only: the server reads and writes token ids, no text."""
+    hard to paste. is_ids_only: the server reads and writes token ids, no text.
+    model: the one to name; "": the server has only one."""
     key = ' -H "Authorization: Bearer $API_KEY"' if has_key else ""
     if is_ids_only:
         return _with_ids(url, key, has_key=has_key, is_embedding=is_embedding)
+    name, called = f'"model": "{model}", ' if model else "", f'"{model or "default"}"'
     if is_embedding:
-        path, body = "embeddings", f'{{"input": {_json(TEXTS)}}}'
+        path, body = "embeddings", f'{{{name}"input": {_json(TEXTS)}}}'
         call, result = (
-            f'client.embeddings.create(model="default", input={_json(TEXTS)})',
+            f"client.embeddings.create(model={called}, input={_json(TEXTS)})",
             "answer.data[0].embedding[:8]",
         )
     else:
         messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
-        path, body = "chat/completions", f'{{"messages": {messages}, "max_tokens": 64}}'
-        call = (
-            f'client.chat.completions.create(model="default", messages={messages}, max_tokens=64)'
-        )
+        path, body = "chat/completions", f'{{{name}"messages": {messages}, "max_tokens": 64}}'
+        call = f"client.chat.completions.create(model={called}, messages={messages}, max_tokens=64)"
         result = "answer.choices[0].message.content"
     imported, api_key = ("import os\n\n", 'os.environ["API_KEY"]') if has_key else ("", '"none"')
     return f"""

@@ -337,10 +337,11 @@ async def _open(
         if line.was_ready:
             logger.debug("Start-up took %s; engine: %s", phases, _seconds(line.facts.phases))
     url = address(options.server.host, options.server.port)
-    print(_invitation(url, options), end="", flush=True)
+    model = options.model.served_model_name if service.residence.is_shared else None
+    print(_invitation(url, options, model or ""), end="", flush=True)
 
 
-def _invitation(url: str, options: Options) -> str:
+def _invitation(url: str, options: Options, model: str = "") -> str:
     pairs = options.disaggregation
     if pairs.disaggregation_mode != "null" and not pairs.disaggregation_prefill_servers:
         return address_only(url, NOT_FOR_CLIENTS[pairs.disaggregation_mode])
@@ -349,6 +350,7 @@ def _invitation(url: str, options: Options) -> str:
         has_key=bool(api_keys(options.server)),
         is_embedding=options.model.is_embedding,
         is_ids_only=options.model.skip_tokenizer_init,
+        model=model,
     )
 
 

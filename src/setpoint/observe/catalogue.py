@@ -352,6 +352,10 @@ SERVER_SERIES = (
             "How many engines may be started again within this hour (--max-engine-restarts).",
         ),
         ("setpoint:model_loaded", "Whether one of several models is loaded now."),
+        (
+            "setpoint:model_waiting_requests",
+            "Requests that wait until one of several models is loaded.",
+        ),
         ("setpoint:engine_figures_age_seconds", "Age of the scheduler's series."),
         (
             "setpoint:prefill_server_up",

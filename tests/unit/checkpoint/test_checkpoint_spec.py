@@ -234,7 +234,7 @@ def test_an_index_names_the_files(folder: Path) -> None:
         ({"torch_dtype": "int4"}, "'dtype' must be one of"),
         (
             {"quantization_config": {"quant_method": "quark"}},
-            "'quantization_config' is {'quant_method': 'quark'}, which is not supported: use the",
+            "'quantization_config.quant_method' is 'quark', which is not supported: use the",
         ),
         ({"quantization_config": "mxfp4"}, "'quantization_config' is 'mxfp4', which is not"),
         ({"quantization_config": {}}, "'quantization_config' is {}, which is not supported"),

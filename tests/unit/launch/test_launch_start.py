@@ -50,6 +50,14 @@ def test_the_invitation_is_python_and_a_command_on_lines_of_their_own(
     compile("\n".join(python), "start-up", "exec")
 
 
+@pytest.mark.parametrize("is_embedding", [False, True])
+def test_the_invitation_of_several_models_names_the_first(is_embedding: bool) -> None:
+    text = invitation("http://h:1", has_key=False, is_embedding=is_embedding, model="team/a")
+    _, _, _, _, shell, _, *python = text.splitlines()
+    assert """-d '{"model": "team/a", """ in shell
+    assert any('create(model="team/a", ' in line for line in python)
+
+
 @pytest.mark.parametrize("has_key", [False, True])
 def test_the_invitation_of_a_server_without_text_sends_ids(has_key: bool) -> None:
     text = invitation("http://h:1", has_key=has_key, is_embedding=False, is_ids_only=True)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
 from setpoint.core.executor import Clock
 from setpoint.core.operations import MemoryPart
-from setpoint.frontend.several.turns import Action, Admit, Load, Place, Turns, Unload
+from setpoint.frontend.several.turns import Action, Admit, Close, Load, Place, Turns, Unload
 from setpoint.ipc.client import EngineClient
 
 logger = logging.getLogger(__name__)
@@ -158,6 +158,17 @@ class SeveralModels:
             case Admit(name):
                 self.models[name].client.admit_held()
                 return
+            case Close(name, wanted):
+                num_open = self.turns.num_running(name)
+                logger.info(
+                    "Model %s has been wanted for %.1f s while all loaded models have requests. New"
+                    " requests of model %s wait from now on, and it is unloaded as soon as %s.",
+                    wanted,
+                    self.now() - self.turns.wanted_since(wanted),
+                    name,
+                    "its open request ends" if num_open == 1 else f"its {num_open} open ones end",
+                )
+                return
             case Load(name):
                 work = self._load(self.models[name])
             case Unload(name, why):
@@ -167,7 +178,7 @@ class SeveralModels:
         task.add_done_callback(self._working.discard)
 
     async def _load(self, model: Shared) -> None:
-        began, num_waiting = self.now(), self.turns.num_waiting(model.name)
+        began, since = self.now(), self.turns.wanted_since(model.name)
         model.may_load.set()
         try:
             await self._take_again(model)
@@ -181,13 +192,13 @@ class SeveralModels:
             took_s = self.now() - began
             model.num_loads += 1
             model.load_s += took_s
+            waited = _waited(self.turns.num_waiting(model.name), self.now() - since)
             self.turns.loaded(model.name, self.now())
             for wish in model.wishes:
                 if not wish.done():
                     wish.set_result(None)
             model.wishes.clear()
-            waited = "1 request waits" if num_waiting == 1 else f"{num_waiting} requests wait"
-            logger.info("Model %s is loaded again after %.3f s: %s.", model.name, took_s, waited)
+            logger.info("Model %s is loaded, which took %.3f s: %s.", model.name, took_s, waited)
         self.wake()
 
     async def _take_again(self, model: Shared) -> None:
@@ -215,7 +226,7 @@ class SeveralModels:
         else:
             self.turns.unloaded(model.name)
             logger.info(
-                "Model %s is unloaded after %.3f s: %s.", model.name, self.now() - began, why
+                "Model %s is unloaded, which took %.3f s: %s.", model.name, self.now() - began, why
             )
         self.wake()
 
@@ -234,3 +245,12 @@ class SeveralModels:
                 if line.is_ready:  # and was told to give its memory back
                     with suppress(EngineDeadError):
                         await line.get_state()
+
+
+def _waited(num_requests: int, longest_s: float) -> str:
+    """Why a model is loaded, for the log."""
+    if not num_requests:
+        return "a client asked for it"
+    if num_requests == 1:
+        return f"1 request has waited for {longest_s:.3f} s"
+    return f"{num_requests} requests have waited, the first for {longest_s:.3f} s"

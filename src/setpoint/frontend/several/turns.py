@@ -39,7 +39,16 @@ class Unload:
     why: str
 
 
-Action = Admit | Load | Unload
+@dataclass(slots=True, frozen=True)
+class Close:
+    """Say that the model's new requests wait from now on, because another model has waited long
+    enough for its room."""
+
+    name: str
+    wanted: str
+
+
+Action = Admit | Load | Unload | Close
 
 
 @dataclass(slots=True)
@@ -100,6 +109,10 @@ class Turns:
 
     def num_waiting(self, name: str) -> int:
         return len(self._models[name].waiting)
+
+    def wanted_since(self, name: str) -> float:
+        """When the oldest of what waits for the model came; infinite: nothing waits."""
+        return self._models[name].wanted_since
 
     def expires_at(self, name: str) -> float:
         """When the model is unloaded if no request comes for it; infinite: only for another
@@ -202,6 +215,7 @@ class Turns:
             key=lambda each: (each.is_open, each.used_at),
         )
         busy = sorted((each for each in here if each not in free), key=lambda each: each.loaded_at)
+        were_open = {each.name for each in here if each.is_open}
         for each in here:
             each.is_open = True
         for wanted in waiting:
@@ -212,6 +226,8 @@ class Turns:
                     model = busy.pop(0)
             if model is not None and model.num_running:
                 model.is_open = False
+                if model.name in were_open:
+                    found.append(Close(model.name, wanted.name))
             elif model is not None:
                 model.place = Place.GOING
                 found.append(Unload(model.name, f"{wanted.name} needs its room"))

@@ -105,7 +105,7 @@ class OllamaDialect(Dialect):
 
     async def refuse(self) -> Response:
         raise RequestError(
-            "This server serves only the model with which it was started; it does not create,"
+            "This server serves only what it was started with; it does not create,"
             " copy, upload or delete models."
         )
 

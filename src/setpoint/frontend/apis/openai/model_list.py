@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from setpoint.core.excerpt import excerpt
 from setpoint.frontend.apis.openai.bodies.openai_bodies import DEFAULT_MODEL
 from setpoint.frontend.apis.openai.openai_errors import error_body
 from setpoint.frontend.http.error_responses import json_response
@@ -34,8 +35,10 @@ class ModelRoutes:
         for each in self._service.models:
             if model_id in (each.config.served_model_name, DEFAULT_MODEL):
                 return json_response(self._card(each))
+        names = ", ".join(each.config.served_model_name for each in self._service.models)
+        are = "is" if len(self._service.models) == 1 else "are"
         refusal = Refusal(
-            message=f"The model {model_id!r} does not exist.",
+            message=f"The model {excerpt(model_id, 64)!r} does not exist; there {are} {names}.",
             status_code=404,
             param="model",
             code="model_not_found",
