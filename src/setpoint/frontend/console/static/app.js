@@ -110,10 +110,10 @@ function showFacts() {
 function showModels(models) {
   byId("models").hidden = models.length < 2;
   byId("models").replaceChildren(
-    ...models.flatMap(({ name, state }) => {
+    ...models.flatMap(({ name, state }, at) => {
       const isThis = name === facts.model ? "page" : null;
       const link = make("a", { href: `?model=${encodeURIComponent(name)}`, "aria-current": isThis }, name);
-      return [link, ` ${state} `];
+      return [at ? " · " : "", link, `: ${state}`];
     }),
   );
 }
