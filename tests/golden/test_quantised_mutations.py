@@ -153,6 +153,16 @@ def test_what_is_no_expression_is_refused(
         read_spec(quantised)
 
 
+def test_zeros_of_a_symmetric_matrix_are_refused(tmp_path: Path, model: Path) -> None:
+    quantised, _ = quantise(model, tmp_path, "w4a16 asymmetric")
+    path = quantised / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["symmetric"] = True
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"weight_zero_point.*the config calls symmetric"):
+        read_spec(quantised)
+
+
 @pytest.mark.parametrize(
     ("form", "order"), [("gptq desc_act", "g_idx"), ("w4a16 actorder", "weight_g_idx")]
 )

@@ -25,6 +25,7 @@ MIXED = "mixed-precision"
 """The format of a folder whose groups have formats of their own."""
 CLASS = "Linear"
 EXPRESSION = "re:"
+ZEROS = "weight_zero_point"
 BY_GROUP = (True, "group", "dynamic")
 """Values of ``actorder`` for groups of scattered inputs, which a tensor lists."""
 NO_ROUNDING = "meet activations that are not rounded to {bits} bits as the folder asks"
@@ -133,6 +134,8 @@ def _of_integers(
     zeros = None
     if not weights.flag("symmetric", default=True):
         zeros = _zeros(tensors, path, codes.bits, outputs // rows, columns // group)
+    elif f"{path}.{ZEROS}" in tensors:
+        tensors.fail(f"{path}.{ZEROS}", "holds zeros of a matrix that the config calls symmetric")
     is_scattered = group < columns and weights.values.get("actorder") in BY_GROUP
     order = f"{path}.weight_g_idx" if is_scattered or f"{path}.weight_g_idx" in tensors else ""
     if order:
@@ -160,7 +163,7 @@ def _of_integers(
 
 def _zeros(tensors: StoredTensors, path: str, bits: int, outputs: int, groups: int) -> Codes:
     """Zeros in words along the outputs or, in older folders and for int8, a byte each."""
-    name = f"{path}.weight_zero_point"
+    name = f"{path}.{ZEROS}"
     if name in tensors and tensors.dtype(name) == "I8":
         zeros = Codes(name, bits, offset=1 << (bits - 1))
     else:
