@@ -70,8 +70,11 @@ def _is_of_folder(asked: str | None, model: ModelSpec, *, runs: bool) -> bool:
     if asked in QUANTIZATIONS.get(method, ()):
         return True
     rounded = "use w8a8_int8, which rounds weights to 8 bits when they are loaded, or leave it out"
-    instead = "leave --quantization out" if method else rounded
-    has = f"has {method} weights" if method else "is not quantized"
+    if method or model.blocks is not None:
+        instead = "leave --quantization out"
+        has = f"has {method} weights" if method else "has the quantized blocks of a GGUF file"
+    else:
+        instead, has = rounded, "is not quantized"
     raise ConfigError(
         f"--quantization {asked} is for folders whose weights were quantized that way, and this"
         f" model {has}; {instead}."

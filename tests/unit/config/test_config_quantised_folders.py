@@ -55,6 +55,12 @@ def test_the_name_of_a_folder_is_accepted_for_it_only(method: str) -> None:
             resolve(options, CPU, spec_of(""))
 
 
+def test_the_name_of_a_folder_is_refused_for_a_gguf_file_which_needs_none() -> None:
+    file = replace(spec_of(""), blocks=KeptBlocks(100_000, 60_000, 60_000, ("Q4_1",), 0))
+    with pytest.raises(ConfigError, match="the quantized blocks of a GGUF file; leave --quant"):
+        resolve(Options.of(quantization="awq"), CPU, file)
+
+
 def test_int8_weights_of_a_folder_are_used_as_they_are() -> None:
     options, folder = Options.of(quantization="w8a8_int8"), spec_of("compressed-tensors", "W8A8")
     assert "given as w8a8_int8, which is what the folder has" in why(options, folder)
