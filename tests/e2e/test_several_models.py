@@ -467,3 +467,14 @@ def test_what_has_no_meaning_is_refused_by_name(
     with running_server(tmp_path, *arguments(folders), *more, ready=False) as server:
         assert server.wait_end() == 2
         assert message in server.errors
+
+
+def test_an_engine_that_dies_before_its_turn_ends_the_start_in_one_line(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with running_server(tmp_path, *arguments(folders), ready=False) as server:
+        wait_until(lambda: len(engines_of(server.process.pid)) == len(folders))
+        os.kill(min(each.pid for each in engines_of(server.process.pid)), signal.SIGKILL)
+        assert server.wait_end(timeout_s=2 * PATIENCE_S) == 1
+        assert "Traceback" not in server.errors
+        assert server.messages[-1].startswith("setpoint: error: Model llama: It could not start:")

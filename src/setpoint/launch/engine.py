@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from setpoint.config.options import Options
 from setpoint.core.progress import reported_to
 from setpoint.launch.phases import Phases
 from setpoint.launch.preflight import preflight
-from setpoint.launch.process import EngineProcess, Spawn, spawn_child
+from setpoint.launch.process import EngineProcess, Spawn, StartupError, spawn_child
 from setpoint.launch.step_memory import SteppingEngines
 from setpoint.observe.waiting import Display, Waiting
 
@@ -50,7 +50,8 @@ class Launched:
         """Give the first process of a rank its job, if several models are served; a model that is
         alone has it already."""
         if self.several is not None:
-            self.processes[rank].hand_over(self.served.job(rank=rank))
+            with suppress(StartupError):  # it has ended, which its session notices and tells
+                self.processes[rank].hand_over(self.served.job(rank=rank))
 
     def start_again(self, rank: int, job: EngineJob) -> EngineProcess:
         """Start a process that replaces the ended process of a rank."""
