@@ -36,7 +36,7 @@ ADMIN = {
     *("/start_expert_distribution_record", "/stop_expert_distribution_record"),
     *("/dump_expert_distribution_record", "/add_external_corpus", "/remove_external_corpus"),
     *("/pd_role_switch", "/set_trace_level", "/slow_down", "/dumper/{method}"),
-    *("/fault_tolerance/status", "/fault_tolerance/apply"),
+    *("/models/load", "/models/unload", "/fault_tolerance/status", "/fault_tolerance/apply"),
     *("/v1/fault_tolerance/status", "/v1/fault_tolerance/apply"),
 }
 """Need the admin's key, if there is one, and otherwise a client's."""

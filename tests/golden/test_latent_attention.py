@@ -171,7 +171,7 @@ def test_the_cache_has_the_size_of_the_formula(tmp_path: Path) -> None:
         ({"kv_lora_rank": 0}, "'kv_lora_rank' must be a positive integer"),
         ({"qk_rope_head_dim": 5}, "'qk_rope_head_dim' is 5.*even"),
         ({"first_k_dense_replace": -1}, "'first_k_dense_replace' must be an integer"),
-        ({"quantization_config": {"quant_method": "quark"}}, "'quantization_config'"),
+        ({"quantization_config": {"quant_method": "quark"}}, "'quark', which is not supported"),
     ],
 )
 def test_refusals(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -3,6 +3,7 @@ them: log, recording, ``/metrics`` and the moments of the engine itself."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from setpoint.core.moments import Moment
 from setpoint.core.records import Record
 from setpoint.core.settings import Settings
 from setpoint.frontend.telemetry.metrics.engines import EngineFigures
-from setpoint.frontend.telemetry.metrics.exposition import Metrics
+from setpoint.frontend.telemetry.metrics.exposition import Metrics, scrape
 from setpoint.frontend.telemetry.metrics.http_counts import HttpMetrics
 from setpoint.frontend.telemetry.metrics.requests import RequestMetrics
 from setpoint.ipc.client import EngineClient
@@ -110,7 +111,7 @@ def _page(
     )
     figures = metrics._figures[0] = metrics._make_figures()
     figures.take("the engine", facts, msgspec.structs.replace(state, report=report))
-    page, _ = metrics._written("")
+    page, _ = asyncio.run(scrape([metrics], ""))
     return page.decode()
 
 

@@ -19,6 +19,7 @@ OWN = {
     "--engine-standby",
     "--extra-api-keys",
     "--max-engine-restarts",
+    "--max-loaded-models",
     "--num-threads",
     "--record",
     "--record-content",
