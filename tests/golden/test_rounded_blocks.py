@@ -168,16 +168,20 @@ def test_rows_are_still_those_of_the_weight(kind: str, level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K"])
-def test_what_is_not_finite_spoils_its_own_row_only(kind: str, level: str) -> None:
+@pytest.mark.parametrize(("num_rows", "other"), [(12, 7), (40, 37)], ids=["few", "many"])
+def test_what_is_not_finite_spoils_its_own_row_only(
+    num_rows: int, other: int, kind: str, level: str
+) -> None:
+    """many: the products of decision 0082."""
     k = row_of(kind, 2)
     blocks, _ = quantised(kind, 40, k)
     ours = block_linear.create(BF16, level=level, rounded=True).pack(blocks, None)
-    x = torch.randn(12, k).to(BF16)
+    x = torch.randn(num_rows, k).to(BF16)
     expected = ours(x)
-    x[3, k - 1], x[7, 0] = float("nan"), float("inf")
+    x[3, k - 1], x[other, 0] = float("nan"), float("inf")
     found = ours(x)
-    assert found[[3, 7]].isnan().all()
-    rest = [row for row in range(12) if row not in (3, 7)]
+    assert found[[3, other]].isnan().all()
+    rest = [row for row in range(num_rows) if row not in (3, other)]
     assert torch.equal(found[rest], expected[rest])
 
 

@@ -16,10 +16,10 @@ from setpoint.checkpoint import (
     quantised_gptq,
 )
 from setpoint.checkpoint.configfile import short_repr
-from setpoint.checkpoint.quantised_tensors import KEY, Section, StoredTensors
+from setpoint.checkpoint.quantised_tensors import Section, StoredTensors
 from setpoint.checkpoint.safetensors_file import TensorInfo
 from setpoint.core.model import BLOCK_KINDS
-from setpoint.core.quantised import QuantisedMatrix
+from setpoint.core.quantised import KEY, QuantisedMatrix, method_of
 
 FORMATS = {
     "awq": quantised_awq.matrices,
@@ -33,13 +33,6 @@ MATRIX_END = ".weight"
 CACHED = ("k_proj", "v_proj")
 """The matrices whose outputs are cached. A folder may have scales for an 8-bit cache of them."""
 UNUSED_SCALE = "have a scale for the KV cache that is not used"
-
-
-def method_of(config: Mapping[str, Any]) -> str:
-    """``quant_method`` of a config.json; "": it names none."""
-    section = config.get(KEY)
-    method = section.get("quant_method") if isinstance(section, Mapping) else None
-    return method if isinstance(method, str) else ""
 
 
 def as_matrices(

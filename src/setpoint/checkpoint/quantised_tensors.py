@@ -10,9 +10,8 @@ from typing import Any, NoReturn
 from setpoint.checkpoint.configfile import ConfigFile, short_repr
 from setpoint.checkpoint.safetensors_file import TensorInfo
 from setpoint.core.errors import CheckpointError
-from setpoint.core.quantised import Codes
+from setpoint.core.quantised import KEY, Codes
 
-KEY = "quantization_config"
 SCALES = ("F16", "BF16", "F32")
 CODES = ("I32",)
 LARGEST_GROUP = 1 << 28

@@ -15,10 +15,10 @@ from typing import Any
 from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, short_repr
 from setpoint.checkpoint.description import Description, read_description
 from setpoint.checkpoint.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
-from setpoint.checkpoint.quantised import FORMATS, method_of, planned_kind
-from setpoint.checkpoint.quantised_tensors import KEY
+from setpoint.checkpoint.quantised import FORMATS, planned_kind
 from setpoint.checkpoint.safetensors_file import TensorInfo
 from setpoint.core.model import BLOCK_KINDS, MAX_LAYERS, KeptBlocks, Latent, ModelSpec
+from setpoint.core.quantised import KEY, method_of
 
 EMBEDDING = "model.embed_tokens.weight"
 EXPERTS = ".experts."

@@ -6,7 +6,7 @@ from setpoint.config.decisions import Book
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import BLOCKS_INT8, INT8_KINDS, W8A8, ModelSpec
-from setpoint.core.quantised import QUANTIZATIONS
+from setpoint.core.quantised import QUANTIZATIONS, method_of
 
 
 def keeps_blocks(options: Options) -> bool:
@@ -65,8 +65,7 @@ def _is_of_folder(asked: str | None, model: ModelSpec, *, runs: bool) -> bool:
         return runs and model.blocks is not None and W8A8 in model.blocks.kinds
     if not any(asked in names for names in QUANTIZATIONS.values()):
         return False
-    section = model.config.get("quantization_config")
-    method = section.get("quant_method", "") if isinstance(section, dict) else ""
+    method = method_of(model.config)
     if asked in QUANTIZATIONS.get(method, ()):
         return True
     rounded = "use w8a8_int8, which rounds weights to 8 bits when they are loaded, or leave it out"

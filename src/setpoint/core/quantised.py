@@ -6,8 +6,11 @@ and what they mean, whatever the tool that wrote them (decision 0080).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+KEY = "quantization_config"
 QUANTIZATIONS = {
     "awq": ("awq", "awq_marlin", "moe_wna16"),
     "gptq": ("gptq", "gptq_marlin", "moe_wna16"),
@@ -17,6 +20,13 @@ QUANTIZATIONS = {
     "mxfp4": ("mxfp4",),
 }
 """``quant_method`` in a config.json that is served -> values of --quantization that name it."""
+
+
+def method_of(config: Mapping[str, Any]) -> str:
+    """``quant_method`` of a config.json; "": it names none."""
+    section = config.get(KEY)
+    method = section.get("quant_method") if isinstance(section, Mapping) else None
+    return method if isinstance(method, str) else ""
 
 
 @dataclass(slots=True, frozen=True)

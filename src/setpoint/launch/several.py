@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from setpoint.core.awake import CLOCK
-from setpoint.core.errors import RequestError, SetpointError
+from setpoint.core.errors import SetpointError
 from setpoint.launch.engine_session import EngineSession
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from setpoint.frontend.several.models import SeveralModels
 
 logger = logging.getLogger(__name__)
-
-AGAIN_S = 0.05
 
 
 class SeveralSessions:
@@ -109,7 +107,7 @@ class SeveralSessions:
             model = models.add(name, session.client, session.may_load)
             services[name].residence = model
             if session not in self._sessions[: self._max_loaded]:
-                await _unload(models, name)
+                await models.unload(name)
         _share(services[name] for name in names)
         for name, session in zip(names, self._sessions, strict=True):
             session.over.add_done_callback(partial(self._gone, models, name, session))
@@ -145,15 +143,6 @@ async def _loaded(session: EngineSession) -> Service:
     if not session.engine.served.config.options.server.skip_server_warmup:
         await service.warm_up()
     return service
-
-
-async def _unload(models: SeveralModels, name: str) -> None:
-    while True:
-        try:
-            await models.unload(name)
-            return
-        except RequestError:  # the engine has not noticed yet that it is idle
-            await asyncio.sleep(AGAIN_S)
 
 
 def _share(services: Any) -> None:

@@ -150,8 +150,14 @@ class SeveralModels:
 
     async def unload(self, name: str) -> None:
         """Unload a model that was loaded at the start and has no requests yet."""
-        await self._give_back(self.models[name])
-        self.turns.unloaded(name)
+        while True:
+            try:
+                await self._give_back(self.models[name])
+            except RequestError:  # the engine has not noticed yet that it is idle
+                await asyncio.sleep(AGAIN_S)
+            else:
+                self.turns.unloaded(name)
+                return
 
     def _begin(self, action: Action) -> None:
         match action:

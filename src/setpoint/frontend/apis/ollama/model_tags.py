@@ -33,12 +33,11 @@ class ModelApi:
 
     def tags(self) -> dict[str, Any]:
         """The answer of ``/api/tags``: all models, loaded or not."""
-        entries = [ModelApi(each)._entry() for each in self._service.models]
-        sizes = [ModelApi(each)._size() for each in self._service.models]
+        models = [ModelApi(each) for each in self._service.models]
         return {
             "models": [
-                entry | {"modified_at": self._started_at, "size": size}
-                for entry, size in zip(entries, sizes, strict=True)
+                each._entry() | {"modified_at": self._started_at, "size": each._size()}
+                for each in models
             ]
         }
 
