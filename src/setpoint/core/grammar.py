@@ -53,8 +53,8 @@ class Grammar(Protocol):
 
 class GrammarFactory(Protocol):
     def prepare(self) -> None:
-        """Make the data that all grammars share. Called once, in a thread, while the engine starts,
-        because it may hold the interpreter's lock for a second and would delay every stream."""
+        """Make the data that all grammars share. Called once, in a thread, when the engine is idle:
+        it may hold the interpreter's lock for a second and would delay every stream."""
 
     def constrains(self, request: Request) -> bool:
         """True if the request asks for a grammar. The engine's loop calls this for every request,

@@ -80,9 +80,11 @@ from setpoint.scheduler.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 IMPORTED_AT = time.perf_counter()
-GRAMMARS_AFTER_S = 1.0
-"""Time between Ready and the preparation for grammars, which holds the interpreter's lock: it would
-delay the start by a fifth, and the first request with a grammar makes every stream wait for it."""
+IDLE_LOOKS = 4
+LOOK_EVERY_S = 0.25
+"""An engine that is idle at so many looks in a row, so far apart, prepares for grammars. That holds
+the interpreter's lock, for a second with 128,000 tokens: it would delay the start, and every stream
+that runs."""
 
 WORDS_S = 0.5
 """How long an engine whose exchange has failed waits for the reason: that a rank has gone."""
@@ -213,7 +215,7 @@ def _build(
         report("waiting for the other engines")
         data.begin(0)  # a step without tokens, which all begin when they are ready
     socket.send(Ready(_facts(runner, pool, left, waited)))
-    _later(GRAMMARS_AFTER_S, grammars.prepare)
+    once_idle(lambda: scheduler.state.is_idle, grammars.prepare)
     return loop
 
 
@@ -274,11 +276,19 @@ def _cache_of(job: EngineJob, config: CacheConfig) -> KVCache:
     return cache
 
 
-def _later(seconds: float, work: Callable[[], None]) -> None:
-    """Have a thread do the work when so much time has passed."""
-    timer = threading.Timer(seconds, work)
-    timer.daemon = True
-    timer.start()
+def once_idle(is_idle: Callable[[], bool], work: Callable[[], None]) -> threading.Thread:
+    """Have a thread do the work as soon as the engine has been idle at ``IDLE_LOOKS`` looks."""
+
+    def wait() -> None:
+        looks = 0
+        while looks < IDLE_LOOKS:
+            time.sleep(LOOK_EVERY_S)
+            looks = looks + 1 if is_idle() else 0
+        work()
+
+    thread = threading.Thread(target=wait, name="once-idle", daemon=True)
+    thread.start()
+    return thread
 
 
 def _operator(
