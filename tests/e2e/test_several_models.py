@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -373,10 +374,12 @@ def test_an_engine_that_dies_while_its_model_is_away_starts_when_it_is_wanted(
     (engine,) = httpx.get(url, timeout=PATIENCE_S).json()["engines"]
     os.kill(engine["pid"], signal.SIGKILL)
     wait_until(lambda: len(engines_of(server.process.pid)) == 1)
+    wait_until(lambda: any("Engine 0 of model llama died: " in each for each in server.messages))
     assert complete(server, "mistral", "Hello").json()["choices"]
     assert len(engines_of(server.process.pid)) == 1, "nothing is loaded for a model that is away"
     text = complete(server, "llama", "Hello").json()["choices"][0]["text"]
     assert text == expected["llama", "Hello"]
+    assert any("Engine 0 of model llama is ready again" in each for each in server.messages)
 
 
 def test_a_model_whose_files_have_gone_refuses_with_the_reason_and_the_other_goes_on(
@@ -450,6 +453,25 @@ def test_a_model_that_was_made_for_embeddings_serves_them_beside_one_that_chats(
         assert (
             post(server, "/v1/embeddings", {"model": "llama", "input": "Hello"}).status_code == 400
         )
+
+
+def test_a_chat_with_a_model_without_a_template_gets_advice_that_works(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(folders["mistral"], bare)
+    config = json.loads((bare / "tokenizer_config.json").read_text())
+    template = config.pop("chat_template")
+    (bare / "tokenizer_config.json").write_text(json.dumps(config))
+    chat = {"model": "bare", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    named = arguments({"llama": folders["llama"], "bare": bare})
+    with running_server(tmp_path / "first", *named) as server:
+        answer = post(server, "/v1/chat/completions", chat)
+        assert answer.status_code == 400
+        assert "put one into its folder as chat_template.jinja" in answer.text
+    (bare / "chat_template.jinja").write_text(template)
+    with running_server(tmp_path / "second", *named) as server:
+        assert post(server, "/v1/chat/completions", chat).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -105,14 +105,18 @@ class EngineLine:
         link: EngineLink,
         *,
         rank: int = 0,
+        model: str = "",
         pid: int | None = None,
         on_progress: Callable[[str], None] = lambda doing: None,
         clock: Clock = CLOCK,
     ) -> None:
-        """rank: which of the server's engines it is. pid: its process, if that is known.
+        """rank: which of the server's engines it is. model: whose engine it is, if the server has
+        several models. pid: its process, if that is known.
         on_progress: called with a description of what the engine is doing before it is ready.
         clock: for what the engine owes this process."""
         self.rank = rank
+        self.label = f"{rank} of model {model}" if model else str(rank)
+        """What the log calls the engine, after this word."""
         self.pid = pid
         self.clock = clock
         self._link = link
@@ -354,11 +358,11 @@ class EngineLine:
         self._is_suspended = is_suspended
         if is_suspended:
             logger.warning(
-                "The process of engine %d has been stopped by a signal: its requests wait.",
-                self.rank,
+                "The process of engine %s has been stopped by a signal: its requests wait.",
+                self.label,
             )
             return
-        logger.warning("The process of engine %d goes on.", self.rank)
+        logger.warning("The process of engine %s goes on.", self.label)
         for line in {self, *self.in_step_with()}:
             if line.is_ready:
                 line._on_ready()
@@ -373,7 +377,7 @@ class EngineLine:
         """End an engine that cannot do as the others do. No request is to blame for that. One that
         hangs is killed by its watcher."""
         if not self.has_ended:
-            logger.error("Engine %d ends: %s", self.rank, reason)
+            logger.error("Engine %s ends: %s", self.label, reason)
             self.shutdown(reason)
             self.dead.set()
 
@@ -383,8 +387,8 @@ class EngineLine:
         if not self.has_ended:
             self.was_killed = was_killed
             logger.error(
-                "Engine %d died: %s Requests of the steps in flight: %s",
-                self.rank,
+                "Engine %s died: %s Requests of the steps in flight: %s",
+                self.label,
                 reason,
                 ", ".join(map(excerpt, self.suspects)) or "none",
             )
@@ -454,7 +458,9 @@ class EngineLine:
             name = type(missed.operation).__name__
             self.dismiss(f"It had missed {name}, and cannot make up for it: {answer.error}")
         elif missed is not None and isinstance(answer, Refused):
-            logger.error("The engine refused %s: %s", type(missed).__name__, answer.error)
+            logger.error(
+                "Engine %s refused %s: %s", self.label, type(missed).__name__, answer.error
+            )
 
     def _notify(self) -> None:
         for future in self._waiters:

@@ -113,7 +113,9 @@ def launch_engine(
                 # reported before weights are loaded.
                 from setpoint.frontend.text.processor import TextProcessor
 
-                text = TextProcessor.from_folder(served.tokenizer, served.template)
+                text = TextProcessor.from_folder(
+                    served.tokenizer, served.template, is_shared=several is not None
+                )
             phases.mark("tokenizer")
             announce(served, os.environ)
             if several is None:
@@ -148,8 +150,9 @@ def _warn_of_template(served: Served, text: TextProcessor) -> None:
     given = served.config.options.model.chat_template
     if given is None and (limit := text.template_exceeds()) is not None:
         logger.warning(
-            "The chat template in %s cannot be used: %s. Chats will be answered 400; give"
-            " another template with --chat-template.",
+            "The chat template in %s cannot be used: %s. Chats will be answered 400. For"
+            " another template, %s.",
             served.tokenizer,
             limit,
+            text.template_advice,
         )

@@ -290,8 +290,8 @@ class EngineSession:
             self.client.lost(rank, why_not)
             if not (self._is_ending or self.client.has_ended or rank in self._out):
                 logger.error(
-                    "Engine %d is not started again, and the other engines go on serving: %s",
-                    rank,
+                    "Engine %s is not started again, and the other engines go on serving: %s",
+                    engine.line.label,
                     why_not,
                 )
             if self._is_ending:  # whatever an operator has asked for before
@@ -303,8 +303,9 @@ class EngineSession:
             self._wanted_again[rank].clear()
             self._given_up.discard(rank)
             self._out.discard(rank)
-            logger.info("Engine %d is started again, because an operator asked for it.", rank)
-            engine = self._start_again(self._engines[rank].line)
+            line = self._engines[rank].line
+            logger.info("Engine %s is started again, because an operator asked for it.", line.label)
+            engine = self._start_again(line)
 
     async def _serve(self, rank: int, engine: LaunchedEngine) -> str:
         """Run this engine for the rank, and others after it. Returns why the rank gets no further
@@ -395,6 +396,7 @@ class EngineSession:
         line = EngineLine(
             process.open_link(),
             rank=rank,
+            model=self.engine.served.shared_name,
             pid=process.pid,
             on_progress=self.engine.waiting.doing,
             clock=self._clock,
@@ -407,12 +409,12 @@ class EngineSession:
         if await line.wait_ready(timeout_s=READY_TIMEOUT_S):
             if self._lives[line.rank]:
                 logger.info(
-                    "Engine %d is ready again after %.1f s.",
-                    line.rank,
+                    "Engine %s is ready again after %.1f s.",
+                    line.label,
                     self._clock.now() - started,
                 )
             elif self._service is not None:
-                logger.info("Engine %d is ready, too.", line.rank)
+                logger.info("Engine %s is ready, too.", line.label)
             self._was_ready[line.rank].set()
         elif not line.has_ended:
             line.died(f"The engine was not ready after {READY_TIMEOUT_S:g} s.")
@@ -459,7 +461,7 @@ class EngineSession:
         return f"({restarts.num_spent} of at most {restarts.most} in an hour); {go_on}."
 
     def _started_again(self, line: EngineLine) -> LaunchedEngine:
-        logger.warning("Engine %d is started again %s", line.rank, self._spent())
+        logger.warning("Engine %s is started again %s", line.label, self._spent())
         return self._start_again(line)
 
     def _start_again(self, line: EngineLine) -> LaunchedEngine:

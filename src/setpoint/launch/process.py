@@ -240,7 +240,9 @@ async def until_over(
         raise
     if silent.done() and not ended.done():
         hung = f"The engine has not finished a step for {watchdog_s:g} s (--watchdog-timeout)."
-        logger.error("Watchdog timeout: the stacks of the engine's threads follow. %s", hung)
+        logger.error(
+            "Watchdog timeout: the stacks of the threads of engine %s follow. %s", line.label, hung
+        )
         process.write_stacks()
         await asyncio.wait([ended], timeout=STACKS_S)
         line.died(hung)

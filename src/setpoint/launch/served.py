@@ -55,6 +55,12 @@ class Served:
         return self.asked.model
 
     @property
+    def shared_name(self) -> str:
+        """The name by which requests and the log tell the model from the server's others; "" if it
+        is the only one."""
+        return "" if self.several is None else self.config.options.model.served_model_name or ""
+
+    @property
     def num_engines(self) -> int:
         return self.config.options.parallel.dp_size
 

@@ -178,14 +178,18 @@ def test_a_clock_that_goes_back_is_repaired_and_noted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "words"),
-    [(1, "An engine of the server died (line 2)."), (3, "died 3 times (last in line 10).")],
+    ("name", "count", "words"),
+    [
+        ("Engine 0", 1, "An engine of the server died (line 2)."),
+        ("Engine 0", 3, "died 3 times (last in line 10)."),
+        ("Engine 0 of model a/b-1", 1, "An engine of the server died (line 2)."),
+    ],
 )
-def test_an_engine_that_died_and_was_replaced_is_noted(count: int, words: str) -> None:
+def test_an_engine_that_died_and_was_replaced_is_noted(name: str, count: int, words: str) -> None:
     lines = [
         PLAIN[1],
-        "[2025-09-03 18:33:20] ERROR: Engine 0 died: The engine process was ended by SIGSEGV.",
-        "[2025-09-03 18:33:20] WARNING: Engine 0 is started again (1 of at most 3 in an hour).",
+        f"[2025-09-03 18:33:20] ERROR: {name} died: The engine process was ended by SIGSEGV.",
+        f"[2025-09-03 18:33:20] WARNING: {name} is started again (1 of at most 3 in an hour).",
         PLAIN[1].replace("18:33:19", "18:33:40"),
     ]
     assert words in " ".join(read("\n".join(lines * count) + "\n").sources[0].notes)

@@ -34,6 +34,12 @@ IDS_ONLY = (
 )
 """Why what needs a tokenizer is refused; the end of a sentence."""
 
+ADVICE = "start the server with --chat-template"
+SHARED_ADVICE = (
+    "put one into its folder as chat_template.jinja, serve it alone with --chat-template"
+)
+"""Of one of several models, for which that option is refused."""
+
 
 class Template(Protocol):
     """Renders chats: ``template_process.TemplateProcess``; in tests ``template.ChatTemplate``,
@@ -52,11 +58,19 @@ class Template(Protocol):
 
 
 class TextProcessor:
-    def __init__(self, tokenizer: Tokenizer | None, template: Template | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        template: Template | None = None,
+        *,
+        is_shared: bool = False,
+    ) -> None:
         """tokenizer: None if there is no text (--skip-tokenizer-init); requests that need text are
-        refused then."""
+        refused then. is_shared: whether the server has other models, too."""
         self.known_tokenizer = tokenizer
         self._template = template
+        self.template_advice = SHARED_ADVICE if is_shared else ADVICE
+        """How the model gets a chat template, or another one."""
         self._found: dict[str, bool] = {}
         """Expression -> whether the chat template's source has it; a few fixed ones are asked for
         at every request."""
@@ -65,16 +79,19 @@ class TextProcessor:
         self._templates = ThreadPoolExecutor(1, thread_name_prefix="templates")
 
     @classmethod
-    def from_folder(cls, folder: str | Path | None, template: str | None = None) -> TextProcessor:
+    def from_folder(
+        cls, folder: str | Path | None, template: str | None = None, *, is_shared: bool = False
+    ) -> TextProcessor:
         """Read a checkpoint's tokenizer, and start the process of a chat template, given as its
         source. ``close`` ends that process. folder: None: there is no text. Raises
         CheckpointError."""
         if folder is None:
-            return cls(None)
+            return cls(None, is_shared=is_shared)
         tokenizer = Tokenizer.from_folder(folder)
         if template is None:
-            return cls(tokenizer)
-        return cls(tokenizer, TemplateProcess(template, special_tokens=tokenizer.special_tokens))
+            return cls(tokenizer, is_shared=is_shared)
+        process = TemplateProcess(template, special_tokens=tokenizer.special_tokens)
+        return cls(tokenizer, process, is_shared=is_shared)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -169,8 +186,7 @@ class TextProcessor:
         template = self._template
         if template is None:
             raise RequestError(
-                "This model has no chat template; start the server with --chat-template, or use"
-                " /v1/completions."
+                f"This model has no chat template; {self.template_advice}, or use /v1/completions."
             )
         return await asyncio.get_running_loop().run_in_executor(
             self._templates,

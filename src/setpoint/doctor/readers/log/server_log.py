@@ -30,7 +30,7 @@ _TOLD = {
 """Messages that name the step, wherever the source begins."""
 _OF_THE_POOL = (b"even after retracting", b"Try to lower your batch size", b"runs out of memory")
 """Messages about the KV pool, for which no memory of the device was requested."""
-_ENGINE_DIED = re.compile(r"^(?:ERROR: )?Engine \d+ died: ")
+_ENGINE_DIED = re.compile(r"^(?:ERROR: )?Engine \d+(?: of model \S+)? died: ")
 _JUST_BEFORE = 3
 """Lines between a traceback and the message that belongs to it."""
 

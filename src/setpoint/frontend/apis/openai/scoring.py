@@ -194,8 +194,8 @@ class ScoringApi:
         if not text.template_reads("instruct"):
             raise RequestError(
                 f"{RERANK_ROUTE} needs an embedding model (--is-embedding), or a model that answers"
-                " yes or no with the chat template of a reranker, which has the variable instruct"
-                " (--chat-template)."
+                " yes or no with the chat template of a reranker, which has the variable instruct."
+                f" For another template, {text.template_advice}."
             )
         labels = tuple([await self._single_token(word) for word in ("yes", "no")])
         variables = {} if body.instruct is None else {"instruct": body.instruct}
