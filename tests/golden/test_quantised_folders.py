@@ -106,6 +106,30 @@ def test_values_are_those_that_the_tool_means(
         assert torch.equal(found[name], values), name
 
 
+@pytest.mark.parametrize("form", ["gptq", "gptq asymmetric", "gptq 8 bits"])
+def test_settings_of_an_old_folder_are_in_a_file_of_their_own(
+    tmp_path: Path, models: dict[str, Path], form: str
+) -> None:
+    """Red before: ``setpoint models`` took the folder for one that is not quantised and said yes,
+    and the server lacked its matrices."""
+    quantised, plain = quantise(models["llama"], tmp_path, form)
+    config = json.loads((quantised / "config.json").read_text())
+    section = config.pop("quantization_config")
+    (quantised / "config.json").write_text(json.dumps(config))
+    own = quantised / "quantize_config.json"
+    own.write_text(json.dumps({**section, "damp_percent": 0.01, "model_name_or_path": None}))
+    spec = read_spec(quantised)
+    found, expected = values_in(quantised, spec.quantised), load_file(plain / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], values) for name, values in expected.items())
+    assert kinds_in(runner_of(quantised)) == {FORMATS[form][2]}
+    own.write_text(json.dumps({**section, "bits": 3}))
+    with pytest.raises(
+        CheckpointError, match=r"'bits' .*quantize_config.json|quantize_config.*bits"
+    ):
+        read_spec(quantised)
+
+
 @pytest.mark.parametrize("form", EXACT)
 def test_blocks_are_kept_and_give_the_bits_of_bfloat16(
     tmp_path: Path, models: dict[str, Path], form: str

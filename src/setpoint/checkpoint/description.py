@@ -57,12 +57,13 @@ def read_description(folder: Path, *, complete: bool = True) -> Description:
     path, generation = folder / CONFIG_NAME, folder / GENERATION_NAME
     if not path.is_file():
         refuse_folder(folder)
-    config = read_object(path)
+    as_written = read_object(path)
+    config = quantised.with_settings(as_written, folder)
     generation_config = read_object(generation) if generation.exists() else {}
     files = weight_files(folder, complete=complete)
     refuse_other_configs(path, config)
     stored = {tensor.name: (tensor, file) for file in files for tensor in read_header(file)}
-    plain, matrices = quantised.as_matrices(config, path, stored)
+    plain, matrices = quantised.as_matrices(config, path, stored, of_config=config is as_written)
     of_matrices = quantised.blocks_of(
         matrices, {name: tensor.dtype for name, (tensor, _) in stored.items()}
     )

@@ -18,6 +18,7 @@ from setpoint.checkpoint import (
 from setpoint.checkpoint.configfile import short_repr
 from setpoint.checkpoint.quantised_tensors import Section, StoredTensors
 from setpoint.checkpoint.safetensors_file import TensorInfo
+from setpoint.core.jsonfile import read_object
 from setpoint.core.model import BLOCK_KINDS
 from setpoint.core.quantised import KEY, QuantisedMatrix, method_of
 
@@ -29,23 +30,40 @@ FORMATS = {
     "bitsandbytes": quantised_bnb.matrices,
 }
 """``quant_method`` -> the matrices of a folder."""
+GPTQ_NAME = "quantize_config.json"
+"""Holds the settings of folders from the time before ``quantization_config``."""
 MATRIX_END = ".weight"
 CACHED = ("k_proj", "v_proj")
 """The matrices whose outputs are cached. A folder may have scales for an 8-bit cache of them."""
 UNUSED_SCALE = "have a scale for the KV cache that is not used"
 
 
+def with_settings(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A folder's config.json, with the settings that an old GPTQ folder has in a file of their own.
+    Raises CheckpointError if that is unreadable."""
+    path = folder / GPTQ_NAME
+    if KEY in config or not path.is_file():
+        return config
+    return config | {KEY: {"quant_method": "gptq"} | read_object(path)}
+
+
 def as_matrices(
-    config: Mapping[str, Any], path: Path, stored: Mapping[str, tuple[TensorInfo, Path]]
+    config: Mapping[str, Any],
+    path: Path,
+    stored: Mapping[str, tuple[TensorInfo, Path]],
+    *,
+    of_config: bool = True,
 ) -> tuple[tuple[TensorInfo, ...], tuple[QuantisedMatrix, ...]]:
     """(the tensors, with a matrix in bfloat16 in place of its codes and scales; these matrices).
-    stored: tensor name -> header and file. Raises a CheckpointError that names file and tensor for
-    what cannot be read."""
+    path: of config.json. stored: tensor name -> header and file. of_config: whether the settings
+    are in config.json, and not in a file of their own. Raises a CheckpointError that names file and
+    tensor for what cannot be read."""
     read = FORMATS.get(method_of(config))
     if read is None or not stored:
         return tuple(tensor for tensor, _ in stored.values()), ()
     tensors = StoredTensors(path.parent, stored)
-    section = Section(path, config[KEY])
+    own = path.with_name(GPTQ_NAME)
+    section = Section(path, config[KEY]) if of_config else Section(own, config[KEY], where="")
     found = _with_tensors(_with_cache_scales(list(read(section, tensors)), tensors), tensors.taken)
     if not found:
         section.fail(

@@ -93,7 +93,8 @@ class StoredTensors:
 
 
 class Section:
-    """The values of ``quantization_config``. Every error names the key and the file."""
+    """The values of ``quantization_config``. Every error names the key and the file. where: the key
+    of the values in the file; "": they are the file."""
 
     def __init__(self, path: Path, values: Mapping[str, Any], where: str = KEY) -> None:
         self.values = values
@@ -101,10 +102,13 @@ class Section:
         self._file = ConfigFile(path, {})
 
     def inner(self, key: str, values: Mapping[str, Any]) -> Section:
-        return Section(self._file.path, values, f"{self._where}.{key}")
+        return Section(self._file.path, values, self._path(key))
 
     def fail(self, key: str, problem: str) -> NoReturn:
-        self._file.fail(f"{self._where}.{key}", problem)
+        self._file.fail(self._path(key), problem)
+
+    def _path(self, key: str) -> str:
+        return f"{self._where}.{key}" if self._where else key
 
     def choice(self, key: str, known: Collection[Any], default: Any = None) -> Any:
         """The value of ``key``, one of ``known``."""
