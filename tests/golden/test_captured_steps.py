@@ -13,7 +13,7 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.core.plan import OWN_LENGTH
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.engine.kernels.cpu import build, capture
+from setpoint.engine.kernels.cpu import capture
 from setpoint.engine.kernels.cpu.build import LEVEL_VARIABLE
 from setpoint.engine.kernels.program import KINDS, NotCapturable
 from setpoint.engine.models.decoder import CausalLM
@@ -21,6 +21,7 @@ from setpoint.engine.models.model_registry import MODELS
 from setpoint.engine.runner import replay_way as replay
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.cpu_levels import each_level
 from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.plans import Driver, allocate_rows
 
@@ -127,15 +128,17 @@ def test_the_result_says_which_way_its_step_ran(capture: bool, tmp_path: Path) -
     assert said == ["eager"] + ["replay" if capture else "eager"] * 3
 
 
-def test_every_level_and_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@each_level
+def test_every_level_and_number_of_threads(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_tiny(tmp_path, of_architecture("Qwen3ForCausalLM"))
-    for level in build.supported_levels():
-        monkeypatch.setenv(LEVEL_VARIABLE, level)
-        wanted = said(make_runner(folder, capture=False))[1]
-        for num_threads in (1, 2):
-            runner = make_runner(folder, num_threads=num_threads)
-            assert "replay" in names(runner)
-            assert same(said(runner)[1], wanted)
+    monkeypatch.setenv(LEVEL_VARIABLE, level)
+    wanted = said(make_runner(folder, capture=False))[1]
+    for num_threads in (1, 2):
+        runner = make_runner(folder, num_threads=num_threads)
+        assert "replay" in names(runner)
+        assert same(said(runner)[1], wanted)
 
 
 def test_weights_of_8_bits(tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ from setpoint.engine.attention.attention_backend import (
     AttentionShape,
     AttentionVariant,
 )
-from setpoint.engine.kernels.cpu import build
+from setpoint.testing.cpu_levels import all_levels, each_level
 
 BF16, FP32 = torch.bfloat16, torch.float32
-LEVELS = build.supported_levels()
 
 
 @dataclass(frozen=True)
@@ -229,29 +228,31 @@ def bound(case: Case, dtype: torch.dtype) -> float:
     return exact if dtype == FP32 else 6e-3
 
 
+@all_levels
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_attention_matches_reference(case: Case):
+def test_attention_matches_reference(case: Case, levels: list[str]):
     for dtype, kv_dtype in ((FP32, FP32), (BF16, BF16), (FP32, BF16), (BF16, FP32)):
         problem = make_problem(case, dtype, kv_dtype)
         reference = problem.reference()
-        for level in LEVELS:
+        for level in levels:
             assert relative_error(problem.run(level), reference) < bound(case, dtype), (
                 f"{level}, {dtype} with {kv_dtype} in the cache"
             )
 
 
+@all_levels
 @pytest.mark.parametrize("name", list(VARIANTS)[1:])
 @pytest.mark.parametrize("case", [CASES[1], *CASES[8:]], ids=str)
-def test_windows_and_soft_caps_match_reference(case: Case, name: str):
+def test_windows_and_soft_caps_match_reference(case: Case, name: str, levels: list[str]):
     for dtype in (FP32, BF16):
         problem = make_problem(case, dtype, variant=name)
         reference = problem.reference()
-        for level in LEVELS:
+        for level in levels:
             error = relative_error(problem.run(level), reference)
             assert error < bound(case, dtype), f"{level}, {dtype}"
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 def test_blocks_before_a_window_are_not_read(level: str):
     """Neither by a decode row that is cut into many pieces, nor by rows with a common prefix, nor
     by a chunk."""
@@ -266,7 +267,7 @@ def test_blocks_before_a_window_are_not_read(level: str):
     assert torch.equal(problem.run(level), expected)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize(
     ("prefix", "name"),
@@ -292,7 +293,7 @@ def test_a_row_alone_equals_the_row_in_a_batch(
         assert torch.equal(problem.only(row).run(level), together[begin:end])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("name", ["plain", "softcap", "window100", "all"])
 @pytest.mark.parametrize("heads", [(6, 2), (16, 1)], ids=str)
@@ -319,7 +320,7 @@ def test_chunks_equal_the_whole_prompt(
             assert torch.equal(chunk.run(level), expected[begin:end])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_nan_is_not_hidden(dtype: torch.dtype, level: str):
     """A query with NaN gives NaN, so that the sampler sees it; its neighbours do not."""
@@ -331,7 +332,7 @@ def test_nan_is_not_hidden(dtype: torch.dtype, level: str):
     assert result[2].isfinite().all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_extreme_sinks(dtype: torch.dtype, level: str):
     """A sink far below the scores changes no bit, one far above them leaves zeros, and a NaN stays
@@ -348,11 +349,12 @@ def test_extreme_sinks(dtype: torch.dtype, level: str):
     assert result[:, 3].isnan().all()
 
 
+@all_levels
 @pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-def test_sinks_on_a_pool_in_fp8(kv_dtype: torch.dtype):
+def test_sinks_on_a_pool_in_fp8(kv_dtype: torch.dtype, levels: list[str]):
     for dtype in (FP32, BF16):
         problem = make_problem(CASES[1], dtype, kv_dtype, variant="all")
-        for level in LEVELS:
+        for level in levels:
             error = relative_error(problem.run(level), problem.reference())
             assert error < (2e-6 if dtype == FP32 else 6e-3), f"{level}, {dtype}"
 

@@ -8,17 +8,16 @@ import itertools
 import pytest
 import torch
 
-from setpoint.engine.kernels.cpu import build
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ops import GELU_TANH, SILU, Gate
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.quant import cpu_linear as cpu_linear
+from setpoint.testing.cpu_levels import each_level
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
 CLAMPED = Gate("clamped_swiglu_mul", (1.702, 1.5))
-LEVELS = build.supported_levels()
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def close(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> 
 ROWS_COLUMNS = list(itertools.product((1, 3, 67), (16, 100, 576, 1536)))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_norms_and_activation_match_reference(dtype: torch.dtype, level: str):
     ops, ref = cpu_ops.create(dtype, level=level), RefOps()
@@ -93,7 +92,7 @@ def test_norms_and_activation_match_reference(dtype: torch.dtype, level: str):
         assert close(ops.gelu_tanh_mul(gate_up), ref.gelu_tanh_mul(gate_up.double()), dtype)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 def test_tokens_are_placed_and_chosen_as_the_reference_does(level: str):
     ops, ref, torch_ids = cpu_ops.create(BF16, level=level), RefOps(), {"dtype": torch.int32}
     known, pages = (
@@ -127,7 +126,7 @@ def test_tokens_are_placed_and_chosen_as_the_reference_does(level: str):
         assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("kv_dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize(
@@ -168,7 +167,7 @@ def test_rope_and_store_matches_reference(
     assert torch.equal(results[0][2], results[1][2])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize(("columns", "k"), [(96, 64), (70, 36), (1, 2), (33, 576)])
 def test_linear_matches_torch_and_a_row_knows_no_batch(columns, k, dtype, level):
@@ -189,7 +188,7 @@ def test_linear_matches_torch_and_a_row_knows_no_batch(columns, k, dtype, level)
     assert linear.num_bytes >= weight.nbytes + bias.nbytes
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("gate", [SILU, GELU_TANH, CLAMPED], ids=str)
 @pytest.mark.parametrize(("size", "k"), [(48, 64), (70, 36), (1, 2)])

@@ -17,10 +17,10 @@ from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build, library
 from setpoint.engine.kernels.cpu.choices import summary
 from setpoint.engine.runner.model_runner import LoadReport
+from setpoint.testing.cpu_levels import LEVELS, each_level
 from setpoint.testing.plans import Driver
 from setpoint.testing.tiny_models import write_tiny_llama
 
-LEVELS = build.supported_levels()
 AVX2_ONLY = {each for each in build._cpu_flags() if not each.startswith(("avx512", "amx"))}
 """This machine's flags as far as they go, so that the library is the one that all tests here use."""
 
@@ -42,7 +42,7 @@ def report_of(tmp_path: Path) -> LoadReport:
     return runner.report
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 def test_a_forced_level_runs_and_the_report_says_what_would(
     tmp_path: Path, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,10 +69,11 @@ def test_a_forced_level_runs_and_the_report_says_what_would(
 @pytest.mark.parametrize(
     ("flags", "level", "words"),
     [
-        (
+        pytest.param(
             AVX2_ONLY,
             "avx2",
             "this CPU has no avx512bw, avx512dq, avx512f, avx512vl, which avx512 needs",
+            marks=pytest.mark.full,
         ),
         (set(), "scalar", "this CPU has no avx2, fma, which avx2 needs"),
     ],

@@ -19,9 +19,9 @@ from setpoint.engine.kernels.cpu import build, library
 from setpoint.engine.kernels.ops import SILU
 from setpoint.engine.quant import cpu_linear as cpu_linear
 from setpoint.engine.quant import w8a8_int8_cpu
+from setpoint.testing.cpu_levels import LEVELS, QUICK
 
 BF16 = torch.bfloat16
-LEVELS = build.supported_levels()
 SIZES = [(96, 576), (70, 36), (1, 2), (33, 100), (64, 1536)]
 ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 48, 65, 130)
 
@@ -57,21 +57,32 @@ def test_products_on_tiles_have_the_bits_of_their_emulation(
         method.pack(weight, bias) if gate is None else method.pack_gated(weight, bias, gate)
         for method in methods
     ]
-    eights = [
-        w8a8_int8_cpu.Int8Weight(
-            w8a8_int8_cpu.rounded(weight, library.load(level)), bias, library.load(level), gate
-        )
-        for level in ("amx", "amx_emulated", "avx512_vnni")
-    ]
     for rows in ROWS:
         x = odd_numbers(rows, k)
         results = [linear(x).nan_to_num(7.0) for linear in packed]
         assert torch.equal(bits(results[0]), bits(results[1]))
-        results = [linear(x.nan_to_num(1.0, 1.0, -1.0)).nan_to_num(7.0) for linear in eights]
-        assert torch.equal(bits(results[0]), bits(results[1]))
-        assert torch.equal(bits(results[0]), bits(results[2])), (
-            "sums of integers are exact at every level"
+
+
+@on_tiles
+@pytest.mark.parametrize(
+    "other", ["amx_emulated", pytest.param("avx512_vnni", marks=pytest.mark.full)]
+)
+@pytest.mark.parametrize(("columns", "k"), SIZES)
+@pytest.mark.parametrize("gate", [None, SILU], ids=str)
+def test_products_of_8_bits_on_tiles_have_the_bits_of_other_levels(
+    columns: int, k: int, gate: str | None, other: str
+) -> None:
+    """Sums of integers are exact at every level."""
+    weight, bias = torch.randn(2 * columns, k).to(BF16), torch.randn(2 * columns).to(BF16)
+    ours, theirs = (
+        w8a8_int8_cpu.Int8Weight(
+            w8a8_int8_cpu.rounded(weight, library.load(level)), bias, library.load(level), gate
         )
+        for level in ("amx", other)
+    )
+    for rows in ROWS:
+        x = odd_numbers(rows, k).nan_to_num(1.0, 1.0, -1.0)
+        assert torch.equal(bits(ours(x).nan_to_num(7.0)), bits(theirs(x).nan_to_num(7.0)))
 
 
 @on_tiles
@@ -136,8 +147,8 @@ def test_a_processor_without_a_palette_gets_the_next_level_and_the_reason(
     opened = library._open
 
     def without_palette(level: str) -> library.Kernels:
-        kernels = opened("avx512_bf16" if level == "amx" else level)
-        kernels.usable = level != "amx"
+        kernels = opened(QUICK[0])
+        kernels.level, kernels.usable = level, level != "amx"
         return kernels
 
     monkeypatch.setattr(library, "_open", without_palette)

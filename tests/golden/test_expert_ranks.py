@@ -17,7 +17,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import ConfigError, RequestError
 from setpoint.core.expert_placement import Placement, rank_loads
@@ -25,9 +24,9 @@ from setpoint.core.operations import RecordExperts
 from setpoint.core.weightfiles import identities
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.expert_balancing import ExpertBalancer, expert_loads
-from setpoint.engine.kernels.cpu.library import load
 from setpoint.engine.parallel.split import mixtures
 from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.conversion import converted_under
 from setpoint.testing.gguf_families import mixed, write_model
 from setpoint.testing.gloo_groups import gloo_groups
 from setpoint.testing.goldens import GOLDENS, tiny_config
@@ -192,13 +191,11 @@ def test_whole_experts_beside_partial_sums(tmp_path: Path) -> None:
 
 
 def test_whole_experts_in_the_blocks_of_a_gguf(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Matrices of several kinds of blocks, while experts move."""
-    load()  # before the cache of kernels is elsewhere
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path, _ = write_model(tmp_path, "llama", mixed)
-    config = config_of(converted_folder(path, log=lambda line: None))
+    config = config_of(converted_under(tmp_path / "cache", path))
     alone = outcome(config, 1)
     caplog.set_level(logging.INFO)
     with ranks(replace(config, ep_size=2, ep_num_redundant_experts=2), 2, **ROWS) as executor:
@@ -315,7 +312,6 @@ def replaced(file: Path) -> None:
 )
 def test_experts_stay_where_they_are_if_their_file_has_changed(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     change: Callable[[Path], object],
     reason: str,
@@ -323,10 +319,8 @@ def test_experts_stay_where_they_are_if_their_file_has_changed(
 ) -> None:
     """One warning says so, and another one only after experts could be placed again."""
     if is_gguf:
-        load()  # before the cache of kernels is elsewhere
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         file, _ = write_model(tmp_path, "llama", mixed)
-        folder = converted_folder(file, log=lambda line: None)
+        folder = converted_under(tmp_path / "cache", file)
     else:
         folder = written(tmp_path, "qwen3")
         file = folder / "model.safetensors"

@@ -12,7 +12,6 @@ import torch
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.expert_placement import places
 from setpoint.engine.executor.build_runner import EngineConfig
-from setpoint.engine.kernels.cpu import build
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ops import SCORINGS, SILU, Gate, Routing
 from setpoint.engine.kernels.ref import RefOps
@@ -20,17 +19,17 @@ from setpoint.engine.quant import blocks, cpu_linear, plain, w8a8_int8_cpu
 from setpoint.engine.quant.grouped import KernelExperts, LoopedExperts, StackedExperts, group
 from setpoint.engine.quant.linear_method import Blocks, PackedWeight
 from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.cpu_levels import each_level
 from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.plans import Driver
 from setpoint.testing.ranks import ranks
 
 BF16, FP32 = torch.bfloat16, torch.float32
-LEVELS = build.supported_levels()
 EXPERTS, K, COLUMNS = 5, 96, 80
 CLAMPED = Gate("clamped_swiglu_mul", (1.702, 1.5))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("scoring", SCORINGS)
@@ -50,7 +49,7 @@ def test_routes_match_the_reference(
         assert torch.allclose(weights, expected, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("best", [1, 2])
@@ -103,7 +102,7 @@ def test_a_softmax_over_the_chosen_is_transformers() -> None:
     torch.testing.assert_close(weights, expected, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("scoring", SCORINGS)
 def test_ties_go_to_the_first_and_nan_stays_in_its_row(level: str, scoring: str) -> None:
     logits = torch.zeros(3, 6)
@@ -116,7 +115,7 @@ def test_ties_go_to_the_first_and_nan_stays_in_its_row(level: str, scoring: str)
         assert ((ids >= 0) & (ids < 6)).all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_combinations_match_the_reference(dtype: torch.dtype, level: str) -> None:
     ops, ref = cpu_ops.create(dtype, level=level), RefOps()
@@ -130,7 +129,7 @@ def test_combinations_match_the_reference(dtype: torch.dtype, level: str) -> Non
             assert torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 def test_tokens_of_slots_are_counted(level: str) -> None:
     experts, chosen = 6, 3
     table = torch.from_numpy(places((3, 0, 1, 2, 5, 4, 3, 3, 0), experts))
@@ -178,7 +177,7 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", ["bf16", "fp32", "int8", "Q8_0"])
 @pytest.mark.parametrize("gate", [None, SILU, CLAMPED], ids=str)
 def test_each_row_is_the_product_with_its_expert(kind: str, level: str, gate: Gate | None) -> None:

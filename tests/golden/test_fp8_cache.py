@@ -12,7 +12,6 @@ import torch
 from test_captured_steps import make_runner, of_architecture, said, same
 from test_cpu_attention import (
     CASES,
-    LEVELS,
     VARIANTS,
     Case,
     Problem,
@@ -25,6 +24,7 @@ from setpoint.engine.kernels.cpu import build, library
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.cpu_levels import LEVELS, all_levels, each_level
 from setpoint.testing.tiny_models import write_tiny_llama
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -79,19 +79,22 @@ def hard_numbers() -> torch.Tensor:
     return torch.cat((numbers, torch.zeros(-len(numbers) % 96))).view(-1, 96)
 
 
+@all_levels
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-def test_every_number_is_stored_as_the_nearest(dtype: torch.dtype, kind: torch.dtype) -> None:
+def test_every_number_is_stored_as_the_nearest(
+    dtype: torch.dtype, kind: torch.dtype, levels: list[str]
+) -> None:
     values = hard_numbers().to(dtype)
     expected, nan = nearest(values, kind), values.isnan()
-    for ops in (RefOps(), *(cpu_ops.create(dtype, level=level) for level in LEVELS)):
+    for ops in (RefOps(), *(cpu_ops.create(dtype, level=level) for level in levels)):
         codes = stored(ops, values, kind)
         assert torch.equal(codes[~nan], expected[~nan])
         assert codes[nan].view(kind).isnan().all()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 def test_every_code_is_read_as_its_value(level: str, kind: torch.dtype) -> None:
     """A token that sees one key gets that key's values."""
     codes = torch.arange(LARGEST[kind] + 1, dtype=torch.uint8)
@@ -120,7 +123,7 @@ def widened(problem: Problem, dtype: torch.dtype) -> Problem:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 def test_bits_are_those_of_a_wider_cache(level: str, kind: torch.dtype) -> None:
     for number, case in enumerate(CASES):
         variant = list(VARIANTS)[number % len(VARIANTS)]
@@ -149,7 +152,7 @@ def test_without_the_permutations_of_bytes(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 def test_any_values(level: str, kind: torch.dtype) -> None:
     """Of any size and sign, among them the smallest."""
     rows = (*random_rows(3, 8, 300), Row(1, 400), Row(90, 200))
@@ -165,7 +168,7 @@ def test_any_values(level: str, kind: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("where", ["k_cache", "v_cache"])
 def test_nan_is_not_hidden(where: str, level: str, kind: torch.dtype) -> None:
     for dtype in (FP32, BF16):

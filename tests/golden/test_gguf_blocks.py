@@ -18,7 +18,7 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
 
-from setpoint.checkpoint.gguf_convert import _round_bf16, converted_folder
+from setpoint.checkpoint.gguf_convert import _round_bf16
 from setpoint.checkpoint.safetensors_file import read_header
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core import blocksfile
@@ -31,7 +31,6 @@ from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS, ModelSpec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.engine.kernels.cpu import build
 from setpoint.engine.kernels.ops import GELU_TANH, SILU, Gate
 from setpoint.engine.models import blocks_source
 from setpoint.engine.quant import blocks as block_linear
@@ -41,11 +40,12 @@ from setpoint.engine.quant.dequantised import VALUES, dequantised
 from setpoint.engine.quant.linear_method import Blocks
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing import tiny_gguf
+from setpoint.testing.conversion import converted_under
+from setpoint.testing.cpu_levels import each_level
 from setpoint.testing.plans import Driver
 
 BF16 = torch.bfloat16
 CLAMPED = Gate("clamped_swiglu_mul", (1.702, 1.5))
-LEVELS = build.supported_levels()
 OF_FOLDERS = ("INT4Z", "INT8Z", "FP8")
 ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 24, 25, 48, 49, 64, 123)
 
@@ -101,7 +101,7 @@ def of_folder(
     return Blocks(kind, torch.from_numpy(rows)), torch.from_numpy(bits.view(np.int16)).view(BF16)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("columns", "num_blocks"), [(1, 1), (33, 2), (70, 3), (96, 19)])
 def test_a_product_on_blocks_is_that_on_bf16(
@@ -122,7 +122,7 @@ def test_a_product_on_blocks_is_that_on_bf16(
     assert ours.num_bytes == -(-columns // 32) * 32 * held + bias.nbytes
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("heights", [(64, 32, 32), (1, 33, 7), (5, 70)])
 def test_a_stack_of_several_kinds_is_the_stack_in_bf16(
     heights: tuple[int, ...], level: str
@@ -139,7 +139,7 @@ def test_a_stack_of_several_kinds_is_the_stack_in_bf16(
             assert torch.equal(stack(x[-rows:]), panels(x[-rows:])), rows
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [16, 35])
 def test_a_gated_product_on_blocks_is_that_on_bf16(size: int, kind: str, level: str) -> None:
@@ -154,7 +154,7 @@ def test_a_gated_product_on_blocks_is_that_on_bf16(size: int, kind: str, level: 
             assert torch.equal(ours(x[-rows:]), panels(x[-rows:])), rows
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_those_of_the_dequantised_weight(kind: str, level: str) -> None:
     blocks, weight = quantised(kind, 70, row_of(kind, 3))
@@ -164,7 +164,7 @@ def test_rows_are_those_of_the_dequantised_weight(kind: str, level: str) -> None
     assert torch.equal(rows.view(torch.int16), weight[ids].view(torch.int16))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if BLOCK_KINDS[kind].num_values == 256])
 def test_every_scale_of_a_k_quant_meets_its_codes(kind: str, level: str) -> None:
     """Values that differ from block to block and from code to code, so that none can be exchanged
@@ -208,7 +208,7 @@ def threads():
     torch.set_num_threads(before)
 
 
-def convert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **how: object) -> Path:
+def convert(tmp_path: Path, **how: object) -> Path:
     """A tiny random model in Q4_1, but for what ``how`` changes, converted under ``tmp_path``."""
     model = how.pop("model", None) or tiny_gguf.TinyLlama(tie=bool(how.pop("tie", True)))
     tensors = tiny_gguf.gguf_tensors(model, model.weights())
@@ -219,9 +219,7 @@ def convert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **how: object) -> P
     path = tiny_gguf.write(
         tmp_path / "m.gguf", tensors, tiny_gguf.metadata(model), kind=Kind.Q4_1, raw=raw
     )
-    with monkeypatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        return converted_folder(path, log=lambda line: None)
+    return converted_under(tmp_path, path)
 
 
 def runner_of(
@@ -263,10 +261,8 @@ def kinds_kept(runner: ModelRunner) -> Counter[str]:
 
 
 @pytest.mark.parametrize("tie", [True, False])
-def test_a_model_on_blocks_is_the_model_in_bf16(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tie: bool
-) -> None:
-    folder = convert(tmp_path, monkeypatch, tie=tie, kinds={"token_embd.weight": Kind.Q8_0})
+def test_a_model_on_blocks_is_the_model_in_bf16(tmp_path: Path, tie: bool) -> None:
+    folder = convert(tmp_path, tie=tie, kinds={"token_embd.weight": Kind.Q8_0})
     kept, wide = runner_of(folder), runner_of(folder, "unquant")
     ids = np.random.default_rng(0).integers(3, 300, 33).tolist()
     assert torch.equal(logits_of(kept, ids), logits_of(wide, ids))
@@ -278,9 +274,7 @@ def test_a_model_on_blocks_is_the_model_in_bf16(
 
 
 @pytest.mark.parametrize("tie", [True, False])
-def test_a_file_of_k_quants_is_multiplied_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tie: bool
-) -> None:
+def test_a_file_of_k_quants_is_multiplied_as_it_is(tmp_path: Path, tie: bool) -> None:
     """Q4_K and Q6_K mixed as llama.cpp's Q4_K_M mixes them: the embedding, the values and the down
     projections of some layers have 6 bits."""
     model = tiny_gguf.TinyLlama(hidden_size=256, intermediate_size=512, tie=tie)
@@ -290,7 +284,7 @@ def test_a_file_of_k_quants_is_multiplied_as_it_is(
         if tensor.ndim == 2:
             kind = Kind.Q6_K if name in six else Kind.Q4_K
             raw[name] = (quantised(kind.name, *tensor.shape, size=1e-3)[0].rows.numpy(), kind)
-    folder = convert(tmp_path, monkeypatch, model=model, raw=raw)
+    folder = convert(tmp_path, model=model, raw=raw)
     kept, wide = runner_of(folder), runner_of(folder, "unquant")
     ids = np.random.default_rng(0).integers(3, 300, 33).tolist()
     for count in (1, 33):
@@ -306,16 +300,14 @@ def test_a_file_of_k_quants_is_multiplied_as_it_is(
     assert blocks.embedding_bytes == 320 * 210
 
 
-def test_what_has_no_kernel_is_bf16_as_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_no_kernel_is_bf16_as_before(tmp_path: Path) -> None:
     kinds = {
         "token_embd.weight": Kind.F16,
         "blk.0.attn_k.weight": Kind.Q8_0,
         "blk.0.ffn_gate.weight": Kind.Q8_0,
         "blk.1.ffn_down.weight": Kind.BF16,
     }
-    folder = convert(tmp_path, monkeypatch, kinds=kinds)
+    folder = convert(tmp_path, kinds=kinds)
     kept, wide = runner_of(folder), runner_of(folder, "unquant")
     # The embedding, one down projection, and a gate beside another kind of up are not kept.
     assert kinds_kept(kept) == {"Q4_1": 5, "": 3, "Q4_1+Q8_0+Q4_1": 1}
@@ -323,10 +315,8 @@ def test_what_has_no_kernel_is_bf16_as_before(
     assert torch.equal(logits_of(kept, ids), logits_of(wide, ids))
 
 
-def test_fp32_multiplies_the_values_of_bf16(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = convert(tmp_path, monkeypatch)
+def test_fp32_multiplies_the_values_of_bf16(tmp_path: Path) -> None:
+    folder = convert(tmp_path)
     runner = runner_of(folder, dtype="float32")
     assert kinds_kept(runner) == {"": 9}
     assert runner.report.weights == "float32"
@@ -335,7 +325,7 @@ def test_fp32_multiplies_the_values_of_bf16(
 def test_a_file_that_changes_or_goes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, path = convert(tmp_path, monkeypatch), tmp_path / "m.gguf"
+    folder, path = convert(tmp_path), tmp_path / "m.gguf"
     runner_of(folder)
     with monkeypatch.context() as patch:
         digest = read_blocks_table(folder).digest
@@ -353,7 +343,7 @@ def test_a_file_that_changes_or_goes_is_refused(
 def test_a_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, path = convert(tmp_path, monkeypatch), tmp_path / "m.gguf"
+    folder, path = convert(tmp_path), tmp_path / "m.gguf"
     read = blocks_source.GGUFBlocks._rows
 
     def change(tensor: Any, *rows: int) -> torch.Tensor:
@@ -370,20 +360,16 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:500], lambda data: b"\xff", lambda data: b""]
 )
-def test_a_damaged_table_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes]
-) -> None:
-    folder = convert(tmp_path, monkeypatch)
+def test_a_damaged_table_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    folder = convert(tmp_path)
     file, spec = folder / BLOCKS_FILE, read_spec(folder)
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(CheckpointError, match=r"model\.blocks is damaged"):
         runner_of(folder, spec=spec)
 
 
-def test_a_table_that_lacks_a_matrix_or_has_it_in_another_shape_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, name = convert(tmp_path, monkeypatch), "model.layers.1.mlp.up_proj.weight"
+def test_a_table_that_lacks_a_matrix_or_has_it_in_another_shape_is_refused(tmp_path: Path) -> None:
+    folder, name = convert(tmp_path), "model.layers.1.mlp.up_proj.weight"
     table, spec = read_blocks_table(folder), read_spec(folder)
     less = {key: value for key, value in table.tensors.items() if key != name}
     narrow = msgspec.structs.replace(table.tensors[name], shape=(64, 64))
@@ -397,10 +383,8 @@ def test_a_table_that_lacks_a_matrix_or_has_it_in_another_shape_is_refused(
             runner_of(folder, spec=spec)
 
 
-def test_only_blocks_that_are_multiplied_stay_in_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = convert(tmp_path, monkeypatch, kinds={"token_embd.weight": Kind.F16})
+def test_only_blocks_that_are_multiplied_stay_in_the_file(tmp_path: Path) -> None:
+    folder = convert(tmp_path, kinds={"token_embd.weight": Kind.F16})
     table = read_blocks_table(folder)
     assert len(table.tensors) == 14
     assert {stored.kind for stored in table.tensors.values()} == {"Q4_1"}
@@ -413,9 +397,8 @@ def test_only_blocks_that_are_multiplied_stay_in_the_file(
     assert kept.num_bytes == kept.num_parameters * 20 // 32
     model = tiny_gguf.TinyLlama()
     tensors = tiny_gguf.gguf_tensors(model, model.weights())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     plain = tiny_gguf.write(tmp_path / "f.gguf", tensors, tiny_gguf.metadata(model), kind=Kind.F16)
-    assert not (converted_folder(plain, log=lambda line: None) / BLOCKS_FILE).exists()
+    assert not (converted_under(tmp_path, plain) / BLOCKS_FILE).exists()
 
 
 @pytest.mark.parametrize("kind", VALUES)
@@ -424,22 +407,20 @@ def test_values_in_torch_are_those_of_the_gguf_package(kind: str) -> None:
     assert torch.equal(dequantised(blocks).view(torch.int16), weight.view(torch.int16))
 
 
-def test_transformers_model_reads_the_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = convert(tmp_path, monkeypatch)
+def test_transformers_model_reads_the_blocks(tmp_path: Path) -> None:
+    folder = convert(tmp_path)
     theirs = runner_of(folder, dtype="float32", model_impl="transformers")
     ids = list(range(3, 30))
     ours = logits_of(runner_of(folder, dtype="float32"), ids)
     assert torch.allclose(logits_of(theirs, ids), ours, atol=1e-4)
 
 
-def test_loading_takes_no_memory_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_takes_no_memory_twice(tmp_path: Path) -> None:
     """The peak of a process that loads a model of 64 MB in blocks is its weights and little more."""
     model = tiny_gguf.TinyLlama(
         hidden_size=1024, intermediate_size=4096, num_layers=8, num_heads=8, num_kv_heads=8
     )
-    folder = convert(tmp_path, monkeypatch, model=model)
+    folder = convert(tmp_path, model=model)
     done = subprocess.run(
         [sys.executable, "-c", PEAK, str(folder)], capture_output=True, text=True, check=True
     )

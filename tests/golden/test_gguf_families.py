@@ -8,7 +8,6 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
 
-from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
@@ -16,6 +15,7 @@ from setpoint.engine.quant.grouped import KernelExperts
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.planning.memory import weight_bytes
 from setpoint.testing.against_transformers import TOLERANCES, measure
+from setpoint.testing.conversion import converted_under
 from setpoint.testing.gguf_families import CONFIGS, LENGTHS, mixed, write_model
 from setpoint.testing.plans import Driver, allocate_rows
 
@@ -29,13 +29,8 @@ KINDS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def convert(path: Path) -> Path:
-    return converted_folder(path, log=lambda line: None)
+    return converted_under(path.parent / "cache", path)
 
 
 def runner_of(folder: Path) -> ModelRunner:

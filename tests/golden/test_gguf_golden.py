@@ -4,7 +4,6 @@ words, and Llama 3's rope."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,13 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from setpoint.checkpoint import source
 from setpoint.checkpoint.description import read_description
-from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.layers.rotary import RotaryEmbedding
 from setpoint.testing import tiny_gguf
+from setpoint.testing.conversion import converted_under
 from setpoint.testing.plans import Driver
 from setpoint.testing.whole_checkpoint import write_whole
 
@@ -62,10 +61,8 @@ def package() -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield converted_folder(package, log=lambda line: None)
+def folder(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return converted_under(tmp_path_factory.mktemp("cache"), package)
 
 
 @pytest.fixture(scope="module")
@@ -206,10 +203,7 @@ def test_chats_render_as_the_files_template_says(
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_llama3_rope_is_recovered_from_its_factors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_llama3_rope_is_recovered_from_its_factors(tmp_path: Path, factor: float) -> None:
     rope = {
         "rope_type": "llama3",
         "factor": factor,
@@ -234,12 +228,12 @@ def test_llama3_rope_is_recovered_from_its_factors(
     ).any()  # some frequencies are blended, or this would prove little
     tensors = tiny_gguf.gguf_tensors(model, model.weights())
     path = tiny_gguf.write(tmp_path / "m.gguf", tensors | {"rope_freqs.weight": factors}, keys)
-    converted = converted_folder(path, log=lambda line: None)
+    converted = converted_under(tmp_path, path)
     assert json.loads((converted / "config.json").read_text())["rope_scaling"] == rope
     assert read_spec(converted).context_len == 131072
     others = factors * np.float32(1.1)
     path = tiny_gguf.write(tmp_path / "n.gguf", tensors | {"rope_freqs.weight": others}, keys)
-    folder = converted_folder(path, log=lambda line: None)
+    folder = converted_under(tmp_path, path)
     kept = json.loads((folder / "config.json").read_text())["rope_scaling"]
     rotary = RotaryEmbedding.from_config(read_spec(folder).config, 64)
     plain = 1 / rotary.positions_per_radian(500000.0)

@@ -14,7 +14,6 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
 from setpoint.engine.executor.build_runner import KV_DTYPES, EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.engine.kernels.cpu import build
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.models.model_registry import build_model
@@ -22,18 +21,18 @@ from setpoint.engine.quant import cpu_linear, plain
 from setpoint.engine.quant.heads import KernelHeads, LoopedHeads, of_heads
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.cpu_levels import each_level
 from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.plans import Driver, allocate_rows
 
 BF16, FP32 = torch.bfloat16, torch.float32
-LEVELS = build.supported_levels()
 CONFIGS = {golden.name: golden.config for golden in GOLDENS}
 V2 = CONFIGS["deepseek_v2: groups, queries without a latent vector, yarn"]
 V3 = CONFIGS["deepseek_v3: groups"]
 PAGE, CONTEXT = 4, 128
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_a_head_has_the_bits_of_its_weight_alone(dtype: torch.dtype, level: str) -> None:
     torch.manual_seed(0)
@@ -60,7 +59,7 @@ def test_heads_on_torch() -> None:
         assert torch.allclose(together(x)[:, head], weight(x[:, head]))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_stored_vectors_and_queries_match_the_reference(

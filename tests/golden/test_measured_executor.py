@@ -19,6 +19,7 @@ from setpoint.engine.kernels.cpu.library import Kernels, load
 from setpoint.engine.layers.linear import Linear, TiedHead
 from setpoint.engine.models.library_model import PackedLinear
 from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.testing.cpu_levels import each_level
 from setpoint.testing.plans import Driver
 from setpoint.testing.tiny_models import TINY, write_tiny_llama
 
@@ -142,7 +143,7 @@ class Timed:
         return int(self._kernels.multiply(*arguments))
 
 
-@pytest.mark.parametrize("level", build.supported_levels())
+@each_level
 def test_limits_count_the_work_of_the_fastest_run(
     level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,9 +22,9 @@ from setpoint.engine.kernels.ops import GELU_TANH, SILU
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import cpu_linear as panel_linear
 from setpoint.engine.quant import w8a8_int8_cpu
+from setpoint.testing.cpu_levels import each_level
 
 BF16 = torch.bfloat16
-LEVELS = build.supported_levels()
 ROWS = (1, 2, 7, 8, 9, 13, 32, 33, 70, 300)
 GATES = (None, SILU, GELU_TANH)
 SUBNORMAL, HUGE = 2.0**-130, 3e38
@@ -67,7 +67,7 @@ def all_equal(results: list[torch.Tensor]) -> bool:
     )
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize(("columns", "k"), [(70, 36), (33, 576), (96, 64)])
 def test_bf16_has_the_same_bits_however_it_is_multiplied(columns, k, gate, level):
@@ -81,7 +81,7 @@ def test_bf16_has_the_same_bits_however_it_is_multiplied(columns, k, gate, level
             assert all_equal([packed(x) for _ in implementations(level, "bf16")]), (rows, b)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", block_linear.KINDS)
 def test_blocks_have_the_same_bits_however_they_are_multiplied(kind, level):
     k = row_of(kind, 5)
@@ -102,7 +102,7 @@ def test_blocks_have_the_same_bits_however_they_are_multiplied(kind, level):
             assert all_equal([each for pair in both for each in pair]), (rows, gate)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize(("columns", "k"), [(70, 37), (33, 576), (96, 64)])
 def test_int8_has_the_same_bits_however_it_is_multiplied(columns, k, gate, level):
@@ -261,8 +261,10 @@ def test_one_implementation_is_no_choice_and_no_measurement(monkeypatch, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("level", [level for level in LEVELS if not build.is_emulated(level)])
+@each_level
 def test_the_real_kernels_are_measured(level, tmp_path, monkeypatch):
+    if build.is_emulated(level):
+        pytest.skip("its speed says nothing about a machine")
     kernels = library.load(level)
     several = {name for name, found in kernels.implementations.items() if len(found) > 1}
     try:

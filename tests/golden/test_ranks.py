@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
-from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.plan import OWN_LENGTH, TokenMasks
 from setpoint.core.request import LogprobOptions, RequestOptions
@@ -19,6 +18,7 @@ from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.parallel.group import head_spans, spans
 from setpoint.testing import tiny_gguf
 from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.conversion import converted_under
 from setpoint.testing.goldens import GOLDENS, tiny_config
 from setpoint.testing.plans import Driver
 from setpoint.testing.ranks import ranks
@@ -107,9 +107,7 @@ def test_every_precision(tmp_path: Path, fields: dict[str, Any], chunk: int) -> 
 @pytest.mark.parametrize(
     ("tie", "quantization"), [(True, None), (False, None), (True, "blocks_int8")]
 )
-def test_blocks_of_a_gguf(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, tie: bool, quantization: str | None
-) -> None:
+def test_blocks_of_a_gguf(tmp_path: Path, kind: Kind, tie: bool, quantization: str | None) -> None:
     model = tiny_gguf.TinyLlama(
         hidden_size=256, intermediate_size=512, num_heads=4, num_kv_heads=4, tie=tie
     )
@@ -122,8 +120,7 @@ def test_blocks_of_a_gguf(
     path = tiny_gguf.write(
         tmp_path / "m.gguf", tensors, tiny_gguf.metadata(model), kind=kind, raw=raw
     )
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = converted_folder(path, log=lambda line: None)
+    folder = converted_under(tmp_path, path)
     assert_same(config_of(folder, quantization=quantization), (2, 3))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from test_gguf_blocks import quantised, row_of
-from test_rounded_blocks import BF16, KINDS, LEVELS, activations
+from test_rounded_blocks import BF16, KINDS, activations
 from test_rounded_blocks import reference as of_few_rows
 
 from setpoint.core.model import BLOCK_KINDS
@@ -19,6 +19,7 @@ from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import grouped
 from setpoint.engine.quant.linear_method import Blocks
 from setpoint.engine.quant.w8a8_int8 import block_size, quantize_rows, rotate
+from setpoint.testing.cpu_levels import each_level
 
 F32 = np.float32
 MANY = 24
@@ -114,7 +115,7 @@ def expected_of(x: torch.Tensor, blocks: Blocks) -> torch.Tensor:
     return torch.from_numpy(sums).to(BF16)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("columns", "num_blocks"), [(1, 2), (33, 3), (96, 18), (70, 19)])
 def test_a_product_is_that_of_the_reference(
@@ -144,7 +145,7 @@ def test_the_number_of_rows_decides_how_they_are_multiplied() -> None:
     assert torch.equal(ours(x), many)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", KINDS)
 def test_gate_bias_and_stack_see_the_same_sums(kind: str, level: str) -> None:
     """A gated product is that of its two halves; a bias is added to the sum in fp32."""
@@ -164,7 +165,7 @@ def test_gate_bias_and_stack_see_the_same_sums(kind: str, level: str) -> None:
     assert torch.equal(stack(x)[:, 70:], method.pack(other, None)(x))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", KINDS)
 def test_extreme_codes_and_scales(kind: str, level: str) -> None:
     """All codes and factors the same, at either end; a column of zeros; the largest rotated sums."""

@@ -16,16 +16,15 @@ from test_gguf_blocks import convert, kinds_kept, logits_of, quantised, row_of, 
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import BLOCK_KINDS, INT8_KINDS
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.engine.kernels.cpu import build
 from setpoint.engine.kernels.ops import SILU
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import grouped
 from setpoint.engine.quant.linear_method import Blocks, choose_blocks
 from setpoint.testing import tiny_gguf
+from setpoint.testing.cpu_levels import each_level
 from setpoint.testing.plans import Driver
 
 BF16 = torch.bfloat16
-LEVELS = build.supported_levels()
 KINDS = sorted(INT8_KINDS)
 ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 23)
 F32 = np.float32
@@ -98,7 +97,7 @@ def activations(rows: int, k: int) -> torch.Tensor:
     return x.to(BF16)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("columns", "num_blocks"), [(1, 2), (33, 3), (96, 19)])
 def test_a_product_is_that_of_the_reference(
@@ -121,7 +120,7 @@ def test_a_product_is_that_of_the_reference(
     assert error.norm() <= 0.02 * x[3:].double().norm() * weight.double().norm() / columns**0.5
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
 def test_the_largest_sums_of_a_group_fit(kind: str, level: str) -> None:
     block = BLOCK_KINDS[kind]
@@ -137,7 +136,7 @@ def test_the_largest_sums_of_a_group_fit(kind: str, level: str) -> None:
             assert torch.equal(ours(each), reference(each, blocks))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", KINDS)
 def test_gate_bias_and_stack_see_the_same_sums(kind: str, level: str) -> None:
     """A gated product is that of its two halves; a bias is added to the sum in fp32."""
@@ -157,7 +156,7 @@ def test_gate_bias_and_stack_see_the_same_sums(kind: str, level: str) -> None:
     assert torch.equal(stack[:, 70:], method.pack(other, None)(x))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_still_those_of_the_weight(kind: str, level: str) -> None:
     blocks, weight = quantised(kind, 70, row_of(kind, 3))
@@ -166,7 +165,7 @@ def test_rows_are_still_those_of_the_weight(kind: str, level: str) -> None:
     assert torch.equal(rows.view(torch.int16), weight[ids].view(torch.int16))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K"])
 @pytest.mark.parametrize(("num_rows", "other"), [(12, 7), (40, 37)], ids=["few", "many"])
 def test_what_is_not_finite_spoils_its_own_row_only(
@@ -203,7 +202,7 @@ def test_experts_and_threads_change_no_bit(kind: str) -> None:
         torch.set_num_threads(before)
 
 
-def k_quants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def k_quants(tmp_path: Path) -> Path:
     """A tiny model with the blocks of a Q4_K_M."""
     model = tiny_gguf.TinyLlama(hidden_size=256, intermediate_size=512, tie=True)
     six, raw = ("token_embd.weight", "blk.0.attn_v.weight", "blk.0.ffn_down.weight"), {}
@@ -211,13 +210,13 @@ def k_quants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if tensor.ndim == 2:
             kind = Kind.Q6_K if name in six else Kind.Q4_K
             raw[name] = (quantised(kind.name, *tensor.shape, size=1e-3)[0].rows.numpy(), kind)
-    return convert(tmp_path, monkeypatch, model=model, raw=raw)
+    return convert(tmp_path, model=model, raw=raw)
 
 
 def test_a_model_is_close_to_that_in_bf16_and_knows_nothing_of_a_batch_of_few_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    folder = k_quants(tmp_path, monkeypatch)
+    folder = k_quants(tmp_path)
     ours, wide = runner_of(folder, "blocks_int8"), runner_of(folder, "unquant")
     assert kinds_kept(ours) == {"Q4_K": 6, "Q6_K": 2, "Q4_K+Q6_K": 1}
     assert "in the file's own blocks, multiplied by activations of 8 bits" in ours.report.weights

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from setpoint.engine.kernels.cpu import build
 from setpoint.engine.kernels.ops import SILU
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant.linear_method import Blocks
 from setpoint.engine.quant.quantised_numbers import Numbers, w8a8_rows
+from setpoint.testing.cpu_levels import each_level
 
 BF16 = torch.bfloat16
 ROWS = (1, 2, 9, 64)
@@ -35,7 +35,7 @@ def expected(weight: Numbers, x: torch.Tensor, scale: float) -> torch.Tensor:
     return sums.float() * (weight.scales.T * scales)
 
 
-@pytest.mark.parametrize("level", build.supported_levels())
+@each_level
 @pytest.mark.parametrize("scale", [0.0, 0.013])
 @pytest.mark.parametrize(("columns", "k"), [(33, 64), (70, 576), (96, 44)])
 def test_products_are_the_definition(columns: int, k: int, scale: float, level: str) -> None:
@@ -51,7 +51,7 @@ def test_products_are_the_definition(columns: int, k: int, scale: float, level: 
         assert torch.allclose(biased(x[:rows]).float(), with_bias.float(), rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("level", build.supported_levels())
+@each_level
 def test_gates_are_applied_to_the_sums(level: str) -> None:
     torch.manual_seed(1)
     weight, x = weight_of(70, 96), torch.randn(9, 96).to(BF16)

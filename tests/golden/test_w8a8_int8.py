@@ -14,13 +14,13 @@ from setpoint.core.errors import ConfigError
 from setpoint.core.records import Fallback
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.engine.kernels.cpu import build as kernels
 from setpoint.engine.kernels.ops import GELU_TANH, SILU, KernelsUnavailable
 from setpoint.engine.quant import w8a8_int8, w8a8_int8_cpu
 from setpoint.engine.quant.linear_method import PackedWeight
 from setpoint.engine.quant.w8a8_int8 import block_size, quantize_rows, rotate
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.planning.memory import weight_bytes
+from setpoint.testing.cpu_levels import each_level
 from setpoint.testing.plans import Driver
 from setpoint.testing.tiny_models import write_tiny_llama
 
@@ -44,7 +44,6 @@ def test_rows_by_hand() -> None:
     assert scales[4:].isnan().all()
 
 
-LEVELS = kernels.supported_levels()
 SHAPES = [(96, 64), (70, 37), (1, 2), (33, 576), (31, 3), (64, 1536)]
 """Columns and K: whole panels and words, and neither."""
 
@@ -77,7 +76,7 @@ def activations(rows: int, k: int, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize(("columns", "k"), SHAPES)
 def test_every_level_computes_the_definition_and_a_row_knows_no_batch(
@@ -91,7 +90,7 @@ def test_every_level_computes_the_definition_and_a_row_knows_no_batch(
         assert torch.equal(kernel(x[-rows:]), result[-rows:])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_a_bias_is_added_with_at_most_one_rounding_more(dtype: torch.dtype, level: str) -> None:
     kernel, reference = packed(70, 36, dtype, level, bias=True)
@@ -101,7 +100,7 @@ def test_a_bias_is_added_with_at_most_one_rounding_more(dtype: torch.dtype, leve
     assert kernel.num_bytes >= 70 * 36 + 70 * 8 + 70 * dtype.itemsize
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_nan_and_infinity_are_not_hidden(dtype: torch.dtype, level: str) -> None:
     """Not in an activation, where they spoil their row, and not in a weight, where they spoil their
@@ -122,7 +121,7 @@ def test_nan_and_infinity_are_not_hidden(dtype: torch.dtype, level: str) -> None
     assert result[:, [0, 1, 2, 4]].isfinite().all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize(
     ("size", "k", "bias"), [(48, 64, False), (37, 36, True), (1, 6, False), (1536, 64, True)]
@@ -157,12 +156,12 @@ def test_a_gated_layer_is_its_activation_of_both_products(
             assert torch.equal(kernel(x[-rows:]), result[-rows:])
 
 
-def test_the_longest_sum_fits() -> None:
+@each_level
+def test_the_longest_sum_fits(level: str) -> None:
     k = 130_001  # odd: not rotated
-    for level in LEVELS:
-        weight = w8a8_int8_cpu.create(FP32, level=level).pack(torch.ones(2, k), None)
-        assert weight(torch.ones(1, k)).tolist() == [[pytest.approx(k)] * 2]
-        assert weight(-torch.ones(1, k)).tolist() == [[pytest.approx(-k)] * 2]
+    weight = w8a8_int8_cpu.create(FP32, level=level).pack(torch.ones(2, k), None)
+    assert weight(torch.ones(1, k)).tolist() == [[pytest.approx(k)] * 2]
+    assert weight(-torch.ones(1, k)).tolist() == [[pytest.approx(-k)] * 2]
 
 
 def test_the_number_of_threads_changes_nothing() -> None:

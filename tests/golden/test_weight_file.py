@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.operations import MemoryPart, ReleaseMemory, RestoreMemory
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.testing.conversion import converted_under
 from setpoint.testing.gguf_families import CONFIGS, mixed, write_model
 from setpoint.testing.plans import Driver, allocate_rows
 from setpoint.testing.tiny_models import write_tiny_llama
@@ -96,14 +96,10 @@ def test_a_disk_without_room_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_every_family_has_the_same_logits_from_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
-) -> None:
+def test_every_family_has_the_same_logits_from_a_file(tmp_path: Path, architecture: str) -> None:
     """With blocks in panels and with matrices in bfloat16; biases and experts among them."""
     path, checkpoint = write_model(tmp_path, architecture, mixed)
-    with monkeypatch.context() as patch:  # kernels stay where they have been compiled
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        converted = converted_folder(path, log=lambda line: None)
+    converted = converted_under(tmp_path / "cache", path)
     for folder in (converted, checkpoint):
         alone, _ = make(folder, "", "bfloat16")
         driver, operator = make(folder, str(tmp_path / "weights"), "bfloat16")
