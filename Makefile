@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 SERVE := $(VENV)/.serve-installed
 DEV := $(VENV)/.dev-installed
 
-.PHONY: help serve test full check lint clean
+.PHONY: help serve test full check types lint clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -34,18 +34,22 @@ help:
 serve: $(SERVE)
 	@exec $(BIN)/setpoint serve --port $(PORT) $(ARGS)
 
-# Three test files at a time: most tests keep one core busy, or wait. A test that takes longer than the
-# limit ends its worker, because code under test may catch an exception that is raised within it.
+# Three test files at a time: most tests keep one core busy, or wait. They run in the order of their names, the long ones of
+# tests/e2e before the short ones of tests/unit: by default those with few tests come last, and at the end one worker has
+# a long file while the others have none. A test that takes longer than the limit ends its worker, because code under test
+# may catch an exception that is raised within it.
 test: $(DEV)
-	$(BIN)/pytest -n 3 --dist loadfile --timeout-method thread -m "not full and not gpu"
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --timeout-method thread -m "not full and not gpu"
 
 full: test
 	$(BIN)/pytest -m "full and not gpu"
 	@scripts/test-other-pythons $(VENV)
 
-check: lint
-	$(BIN)/mypy
+check: lint types
 	$(BIN)/pytest tests/arch
+
+types: $(DEV)
+	$(BIN)/mypy
 
 # The fast half of check: what the pre-commit hooks run.
 lint: $(DEV)
