@@ -25,6 +25,7 @@ from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.plans import Driver
 from setpoint.testing.ranks import ranks
+from setpoint.testing.runners import runner_of
 
 CONFIG = next(each.config for each in GOLDENS if each.name.startswith("gpt_oss: yarn")) | {
     "intermediate_size": 96
@@ -54,16 +55,6 @@ def write(folder: Path, *, converted: bool = False) -> Path:
     config = CONFIG if converted else CONFIG | {"quantization_config": QUANTISED}
     (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
     return folder
-
-
-def runner_of(folder: Path, *, dtype: str = "bfloat16", **fields: Any) -> ModelRunner:
-    runner = build_runner(
-        EngineConfig(
-            str(folder), read_spec(folder), dtype=dtype, kv_dtype=dtype, page_size=4, **fields
-        )
-    )
-    runner.allocate(num_pages=128, max_slots=4, context_len=64)
-    return runner
 
 
 def logits_of(runner: ModelRunner, num_tokens: int) -> torch.Tensor:

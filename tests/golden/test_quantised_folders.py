@@ -27,6 +27,7 @@ from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.plans import Driver
 from setpoint.testing.quantised_folders import FORMATS, is_quantised, quantise
 from setpoint.testing.ranks import ranks
+from setpoint.testing.runners import runner_of
 
 LLAMA = next(each.config for each in GOLDENS if each.config["model_type"] == "llama") | {
     "hidden_size": 64,
@@ -62,16 +63,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             ("gemma", GEMMA),
         )
     }
-
-
-def runner_of(folder: Path, *, dtype: str = "bfloat16", **fields: Any) -> ModelRunner:
-    runner = build_runner(
-        EngineConfig(
-            str(folder), read_spec(folder), dtype=dtype, kv_dtype=dtype, page_size=4, **fields
-        )
-    )
-    runner.allocate(num_pages=128, max_slots=4, context_len=64)
-    return runner
 
 
 def logits_of(runner: ModelRunner, num_tokens: int) -> torch.Tensor:
