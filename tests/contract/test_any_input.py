@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -98,18 +99,29 @@ openai_body = st.builds(
 )
 
 
-@settings(max_examples=80, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(
-    st.lists(
-        st.tuples(st.just("/generate"), generate_body)
-        | st.tuples(st.sampled_from([CHAT, "/v1/completions"]), openai_body),
-        min_size=4,
-        max_size=8,
-    )
+Calls = list[tuple[str, dict[str, Any]]]
+some_calls: st.SearchStrategy[Calls] = st.lists(
+    st.tuples(st.just("/generate"), generate_body)
+    | st.tuples(st.sampled_from([CHAT, "/v1/completions"]), openai_body),
+    min_size=4,
+    max_size=8,
 )
-def test_no_body_is_answered_with_500(
-    serve: Serve, calls: list[tuple[str, dict[str, Any]]]
-) -> None:
+
+
+@settings(max_examples=20, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(some_calls)
+def test_no_body_is_answered_with_500(serve: Serve, calls: Calls) -> None:
+    check(serve, calls)
+
+
+@pytest.mark.full
+@settings(max_examples=80, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(some_calls)
+def test_none_of_more_bodies_is_answered_with_500(serve: Serve, calls: Calls) -> None:
+    check(serve, calls)
+
+
+def check(serve: Serve, calls: Calls) -> None:
     async def scenario(server: Any) -> None:
         for path, body in calls:
             response = await server.http.post(path, json=body)

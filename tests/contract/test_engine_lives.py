@@ -196,7 +196,17 @@ DEATHS = {
 WATCHDOG_S = 5.0
 
 
-@pytest.mark.parametrize("deadly", Deadly, ids=lambda deadly: deadly.name.lower())
+@pytest.mark.parametrize(
+    "deadly",
+    [
+        pytest.param(
+            each,
+            id=each.name.lower(),
+            marks=[pytest.mark.full] if each is Deadly.HANG else [],
+        )
+        for each in Deadly
+    ],
+)
 def test_an_engine_that_dies_takes_its_requests_with_it_and_nothing_else(
     deadly: Deadly, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -231,7 +241,7 @@ def test_an_engine_that_dies_takes_its_requests_with_it_and_nothing_else(
     assert set(suspects) == {"poison"} | others
 
 
-@pytest.mark.parametrize("is_busy", [True, False])
+@pytest.mark.parametrize("is_busy", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_an_engine_that_is_paused_for_longer_than_the_watchdog_lives_on(is_busy: bool) -> None:
     """Red before: a timer inside the engine fired as soon as it went on."""
 

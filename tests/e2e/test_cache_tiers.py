@@ -99,8 +99,15 @@ def expected(model: Path, folder: Path, *arguments: str) -> list[list[int]]:
         return [answer(each, prompt)[0] for prompt in PROMPTS]
 
 
-def test_the_next_server_finds_what_a_killed_one_has_left(tiny_model: Path, tmp_path: Path) -> None:
-    tokens = expected(tiny_model, tmp_path)
+@pytest.fixture(scope="module")
+def tokens(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """The answers of the tiny model without tiers."""
+    return expected(tiny_model, tmp_path_factory.mktemp("plain"))
+
+
+def test_the_next_server_finds_what_a_killed_one_has_left(
+    tiny_model: Path, tmp_path: Path, tokens: list[list[int]]
+) -> None:
     with server(tiny_model, tmp_path, "first") as first:
         known(first)
         assert [answer(first, prompt) for prompt in PROMPTS] == [(found, 0, 0) for found in tokens]
@@ -126,16 +133,25 @@ def test_the_next_server_finds_what_a_killed_one_has_left(tiny_model: Path, tmp_
     assert " 0 differing plans" in done.stdout, done.stdout + done.stderr
 
 
+OTHER_ENGINES = {
+    "two ranks": ("--tp-size", "2"),
+    "large pages": ("--page-size", "16"),
+    "fp8": ("--kv-cache-dtype", "fp8_e4m3"),
+}
+
+
+@pytest.mark.parametrize(
+    "names", [["two ranks"], pytest.param([*OTHER_ENGINES], marks=pytest.mark.full)], ids=len
+)
 def test_two_ranks_and_another_page_size_share_nothing_with_one(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, tokens: list[list[int]], names: list[str]
 ) -> None:
-    tokens = expected(tiny_model, tmp_path)
-    for name, arguments in {
-        "one": (),
-        "two ranks": ("--tp-size", "2"),
-        "large pages": ("--page-size", "16"),
-        "fp8": ("--kv-cache-dtype", "fp8_e4m3"),
-    }.items():
+    with server(tiny_model, tmp_path, "one") as one:
+        known(one)
+        assert [answer(one, prompt) for prompt in PROMPTS] == [(found, 0, 0) for found in tokens]
+        settled(one)
+    for name in names:
+        arguments = OTHER_ENGINES[name]
         own = expected(tiny_model, tmp_path, *arguments) if name == "fp8" else tokens
         for life in range(2):
             with server(tiny_model, tmp_path, f"{name}{life}", *arguments) as each:
@@ -175,9 +191,9 @@ def _ask_one_that_ends(each: ServerProcess, prompt: list[int]) -> None:
     "count", [1, pytest.param(6, marks=[pytest.mark.full, pytest.mark.timeout(600)])]
 )
 def test_servers_that_are_killed_while_they_write_cost_no_token(
-    tiny_model: Path, tmp_path: Path, count: int
+    tiny_model: Path, tmp_path: Path, tokens: list[list[int]], count: int
 ) -> None:
-    tokens, rng = expected(tiny_model, tmp_path), random.Random(count)
+    rng = random.Random(count)
     wrote = [_kill_while_saving(tiny_model, tmp_path, number, rng) for number in range(count)]
     print(f"{count} kills of a server, {sum(wrote)} left a file half-written")
     rng = random.Random(count)
@@ -192,12 +208,13 @@ def test_servers_that_are_killed_while_they_write_cost_no_token(
         assert num_damaged(each) == 0
 
 
-def test_other_weights_are_recognized_after_a_release_too(tiny_model: Path, tmp_path: Path) -> None:
+def test_other_weights_are_recognized_after_a_release_too(
+    tiny_model: Path, tmp_path: Path, tokens: list[list[int]]
+) -> None:
     """Red before: what they computed was saved under the name of the first weights."""
     config = json.loads((tiny_model / "config.json").read_text())
     other = write_tiny_llama(tmp_path / "other", seed=7, **config)
     write_byte_tokenizer(other)
-    tokens = expected(tiny_model, tmp_path)
     folder = ("--update-weights-folder", str(tmp_path))
     with server(tiny_model, tmp_path, "first", *folder) as first:
         for route, body in (
@@ -222,21 +239,22 @@ def loaded(each: ServerProcess, model: Path) -> None:
     known(each)
 
 
-def test_two_weight_sets_under_one_name_share_nothing(tiny_model: Path, tmp_path: Path) -> None:
+def test_two_weight_sets_under_one_name_share_nothing(
+    tiny_model: Path, tmp_path: Path, tokens: list[list[int]]
+) -> None:
     config = json.loads((tiny_model / "config.json").read_text())
     other = write_tiny_llama(tmp_path / "other", seed=7, **config)
     write_byte_tokenizer(other)
     name = ("--served-model-name", "one")
-    models = {"first": tiny_model, "second": other}
-    cold = {each: expected(model, tmp_path) for each, model in models.items()}
-    for life in range(2):
-        for each, model in models.items():
-            with server(model, tmp_path, f"{each}{life}", *name) as found:
-                known(found)
-                answers = [answer(found, prompt) for prompt in PROMPTS]
-                assert [tokens for tokens, _, _ in answers] == cold[each]
-                assert [bool(stored) for _, _, stored in answers] == [bool(life)] * 3, each
-                settled(found)
+    cold = {}
+    for each, model in {"first": tiny_model, "second": other}.items():
+        with server(model, tmp_path, each, *name) as found:
+            known(found)
+            answers = [answer(found, prompt) for prompt in PROMPTS]
+            assert [stored for _, _, stored in answers] == [0] * 3, each
+            cold[each] = [ids for ids, _, _ in answers]
+            settled(found)
+    assert cold["first"] == tokens != cold["second"]
     shutil.copytree(other, tmp_path / "copies" / "other")
     shutil.copytree(tiny_model, tmp_path / "copies" / "tiny")
     name = ("--served-model-name", "one", "--update-weights-folder", str(tmp_path / "copies"))
@@ -245,13 +263,14 @@ def test_two_weight_sets_under_one_name_share_nothing(tiny_model: Path, tmp_path
         for folder, which in (("other", "second"), ("tiny", "first"), ("other", "second")):
             loaded(found, tmp_path / "copies" / folder)
             answers = [answer(found, prompt) for prompt in PROMPTS]
-            assert [tokens for tokens, _, _ in answers] == cold[which], folder
+            assert [ids for ids, _, _ in answers] == cold[which], folder
             assert all(stored for _, _, stored in answers), "what the same weights have computed"
             settled(found)
 
 
-def test_salts_and_keys_share_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    tokens = expected(tiny_model, tmp_path)
+def test_salts_and_keys_share_nothing(
+    tiny_model: Path, tmp_path: Path, tokens: list[list[int]]
+) -> None:
     whose: list[dict[str, str]] = [{"cache_salt": "a"}, {"extra_key": "a"}, {"extra_key": "b"}]
     with server(tiny_model, tmp_path, "first") as first:
         known(first)

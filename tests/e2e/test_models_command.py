@@ -6,14 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import psutil
 import pytest
+from _pytest.capture import CaptureResult
 from gguf.constants import GGMLQuantizationType
 
+from setpoint import cli
 from setpoint.checkpoint.source import DEFAULT_MODEL
 from setpoint.core.content_digest import cache_folder
 from setpoint.testing import tiny_gguf
@@ -23,23 +26,40 @@ from setpoint.testing.tiny_models import write_tiny_llama
 MODEL = tiny_gguf.TinyLlama()
 
 
-def models(*arguments: str | Path, code: int, **environ: str) -> subprocess.CompletedProcess[str]:
+def in_own_process(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "setpoint.cli", "models", *map(str, arguments)],
+        [sys.executable, "-m", "setpoint.cli", "models", *arguments],
         capture_output=True,
         text=True,
         timeout=240,
         env=os.environ | {"COLUMNS": "100"} | environ,
     )
-    assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
 
 
-def in_json(*arguments: str | Path, code: int, **environ: str) -> list[dict[str, Any]]:
-    answer = json.loads(models(*arguments, "--json", code=code, **environ).stdout)
-    assert answer["machine"]["num_cores"] >= 1
-    return list(answer["models"])
+@dataclass
+class Command:
+    """``setpoint models`` in the test's process: a process of its own imports torch for seconds."""
+
+    capture: pytest.CaptureFixture[str]
+
+    def __call__(self, *arguments: str | Path, code: int) -> CaptureResult[str]:
+        found = cli.main(["models", *map(str, arguments)])
+        said = self.capture.readouterr()
+        assert found == code, said
+        return said
+
+    def in_json(self, *arguments: str | Path, code: int) -> list[dict[str, Any]]:
+        answer = json.loads(self(*arguments, "--json", code=code).out)
+        assert answer["machine"]["num_cores"] >= 1
+        return list(answer["models"])
+
+
+@pytest.fixture
+def models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.setenv("COLUMNS", "100")
+    return Command(capsys)
 
 
 def lines(text: str) -> dict[str, str]:
@@ -72,7 +92,8 @@ def large_file(folder: Path) -> Path:
 
 
 def test_the_default_model() -> None:
-    done = models(code=0)
+    done = in_own_process()
+    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(DEFAULT_MODEL)
     found = lines(done.stdout)
     assert found["runs here"] == "yes"
@@ -83,10 +104,10 @@ def test_the_default_model() -> None:
     assert found["speed"].startswith(("about ", "unknown: "))
 
 
-def test_a_gguf_file_is_not_converted(gguf_file: Path) -> None:
+def test_a_gguf_file_is_not_converted(models: Command, gguf_file: Path) -> None:
     path = gguf_file.rename(gguf_file.with_name(f"{uuid4()}.gguf"))
     arguments = (path, "--context-length", "64", "--max-running-requests", "4")
-    (found,) = in_json(*arguments, code=0)
+    (found,) = models.in_json(*arguments, code=0)
     assert not list(cache_folder().glob(f"*{path.stem}*"))
     assert found["runs"]
     assert found["disk_bytes"] == path.stat().st_size
@@ -103,17 +124,19 @@ def test_a_gguf_file_is_not_converted(gguf_file: Path) -> None:
 
 
 def test_a_start_and_this_command_agree_on_an_option_that_cannot_be_honoured(
-    gguf_file: Path,
+    models: Command, gguf_file: Path
 ) -> None:
-    (found,) = in_json(gguf_file, "--tp-size", "3", code=1)
+    (found,) = models.in_json(gguf_file, "--tp-size", "3", code=1)
     assert "tp-size" in found["reason"]
     refused = models(gguf_file, "--page-size", "0", code=2)
-    assert "--page-size must be at least 1" in refused.stderr
+    assert "--page-size must be at least 1" in refused.err
     refused = models(gguf_file, "--model-path", gguf_file, code=2)
-    assert "not by both" in refused.stderr
+    assert "not by both" in refused.err
 
 
-def test_several_of_which_some_cannot_be_served(gguf_file: Path, tmp_path: Path) -> None:
+def test_several_of_which_some_cannot_be_served(
+    models: Command, gguf_file: Path, tmp_path: Path
+) -> None:
     unknown = tmp_path / "unknown"
     write_tiny_llama(unknown, architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next")
     damaged = tmp_path / "damaged.gguf"
@@ -123,7 +146,7 @@ def test_several_of_which_some_cannot_be_served(gguf_file: Path, tmp_path: Path)
     foreign = tiny_gguf.write(tmp_path / "foreign.gguf", {}, {}, arch="qwen35")
     names = (gguf_file, unknown, large_file(tmp_path), damaged, adapter, foreign, "llama3:8b")
     missing = tmp_path / "missing"
-    found = in_json(*names, missing, code=1)
+    found = models.in_json(*names, missing, code=1)
     assert [each["runs"] for each in found] == [True] + [False] * 7
     _, other, large, cut, part, strange, ollama, nothing = found
     assert other["architecture"] == "Qwen3NextForCausalLM"
@@ -139,29 +162,29 @@ def test_several_of_which_some_cannot_be_served(gguf_file: Path, tmp_path: Path)
     assert all(each["pace"] is None for each in found[1:])
 
 
-def test_the_table_of_several(gguf_file: Path, tmp_path: Path) -> None:
+def test_the_table_of_several(models: Command, gguf_file: Path, tmp_path: Path) -> None:
     done = models(gguf_file, large_file(tmp_path), "llama3:8b", code=1)
-    head, one, two, three, *rest = done.stdout.splitlines()
+    head, one, two, three, *rest = done.out.splitlines()
     assert head.split() == ["model", "parameters", "precision", "needs", "about", "here"]
     assert one.split()[0] == "tiny.gguf"
     assert one.split()[-1] == "yes"
     assert two.rstrip().endswith("too large")
     assert three.split() == ["llama3:8b", "no"]
     assert "What would fit here: " in " ".join(rest)
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert max(map(len, done.out.splitlines())) <= 100
 
 
-def test_names_send_nothing_to_the_terminal(tmp_path: Path) -> None:
+def test_names_send_nothing_to_the_terminal(models: Command, tmp_path: Path) -> None:
     """Red before: control sequences in a file's name, and its markup in the table."""
     one, two = tmp_path / "a\x1b[31m\n.gguf", tmp_path / "[red]b.gguf"
     for path in (one, two):
         path.write_bytes(b"GGUF")
     for names in ((one,), (one, two)):
         done = models(*names, code=1)
-        assert r"a\x1b[31m\n.gguf" in done.stdout
-        assert all(char.isprintable() for char in done.stdout.replace("\n", ""))
-    assert done.stdout.splitlines()[2].split() == ["[red]b.gguf", "no"]
-    assert [each["model"] for each in in_json(one, "", code=1)] == [str(one), ""]
+        assert r"a\x1b[31m\n.gguf" in done.out
+        assert all(char.isprintable() for char in done.out.replace("\n", ""))
+    assert done.out.splitlines()[2].split() == ["[red]b.gguf", "no"]
+    assert [each["model"] for each in models.in_json(one, "", code=1)] == [str(one), ""]
     refused = subprocess.run(
         [sys.executable, "-m", "setpoint.cli", "serve", "--model-path", one],
         capture_output=True,
@@ -171,19 +194,22 @@ def test_names_send_nothing_to_the_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in refused.stderr
 
 
-def test_a_context_for_which_the_memory_has_no_room_is_said(gguf_file: Path) -> None:
+def test_a_context_for_which_the_memory_has_no_room_is_said(
+    models: Command, gguf_file: Path
+) -> None:
     """Red before: "yes", beside a memory that this machine does not have."""
     words = "the memory has room for 64 tokens, not for a request of 256"
     done = models(gguf_file, "--max-total-tokens", "64", code=0)
-    assert f"yes, but {words}" in " ".join(done.stdout.split())
+    assert f"yes, but {words}" in " ".join(done.out.split())
     done = models(gguf_file, gguf_file, "--max-total-tokens", "64", code=0)
-    assert f"runs here, but {words}." in " ".join(done.stdout.split())
-    assert '"needs" is the memory of a request of the whole context' in done.stdout
+    assert f"runs here, but {words}." in " ".join(done.out.split())
+    assert '"needs" is the memory of a request of the whole context' in done.out
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
     """Red before: "runs here: yes", and a start refused it."""
-    refused = models("--device", "cuda", code=2, CUDA_VISIBLE_DEVICES="")
+    refused = in_own_process("--device", "cuda", CUDA_VISIBLE_DEVICES="")
+    assert refused.returncode == 2
     assert "--device cuda was asked for, but CUDA_VISIBLE_DEVICES hides" in refused.stderr
 
 
@@ -202,7 +228,9 @@ def test_of_a_model_of_the_hub_only_small_files_are_read(tiny_model: Path, tmp_p
     files: dict[str, bytes | int] = {file.name: file.read_bytes() for file in tiny_model.iterdir()}
     with Hub("owner/tiny", files).running() as hub:
         home = str(tmp_path / "hub")
-        (found,) = in_json("owner/tiny", code=0, HF_ENDPOINT=hub.url, HF_HOME=home)
+        done = in_own_process("owner/tiny", "--json", HF_ENDPOINT=hub.url, HF_HOME=home)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (found,) = json.loads(done.stdout)["models"]
     assert found["runs"]
     assert found["disk_bytes"] is None
     assert found["parameters"] > 0

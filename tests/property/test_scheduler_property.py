@@ -283,7 +283,7 @@ def run_trace(
 
 @TOKENS_PER_ROW
 @pytest.mark.parametrize(
-    "block", [0, 1, *(pytest.param(block, marks=pytest.mark.full) for block in (2, 3))]
+    "block", [0, *(pytest.param(block, marks=pytest.mark.full) for block in (1, 2, 3))]
 )
 def test_random_traces_end_with_the_right_tokens(block: int, most: int) -> None:
     requests = retractions = hits = steps = preemptions = dropped = prepared = 0
@@ -331,11 +331,12 @@ def test_random_traces_of_models_with_windows(row: PageRow) -> None:
 
 
 @TOKENS_PER_ROW
-def test_settings_may_change_at_any_turn(most: int) -> None:
+@pytest.mark.parametrize("count", [20, pytest.param(50, marks=pytest.mark.full)])
+def test_settings_may_change_at_any_turn(most: int, count: int) -> None:
     """Fewer may run than do, chunks shrink in mid-prompt, priorities begin to matter: what was
     admitted ends, and with the right tokens."""
     changes = crowded = preemptions = 0
-    for seed in range(50):
+    for seed in range(count):
         row = (None, None, *ROWS)[seed % 5]
         harness, _ = run_trace(20_000 + seed, most, row, changes=0.5)
         changed = harness.recorder.of(SettingsChanged)
@@ -343,8 +344,8 @@ def test_settings_may_change_at_any_turn(most: int) -> None:
         least = min((each.settings.max_running_requests for each in changed), default=99)
         crowded += any(step.num_running > least for step in harness.recorder.steps)
         preemptions += len(harness.recorder.preemptions)
-    assert changes > 200
-    assert crowded > 5
+    assert changes > 4 * count
+    assert crowded > count // 10
     assert preemptions > 0
 
 
