@@ -17,8 +17,9 @@ if __name__ == "__main__":
     from setpoint.launch.ranks import start_ranks
 
     ranks = start_ranks(range(1, int(sys.argv[2]))) if int(sys.argv[2]) > 1 else None
+    from setpoint.launch.ending import leave
     from setpoint.launch.engine_process import main
 
     gc.freeze()
     gc.enable()
-    sys.exit(main(ranks, [int(each) for each in sys.argv[3:]]))
+    leave(main(ranks, [int(each) for each in sys.argv[3:]]))

@@ -31,6 +31,13 @@ LAST_WORDS_S = 0.3
 _POLL_S = 0.02
 
 
+def leave(exit_code: int) -> NoReturn:
+    """End this process without the interpreter's finalization, which ends the other threads where
+    they are: one in a library's native code, for example in llguidance, crashes by that."""
+    logging.shutdown()
+    os._exit(exit_code)
+
+
 class Limit:
     """A limit in wall time, because that is what a waiting user measures. There is no limit until
     ``within`` is called; of several limits, the earliest counts."""

@@ -48,6 +48,7 @@ from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc.sockets import EngineSocket
 from setpoint.launch.binding import bound
 from setpoint.launch.cache_tiers import CacheTiers, noted_weights, open_tiers
+from setpoint.launch.ending import RANK_LOST, leave
 from setpoint.launch.grammar_threads import GrammarThreads
 from setpoint.launch.grammars import engine_grammars
 from setpoint.launch.handing import RenewingOperator, Sides, open_sides
@@ -61,7 +62,6 @@ from setpoint.launch.mapping import (
     recording_config,
     work_model,
 )
-from setpoint.launch.meeting import end_blamelessly
 from setpoint.launch.rank_group import other_ranks
 from setpoint.launch.ranks import RankProcesses, start_ranks
 from setpoint.launch.recognition import WatchedOperator
@@ -148,7 +148,7 @@ def run(
         except GroupLost as error:
             time.sleep(WORDS_S)
             logger.error("An exchange with the other ranks failed: %s. The engine ends.", error)
-            end_blamelessly()  # the other ranks may wait for this one, and would be waited for
+            leave(RANK_LOST)  # the other ranks may wait for this one, and would be waited for
     return 0
 
 

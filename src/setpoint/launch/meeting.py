@@ -20,12 +20,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
-from typing import NoReturn
 
 import msgspec
 
 from setpoint.core.errors import SetpointError
-from setpoint.launch.ending import RANK_LOST
+from setpoint.launch.ending import RANK_LOST, leave
 
 NAME = "setpoint ranks 1"
 """Names the protocol and its version. Must change when a message of the handshake does."""
@@ -162,7 +161,7 @@ class Meeting:
             def lost(why: str, who: str = who) -> None:
                 if not self._is_closed:
                     logger.error("The link to %s is lost: %s. The engine ends.", who, why)
-                    end_blamelessly()
+                    leave(RANK_LOST)
 
             watch(link, lost)
 
@@ -320,12 +319,6 @@ def watch(link: Connection, lost: Callable[[str], None]) -> None:
         lost(os.strerror(code) if code else "its process has ended")
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def end_blamelessly() -> NoReturn:
-    """End this process with RANK_LOST."""
-    logging.shutdown()
-    os._exit(RANK_LOST)
 
 
 def peer(link: Connection) -> str:
