@@ -20,7 +20,9 @@ from setpoint import cli
 from setpoint.checkpoint.source import DEFAULT_MODEL
 from setpoint.core.content_digest import cache_folder
 from setpoint.testing import tiny_gguf
+from setpoint.testing.byte_tokenizer import write_byte_tokenizer
 from setpoint.testing.hub import Hub
+from setpoint.testing.quantised_folders import quantise
 from setpoint.testing.tiny_models import write_tiny_llama
 
 MODEL = tiny_gguf.TinyLlama()
@@ -132,6 +134,19 @@ def test_a_start_and_this_command_agree_on_an_option_that_cannot_be_honoured(
     assert "--page-size must be at least 1" in refused.err
     refused = models(gguf_file, "--model-path", gguf_file, code=2)
     assert "not by both" in refused.err
+
+
+def test_a_folder_whose_codes_are_dequantised_at_load_is_said(
+    models: Command, tmp_path: Path
+) -> None:
+    """Red before: "bfloat16", as of a folder that is not quantised."""
+    model = write_tiny_llama(tmp_path / "model", hidden_size=64, intermediate_size=128)
+    write_byte_tokenizer(model)
+    for form, words in (("nf4", "in codes that are dequantized to bfloat16"), ("awq", "in INT4Z")):
+        quantised, _ = quantise(model, tmp_path / form, form)
+        shown = " ".join(models(quantised, code=0).out.split())
+        assert words in shown
+        assert ("dequantized" in shown) == (form == "nf4")
 
 
 def test_several_of_which_some_cannot_be_served(

@@ -54,5 +54,7 @@ def test_a_folder_is_served_as_its_dequantised_model(tmp_path: Path, form: str, 
     assert found["ids"] == theirs["ids"]
     assert found["quantization"] is None
     kind = FORMATS[form][2]
-    expected = f"{kind} matrices in the file's own blocks" if kind else "are dequantized to bfloat"
+    expected = (
+        f"{kind} matrices in blocks of the folder's codes" if kind else "are dequantized to bfloat"
+    )
     assert expected in found["weights"]

@@ -38,7 +38,8 @@ START_UP = [
         rf"Load weight end\. elapsed=\d+\.\d\d s, type=LlamaForCausalLM, avail mem={GB}, mem"
         rf" usage={GB}\."
     ),
-    rf"KV Cache is allocated\. dtype: float32, #tokens: \d+, K size: {GB}, V size: {GB}",
+    rf"KV Cache is allocated\. dtype: float32, #tokens: \d+, K size: {GB}, V size: {GB};"
+    r" these are limits: memory is taken when tokens first fill it",
     r"max_total_num_tokens=(\d+), chunked_prefill_size=512, max_prefill_tokens=16384,"
     r" max_running_requests=(\d+), "
     rf"context_len=4096, available_cpu_mem={GB}",

@@ -140,13 +140,18 @@ def _parameters(report: ModelReport) -> str:
 def _precision(report: ModelReport, *, with_counts: bool = False) -> str:
     if report.quantization == "w8a8_int8":
         return f"w8a8_int8 over {report.dtype}"
-    if not report.blocks:
+    if not report.blocks and not report.dequantized_parameters:
         return report.dtype
     kinds = [
         f"{_count(each.parameters)} in {each.kind}" if with_counts else each.kind
         for each in report.blocks
     ]
-    return ", ".join(kinds) + (f", the rest in {report.dtype}" if with_counts else "")
+    if not with_counts:
+        return ", ".join(kinds) or report.dtype
+    if report.dequantized_parameters:
+        count = _count(report.dequantized_parameters)
+        kinds.append(f"{count} in codes that are dequantized to {report.dtype} at load")
+    return f"{', '.join(kinds)}, the rest in {report.dtype}"
 
 
 def _memory(report: ModelReport) -> dict[str, str]:

@@ -46,13 +46,15 @@ def settle_quantization(book: Book, model: ModelSpec, device: str, dtype: str) -
     elif runs:
         kinds = " and ".join(model.blocks.kinds)
         as_asked = " or, of W8A8, as the folder asks" if W8A8 in model.blocks.kinds else ""
+        whose = "folder's codes" if model.quantised else "file"
         why = (
-            f"the {kinds} blocks of the file are multiplied as they are, with the same"
+            f"the {kinds} blocks of the {whose} are multiplied as they are, with the same"
             f" results as in bfloat16{as_asked}; unquant dequantizes them at load"
         )
     else:
+        whose = "codes of the folder" if model.quantised else "blocks of the file"
         why = (
-            "the blocks of the file are dequantized at load; only Setpoint's own models in"
+            f"the {whose} are dequantized at load; only Setpoint's own models in"
             " bfloat16 on a CPU multiply them as they are"
         )
     book.put("quantization", None, given + why)

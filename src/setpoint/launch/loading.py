@@ -18,7 +18,7 @@ from setpoint.core.records import Fallback, Observer
 from setpoint.engine.executor.build_runner import build_runner
 from setpoint.engine.executor.compiling import compile_steps
 from setpoint.engine.executor.tensor_parallel import OtherRanks
-from setpoint.engine.kernels.device import check_device
+from setpoint.engine.kernels.device import check_device, claims_later
 from setpoint.engine.parallel.data_ranks import DataRanks
 from setpoint.engine.parallel.group import ALONE
 from setpoint.engine.parallel.split import cached_spec
@@ -153,6 +153,10 @@ def log_weights(runner: ModelRunner, spec: ModelSpec, available: int) -> None:
         logger.info("Fastest on this processor at level %s: %s.", loaded.level, loaded.choices)
 
 
+TAKEN = "; these are limits: memory is taken when tokens first fill it"
+"""About a pool on a CPU, of which no page is touched at the start (decision 0004)."""
+
+
 def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, available: int) -> None:
     captured = sum(way.num_bytes for way in runner.ways)
     if captured:
@@ -161,10 +165,11 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
         )
     layout = runner.pool.layout
     logger.info(
-        "KV Cache is allocated. dtype: %s, #tokens: %d, %s",
+        "KV Cache is allocated. dtype: %s, #tokens: %d, %s%s",
         options.model.kv_cache_dtype,
         plan.pool_tokens,
         cache_sizes(runner.pool.num_bytes, is_latent=runner.spec.latent is not None),
+        TAKEN if claims_later(runner.pool.device) else "",
     )
     if len(layout.groups) > 1 or layout.groups[0].window is not None:
         logger.info(

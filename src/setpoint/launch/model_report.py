@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,6 +102,8 @@ class ModelReport:
     """Of the weights in memory that are not quantised."""
     quantization: str = ""
     blocks: tuple[BlocksOfKind, ...] = ()
+    dequantized_parameters: int = 0
+    """Those that the folder stores as codes, and that are dequantised at load."""
     disk_bytes: int | None = None
     """None: the weights are not on this machine."""
     memory: Memory | None = None
@@ -204,6 +207,10 @@ def _describe(report: ModelReport, description: Description, spec: ModelSpec) ->
     report.context_len = spec.context_len
     report.dtype = spec.dtype
     report.blocks = _blocks(description)
+    kept = {tensor.name.rpartition(".")[0] for tensor in description.blocks}
+    report.dequantized_parameters = sum(
+        math.prod(each.shape) for each in description.matrices if each.name not in kept
+    )
     if spec.blocks and not description.tensors:
         planned = spec.blocks
         report.blocks = tuple(

@@ -288,11 +288,8 @@ def _weights(model: nn.Module, config: EngineConfig) -> str:
     ]
     rest = config.quantization if config.quantization == "w8a8_int8" else config.dtype
     how = ", multiplied by activations of 8 bits" if rounds else ""
-    text = (
-        f"{' and '.join(kept)} matrices in the file's own blocks{how}, {kinds['']} in {rest}"
-        if kept
-        else rest
-    )
+    whose = "blocks of the folder's codes" if config.spec.quantised else "the file's own blocks"
+    text = f"{' and '.join(kept)} matrices in {whose}{how}, {kinds['']} in {rest}" if kept else rest
     notes: Counter[str] = getattr(model, "weight_notes", Counter())
     return "; ".join((text, *(f"{count} {note}" for note, count in notes.items() if count)))
 
