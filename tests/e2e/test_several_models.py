@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -212,6 +213,29 @@ def test_every_dialect_finds_the_model(server: ServerProcess) -> None:
     assert post(server, "/generate?model=mistral", native).status_code == 200
     info = httpx.get(f"{server.url}/model_info?model=mistral", timeout=PATIENCE_S).json()
     assert info["model_type"] == "mistral"
+
+
+def test_the_wait_for_a_model_is_shown(server: ServerProcess) -> None:
+    """Red before: load_duration was 0, and the log had only the time to the first token."""
+
+    def ask() -> dict[str, Any]:
+        content = {"model": "mistral", "prompt": "Hi", "options": {"num_predict": 2}}
+        return dict(post(server, "/api/generate", {**content, "stream": False}).json())
+
+    complete(server, "llama", "Hello")
+    wait_until(lambda: states(server)["mistral"] == "unloaded")
+    found = ask()
+    assert found["load_duration"] > 0
+    parts = ("load_duration", "prompt_eval_duration", "eval_duration")
+    assert sum(found[part] for part in parts) <= found["total_duration"]
+    assert ask()["load_duration"] == 0
+
+    def lines() -> list[str]:
+        return [each for each in server.messages if '"POST /api/generate' in each]
+
+    wait_until(lambda: len(lines()) > 1 and "load " in lines()[-2])
+    assert re.search(r", load \d+\.\d{3} s, queue \d", lines()[-2])
+    assert "load " not in lines()[-1]
 
 
 def test_a_request_without_a_model_is_for_the_first(server: ServerProcess) -> None:

@@ -222,6 +222,7 @@ class Job:
         schema of a tool, if the constraint is made of such schemas."""
         self._client = client
         self._mailbox = Mailbox()
+        self._mailbox.on_admitted = self._admitted
         self._on_finish = on_finish
         self._on_start = on_start
         self._metrics = metrics
@@ -257,6 +258,11 @@ class Job:
             raise
         self._on_start(self)
         return self
+
+    def _admitted(self) -> None:
+        now = time.perf_counter()
+        for output in self.outputs:
+            output.held_s = now - (output.submitted_at or now)
 
     def __exit__(
         self,

@@ -304,6 +304,7 @@ class EngineClient:
         """Send all requests that are held to the engine: the gate has admitted them."""
         held, self._held = self._held, []
         for submission in held:
+            submission.mailbox.on_admitted()
             try:
                 self._place(submission)
             except (OverflowError, UnicodeEncodeError) as error:

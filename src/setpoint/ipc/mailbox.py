@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from setpoint.core.messages import TokenEvent
 
@@ -25,6 +25,9 @@ class Mailbox:
         self.ranks: dict[int, int] = {}
         """Index -> the rank of the engine that computes the sequence, or did last. Written by the
         EngineClient."""
+        self.on_admitted: Callable[[], None] = _nothing
+        """Called by the EngineClient when its sequences, which waited for their model to be loaded,
+        are sent to the engine."""
         self.is_due = False
         """Whether a WakeUps will wake its reader; written by that."""
 
@@ -51,6 +54,10 @@ class Mailbox:
         """Have the reader go on, if it waits."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _nothing() -> None:
+    pass
 
 
 class WakeUps:

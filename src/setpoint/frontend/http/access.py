@@ -71,11 +71,13 @@ def describe(came: Arrival) -> str:
 
 
 def figures(outputs: Sequence[SequenceOutput], arrived_at: float, unfinished: str) -> str:
-    """The figures of a request. If it has several sequences: the longest wait, the first token of
+    """The figures of a request. If it has several sequences: the longest waits, the first token of
     all, and the sums of their tokens. unfinished: what to say of one that has not ended."""
     others = f" and {len(outputs) - 1} more" if len(outputs) > 1 else ""
     parts = [f"rid={excerpt(outputs[0].rid)}{others}"]
     waits = [output.timing.waiting_s for output in outputs if output.timing is not None]
+    if held := max(output.held_s for output in outputs):
+        parts.append(f"load {held:.3f} s")
     if waits:
         parts.append(f"queue {max(waits):.3f} s")
     firsts = [each.first_token_at for each in outputs if each.first_token_at is not None]

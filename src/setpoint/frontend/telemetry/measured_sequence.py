@@ -37,6 +37,8 @@ class MeasuredSequence:
         self.arrived_at = arrived_at
         """Seconds of time.perf_counter(), like the times below; None for what has not happened."""
         self.submitted_at: float | None = None
+        self.held_s = 0.0
+        """How long it has waited for its model to be loaded."""
         self.seq_id: int | None = None
         """The number of the submission."""
         self.first_token_at: float | None = None

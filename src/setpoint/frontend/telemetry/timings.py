@@ -18,7 +18,7 @@ def timings_of(output: MeasuredSequence) -> dict[str, float]:
     if output.submitted_at is not None:
         found["api_server_dispatch_finish_ts"] = output.submitted_at + offset
         if output.timing is not None:
-            entry = output.submitted_at + output.timing.waiting_s
+            entry = output.submitted_at + output.held_s + output.timing.waiting_s
             found["queue_time"] = output.timing.waiting_s
             found["forward_entry_time"] = entry + offset
             found["prefill_finished_time"] = entry + output.timing.prefill_s + offset

@@ -89,7 +89,7 @@ class EmbedExchange:
             "model": self._config.served_model_name,
             "embeddings": [self._vector(output) for output in outputs],
             "total_duration": round(last * 1e9),
-            "load_duration": 0,
+            "load_duration": round(max((each.held_s for each in outputs), default=0.0) * 1e9),
             "prompt_eval_count": sum(output.num_prompt for output in outputs),
             **self._warnings,
         }

@@ -55,14 +55,14 @@ class PieceParser:
 
 def durations(output: SequenceOutput) -> dict[str, Any]:
     """Token counts, and times in nanoseconds, of a finished sequence. The time of the prompt
-    includes its wait in the queue; the model is always loaded."""
+    includes its wait in the queue, but not that for its model to be loaded."""
     ended_at = output.finished_at or time.perf_counter()
     first_at = output.first_token_at or ended_at
     return {
         "total_duration": _ns(ended_at - output.arrived_at),
-        "load_duration": 0,
+        "load_duration": _ns(output.held_s),
         "prompt_eval_count": output.num_prompt,
-        "prompt_eval_duration": _ns(first_at - output.arrived_at),
+        "prompt_eval_duration": _ns(first_at - output.arrived_at - output.held_s),
         "eval_count": output.num_outputs,
         # Clients divide by it, even if there is only one token.
         "eval_duration": max(1, _ns(ended_at - first_at)),
