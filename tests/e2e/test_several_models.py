@@ -406,6 +406,30 @@ def test_an_engine_that_dies_while_its_model_is_away_starts_when_it_is_wanted(
     assert any("Engine 0 of model llama is ready again" in each for each in server.messages)
 
 
+def test_a_stopped_engine_of_an_unloaded_model_does_not_block_the_others(
+    server: ServerProcess,
+) -> None:
+    """Red before: its load never ended, and nobody else got the room."""
+    complete(server, "mistral", "Hello")
+    wait_until(lambda: states(server)["llama"] == "unloaded")
+    url = f"{server.url}/fault_tolerance/status?model=llama"
+    (engine,) = httpx.get(url, timeout=PATIENCE_S).json()["engines"]
+    os.kill(engine["pid"], signal.SIGSTOP)
+    try:
+        health = f"{server.url}/health_generate"
+        wait_until(lambda: "llama: engine 0: stopped" in httpx.get(health, timeout=30).text)
+        assert any("engine 0 of model llama has been stopped" in each for each in server.messages)
+        answer = post(server, "/v1/completions", body("llama", "Hello"))
+        assert answer.status_code == 503, answer.text
+        assert "SIGSTOP" in answer.text
+        complete(server, "mistral", "Hello")
+    finally:
+        os.kill(engine["pid"], signal.SIGCONT)
+    complete(server, "llama", "Hello")
+    complete(server, "mistral", "Hello")
+    assert sorted(states(server).values()) == ["loaded", "unloaded"]
+
+
 def test_a_model_whose_files_have_gone_refuses_with_the_reason_and_the_other_goes_on(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:

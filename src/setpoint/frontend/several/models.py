@@ -26,6 +26,10 @@ AGAIN_S = 0.05
 """Pause before an engine that was not idle is asked again to give its memory back."""
 LOOK_S = 0.01
 """Interval of checking whether an engine has been started."""
+STOPPED_S = 5.0
+"""How long a load waits for an engine whose process a signal has stopped; no other model gets its
+room meanwhile."""
+STOPPED = "The process of the model's engine has been stopped by a signal (SIGSTOP)."
 PARTS = list(MemoryPart)
 DISMISSED = "The model is not loaded: a client asked to unload it while this request waited for it."
 
@@ -215,9 +219,14 @@ class SeveralModels:
                 await client.orders.restore(PARTS)
                 return
         client.orders.expect(frozenset())
+        began = self.now()
         while not client.is_ready:
             if client.has_ended:
                 client.choose()  # raises the reason
+            is_stopped = any(line.is_suspended for line in client.lines)
+            if is_stopped and self.now() - began > STOPPED_S:
+                client.orders.expect(frozenset(PARTS))  # should it go on later
+                raise EngineDeadError(STOPPED)
             await asyncio.sleep(LOOK_S)
 
     async def _unload(self, model: Shared, why: str) -> None:
