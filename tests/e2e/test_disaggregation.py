@@ -320,6 +320,21 @@ def test_loads_and_info_show_the_mode(pair: Pair) -> None:
     assert "#bootstrap-req:" in pair.prefill.errors
 
 
+def test_servers_of_other_numbers_of_ranks_do_not_share(
+    tiny_model: Path, tmp_path: Path, pair: Pair, alone: ServerProcess
+) -> None:
+    options = (*base(tiny_model), "--disaggregation-enable-kv-checksum", "--tp-size", "2")
+    with running_server(tmp_path, *options, "--disaggregation-mode", "decode") as decode:
+        unequal = Pair(pair.prefill, decode, pair.port)
+        greedy = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+        body = {"text": TEXT, "sampling_params": greedy, **unequal.in_room()}
+        answer = httpx.post(f"{decode.url}/generate", json=body, timeout=PATIENCE_S)
+        expected = alone.generate(text=TEXT, sampling_params=greedy)
+        assert answer.json()["output_ids"] == expected["output_ids"]
+        assert unequal.failures() == 1
+        assert "1 engines of 1 ranks" in decode.errors or "--tp-size" in decode.errors
+
+
 def test_nothing_is_left_behind(pair: Pair) -> None:
     """The last of the tests that share the pair."""
     wait_until(pair.is_idle)
@@ -427,19 +442,6 @@ def test_a_pair_without_a_router(tiny_model: Path, tmp_path: Path, alone: Server
         assert metric(decode, "setpoint:prefill_server_up", api_key="secret") == 0
         name = "setpoint:prompts_without_prefill_server_total"
         assert metric(decode, name, api_key="secret") >= 1
-
-
-def test_servers_of_other_numbers_of_ranks_do_not_share(
-    tiny_model: Path, tmp_path: Path, alone: ServerProcess
-) -> None:
-    with pair_of(tiny_model, tmp_path, decode=("--tp-size", "2")) as pair:
-        greedy = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
-        body = {"text": TEXT, "sampling_params": greedy, **pair.in_room()}
-        answer = httpx.post(f"{pair.decode.url}/generate", json=body, timeout=PATIENCE_S)
-        expected = alone.generate(text=TEXT, sampling_params=greedy)
-        assert answer.json()["output_ids"] == expected["output_ids"]
-        assert pair.failures() == 1
-        assert "1 engines of 1 ranks" in pair.decode.errors or "--tp-size" in pair.decode.errors
 
 
 def streams(pair: Pair, number: int, answers: list[Any]) -> list[threading.Thread]:

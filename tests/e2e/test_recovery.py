@@ -160,7 +160,9 @@ def server(
         yield server
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.full)]
+)
 def test_streams_go_on_when_their_engine_ends(server: ServerProcess, number: int) -> None:
     count = num_engines(server)
     undisturbed = streams(server, lambda: None)
@@ -191,7 +193,7 @@ if "setpoint.launch" in sys.orig_argv:
 """A sitecustomize module: signals at which an engine's loop hangs, or fails with an exception."""
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_streams_go_on_when_their_engine_hangs_or_fails(
     tiny_model: Path, tmp_path: Path, count: int
 ) -> None:
@@ -233,10 +235,26 @@ def test_streams_go_on_when_their_engine_was_stopped_for_a_while(server: ServerP
     assert [each.pid for each in engines_of(server.process.pid)] == [each.pid for each in engines]
 
 
+HIDDEN_STATES: dict[str, Any] = {
+    "text": "abcdefgh" * 8,
+    "return_hidden_states": True,
+    "sampling_params": {"max_new_tokens": 150, "ignore_eos": True, "temperature": 0},
+}
+EMBEDDINGS: dict[str, Any] = {"input": ["abcdefgh" * 25] * 64, "model": "tiny"}
+
+
+@pytest.mark.parametrize(
+    ("option", "path", "body"),
+    [
+        ("--enable-return-hidden-states", "/generate", HIDDEN_STATES),
+        pytest.param("--is-embedding", "/v1/embeddings", EMBEDDINGS, marks=pytest.mark.full),
+    ],
+    ids=["hidden states", "embeddings"],
+)
 def test_hidden_states_and_embeddings_survive_their_engine(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, option: str, path: str, body: dict[str, Any]
 ) -> None:
-    def answers(server: ServerProcess, path: str, body: dict[str, Any], disturb: Any) -> Any:
+    def answers(server: ServerProcess, disturb: Any) -> Any:
         with ThreadPoolExecutor(8) as pool:
             asked = [pool.submit(post, server, path, **body) for _ in range(8)]
             disturb()
@@ -255,34 +273,21 @@ def test_hidden_states_and_embeddings_survive_their_engine(
         meta.pop("dp_rank", None)
         return answer.get("data", answer)
 
-    cases: tuple[tuple[list[str], str, dict[str, Any]], ...] = (
-        (
-            ["--enable-return-hidden-states"],
-            "/generate",
-            {
-                "text": "abcdefgh" * 8,
-                "return_hidden_states": True,
-                "sampling_params": {"max_new_tokens": 150, "ignore_eos": True, "temperature": 0},
-            },
-        ),
-        (["--is-embedding"], "/v1/embeddings", {"input": ["abcdefgh" * 25] * 64, "model": "tiny"}),
-    )
-    for number, (options, path, body) in enumerate(cases):
-        with running_server(
-            tmp_path / str(number),
-            *("--model-path", str(tiny_model), "--dtype", "float32", "--dp-size", "2"),
-            *("--num-threads", "1", "--disable-radix-cache", *options),
-        ) as server:
-            engines = engines_of(server.process.pid)
-            undisturbed = answers(server, path, body, lambda: None)
+    with running_server(
+        tmp_path,
+        *("--model-path", str(tiny_model), "--dtype", "float32", "--dp-size", "2"),
+        *("--num-threads", "1", "--disable-radix-cache", option),
+    ) as server:
+        engines = engines_of(server.process.pid)
+        undisturbed = answers(server, lambda: None)
 
-            def disturb(server: ServerProcess = server, engines: Any = engines) -> None:
-                wait_until(lambda: sum(each["num_running"] for each in states(server)) > 0)
-                engines[0].kill()
+        def disturb() -> None:
+            wait_until(lambda: sum(each["num_running"] for each in states(server)) > 0)
+            engines[0].kill()
 
-            assert answers(server, path, body, disturb) == undisturbed
-            # The answers may be there before the next engine is started.
-            wait_until(lambda server=server: "is started again" in server.errors)
+        assert answers(server, disturb) == undisturbed
+        # The answers may be there before the next engine is started.
+        wait_until(lambda: "is started again" in server.errors)
 
 
 def test_control_calls_reach_every_engine(server: ServerProcess) -> None:
