@@ -340,3 +340,24 @@ def test_another_matrix_shape_than_the_config_asks_for(
     wrong = replace(spec, intermediate_size=256, config=spec.config | {"intermediate_size": 256})
     with pytest.raises(CheckpointError, match=r"gate_proj.weight' in .* has shape .*the config"):
         build_runner(EngineConfig(str(quantised), wrong))
+
+
+@pytest.mark.parametrize(("form", "rounds"), [("gptq", True), ("gptq asymmetric", False)])
+def test_blocks_int8_says_whether_it_rounds_anything(
+    tmp_path: Path, models: dict[str, Path], form: str, rounds: bool
+) -> None:
+    """A folder that says it is symmetric, whether it is or not; only the engine reads its zeros."""
+    quantised, _ = quantise(models["llama"], tmp_path, form)
+    path = quantised / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["sym"] = True
+    path.write_text(json.dumps(config))
+    spec = read_spec(quantised)
+    assert spec.blocks is not None
+    assert spec.blocks.kinds == ("Q4_0",)
+    ours, exact = runner_of(quantised, quantization="blocks_int8"), runner_of(quantised)
+    expected = "blocks, multiplied by" if rounds else "blocks, none of them multiplied by"
+    assert expected in ours.report.weights
+    for num_tokens in (9, 40):  # few and many rows
+        found = distance(logits_of(ours, num_tokens), logits_of(exact, num_tokens))
+        assert 0 < found < 0.1 if rounds else found == 0

@@ -202,13 +202,13 @@ def test_experts_and_threads_change_no_bit(kind: str) -> None:
         torch.set_num_threads(before)
 
 
-def k_quants(tmp_path: Path) -> Path:
-    """A tiny model with the blocks of a Q4_K_M."""
+def k_quants(tmp_path: Path, more: Kind = Kind.Q6_K) -> Path:
+    """A tiny model with the blocks of a Q4_K_M. more: those of the matrices that have more bits."""
     model = tiny_gguf.TinyLlama(hidden_size=256, intermediate_size=512, tie=True)
     six, raw = ("token_embd.weight", "blk.0.attn_v.weight", "blk.0.ffn_down.weight"), {}
     for name, tensor in tiny_gguf.gguf_tensors(model, model.weights()).items():
         if tensor.ndim == 2:
-            kind = Kind.Q6_K if name in six else Kind.Q4_K
+            kind = more if name in six else Kind.Q4_K
             raw[name] = (quantised(kind.name, *tensor.shape, size=1e-3)[0].rows.numpy(), kind)
     return convert(tmp_path, model=model, raw=raw)
 
@@ -233,6 +233,14 @@ def test_a_model_is_close_to_that_in_bf16_and_knows_nothing_of_a_batch_of_few_ro
         assert Driver(InprocExecutor(alone), 4, 16).generate({slot: prompt}, 12) == {
             slot: together[slot]
         }
+
+
+def test_the_kinds_that_stay_in_bfloat16_are_named(tmp_path: Path) -> None:
+    """Also where they are one part of a matrix: v in Q5_K below q and k in Q4_K."""
+    weights = runner_of(k_quants(tmp_path, Kind.Q5_K), "blocks_int8").report.weights
+    assert weights.startswith(
+        "6 Q4_K and 1 Q4_K+Q5_K (Q5_K in bfloat16) and 2 Q5_K (in bfloat16) matrices"
+    )
 
 
 def test_it_is_refused_where_it_cannot_run() -> None:

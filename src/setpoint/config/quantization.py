@@ -89,8 +89,8 @@ def _blocks_int8(book: Book, model: ModelSpec, device: str, dtype: str) -> None:
         has = f"only {' and '.join(kinds)} blocks" if kinds else "no quantized blocks"
         raise ConfigError(
             f"--quantization {BLOCKS_INT8} multiplies {', '.join(sorted(INT8_KINDS))} blocks of a"
-            f" GGUF file by activations of 8 bits, and this model has {has}; leave it out, or use"
-            " w8a8_int8."
+            f" GGUF file or quantized folder by activations of 8 bits, and this model has {has};"
+            " leave it out, or use w8a8_int8."
         )
     if not _blocks_run(device, dtype, book.get("model_impl")):
         raise ConfigError(
@@ -100,7 +100,7 @@ def _blocks_int8(book: Book, model: ModelSpec, device: str, dtype: str) -> None:
     book.put(
         "quantization",
         BLOCKS_INT8,
-        f"given: the {' and '.join(rounded)} blocks of the file are multiplied by activations that"
+        f"given: the {' and '.join(rounded)} blocks of the model are multiplied by activations that"
         " are rounded to 8 bits; answers differ from those in bfloat16, which setpoint bench"
-        " quality measures, and depend on the number of tokens in a step",
+        " quality measures, and depend on the load",
     )

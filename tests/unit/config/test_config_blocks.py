@@ -52,7 +52,7 @@ CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
         (
             Options.of(quantization="blocks_int8"),
             2 * 10_000 + 150_000,
-            "given: the Q4_1 and Q8_0 blocks of the file are multiplied by activations that are"
+            "given: the Q4_1 and Q8_0 blocks of the model are multiplied by activations that are"
             " rounded to 8 bits; answers differ",
         ),
     ],

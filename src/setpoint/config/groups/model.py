@@ -88,10 +88,10 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
             GROUP,
             "w8a8_int8 (CPU only) rounds weights to 8 bits when they are loaded, with one scale"
             " per output channel, and activations with one scale per token. blocks_int8 (CPU only)"
-            " leaves the quantized blocks of a GGUF file as they are and rounds the activations"
-            " that they are multiplied by to 8 bits, in steps of 24 tokens or more also the"
-            " weights: it is faster, but answers differ from those in bfloat16 and depend on the"
-            " load. unquant keeps weights in --dtype. If not"
+            " leaves the quantized blocks of a GGUF file or quantized folder as they are and rounds"
+            " the activations that they are multiplied by to 8 bits, in products of 24 tokens or"
+            " more also the weights: it is faster, but answers differ from those in bfloat16 and"
+            " depend on the load. unquant keeps weights in --dtype. If not"
             " given, weights stay as they are in the checkpoint, including the quantized blocks of"
             " a GGUF file and the codes of a quantized folder. The other values are names of such"
             " folders, which are recognised without them; a name that does not match is refused.",

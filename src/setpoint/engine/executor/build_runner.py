@@ -281,17 +281,27 @@ def _weights(model: nn.Module, config: EngineConfig) -> str:
     )
     rounds = config.quantization == BLOCKS_INT8
     kept = [
-        f"{count} {kind}"
-        + (" (in bfloat16)" if rounds and set(kind.split("+")) - INT8_KINDS - {W8A8} else "")
+        f"{count} {kind}{_in_bfloat16(kind) if rounds else ''}"
         for kind, count in sorted(kinds.items())
         if kind
     ]
     rest = config.quantization if config.quantization == "w8a8_int8" else config.dtype
-    how = ", multiplied by activations of 8 bits" if rounds else ""
+    how = ""
+    if rounds:
+        some = any(set(kind.split("+")) & (INT8_KINDS | {W8A8}) for kind in kinds)
+        how = f", {'' if some else 'none of them '}multiplied by activations of 8 bits"
     whose = "blocks of the folder's codes" if config.spec.quantised else "the file's own blocks"
     text = f"{' and '.join(kept)} matrices in {whose}{how}, {kinds['']} in {rest}" if kept else rest
     notes: Counter[str] = getattr(model, "weight_notes", Counter())
     return "; ".join((text, *(f"{count} {note}" for note, count in notes.items() if count)))
+
+
+def _in_bfloat16(kind: str) -> str:
+    """Says which of a matrix's kinds of blocks --quantization blocks_int8 leaves in bfloat16."""
+    wide = [each for each in kind.split("+") if each not in INT8_KINDS | {W8A8}]
+    if not wide:
+        return ""
+    return " (in bfloat16)" if "+".join(wide) == kind else f" ({'+'.join(wide)} in bfloat16)"
 
 
 def _experts(model: nn.Module, spec: ModelSpec) -> str:
