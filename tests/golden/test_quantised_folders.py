@@ -356,7 +356,7 @@ def test_blocks_int8_says_whether_it_rounds_anything(
     assert spec.blocks is not None
     assert spec.blocks.kinds == ("Q4_0",)
     ours, exact = runner_of(quantised, quantization="blocks_int8"), runner_of(quantised)
-    expected = "blocks, multiplied by" if rounds else "blocks, none of them multiplied by"
+    expected = "codes, multiplied by" if rounds else "codes, none of them multiplied by"
     assert expected in ours.report.weights
     for num_tokens in (9, 40):  # few and many rows
         found = distance(logits_of(ours, num_tokens), logits_of(exact, num_tokens))
