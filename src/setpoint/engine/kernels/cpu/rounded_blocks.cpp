@@ -53,24 +53,33 @@ struct GroupProduct {
   int64_t stride;  // in groups, from one row to the next
   const uint8_t* factors;
   const uint8_t* words;
+  const uint8_t* share;  // this product's half of a group that is multiplied later
   vi total[M], minimum[M];
 
   inline __attribute__((always_inline)) GroupProduct(const X* x, int64_t stride,
-                                                     const uint8_t* group, int column)
+                                                     const uint8_t* group, int column,
+                                                     const uint8_t* share)
       : x(x),
         stride(stride),
         factors(group + L::kNumberBytes + column),
         words(group + L::kNumberBytes + L::kFactorBytes + column * 4),
+        share(share),
         total{},
         minimum{} {
     if constexpr (kKind == kQ4_K) {
 #pragma GCC unroll 1
-      for (int pair = 0; pair < 4; ++pair) add_q4_k(pair);
+      for (int pair = 0; pair < 4; ++pair) {
+        fetch<4>(pair);
+        add_q4_k(pair);
+      }
     } else if constexpr (kKind == kQ6_K) {
 #pragma GCC unroll 1
-      for (int part = 0; part < 4; ++part)
+      for (int part = 0; part < 4; ++part) {
+        fetch<4>(part);
         for (int i = 0; i < 2; ++i) add_q6_k(part / 2, part % 2, i);
+      }
     } else {
+      fetch<1>(0);
       add_block();
     }
   }
@@ -93,6 +102,16 @@ struct GroupProduct {
   }
 
  private:
+  // Brings a part of the share to the second-level cache. A core has some 20 lines on their way
+  // from memory at once, so the whole share in one go would have to wait for itself.
+  template <int kParts>
+  inline __attribute__((always_inline)) void fetch(int part) const {
+    constexpr int kLines = (L::kGroupBytes / 2 + 63) / 64, kEach = (kLines + kParts - 1) / kParts;
+#pragma GCC unroll 16
+    for (int line = 0; line < kEach; ++line)
+      __builtin_prefetch(share + (part * kEach + line) * 64, 0, 2);
+  }
+
   inline __attribute__((always_inline)) vu word(int i) const {
     return load_raw<vu>(words + i * kPanel * 4);
   }
@@ -190,10 +209,8 @@ void block_rows(const LinearCall& call, const RowGroup<kKind>* x, int64_t row, i
 #pragma GCC unroll 2
       for (int v = 0; v < kTileVectors; ++v) {
         const uint8_t* share = group + kAhead * L::kGroupBytes + v * (L::kGroupBytes / 2);
-        for (int line = 0; line < L::kGroupBytes / 2; line += 64)
-          __builtin_prefetch(share + line, 0, 2);
         const int column = n + v * W;
-        const GroupProduct<kKind, M> product(x + g, num_groups, group, column);
+        const GroupProduct<kKind, M> product(x + g, num_groups, group, column, share);
         product.to(group, column, acc, v);
       }
     }
