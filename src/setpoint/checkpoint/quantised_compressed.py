@@ -6,7 +6,7 @@ quantization/quant_args.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from setpoint.checkpoint.configfile import short_repr
@@ -16,6 +16,7 @@ from setpoint.checkpoint.quantised_tensors import (
     SCALES,
     Section,
     StoredTensors,
+    first_matches,
     group_of,
 )
 from setpoint.core.quantised import Activations, Codes, QuantisedMatrix
@@ -38,18 +39,42 @@ def matrices(section: Section, tensors: StoredTensors) -> Iterator[QuantisedMatr
         value = section.values.get(key)
         if value and not (isinstance(value, Mapping) and value.get("format") == "dense"):
             section.fail(key, f"is {short_repr(value)}, which is not served")
-    groups = _groups(section)
-    ignored = section.names("ignore")
-    for name in (".weight_packed", ".weight_scale"):
+    names = (".weight_packed", ".weight_scale")
+    schemes = _schemes(section, {path for name in names for path in tensors.named(name)})
+    for name in names:
         for path in list(tensors.named(name)):
             if f"{path}.weight_packed" in tensors.taken or f"{path}.weight" in tensors.taken:
                 continue
-            if any(_matches(section, "ignore", path, each) for each in ignored):
-                tensors.fail(f"{path}{name}", "belongs to a module that the config ignores")
-            scheme = _scheme_of(path, groups)
-            if scheme is None:
+            if path not in schemes:
                 tensors.fail(f"{path}{name}", "belongs to a module of no group of the config")
+            scheme = schemes[path]
+            if scheme is None:
+                tensors.fail(f"{path}{name}", "belongs to a module that the config ignores")
             yield _matrix(scheme, tensors, path)
+
+
+def _schemes(section: Section, paths: Collection[str]) -> dict[str, Section | None]:
+    """Module -> its scheme: of the first group that names it, of one with an expression for it, of
+    one for all linear layers, in this order. None: it is ignored. Without modules of no group."""
+    groups, ignored = _groups(section), section.names("ignore")
+    lists = [(section, "ignore", ignored), *((each, "targets", names) for names, each in groups)]
+    expressions = [
+        (where, key, name.removeprefix(EXPRESSION))
+        for where, key, names in lists
+        for name in names
+        if name.startswith(EXPRESSION)
+    ]
+    first = first_matches(expressions, list(paths))
+    named = {target: scheme for targets, scheme in reversed(groups) for target in targets}
+    not_read = set(ignored)
+    found: dict[str, Section | None] = {}
+    for path in paths:
+        where, key, _ = expressions[first[path]] if path in first else (None, "", "")
+        if path in not_read or key == "ignore":
+            found[path] = None
+        elif scheme := named.get(path) or where or named.get(CLASS):
+            found[path] = scheme
+    return found
 
 
 def _groups(section: Section) -> list[tuple[list[str], Section]]:
@@ -65,29 +90,6 @@ def _groups(section: Section) -> list[tuple[list[str], Section]]:
         inner.choice("format", FORMATS, FORMATS[0])
         found.append((inner.names("targets"), inner))
     return found
-
-
-def _matches(section: Section, key: str, path: str, target: str) -> bool:
-    """Whether a module is meant by a name or an expression in the list ``key``."""
-    if not target.startswith(EXPRESSION):
-        return path == target
-    return section.expression(key, target.removeprefix(EXPRESSION)).match(path) is not None
-
-
-def _scheme_of(path: str, groups: list[tuple[list[str], Section]]) -> Section | None:
-    """The scheme of a module: of a group that names it, of one with an expression for it, of one
-    for all linear layers, in this order."""
-    named = [scheme for targets, scheme in groups if path in targets]
-    expressions = [
-        scheme
-        for targets, scheme in groups
-        if any(
-            each.startswith(EXPRESSION) and _matches(scheme, "targets", path, each)
-            for each in targets
-        )
-    ]
-    of_class = [scheme for targets, scheme in groups if CLASS in targets]
-    return next(iter((*named, *expressions, *of_class)), None)
 
 
 def _matrix(scheme: Section, tensors: StoredTensors, path: str) -> QuantisedMatrix:

@@ -6,11 +6,17 @@ GPTQModel, whose ``dynamic`` gives modules settings of their own by expressions 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from setpoint.checkpoint.configfile import short_repr
-from setpoint.checkpoint.quantised_tensors import CODES, SCALES, Section, StoredTensors, group_of
+from setpoint.checkpoint.quantised_tensors import (
+    CODES,
+    SCALES,
+    Section,
+    StoredTensors,
+    first_matches,
+    group_of,
+)
 from setpoint.core.quantised import Codes, QuantisedMatrix
 
 FIRST = "gptq"
@@ -22,9 +28,10 @@ def matrices(section: Section, tensors: StoredTensors) -> Iterator[QuantisedMatr
     named = section.values.get("format", FIRST)  # newer files' name of the key
     version = section.choice("checkpoint_format", (FIRST, "gptq_v2"), named)
     section.choice("pack_dtype", ("int32",), "int32")
-    for path in list(tensors.named(".qweight")):
-        own = _own(section, path)
-        yield _matrix(own, tensors, path, 1 if version == FIRST else 0)
+    paths = list(tensors.named(".qweight"))
+    own = _own_settings(section, paths)
+    for path in paths:
+        yield _matrix(own.get(path, section), tensors, path, 1 if version == FIRST else 0)
 
 
 def _matrix(section: Section, tensors: StoredTensors, path: str, offset: int) -> QuantisedMatrix:
@@ -54,17 +61,19 @@ def _matrix(section: Section, tensors: StoredTensors, path: str, offset: int) ->
     )
 
 
-def _own(section: Section, path: str) -> Section:
-    """The settings of a module: of the folder, with those of the first expression that matches."""
+def _own_settings(section: Section, paths: Sequence[str]) -> dict[str, Section]:
+    """Module -> the settings of the folder with those of the first expression that matches it;
+    without the modules that none matches."""
     dynamic = section.values.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
         section.fail("dynamic", f"must be an object, not {short_repr(dynamic)}")
-    for pattern, values in dynamic.items():
-        if pattern.startswith("-:"):
-            continue
-        if section.expression("dynamic", pattern.removeprefix("+:")).match(path):
-            if not isinstance(values, Mapping):
-                section.fail("dynamic", f"must have objects, not {short_repr(values)}")
-            own: dict[str, Any] = {**section.values, **values}
-            return section.inner("dynamic", own)
-    return section
+    settings = {each: values for each, values in dynamic.items() if not each.startswith("-:")}
+    expressions = [(section, "dynamic", each.removeprefix("+:")) for each in settings]
+    of_expression = list(settings.values())
+    found = {}
+    for path, index in first_matches(expressions, paths).items():
+        values = of_expression[index]
+        if not isinstance(values, Mapping):
+            section.fail("dynamic", f"must have objects, not {short_repr(values)}")
+        found[path] = section.inner("dynamic", {**section.values, **values})
+    return found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from setpoint.checkpoint.configfile import ConfigFile, short_repr
+from setpoint.checkpoint.matching_names import newly_matched
 from setpoint.checkpoint.safetensors_file import TensorInfo
 from setpoint.core.errors import CheckpointError
 from setpoint.core.quantised import KEY, Codes
@@ -118,13 +118,6 @@ class Section:
             self.fail(key, f"is {short_repr(value)}; served are {', '.join(map(repr, known))}")
         return value
 
-    def expression(self, key: str, text: str) -> re.Pattern[str]:
-        """A regular expression of names of modules."""
-        try:
-            return re.compile(text)
-        except (re.error, OverflowError, RecursionError) as error:
-            self.fail(key, f"has an invalid expression {short_repr(text)}: {error}")
-
     def group(self, key: str, *, default: int | None = None) -> int:
         """The value of ``key``, the number of inputs that share a scale; -1: all."""
         value = self.values.get(key, default)
@@ -153,6 +146,22 @@ class Section:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             self.fail(key, f"must be a list of names, not {short_repr(value)}")
         return value
+
+
+Expression = tuple[Section, str, str]
+"""A regular expression of names of modules, after the section and the key that it stands in."""
+
+
+def first_matches(expressions: Sequence[Expression], paths: Sequence[str]) -> dict[str, int]:
+    """Module -> the index of the first expression that matches its name; without those that none
+    matches."""
+    found: dict[str, int] = {}
+    answers = newly_matched([text for _, _, text in expressions], paths)
+    for index, ((section, key, text), answer) in enumerate(zip(expressions, answers, strict=False)):
+        if isinstance(answer, str):
+            section.fail(key, f"has the expression {short_repr(text)}, which {answer}")
+        found.update(dict.fromkeys(answer, index))
+    return found
 
 
 def group_of(tensors: StoredTensors, name: str, group: int, inputs: int) -> int:

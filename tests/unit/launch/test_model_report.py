@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pytest
 from resolving import SPEC
+from safetensors.numpy import save_file
 
 from setpoint.checkpoint.description import Description
 from setpoint.checkpoint.safetensors_file import TensorInfo
+from setpoint.config.environment import read_environment
+from setpoint.config.options import Options
 from setpoint.core.model import Mixture, ModelSpec
-from setpoint.launch.model_report import stored_of
+from setpoint.launch.model_report import examine, stored_of
 from setpoint.planning.memory import MemoryModel
 from setpoint.planning.pace import Stored
 from setpoint.testing.specs import memory_of
+from setpoint.testing.tiny_models import write_tiny_llama
 
 SHAPES = {
     "model.embed_tokens.weight": (50, 10),
@@ -79,3 +85,20 @@ def test_needed_memory_grows_by_the_cache() -> None:
     assert few.weights_bytes == many.weights_bytes == model.weights()
     parts = few.weights_bytes + few.kv_bytes + few.workspace_bytes + few.graphs_bytes
     assert few.total_bytes == parts
+
+
+@pytest.mark.timeout(30)
+def test_an_expression_that_never_ends_is_the_reason_why_a_folder_is_not_served(
+    tmp_path: Path,
+) -> None:
+    """Red before: ``setpoint models`` never ended."""
+    section = {"quant_method": "gptq", "bits": 4, "dynamic": {"((.+)+)+!": {"bits": 8}}}
+    write_tiny_llama(tmp_path, quantization_config=section)
+    codes = {"model.layers.0.self_attn.q_proj.qweight": np.zeros((8, 64), np.int32)}
+    save_file(codes, tmp_path / "model.safetensors")
+    report = examine(
+        Options.of(model_path=str(tmp_path)), read_environment({}), frozenset({"model_path"})
+    ).report
+    assert not report.runs
+    assert f"{tmp_path / 'config.json'}: 'quantization_config.dynamic' has" in report.reason
+    assert "which takes more than 0.8 s of CPU time" in report.reason
