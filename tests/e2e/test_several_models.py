@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
@@ -427,6 +428,25 @@ def test_a_stopped_engine_of_an_unloaded_model_does_not_block_the_others(
         os.kill(engine["pid"], signal.SIGCONT)
     complete(server, "llama", "Hello")
     complete(server, "mistral", "Hello")
+    assert sorted(states(server).values()) == ["loaded", "unloaded"]
+
+
+def test_a_stopped_engine_of_a_loaded_model_does_not_keep_its_room(
+    server: ServerProcess, expected: dict[tuple[str, str], str]
+) -> None:
+    """Red before: the other model waited an hour for it to give its memory back."""
+    complete(server, "llama", "Hello")
+    url = f"{server.url}/fault_tolerance/status?model=llama"
+    (engine,) = httpx.get(url, timeout=PATIENCE_S).json()["engines"]
+    os.kill(engine["pid"], signal.SIGSTOP)
+    health = f"{server.url}/health"
+    wait_until(lambda: "llama: engine 0: stopped" in httpx.get(health, timeout=PATIENCE_S).text)
+    text = complete(server, "mistral", "Hello").json()["choices"][0]["text"]
+    assert text == expected["mistral", "Hello"]
+    assert not psutil.pid_exists(engine["pid"])
+    assert any("Engine 0 of model llama ends: " in each for each in server.messages)
+    text = complete(server, "llama", "Hello").json()["choices"][0]["text"]
+    assert text == expected["llama", "Hello"]
     assert sorted(states(server).values()) == ["loaded", "unloaded"]
 
 

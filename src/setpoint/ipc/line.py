@@ -130,6 +130,8 @@ class EngineLine:
         self._in_flight: dict[int, str] = {}
         """Sequence number -> rid, for the sequences in flight that the engine announced."""
         self._is_started = False
+        self.is_closed = False
+        """Whether nothing more is received: the process has ended, too."""
         self._is_suspended = False
         self.in_step_with: Callable[[], Collection[EngineLine]] = tuple
         """Returns the lines of the engines that compute in step with this one; written by the code
@@ -174,6 +176,7 @@ class EngineLine:
             on_ready()
 
     def close(self) -> None:
+        self.is_closed = True
         self._link.close()
 
     @property

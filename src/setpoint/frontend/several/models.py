@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
@@ -27,8 +27,8 @@ AGAIN_S = 0.05
 LOOK_S = 0.01
 """Interval of checking whether an engine has been started."""
 STOPPED_S = 5.0
-"""How long a load waits for an engine whose process a signal has stopped; no other model gets its
-room meanwhile."""
+"""How long a load or an unload waits for an engine whose process a signal has stopped; no other
+model gets its room meanwhile."""
 STOPPED = "The process of the model's engine has been stopped by a signal (SIGSTOP)."
 PARTS = list(MemoryPart)
 DISMISSED = "The model is not loaded: a client asked to unload it while this request waited for it."
@@ -216,7 +216,7 @@ class SeveralModels:
         client = model.client
         if client.is_ready:
             with suppress(EngineDeadError):  # the next engine begins with its memory
-                await client.orders.restore(PARTS)
+                await _carried_out(client.orders.restore(PARTS), client)
                 return
         client.orders.expect(frozenset())
         began = self.now()
@@ -250,16 +250,35 @@ class SeveralModels:
         client = model.client
         model.may_load.clear()
         try:
-            await client.orders.release(PARTS)
+            await _carried_out(client.orders.release(PARTS), client)
         except EngineDeadError:
             # Its next engine waits for ``may_load``, but one may be loading already.
             client.orders.expect(frozenset(PARTS))
-            while any(not (line.has_ended or line.is_ready) for line in client.lines):
+            while any(not (line.is_closed or line.is_ready) for line in client.lines):
                 await asyncio.sleep(LOOK_S)
             for line in client.lines:
                 if line.is_ready:  # and was told to give its memory back
                     with suppress(EngineDeadError):
                         await line.get_state()
+
+
+async def _carried_out(order: Awaitable[None], client: EngineClient) -> None:
+    """Wait for an order to an engine that has no requests. One that a signal has stopped is ended:
+    it would keep its memory as long as it is stopped."""
+
+    async def end_stopped() -> None:
+        await asyncio.sleep(STOPPED_S)
+        while True:
+            for line in client.lines:
+                if line.is_suspended:
+                    line.dismiss(STOPPED)
+            await asyncio.sleep(LOOK_S)
+
+    ending = asyncio.create_task(end_stopped())
+    try:
+        await order
+    finally:
+        ending.cancel()
 
 
 def _waited(num_requests: int, longest_s: float) -> str:
