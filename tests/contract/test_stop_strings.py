@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from setpoint.frontend.text import stop_regex
 from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID
 from setpoint.testing.fake_engine import FakeEngine
 
@@ -81,6 +82,20 @@ def test_a_stop_expression_that_is_not_searched_is_refused(
         answer = await server.http.post("/generate", json=body)
         assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
         assert server.engine.submitted == []
+
+    serve(scenario)
+
+
+def test_expressions_that_take_long_to_compile_hold_up_nobody(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_regex, "COMPILE_S", 0.0)
+
+    async def scenario(server: Any) -> None:
+        body = {"text": "x", "sampling_params": {"stop_regex": ["(?i)[a-z]", "b"]}}
+        answer = await server.http.post("/generate", json=body)
+        assert answer.status_code == 400
+        assert "'b' was not compiled: those before it took too long" in answer.text
 
     serve(scenario)
 

@@ -8,6 +8,7 @@ what anchors demand of the place between two positions); a step takes one charac
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,6 +22,9 @@ from setpoint.frontend.text.expression import RefusedExpression, Test, Where, pa
 MAX_EDGES = 512
 """Most positions, and pairs of a position and one that may follow it, in all expressions of a
 request."""
+COMPILE_S = 0.1
+"""CPU time after which no further expression of a request is compiled. Python's ``re`` takes
+milliseconds for each range of characters whose case is ignored."""
 _MAX_REMEMBERED = 1024
 """How many characters, and how many sets of positions, a pattern remembers the positions of."""
 _MAX_KEPT_PATTERNS = 256
@@ -182,10 +186,14 @@ def _is_of_word(character: str) -> bool:
 @lru_cache(_MAX_KEPT_PATTERNS)
 def compile_expressions(expressions: tuple[str, ...]) -> StopPattern:
     """The pattern of these expressions. Raises RequestError (400) for an expression that is not
-    valid, that cannot be searched in bounded time, or that matches the empty text."""
+    valid, that cannot be searched in bounded time, that comes after others which take too long to
+    compile, or that matches the empty text."""
     pattern = StopPattern()
     builder = _Builder(pattern)
+    began = time.thread_time()
     for expression in expressions:
+        if pattern.ends and time.thread_time() - began > COMPILE_S:
+            raise _refused(expression, "was not compiled: those before it took too long")
         try:
             part = builder.part(parse_expression(expression))
         except RefusedExpression as error:
