@@ -33,7 +33,8 @@ _POLL_S = 0.02
 
 def leave(exit_code: int) -> NoReturn:
     """End this process without the interpreter's finalization, which ends the other threads where
-    they are: one in a library's native code, for example in llguidance, crashes by that."""
+    they are, and waits for some: one in a library's native code, for example in llguidance, crashes
+    by that, and torch's may wait for the other ranks of a model."""
     logging.shutdown()
     os._exit(exit_code)
 

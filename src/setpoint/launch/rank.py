@@ -11,8 +11,9 @@ import sys
 
 if __name__ == "__main__":
     gc.disable()
+    from setpoint.launch.ending import leave
     from setpoint.launch.rank_process import main
 
     gc.freeze()
     gc.enable()
-    sys.exit(main(*map(int, sys.argv[1:])))
+    leave(main(*map(int, sys.argv[1:])))

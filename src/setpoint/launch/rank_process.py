@@ -84,9 +84,7 @@ def run(job: EngineJob, link: Connection, memory: mmap.mmap, rank: int) -> int:
         if not is_remote:
             raise
         logger.error("The link to node 0 is lost: %s.", error.strerror or error)
-    # Not by returning: torch's threads may wait for the other ranks.
-    logging.shutdown()
-    os._exit(1)
+    return 1
 
 
 def _end_late(why: str) -> None:
