@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from setpoint.core.control import TierState
 from setpoint.core.operations import AttachStorage, ClearStorage, DetachStorage
 
 Serve = Callable[..., None]
@@ -25,6 +28,23 @@ def test_without_an_admin_key_the_storage_is_only_shown(serve: Serve) -> None:
         assert not server.engine.operations
 
     serve(scenario)
+
+
+@pytest.mark.parametrize("error", ["", "the index is locked"])
+def test_a_storage_is_cleared_when_the_answer_says_so(serve: Serve, error: str) -> None:
+    """Red before: the answer said so when the order had been given."""
+
+    async def scenario(server: Any) -> None:
+        server.engine.tiers = [
+            TierState(backend="file", num_clearings=number) for number in (2, 1, 1)
+        ]
+        server.engine.tiers.append(TierState(backend="file", clear_error=error))
+        answer = await server.http.post(f"{ROUTE}/clear", headers=KEY)
+        assert len(server.engine.tiers) == 1
+        assert answer.status_code == (503 if error else 200)
+        assert error in answer.text
+
+    serve(scenario, admin_api_key="admin")
 
 
 def test_the_operator_changes_the_storage(serve: Serve) -> None:

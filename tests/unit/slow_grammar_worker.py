@@ -2,7 +2,7 @@
 that takes long.
 
 The text of a constraint: "hang" never compiles, "wait N" computes for ever behind N tokens, "wait N
-PATH" does so when there is such a file, "nothing" allows no token, "memory" takes all memory, and
+PATH" does so when there is such a file, "late PATH" compiles when there is one, "nothing" allows no token, "memory" takes all memory, and
 anything else is quick.
 """
 
@@ -62,6 +62,9 @@ class Compiled:
 def compiler(constraint: Constraint) -> Compiled:
     if constraint.text == "hang":
         hang()
+    if constraint.text.startswith("late "):
+        while not os.path.exists(constraint.text.removeprefix("late ")):
+            time.sleep(0.005)
     if constraint.text == "memory":
         bytes(1 << 40)
     if constraint.text == "wrong":

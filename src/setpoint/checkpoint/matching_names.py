@@ -10,61 +10,74 @@ from __future__ import annotations
 
 import json
 import re
-import resource
-import signal
-import subprocess
-import sys
+import time
 from collections.abc import Sequence
+from contextlib import closing
 
-CPU_SECONDS = 0.8
+from setpoint.sandbox.child import ChildLostError, LimitedChild, TooMuchError
+from setpoint.sandbox.limits import Limits
+from setpoint.sandbox.worker import serve
+
+_MODULE = "setpoint.checkpoint.matching_names"
+LIMITS = Limits(cpu_s=0.8, memory_bytes=512 << 20)
 """CPU time for one expression; 70,000 names take a tenth of a second."""
 ALL_CPU_SECONDS = 10
 """CPU time for all expressions of a folder."""
-MEMORY_BYTES = 512 << 20
-"""Limit of the address space."""
 TOO_MUCH = (
-    f"takes more than {CPU_SECONDS:g} s of CPU time ({ALL_CPU_SECONDS} s with those before it) or"
-    f" {MEMORY_BYTES >> 20} MiB of memory"
+    f"takes more than {LIMITS.cpu_s:g} s of CPU time ({ALL_CPU_SECONDS} s with those before it) or"
+    f" {LIMITS.memory_bytes >> 20} MiB of memory"
 )
 
 
 def newly_matched(expressions: Sequence[str], names: Sequence[str]) -> list[list[str] | str]:
     """For each expression the names that it matches, from their beginning, and no earlier one does;
-    or why it cannot be used. What follows the first such reason means nothing."""
-    if not expressions:
-        return []
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", __file__],
-            input=json.dumps([expressions, names]).encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
-    except OSError as error:
-        return [f"cannot be tried, because no process can be started: {error.strerror}"]
-    whole_lines = done.stdout.split(b"\n")[:-1]
-    return [*map(json.loads, whole_lines), TOO_MUCH][: len(expressions)]
+    or why it cannot be used, which ends the list."""
+    found: list[list[str] | str] = []
+    taken: set[str] = set()
+    spent_s = 0.0
+    opening = json.dumps(list(names)).encode()
+    with closing(LimitedChild(_MODULE, LIMITS, opening=opening)) as child:
+        for expression in expressions:
+            if spent_s > ALL_CPU_SECONDS:
+                return [*found, TOO_MUCH]
+            try:
+                answer = json.loads(child.ask(expression.encode(errors="surrogatepass")))
+            except TooMuchError:
+                return [*found, TOO_MUCH]
+            except ChildLostError as error:
+                return [*found, f"cannot be tried, because the process that tries it {error}"]
+            if isinstance(answer, str):
+                return [*found, answer]
+            matched, seconds = answer
+            # A child that has replaced another one does not know what that one had found.
+            found.append([name for name in matched if name not in taken])
+            taken.update(matched)
+            spent_s += seconds
+    return found
 
 
-def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (ALL_CPU_SECONDS, ALL_CPU_SECONDS))
-    expressions, names = json.load(sys.stdin.buffer)
-    for expression in expressions:
-        # SIGPROF is not handled, so it ends the process.
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+class _Names:
+    """The names that no expression has matched."""
+
+    def __init__(self) -> None:
+        self._left: list[str] | None = None
+
+    def answer(self, job: bytes) -> bytes:
+        """The names that an expression matches and the CPU time it took, or why it cannot be used.
+        The first job is the names."""
+        if self._left is None:
+            self._left = json.loads(job)
+            return b""
+        began = time.process_time()
         try:
-            match = re.compile(expression).match
+            match = re.compile(job.decode(errors="surrogatepass")).match
         except (re.error, OverflowError, RecursionError) as error:
-            print(json.dumps(f"is invalid: {error}"))
-            return
-        found = [name for name in names if match(name)]
-        print(json.dumps(found), flush=True)
+            return json.dumps(f"is invalid: {error}").encode()
+        found = [name for name in self._left if match(name)]
         taken = set(found)
-        names = [name for name in names if name not in taken]
+        self._left = [name for name in self._left if name not in taken]
+        return json.dumps([found, time.process_time() - began]).encode()
 
 
 if __name__ == "__main__":
-    main()
+    serve(_Names().answer, LIMITS)

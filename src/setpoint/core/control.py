@@ -170,6 +170,10 @@ class TierState(msgspec.Struct, frozen=True, kw_only=True):
     saved_bytes: int = 0
     age_s: float = 0.0
     """Seconds since the tiers were opened."""
+    num_clearings: int = 0
+    """Orders to clear the storage that are still carried out."""
+    clear_error: str = ""
+    """Why the last such order failed; empty if it did not."""
 
 
 class Moments(msgspec.Struct, frozen=True, tag=True):

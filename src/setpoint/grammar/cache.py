@@ -51,6 +51,12 @@ class CompiledCache(Generic[T]):
             while len(self._entries) > self._max_entries or self._size > self._max_size:
                 self._drop_oldest()
 
+    def drop(self, constraint: Constraint) -> None:
+        """Forget a constraint, if it is here."""
+        with self._lock:
+            if (compiled := self._entries.pop(constraint, None)) is not None:
+                self._size -= self._size_of(constraint, compiled)
+
     def drop_oldest(self) -> bool:
         """Forget the constraint that has not been used for longest; False if there is none."""
         with self._lock:

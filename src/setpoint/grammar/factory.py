@@ -41,6 +41,9 @@ class CachingFactory(ABC, Generic[T]):
         constraint = request.sampling.constraint
         assert constraint is not None
         compiled = self._cache.get(constraint)
+        if compiled is not None and self._is_lost(compiled):
+            self._cache.drop(constraint)
+            compiled = None
         if compiled is None:
             compiled = self._compile(constraint, is_wanted)
             self._cache.put(constraint, compiled)
@@ -48,6 +51,11 @@ class CachingFactory(ABC, Generic[T]):
         if after := request.options.constrain_after:
             automaton = ConstrainedAfter(automaton, after, self._eos_token_ids)
         return Lookahead(automaton, self._vocab_size)
+
+    def _is_lost(self, compiled: T) -> bool:
+        """Whether what was compiled cannot be used any more; False, unless a library overrides
+        this."""
+        return False
 
     @abstractmethod
     def _compile(self, constraint: Constraint, is_wanted: Callable[[], bool]) -> T:

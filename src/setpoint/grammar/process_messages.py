@@ -4,13 +4,10 @@ message after its length.
 
 from __future__ import annotations
 
-import struct
-
 import msgspec
 
 from setpoint.core.constraint import ConstraintKind
-
-LENGTH = struct.Struct("<I")
+from setpoint.core.framing import framed
 
 
 class Compile(msgspec.Struct, frozen=True, tag=True):
@@ -71,26 +68,4 @@ _encoder = msgspec.msgpack.Encoder()
 
 def pack(message: ToProcess | FromProcess) -> bytes:
     """The bytes of a message, after its length."""
-    data = _encoder.encode(message)
-    return LENGTH.pack(len(data)) + data
-
-
-class Unpacker:
-    """Cuts a stream of bytes into messages."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are complete with these bytes."""
-        self._data += data
-        found, begin = [], 0
-        while len(self._data) - begin >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._data, begin)
-            end = begin + LENGTH.size + length
-            if end > len(self._data):
-                break
-            found.append(bytes(self._data[begin + LENGTH.size : end]))
-            begin = end
-        del self._data[:begin]
-        return found
+    return framed(_encoder.encode(message))

@@ -9,12 +9,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from contextlib import suppress
+from typing import Protocol
 
 import numpy as np
 
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
+from setpoint.core.framing import Unpacker
 from setpoint.grammar.masks import MASK_SHARE_S, NOTHING_ALLOWED
 from setpoint.grammar.paced import Matcher
 from setpoint.grammar.process_messages import (
@@ -26,13 +28,11 @@ from setpoint.grammar.process_messages import (
     Place,
     Started,
     ToProcess,
-    Unpacker,
     pack,
     to_process,
 )
-from setpoint.grammar.processes import COMPILE_S, MEMORY_BYTES, TOKEN_S
-
-T = TypeVar("T")
+from setpoint.grammar.processes import COMPILE_S, MEMORY_BYTES, STATUS, TOKEN_S
+from setpoint.sandbox.limits import limit_memory, limited_time
 
 
 class CompiledConstraint(Protocol):
@@ -49,32 +49,59 @@ Compiler = Callable[[Constraint], CompiledConstraint]
 """Raises RequestError (400)."""
 
 
+class _Children:
+    """The processes that live, and where to write how each has ended."""
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, int] = {}
+        """Process -> the descriptor for its status."""
+        signal.signal(signal.SIGCHLD, self._reap)
+
+    def _reap(self, *_: object) -> None:
+        with suppress(ChildProcessError):  # there is no child at all
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self._tell(*ended)
+
+    def _tell(self, pid: int, status: int) -> None:
+        descriptor = self.statuses.pop(pid)
+        with suppress(BrokenPipeError):  # nobody needs it any more
+            os.write(descriptor, STATUS.pack(os.waitstatus_to_exitcode(status)))
+        os.close(descriptor)
+
+
 def serve_forks(control: socket.socket, compiler: Compiler, *, vocab_size: int) -> None:
-    """Fork a process for each descriptor that arrives, until the other end is gone. The caller has
-    one thread, and has made all that the processes share."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes
+    """Fork a process for each pair of descriptors that arrives, for its messages and for the status
+    with which it ends, until the other end is gone. The caller has one thread, and has made all
+    that the processes share."""
+    children = _Children()
     os.nice(5)  # the engine's own threads come first
     gc.collect()
     gc.freeze()
     while True:
-        data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        data, descriptors, _, _ = socket.recv_fds(control, 1, 2)
         if not data:
             return
-        link = socket.socket(fileno=descriptors[0])
-        if os.fork() == 0:
+        link, status = socket.socket(fileno=descriptors[0]), descriptors[1]
+        # Nothing is reaped before it is known where to write its status.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
+        if (pid := os.fork()) == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             control.close()
+            for each in (status, *children.statuses.values()):
+                os.close(each)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a library writes may quote a client
             _limit_memory()
             _Server(link, compiler, vocab_size).run()
             os._exit(0)
+        children.statuses[pid] = status
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         link.close()
 
 
 def _limit_memory() -> None:
     pages = int(open("/proc/self/statm").read().split()[5])  # noqa: SIM115 - a file of the kernel
-    limit = pages * resource.getpagesize() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(resource.RLIMIT_DATA, pages * resource.getpagesize() + MEMORY_BYTES)
 
 
 class _Server:
@@ -100,12 +127,13 @@ class _Server:
     def _answer(self, message: ToProcess) -> FromProcess | None:
         match message:
             case Compile(kind, text):
-                answer = _limited(COMPILE_S, lambda: self._compile(Constraint(kind, text)))
-                # A grammar that can match nothing, or is too slow, fails here.
-                return _limited(TOKEN_S, lambda: self._refuse_empty(answer))
+                with limited_time(COMPILE_S):
+                    answer = self._compile(Constraint(kind, text))
+                with limited_time(TOKEN_S):  # one that can match nothing, or is too slow, fails
+                    return self._refuse_empty(answer)
             case Advance(number, tokens):
-                seconds = TOKEN_S + MASK_SHARE_S * len(tokens)
-                return _limited(seconds, lambda: self._advance(number, tokens))
+                with limited_time(TOKEN_S + MASK_SHARE_S * len(tokens)):
+                    return self._advance(number, tokens)
             case Forget(number):
                 self._matchers.pop(number, None)
                 return None
@@ -143,12 +171,3 @@ class _Server:
             error = refused.message
         seconds = time.thread_time() - began
         return Place(number, terminated, self._mask.tobytes(), seconds, error)
-
-
-def _limited(seconds: float, work: Callable[[], T]) -> T:
-    """The result of ``work``. The kernel ends this process if it computes for longer than
-    ``seconds``: nothing handles the signal."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    answer = work()
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    return answer

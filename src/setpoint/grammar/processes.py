@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -23,6 +24,7 @@ from typing import Protocol
 
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
+from setpoint.core.framing import Unpacker
 from setpoint.grammar.constraint_refusal import not_compiled
 from setpoint.grammar.process_messages import (
     Advance,
@@ -33,10 +35,10 @@ from setpoint.grammar.process_messages import (
     Place,
     Started,
     ToProcess,
-    Unpacker,
     from_process,
     pack,
 )
+from setpoint.sandbox.limits import Ending, ending
 
 COMPILE_S = 20.0
 """Computing time in which a constraint must be compiled."""
@@ -44,6 +46,10 @@ TOKEN_S = 0.25
 """Computing time for one token: to accept it, and to find those that may come next."""
 MEMORY_BYTES = 1 << 30
 """Memory of a process beyond what it has when it begins."""
+STATUS = struct.Struct("<i")
+"""The exit code of a process, negative for a signal, as its parent writes it."""
+STATUS_S = 5.0
+"""How long the parent may take to write it. It may be gone, too."""
 MAX_PROCESSES = 64
 """Each takes some 25 MB, and its compiled constraint."""
 POLL_S = 0.05
@@ -62,7 +68,20 @@ TOO_MANY = (
 
 
 class ProcessLostError(Exception):
-    """The process is gone: it exceeded a limit, or crashed."""
+    """The process is gone. ``args[0]``: how it ended."""
+
+    @property
+    def ending(self) -> Ending:
+        found = self.args[0]
+        assert isinstance(found, Ending)
+        return found
+
+    def in_words(self) -> RequestError:
+        """The error (503) of a request whose process somebody else has ended."""
+        return RequestError(
+            f"The process of the grammar {self.ending.why}. Repeat the request later.",
+            status_code=503,
+        )
 
 
 class Listener(Protocol):
@@ -79,8 +98,12 @@ class Listener(Protocol):
 class GrammarProcess:
     """The process of one constraint. Safe to use from several threads."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, status: int) -> None:
+        """status: where its parent writes how it has ended."""
         link.setblocking(False)
+        self._status = status
+        self._ending: Ending | None = None
+        """How it has ended, once that was asked for."""
         self._link = link
         self._lock = threading.Lock()
         """Guards the fields below, and reading."""
@@ -88,25 +111,30 @@ class GrammarProcess:
         self._listeners: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
         self._num_listeners = 0
         self._control: list[Started | Compiled] = []
-        self._is_lost = False
+        self._is_lost = self._was_killed = False
         self._pid_fd: list[int] = []
         """The descriptor of the process, once it has said that it is there."""
         self.num_bytes = 0
         """Memory of the compiled constraint."""
-        weakref.finalize(self, _end, link, self._pid_fd)
+        weakref.finalize(self, _end, link, status, self._pid_fd)
 
     def compile(self, constraint: Constraint, is_wanted: Callable[[], bool]) -> None:
-        """Have the constraint compiled. Blocks. Raises RequestError (400) if it cannot be."""
+        """Have the constraint compiled. Blocks. Raises RequestError (400) if it cannot be, and
+        ProcessLostError if somebody else has ended the process."""
         try:
             # Its id is needed to end it, so this is waited for in any case.
-            started = self._answer(lambda: True)
+            started = self._answer()
             assert isinstance(started, Started)
             self._pid_fd.append(os.pidfd_open(started.pid))
             self._link.setblocking(True)  # the text may be longer than what the kernel buffers
             self._link.sendall(pack(Compile(constraint.kind, constraint.text)))
             self._link.setblocking(False)
             compiled = self._answer(is_wanted)
+        except _UnwantedError:
+            raise not_compiled(constraint, "nobody waits for it any more") from None
         except (ProcessLostError, OSError):
+            if not self._how_it_ended().is_its_own:
+                raise ProcessLostError(self._how_it_ended()) from None
             raise not_compiled(
                 constraint,
                 f"it takes more than {COMPILE_S:g} s of computing, {TOKEN_S:g} s for one token, or"
@@ -116,6 +144,13 @@ class GrammarProcess:
         if compiled.refusal:
             raise not_compiled(constraint, compiled.refusal)
         self.num_bytes = compiled.num_bytes
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the process is gone, so that the constraint has to be compiled again."""
+        with self._lock:
+            self._read()
+            return self._is_lost
 
     def join(self, listener: Listener) -> int:
         """The number under which the listener gets answers, as long as it lives."""
@@ -139,30 +174,43 @@ class GrammarProcess:
                 if not listener.num_pending:
                     return True
                 if self._is_lost:
-                    raise ProcessLostError
+                    raise ProcessLostError(self._how_it_ended())
             left = until - time.monotonic()
             if left <= 0:
                 return False
             self._poll(min(left, POLL_S))
 
-    def _answer(self, is_wanted: Callable[[], bool]) -> Started | Compiled:
+    def _answer(self, is_wanted: Callable[[], bool] = lambda: True) -> Started | Compiled:
         while True:
             with self._lock:
                 self._read()
                 if self._control:
                     return self._control.pop(0)
                 if self._is_lost:
-                    raise ProcessLostError
+                    raise ProcessLostError(self._how_it_ended())
             if not is_wanted():
                 self._kill()
-                raise ProcessLostError
+                raise _UnwantedError
             self._poll(POLL_S)
 
     def _poll(self, timeout_s: float) -> None:
-        """Wait until there is something to read, or the time is up."""
-        poll = select.poll()  # select takes no descriptors above 1,023
-        poll.register(self._link, select.POLLIN)
-        poll.poll(1000 * timeout_s)
+        _wait_for(self._link.fileno(), timeout_s)
+
+    def _how_it_ended(self) -> Ending:
+        if self._ending is None:
+            self._ending = self._told_ending()
+        return self._ending
+
+    def _told_ending(self) -> Ending:
+        """What the parent says."""
+        if self._was_killed:
+            return Ending("reads nothing any more", True)
+        _wait_for(self._status, STATUS_S)
+        with suppress(BlockingIOError):
+            if len(data := os.read(self._status, STATUS.size)) == STATUS.size:
+                (code,) = STATUS.unpack(data)
+                return ending(code, cpu_s=COMPILE_S, memory_bytes=MEMORY_BYTES)
+        return Ending("ended together with its parent", False)
 
     def _read(self) -> None:
         """Take all messages that have come. The caller holds the lock."""
@@ -196,7 +244,27 @@ class GrammarProcess:
 
     def _kill(self) -> None:
         self._is_lost = True
+        self._was_killed = _is_alive(self._pid_fd)
         _kill(self._pid_fd)
+
+
+class _UnwantedError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def _wait_for(descriptor: int, timeout_s: float) -> None:
+    """Wait until there is something to read, or the time is up."""
+    poll = select.poll()  # select takes no descriptors above 1,023
+    poll.register(descriptor, select.POLLIN)
+    poll.poll(1000 * timeout_s)
+
+
+def _is_alive(pid_fd: list[int]) -> bool:
+    """Whether the process has not ended: the descriptor of one that has can be read."""
+    poll = select.poll()
+    for each in pid_fd:
+        poll.register(each, select.POLLIN)
+    return not poll.poll(0)
 
 
 def _kill(pid_fd: list[int]) -> None:
@@ -205,11 +273,11 @@ def _kill(pid_fd: list[int]) -> None:
             signal.pidfd_send_signal(each, signal.SIGKILL)
 
 
-def _end(link: socket.socket, pid_fd: list[int]) -> None:
+def _end(link: socket.socket, status: int, pid_fd: list[int]) -> None:
     """End a process that nobody needs any more."""
     _kill(pid_fd)
     link.close()
-    for each in pid_fd:
+    for each in (status, *pid_fd):
         os.close(each)
 
 
@@ -217,8 +285,9 @@ class Nursery:
     """Makes the processes. Safe to use from several threads."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        """command: what to run. It gets a socket as standard input, and for each descriptor that
-        arrives there, forks a process that talks over it."""
+        """command: what to run. It gets a socket as standard input, and for each pair of
+        descriptors that arrives there, forks a process that talks over the first, and writes to the
+        second how it has ended."""
         self._command = tuple(command)
         self._lock = threading.Lock()
         self._parent: subprocess.Popen[bytes] | None = None
@@ -237,25 +306,48 @@ class Nursery:
             if self.is_full:
                 raise RequestError(TOO_MANY, status_code=503)
             ours, theirs = socket.socketpair()
+            status, write_status = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                self._send(theirs.fileno())
+                self._send([theirs.fileno(), write_status])
             except OSError as error:
                 ours.close()
+                os.close(status)
                 raise RequestError(
                     f"The process that makes grammars cannot be started: {error.strerror}.",
                     status_code=503,
                 ) from None
             finally:
                 theirs.close()
-            process = GrammarProcess(ours)
+                os.close(write_status)
+            process = GrammarProcess(ours, status)
             self._living.add(process)
             return process
 
-    def _send(self, descriptor: int) -> None:
+    def compiled(
+        self, constraint: Constraint, is_wanted: Callable[[], bool] = lambda: True
+    ) -> GrammarProcess:
+        """A process that has compiled a constraint. If somebody else ends it, another one is tried.
+        Raises RequestError: 400 if the constraint cannot be compiled, 503 as ``new`` does and if
+        the second process is ended, too."""
+        try:
+            return self._compiled(constraint, is_wanted)
+        except ProcessLostError:
+            pass
+        try:
+            return self._compiled(constraint, is_wanted)
+        except ProcessLostError as error:
+            raise error.in_words() from None
+
+    def _compiled(self, constraint: Constraint, is_wanted: Callable[[], bool]) -> GrammarProcess:
+        process = self.new()
+        process.compile(constraint, is_wanted)
+        return process
+
+    def _send(self, descriptors: list[int]) -> None:
         if self._parent is None or self._parent.poll() is not None:  # it has crashed
             self._start()
         assert self._control is not None
-        socket.send_fds(self._control, [b"."], [descriptor])
+        socket.send_fds(self._control, [b"."], descriptors)
 
     def _start(self) -> None:
         self._control, theirs = socket.socketpair()

@@ -90,8 +90,8 @@ class RemoteAutomaton:
     def _wait(self, timeout_s: float) -> bool:
         try:
             return self._process.wait(self, timeout_s)
-        except ProcessLostError:
-            raise stuck(TOO_MUCH_WORK) from None
+        except ProcessLostError as error:
+            raise (stuck(TOO_MUCH_WORK) if error.ending.is_its_own else error.in_words()) from None
 
     def _settle(self) -> Place:
         """The answer that is there, if it was no error and the sequence may compute as much."""

@@ -13,13 +13,13 @@ import logging
 import os
 import select
 import socket
-import struct
 from collections import deque
 from contextlib import suppress
 
 import msgspec
 
 from setpoint.core.errors import RequestError
+from setpoint.core.framing import Unpacker, framed
 from setpoint.core.messages import (
     Posted,
     Shutdown,
@@ -31,7 +31,6 @@ from setpoint.core.messages import (
 
 logger = logging.getLogger(__name__)
 
-_LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 18
 
 
@@ -43,7 +42,7 @@ class MessageSocket:
         sock.setblocking(False)
         self._socket = sock
         self._unsent = bytearray()
-        self._received = bytearray()
+        self._unpacker = Unpacker()
         self.is_cut = False
         """Whether the other end is gone, so nothing more comes. Written by ``receive``."""
 
@@ -58,8 +57,7 @@ class MessageSocket:
 
     def send(self, data: bytes) -> None:
         """Send a message. It is lost if the other end goes away before it reads it."""
-        self._unsent += _LENGTH.pack(len(data))
-        self._unsent += data
+        self._unsent += framed(data)
         self.flush()
 
     def flush(self) -> None:
@@ -74,6 +72,7 @@ class MessageSocket:
 
     def receive(self) -> list[bytes]:
         """All messages that have arrived, possibly none."""
+        messages: list[bytes] = []
         while not self.is_cut:
             try:
                 chunk = self._socket.recv(_CHUNK)
@@ -81,27 +80,14 @@ class MessageSocket:
                 break
             except ConnectionResetError:
                 chunk = b""
-            self._received += chunk
+            messages += self._unpacker.feed(chunk)
             self.is_cut = not chunk
             if len(chunk) < _CHUNK:
                 break
-        return self._take_whole()
+        return messages
 
     def close(self) -> None:
         self._socket.close()
-
-    def _take_whole(self) -> list[bytes]:
-        messages: list[bytes] = []
-        begin, buffer = 0, self._received
-        while len(buffer) >= begin + _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer, begin)
-            end = begin + _LENGTH.size + length
-            if end > len(buffer):
-                break
-            messages.append(bytes(buffer[begin + _LENGTH.size : end]))
-            begin = end
-        del buffer[:begin]
-        return messages
 
 
 class EngineSocket:

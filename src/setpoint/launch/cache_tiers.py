@@ -172,6 +172,8 @@ class CacheTiers:
             loaded_bytes=sum(tier.loaded_bytes for tier in self.mover.tiers),
             saved_bytes=sum(tier.saved_bytes for tier in self.mover.tiers),
             age_s=time.monotonic() - self._began,
+            num_clearings=0 if self.storage is None else self.storage.num_clearings,
+            clear_error="" if self.storage is None else self.storage.clear_error,
         )
 
     def change_storage(self, operation: AttachStorage | DetachStorage | ClearStorage) -> None:
@@ -195,6 +197,8 @@ class CacheTiers:
         if isinstance(operation, DetachStorage):
             self.mover.detach(present)
             logger.warning("The cache has no storage %s", UNTIL_RESTART)
+        elif present.off:
+            raise RequestError(f"The storage cannot be cleared, because it is off: {present.off}")
         else:
             self.mover.clear(present)
 

@@ -41,6 +41,7 @@ from setpoint.core.control import (
     Refused,
     RequestList,
     Standstill,
+    TierState,
 )
 from setpoint.core.errors import ConfigError
 from setpoint.core.messages import (
@@ -119,6 +120,9 @@ class FakeEngine:
     """The reason with which operations are refused; "": they are not refused."""
     fail_controls: bool = False
     """While set, every control call fails."""
+    tiers: list[TierState] = field(default_factory=list)
+    """What is said about the cache tiers, one state after the other, and at last always the same;
+    empty: there are none."""
     released: tuple[MemoryPart, ...] = ()
     """The parts of memory that are reported as released."""
     submitted: list[Request] = field(default_factory=list)
@@ -213,6 +217,9 @@ class FakeEngine:
 
     def _state(self) -> InternalState:
         num_running = min(len(self.running), self.max_running)
+        tiers = None
+        if self.tiers:
+            tiers = self.tiers.pop(0) if len(self.tiers) > 1 else self.tiers[0]
         waiting = list(self.running.values())[num_running:]
         free = 1000 - num_running
         return InternalState(
@@ -232,6 +239,7 @@ class FakeEngine:
             report=EngineReport(
                 figures=EngineFigures(new_token_ratio=0.5),
                 metrics=self.metrics,
+                tiers=tiers,
                 memory_usage=MemoryUsage(weight=0.25, kvcache=0.5, graph=0.125),
                 experts=ExpertLoads(
                     num_layers=2,

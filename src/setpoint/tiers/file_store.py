@@ -19,7 +19,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ import lmdb
 import numpy as np
 
 from setpoint.tiers.block_format import HEADER_BYTES, OWNER_BYTES, header_of, read_header
-from setpoint.tiers.block_index import ENTRY, BlockIndex, Entries
+from setpoint.tiers.block_index import ENTRY, BlockIndex, Entries, LockedIndexError
 from setpoint.tiers.block_keys import KEY_BYTES
 from setpoint.tiers.own_files import claim_folder, is_own_file, open_own, remove
 from setpoint.tiers.store import Bytes, StoreCounts, StoreError
@@ -160,13 +160,22 @@ class FileStore:
         return size
 
     def clear(self) -> int:
+        try:
+            return self._clear()
+        except LockedIndexError as error:
+            logger.warning("%s It is made again, and then cleared.", error)
+        with self._reading():  # makes it again, and the next use fills it from the files
+            pass
+        return self._clear()
+
+    def _clear(self) -> int:
         with self._reading() as entries:
             keys = [key for key, entry in entries if ENTRY.unpack(entry)[3] == self._owner]
         self._drop(keys)
         return len(keys)
 
     def size(self) -> tuple[int, int]:
-        with suppress(StoreError), Entries(self._index, write=False, waits=False) as entries:
+        with suppress(StoreError), self._index.reading(waits=False) as entries:
             self._last_size = entries.num, entries.num_bytes
         return self._last_size
 
@@ -231,7 +240,7 @@ class FileStore:
                         found[bytes.fromhex(path.stem)] = path, about.st_mtime, about.st_size
                     else:
                         self._remove_damaged(path)
-        with Entries(self._index, write=False) as entries:
+        with self._index.reading() as entries:
             lacking = [key for key in found if entries.get(key) is None]
         if is_new and found:
             logger.info("The index of %s is made again from %d blocks.", self._folder, len(found))
@@ -326,15 +335,14 @@ class FileStore:
 
     # ------------------------------------------------------------------ the index
 
-    def _reading(self) -> Entries:
+    def _reading(self) -> AbstractContextManager[Entries]:
         if self._index.is_new and self._has_swept:
             self.sweep()  # it was made again
-        return Entries(self._index, write=False)
+        return self._index.reading()
 
     def _change(self, change: Callable[[Entries], None]) -> None:
         try:
-            with Entries(self._index, write=True) as entries:
-                change(entries)
+            self._index.change(change)
         except lmdb.MapFullError:
             self._note_full("the index is full")
 

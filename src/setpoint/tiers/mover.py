@@ -61,7 +61,12 @@ class Tier:
         self.loaded_tokens = self.saved_tokens = self.missed_tokens = 0
         self.loaded_bytes = self.saved_bytes = 0
         self.load_s = self.save_s = 0.0
+        self.num_clearings = 0
+        """Orders to clear that have not been carried out yet."""
+        self.clear_error = ""
+        """Why the last such order failed; empty if it did not."""
         self._num_errors = 0
+        self._last_error = ""
 
     def try_(self, act: Callable[[Store], Result]) -> Result | None:
         """What ``act`` returns; None if the store raises, or is off."""
@@ -71,6 +76,7 @@ class Tier:
             found = act(self.store)
         except Exception as error:  # a store of the user's own may raise anything
             self._num_errors += 1
+            self._last_error = str(error)
             expected = isinstance(error, StoreError)
             logger.warning("Cache tier %s: %s", self.name, error, exc_info=not expected)
             if self._num_errors >= MAX_ERRORS:
@@ -78,6 +84,12 @@ class Tier:
             return None
         self._num_errors = 0
         return found
+
+    def clear(self) -> None:
+        """Remove this engine's blocks from the store."""
+        is_done = self.try_(lambda store: (store.clear(), True)[1])
+        self.clear_error = "" if is_done else self.off or self._last_error
+        self.num_clearings -= 1
 
     def switch_off(self, why: str) -> None:
         self.off = why
@@ -183,8 +195,10 @@ class StoreMover:
         self._loads.add(lambda: self._saves.add(partial(_close, tier)))
 
     def clear(self, tier: Tier) -> None:
-        """Remove this engine's blocks from a store, before any later lookup."""
-        self._loads.add(lambda: tier.try_(lambda store: store.clear()))
+        """Remove this engine's blocks from a store, before any later lookup. The tier says when
+        that is done, and how it ended."""
+        tier.num_clearings += 1
+        self._loads.add(tier.clear)
 
     def _sweep(self, tier: Tier) -> None:
         tier.try_(lambda store: store.sweep())
@@ -215,7 +229,7 @@ class StoreMover:
                     why = "cancelled"
                     break
                 data, tier = self._get(keys[index])
-                if data is None or not self._fill(transfer, rows, index, data):
+                if data is None or tier is None or not self._fill(transfer, rows, index, data):
                     why = "a block is missing"
                     break
                 end = (index + 1) * block - transfer.start
@@ -230,17 +244,18 @@ class StoreMover:
         seconds = time.perf_counter() - began
         self._end(Moved(transfer.id, moved, num_bytes, seconds, why, from_host))
 
-    def _get(self, key: bytes) -> tuple[Bytes | None, Tier]:
+    def _get(self, key: bytes) -> tuple[Bytes | None, Tier | None]:
         """The block, and the tier that had it; the tiers before it get a copy."""
-        for number, tier in enumerate(self.tiers):
+        tiers = self.tiers  # another list after the loop has attached or detached one
+        for number, tier in enumerate(tiers):
             began = time.perf_counter()
             data = tier.try_(lambda store: store.get(key))
             tier.load_s += time.perf_counter() - began
             if isinstance(data, np.ndarray):
-                for faster in self.tiers[:number]:
+                for faster in tiers[:number]:
                     faster.try_(lambda store: store.put(key, data))  # noqa: B023
                 return data, tier
-        return None, self.tiers[-1]
+        return None, None
 
     def _fill(self, transfer: Transfer, rows: Rows, index: int, data: Bytes) -> bool:
         """Fill the transfer's rows of a block. False if the block lacks a page that they need."""

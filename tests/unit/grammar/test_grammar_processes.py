@@ -20,7 +20,10 @@ from setpoint.core.errors import RequestError
 from setpoint.core.grammar import NotReady
 from setpoint.core.records import GrammarLate, PreparationEnded
 from setpoint.core.request import Request
+from setpoint.core.sampling import SamplingParams
 from setpoint.grammar import processes
+from setpoint.grammar.cache import CompiledCache
+from setpoint.grammar.factory import CachingFactory
 from setpoint.grammar.lookahead import Lookahead
 from setpoint.grammar.patience import BURST_S, Patience
 from setpoint.grammar.processes import GrammarProcess, Nursery
@@ -56,9 +59,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def compiled(nursery: Nursery, text: str) -> GrammarProcess:
-    process = nursery.new()
-    process.compile(Constraint("regex", text), lambda: True)
-    return process
+    return nursery.compiled(Constraint("regex", text))
 
 
 def automaton(process: GrammarProcess, patience: Patience | None = None) -> RemoteAutomaton:
@@ -165,6 +166,8 @@ def test_the_nursery_ends_with_the_last_reference_to_it() -> None:
 
 
 def test_killed_processes_are_replaced(nursery: Nursery) -> None:
+    """Red before: a client whose process the system had killed was told that its grammar takes too
+    much work (400)."""
     process = compiled(nursery, "quick")
     sequence = automaton(process)
     ready_mask(sequence)
@@ -172,13 +175,77 @@ def test_killed_processes_are_replaced(nursery: Nursery) -> None:
     child.kill()
     until(lambda: not children(nursery))
     sequence.accept(1)
-    with pytest.raises(RequestError, match="it takes too much work"):
+    with pytest.raises(RequestError, match="of the grammar was ended by SIGKILL") as caught:
         sequence.make_ready()
+    assert caught.value.status_code == 503
+    assert process.is_lost
     assert ready_mask(automaton(compiled(nursery, "quick"))) == -1
     assert nursery._parent is not None
     nursery._parent.kill()
     nursery._parent.wait()
     assert ready_mask(automaton(compiled(nursery, "quick"))) == -1
+
+
+def test_a_constraint_whose_process_is_killed_is_compiled_by_another(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    go, killed = tmp_path / "go", []
+
+    def is_wanted() -> bool:
+        if not killed and (found := children(nursery)):
+            killed.extend(found)
+            found[0].kill()
+            go.touch()
+        return True
+
+    nursery.compiled(Constraint("regex", f"late {go}"), is_wanted)
+    assert len(killed) == 1
+
+
+def test_a_constraint_whose_processes_are_killed_again_and_again_is_to_be_repeated(
+    nursery: Nursery,
+) -> None:
+    def is_wanted() -> bool:
+        for child in children(nursery):
+            child.kill()
+        return True
+
+    with pytest.raises(RequestError, match="of the grammar was ended by SIGKILL") as caught:
+        nursery.compiled(Constraint("regex", "hang"), is_wanted)
+    assert caught.value.status_code == 503
+
+
+class OneFactory(CachingFactory[GrammarProcess]):
+    def __init__(self, nursery: Nursery) -> None:
+        cache: CompiledCache[GrammarProcess] = CompiledCache(lambda *_: 1, max_size=9)
+        super().__init__(cache, vocab_size=VOCAB_SIZE, eos_token_ids=())
+        self._nursery = nursery
+
+    def _compile(self, constraint: Constraint, is_wanted: Callable[[], bool]) -> GrammarProcess:
+        return self._nursery.compiled(constraint, is_wanted)
+
+    def _is_lost(self, compiled: GrammarProcess) -> bool:
+        return compiled.is_lost
+
+    def _start(self, compiled: GrammarProcess, *, ignore_eos: bool) -> RemoteAutomaton:
+        return automaton(compiled)
+
+
+def test_a_cached_constraint_whose_process_is_gone_is_compiled_again(nursery: Nursery) -> None:
+    """Red before: every later request with the same constraint was refused."""
+    factory = OneFactory(nursery)
+    request = Request(
+        rid="r",
+        prompt_ids=np.array([1], np.int32).tobytes(),
+        sampling=SamplingParams(regex="a"),
+        seed=0,
+    )
+    factory(request)
+    (child,) = children(nursery)
+    child.kill()
+    until(lambda: not children(nursery))
+    factory(request)
+    assert len(children(nursery)) == 1
 
 
 def test_too_many_constraints_are_refused(
@@ -211,8 +278,7 @@ class Factory:
 
     def __call__(self, request: Request, is_wanted: Callable[[], bool] = lambda: True) -> Lookahead:
         assert request.sampling.constraint is not None
-        process = self._nursery.new()
-        process.compile(request.sampling.constraint, is_wanted)
+        process = self._nursery.compiled(request.sampling.constraint, is_wanted)
         return Lookahead(automaton(process, self._patience), VOCAB_SIZE)
 
 

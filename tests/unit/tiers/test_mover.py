@@ -157,6 +157,29 @@ def test_a_store_that_fails_again_and_again_is_off() -> None:
     assert each.num_found() == 0
 
 
+def test_a_storage_that_is_detached_during_a_load_ends_the_load(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Red before: an IndexError in the log."""
+    tier = file_tier(tmp_path)
+    each = Movers(tier)
+    each.mover.save(transfer(Direction.SAVE, ROWS, 0, 24))
+    each.moved()
+    get = tier.store.get
+
+    def detaching(key: bytes) -> np.ndarray | None:
+        found = get(key)
+        if each.mover.tiers:
+            each.mover.detach(tier)
+        return found
+
+    tier.store.get = detaching  # type: ignore[method-assign]
+    each.mover.load(transfer(Direction.LOAD, INTO, 0, 24))
+    moved = each.moved()
+    assert (moved.num_tokens, moved.why) == (BLOCK, "a block is missing")
+    assert not caplog.records
+
+
 def test_a_folder_that_was_given_up_is_used_again(tmp_path: Path) -> None:
     """Red before: its index stayed open, which was taken for damage, and it was made again."""
     each = Movers(file_tier(tmp_path))

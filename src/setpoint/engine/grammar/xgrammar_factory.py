@@ -45,9 +45,10 @@ class XgrammarFactory(CachingFactory[GrammarProcess]):
     def _compile(self, constraint: Constraint, is_wanted: Callable[[], bool]) -> GrammarProcess:
         while self._nursery.is_full and self._cache.drop_oldest():
             pass
-        process = self._nursery.new()
-        process.compile(constraint, is_wanted)
-        return process
+        return self._nursery.compiled(constraint, is_wanted)
+
+    def _is_lost(self, compiled: GrammarProcess) -> bool:
+        return compiled.is_lost
 
     def _start(self, compiled: GrammarProcess, *, ignore_eos: bool) -> Automaton:
         forbidden = self._eos_token_ids if ignore_eos else ()

@@ -1,37 +1,24 @@
-"""``python -m setpoint.frontend.text.template_worker``: renders one chat template, with limits that
-the kernel enforces.
-
-Reads messages from its standard input and writes answers to its standard output, each after its
-length: first the template, then one conversation after another. Ends when its input ends or a limit
-is reached: code that runs in C cannot be interrupted in any other way.
-"""
+"""``python -m setpoint.frontend.text.template_worker``: renders one chat template, under limits
+that the kernel enforces. The first job is the template; each of the others is a conversation."""
 
 from __future__ import annotations
 
-import os
-import resource
-import signal
-import struct
-import sys
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from setpoint.core.errors import CheckpointError, RequestError
 from setpoint.frontend.text.template import ChatTemplate
+from setpoint.sandbox.limits import Limits
+from setpoint.sandbox.worker import serve
 
-CPU_SECONDS = 2.0
+LIMITS = Limits(cpu_s=2.0, memory_bytes=512 << 20)
 """CPU time for one conversation, or to compile the template. Ten thousand messages take some tenths
 of a second."""
-MEMORY_BYTES = 512 << 20
-"""Limit of the address space, including the interpreter's 50 MiB."""
 MAX_PROMPT_BYTES = 16 << 20
 
-LENGTH = struct.Struct("<I")
 DONE, REFUSED = b"\0", b"\1"
 """First byte of an answer. The rest is the prompt, or the reason why there is none."""
-OUT_OF_MEMORY = 3
-"""Exit code."""
 
 
 class TemplateJob(msgspec.Struct):
@@ -45,42 +32,19 @@ class RenderJob(msgspec.Struct):
     variables: dict[str, Any]
 
 
-def write(stream: IO[bytes], data: bytes) -> None:
-    stream.write(LENGTH.pack(len(data)))
-    stream.write(data)
-    stream.flush()
+class _Worker:
+    def __init__(self) -> None:
+        self._template: ChatTemplate | None = None
 
-
-def read(stream: IO[bytes]) -> bytes | None:
-    """The next message; None if the other end is gone."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    data = stream.read(length)
-    return data if len(data) == length else None
-
-
-def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    template: ChatTemplate | None = None
-    while (data := read(sys.stdin.buffer)) is not None:
-        signal.setitimer(
-            signal.ITIMER_PROF, CPU_SECONDS
-        )  # SIGPROF is not handled, so it ends the process
+    def answer(self, data: bytes) -> bytes:
         try:
-            if template is None:
-                job = msgspec.json.decode(data, type=TemplateJob)
-                template, answer = ChatTemplate(job.source, special_tokens=job.special_tokens), DONE
-            else:
-                answer = _render(template, data)
+            if self._template is not None:
+                return DONE + _render(self._template, data)
+            job = msgspec.json.decode(data, type=TemplateJob)
+            self._template = ChatTemplate(job.source, special_tokens=job.special_tokens)
+            return DONE
         except (RequestError, CheckpointError) as error:
-            answer = REFUSED + str(error).encode(errors="replace")
-        except MemoryError:
-            os._exit(OUT_OF_MEMORY)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        write(sys.stdout.buffer, answer)
+            return REFUSED + str(error).encode(errors="replace")
 
 
 def _render(template: ChatTemplate, data: bytes) -> bytes:
@@ -94,8 +58,8 @@ def _render(template: ChatTemplate, data: bytes) -> bytes:
             f"The chat template makes a prompt of more than {MAX_PROMPT_BYTES} bytes of these"
             " messages."
         )
-    return DONE + prompt
+    return prompt
 
 
 if __name__ == "__main__":
-    main()
+    serve(_Worker().answer, LIMITS)

@@ -3,10 +3,12 @@ nobody else anything."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -26,7 +28,7 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 def process_of(source: str) -> Iterator[TemplateProcess]:
     with closing(TemplateProcess(source, special_tokens=TOKENS)) as template:
         yield template
-    assert template._process is None
+    assert template.pid is None
 
 
 def outcome(template: Template, messages: Any, generate: bool, variables: Any) -> str:
@@ -134,20 +136,42 @@ def test_values_that_json_cannot_hold_are_refused() -> None:
         assert template.render([{"role": "user", "content": "漢字\n🚀\x00"}]) == "漢字\n🚀\x00"
 
 
-def test_a_process_that_somebody_kills_is_replaced() -> None:
+def test_a_process_that_the_system_kills_is_replaced_without_the_request_noticing() -> None:
+    """Red before: the request got a 400, as if its messages were to blame."""
     with process_of("{{ messages[0].content }}") as template:
-        assert template._process is not None
-        template._process.kill()
-        with pytest.raises(RequestError, match="ended by SIGKILL"):
-            template.render(HI)
+        assert template.pid is not None
+        os.kill(template.pid, signal.SIGKILL)
         assert template.render(HI) == "hi"
+
+
+def test_a_request_whose_processes_are_killed_again_and_again_is_to_be_repeated() -> None:
+    source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with process_of("{% if messages | length > 1 %}" + source + "{% endif %}") as template:
+        stopped = threading.Event()
+
+        def kill() -> None:
+            while not stopped.wait(0.01):
+                if (pid := template.pid) is not None:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            with pytest.raises(RequestError, match="process was ended by SIGKILL") as caught:
+                template.render(HI * 2)
+        finally:
+            stopped.set()
+            killer.join()
+        assert caught.value.status_code == 503
+        assert template.render(HI) == ""
 
 
 def test_closing_ends_it_even_while_it_renders() -> None:
     source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     template = TemplateProcess(source)
-    assert template._process is not None
-    child = psutil.Process(template._process.pid)
+    assert template.pid is not None
+    child = psutil.Process(template.pid)
 
     def render() -> None:
         with pytest.raises(RequestError):

@@ -3,6 +3,8 @@ use one, use none, empty it."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 import msgspec
@@ -18,7 +20,9 @@ from setpoint.frontend.service import Service
 
 ROUTE = "/hicache/storage-backend"
 CLEAR = f"{ROUTE}/clear"
-
+CLEAR_S = 60.0
+"""How long a client may wait for the end of a clearing."""
+POLL_S = 0.02
 
 UNSUPPORTED = ("hicache_storage_prefetch_policy", "hicache_write_policy")
 """Keys of SGLang's body that would change what was given at the start."""
@@ -66,7 +70,25 @@ class StorageRoutes:
     async def clear(self) -> Response:
         self._check_key()
         await self._operate(ClearStorage())
+        deadline = time.monotonic() + CLEAR_S
+        while any(tiers.num_clearings for tiers in await self._tiers()):
+            if time.monotonic() > deadline:
+                raise RequestError(
+                    f"The storage is still being cleared after {CLEAR_S:g} s; GET {ROUTE} shows"
+                    " num_clearings, which becomes 0, and clear_error.",
+                    status_code=503,
+                )
+            await asyncio.sleep(POLL_S)
+        if errors := sorted({tiers.clear_error for tiers in await self._tiers()} - {""}):
+            raise RequestError(
+                f"The storage could not be cleared: {'; '.join(errors)}", status_code=503
+            )
         return _done("HiCache storage cleared.")
+
+    async def _tiers(self) -> list[TierState]:
+        """The tiers of all engines that have any."""
+        states = await self._engine.on_all(lambda line: line.get_state())
+        return [state.report.tiers for state in states if state.report.tiers is not None]
 
     def _check_key(self) -> None:
         """Raise RequestError on a server without an admin key: a client could make it write to any
