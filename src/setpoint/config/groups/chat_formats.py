@@ -40,6 +40,7 @@ REASONING_PARSERS = (
     "gemma4",
     "glm45",
     "gpt-oss",
+    "granite",
     "granite_thinking_parser",
     "interns1",
     "kimi",

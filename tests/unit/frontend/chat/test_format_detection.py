@@ -70,7 +70,7 @@ FAMILIES = [
     ("<|python_tag|>", "llama3", None),
     ("[func_name1(params_name1=params_value1)]", "pythonic", None),
     ("◁think▷", None, "kimi"),
-    ("Here is my thought process: ", None, "granite_thinking_parser"),
+    ("Here is my thought process: ", None, "granite"),
 ]
 """What the templates of the families have in them."""
 

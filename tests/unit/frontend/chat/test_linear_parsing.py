@@ -100,6 +100,14 @@ def make_reasoning(form: Any) -> DeltaParser:
     return make()
 
 
+def make_calls_in_reasoning(form: Any) -> DeltaParser:
+    reasoning = REASONING_FORMATS["qwen3"]
+    make = joining_reasoning(
+        lambda: reasoning.parser(form.parser(TOOLS), starts_inside=True, calls=form)
+    )
+    return make()
+
+
 def shapes(form: Any, count: int, seed: int) -> Iterator[tuple[str, str, str]]:
     """Texts that are not repeated, repeated, and not repeated."""
     own, draw = sorted(markers(form)), random.Random(seed)
@@ -152,6 +160,11 @@ CALLS = {form.name: form for form in TOOL_FORMATS.values()}
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name: str) -> None:
     check(make_calls, CALLS[name], 3, 0)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_in_reasoning(name: str) -> None:
+    check(make_calls_in_reasoning, CALLS[name], 3, 0)
 
 
 @pytest.mark.parametrize("name", REASONING_FORMATS)

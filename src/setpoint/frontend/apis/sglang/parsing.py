@@ -71,7 +71,9 @@ class ParsingRoutes:
             form = reasoning_format(name)
         except ConfigError as error:
             raise RequestError(f"reasoning_parser: {error}") from None
-        parser = form.parser(PlainParser(), starts_inside=form.starts_inside())
+        own = self._config.tool_call_parser
+        calls = None if own == "none" else tool_format(own)
+        parser = form.parser(PlainParser(), starts_inside=form.starts_inside(), calls=calls)
         answer = await _answer(request, parser, body.text)
         return json_response({"reasoning_text": answer.reasoning, "text": answer.text, **told})
 

@@ -65,7 +65,7 @@ _REASONING_RULES = (
     _Rule("mistral", ("[THINK]",), "writes [THINK]"),
     _Rule("kimi", ("◁think▷",), "writes ◁think▷"),
     _Rule(
-        "granite_thinking_parser",
+        "granite",
         ("Here is my thought process:",),
         "has the marker Here is my thought process:",
     ),

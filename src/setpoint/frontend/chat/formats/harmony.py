@@ -16,7 +16,7 @@ from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.deltas import Delta, ReasoningDelta, TextDelta, ToolCallDelta
 from setpoint.frontend.chat.formats.json_scan import JsonScan
 from setpoint.frontend.chat.formats.scanning import Markers
-from setpoint.frontend.chat.formats.tool_format import new_call_id
+from setpoint.frontend.chat.formats.tool_format import ToolFormat, new_call_id
 from setpoint.frontend.chat.parser import DeltaParser
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -92,6 +92,8 @@ class HarmonyCalls:
 
     name = "gpt-oss"
     needs_special_tokens = True
+    openings = ()
+    """None: the header of a message says whether it is a call or reasoning."""
 
     def parser(self, tools: Sequence[Tool]) -> DeltaParser:
         return _CallParser()
@@ -168,7 +170,12 @@ class HarmonyReasoning:
         return (started or prompt).endswith(self.begin)
 
     def parser(
-        self, after: DeltaParser, *, starts_inside: bool, separate: bool = True
+        self,
+        after: DeltaParser,
+        *,
+        starts_inside: bool,
+        separate: bool = True,
+        calls: ToolFormat | None = None,
     ) -> DeltaParser:
         return _ReasoningParser(after, starts_inside=starts_inside, separate=separate)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.json_scan import JsonScan, Scan
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS
-from setpoint.frontend.chat.formats.sections import SectionMachine
+from setpoint.frontend.chat.formats.sections import SectionMachine, opening_markers
 from setpoint.frontend.chat.formats.structure import Format, calls, calls_in_section, held_arguments
 from setpoint.frontend.chat.parser import DeltaParser
 
@@ -40,6 +40,10 @@ class HeadedCalls:
     separator: str = ""
     """What a model writes between two calls."""
     needs_special_tokens: bool = True
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        return opening_markers(self.begin, self.section[0], bare=True)
 
     def parser(self, tools: Sequence[Tool]) -> DeltaParser:
         return _Parser(self)

@@ -53,6 +53,10 @@ class JsonCalls:
     """How a model writes calls that a structural tag asks for."""
     needs_special_tokens: bool = True
 
+    @property
+    def openings(self) -> tuple[str, ...]:
+        return (self.begin,) if self.begin else ()
+
     def parser(self, tools: Sequence[Tool]) -> DeltaParser:
         return JsonMachine(self, tools)
 

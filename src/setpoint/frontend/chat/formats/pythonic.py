@@ -33,6 +33,10 @@ class PythonicCalls:
     call."""
     needs_special_tokens: bool = True
 
+    @property
+    def openings(self) -> tuple[str, ...]:
+        return (self.section[0],)
+
     def parser(self, tools: Sequence[Tool]) -> DeltaParser:
         return _Parser(self, tools)
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from setpoint.frontend.chat.deltas import Delta, ReasoningDelta, TextDelta
-from setpoint.frontend.chat.formats.scanning import Markers, Trimmed
+from setpoint.frontend.chat.formats.call_search import CallSearch
+from setpoint.frontend.chat.formats.scanning import Markers, Trimmed, is_cut
+from setpoint.frontend.chat.formats.tool_format import ToolFormat
 from setpoint.frontend.chat.parser import DeltaParser
 
 _MAX_LEAD = 64
 """Whitespace from this length on is no lead of the marker that opens the reasoning."""
+_SEARCHED_AT_ONCE = 64
+"""Characters after the marker of a call that are looked at together; most mentions of a marker are
+known by then."""
+_SPACE = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +33,6 @@ class MarkedReasoning:
     chat template does not write ``begin``."""
     variable: str = ""
     needs_special_tokens: bool = False
-    ended_by: tuple[str, ...] = ()
-    """Markers of calls, which end the reasoning where the model forgets ``end``."""
     always_ends: bool = False
 
     def starts_inside(self, prompt: str = "", *, started: str = "") -> bool:
@@ -38,9 +44,14 @@ class MarkedReasoning:
         return inside
 
     def parser(
-        self, after: DeltaParser, *, starts_inside: bool, separate: bool = True
+        self,
+        after: DeltaParser,
+        *,
+        starts_inside: bool,
+        separate: bool = True,
+        calls: ToolFormat | None = None,
     ) -> DeltaParser:
-        return _Parser(self, after, starts_inside=starts_inside, separate=separate)
+        return _Parser(self, after, starts_inside=starts_inside, separate=separate, calls=calls)
 
 
 class _Parser:
@@ -54,14 +65,22 @@ class _Parser:
         *,
         starts_inside: bool,
         separate: bool,
+        calls: ToolFormat | None,
     ) -> None:
         self._form = form
         self._after = after
         self._separate = separate
-        self._starts_inside = starts_inside
-        self._where = "before"
+        self._where: Literal["before", "inside", "at a call", "behind"] = "before"
+        self._is_inside = starts_inside
+        """Whether the reasoning has begun."""
         self._text = ""
-        self._ends = Markers(form.end, *form.ended_by)
+        self._at = 0
+        self._searched = 0
+        """Index after the text in which a call was looked for, after the marker of one."""
+        self._call_marker_end = 0
+        self._ends = Markers(form.end, *(() if calls is None else calls.openings))
+        self._end = Markers(form.end)
+        self._calls = CallSearch(calls)
         self._reasoning = Trimmed(at_start=True)
         self._answer_begun = False
 
@@ -75,6 +94,7 @@ class _Parser:
             and not self._ends.may_begin_in(text)
             and self._reasoning.is_passing(text)
         ):
+            self._calls.passed(text)
             return (ReasoningDelta(text) if self._separate else TextDelta(text),)
         self._text += text
         return self._run(ended=False)
@@ -86,50 +106,91 @@ class _Parser:
         deltas: list[Delta] = []
         if self._where == "before":
             self._before(deltas, ended=ended)
-        if self._where == "inside":
-            self._inside(deltas, ended=ended)
+        while self._where in ("inside", "at a call"):
+            read = self._inside if self._where == "inside" else self._at_a_call
+            if not read(deltas, ended=ended):
+                break
+        self._text = self._text[self._at :]
+        self._at = 0
         if self._where == "behind" and self._text:
             text, self._text = self._text, ""
             deltas += self._answer(text)
         return deltas
 
     def _before(self, deltas: list[Delta], *, ended: bool) -> None:
-        text = self._text.lstrip()
-        num_spaces = len(self._text) - len(text)
-        may_open = num_spaces < _MAX_LEAD
-        if (
-            may_open
-            and not ended
-            and self._form.begin.startswith(text)
-            and text != self._form.begin
-        ):
-            return
-        opened = may_open and text.startswith(self._form.begin)
-        if opened:
+        """Pass ``begin``, which some models write twice. Without it an ``end`` is of a reasoning
+        that is empty."""
+        begin, end = self._form.begin, self._form.end
+        while True:
+            start = _space_end(self._text, self._at)
+            may_open = start - self._at < _MAX_LEAD
+            markers = [begin] if self._is_inside else [begin, end]
+            if may_open and not ended and any(is_cut(self._text, start, each) for each in markers):
+                return
+            met = [each for each in markers if may_open and self._text.startswith(each, start)]
+            if not met:
+                break
             if not self._separate:
-                deltas += _text(self._text[:num_spaces] + self._form.begin)
-            self._text = text[len(self._form.begin) :]
-        self._where = "inside" if opened or self._starts_inside else "behind"
-        self._answer_begun = self._where == "behind"
+                deltas += _text(self._text[self._at : start] + met[0])
+            self._at = start + len(met[0])
+            if met[0] == end:
+                self._where = "behind"
+                return
+            self._is_inside = True
+        self._where = "inside" if self._is_inside else "behind"
+        self._answer_begun = not self._is_inside
 
-    def _inside(self, deltas: list[Delta], *, ended: bool) -> None:
-        found = self._ends.find(self._text, 0)
-        if found is not None:
-            stop, behind = found.start(), found.end()
-            if found.group() != self._form.end:
-                behind = stop
-        else:
-            stop = behind = len(self._text) if ended else self._ends.cut(self._text, 0)
-        inside, marker = self._text[:stop], self._text[stop:behind]
-        self._text = self._text[behind:]
-        if self._separate:
-            passed = self._reasoning.feed(inside)
-            if passed:
-                deltas.append(ReasoningDelta(passed))
-        else:
-            deltas += _text(inside + marker)
-        if found is not None:
+    def _inside(self, deltas: list[Delta], *, ended: bool) -> bool:
+        """Whether the end of the reasoning, or of this part of it, was found."""
+        found = self._ends.find(self._text, self._at)
+        if found is None:
+            text = self._text
+            self._pass_to(len(text) if ended else self._ends.cut(text, self._at), deltas)
+            return False
+        self._pass_to(found.start(), deltas)
+        if found.group() == self._form.end:
+            if not self._separate:
+                deltas += _text(self._form.end)
+            self._at = found.end()
             self._where = "behind"
+        elif self._calls.is_quoted:
+            self._pass_to(found.end(), deltas)
+        else:
+            self._calls.begin()
+            self._searched = self._at
+            self._call_marker_end = found.end()
+            self._where = "at a call"
+        return True
+
+    def _at_a_call(self, deltas: list[Delta], *, ended: bool) -> bool:
+        """The marker of a call is here, and what follows says whether it is one: whether that is
+        known."""
+        is_call = None
+        while is_call is None:
+            part = self._text[self._searched : self._searched + _SEARCHED_AT_ONCE]
+            is_last = ended and self._searched + len(part) == len(self._text)
+            end = self._end.find(part, 0)
+            stop = self._end.cut(part, 0) if end is None and not is_last else len(part)
+            stop = stop if end is None else end.start()
+            is_call = self._calls.feed(part[:stop], ended=is_last or end is not None)
+            self._searched += stop
+            if is_call is None and not stop:
+                self._searched -= self._at  # the text before goes
+                self._call_marker_end -= self._at
+                return False
+        if not is_call:
+            self._pass_to(self._call_marker_end, deltas)
+        self._where = "behind" if is_call else "inside"
+        return True
+
+    def _pass_to(self, stop: int, deltas: list[Delta]) -> None:
+        """The text up to here is reasoning."""
+        passed, self._at = self._text[self._at : stop], stop
+        self._calls.passed(passed)
+        if not self._separate:
+            deltas += _text(passed)
+        elif shown := self._reasoning.feed(passed):
+            deltas.append(ReasoningDelta(shown))
 
     def _answer(self, text: str) -> Sequence[Delta]:
         if not self._answer_begun and self._separate:
@@ -138,6 +199,12 @@ class _Parser:
                 return ()
         self._answer_begun = True
         return self._after.feed(text)
+
+
+def _space_end(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None, "it matches nothing, too"
+    return found.end()
 
 
 def _text(text: str) -> list[Delta]:
@@ -156,19 +223,19 @@ MARKED = (
         variable="enable_thinking",
         needs_special_tokens=True,
     ),
-    MarkedReasoning(name="glm45", variable="enable_thinking", ended_by=("<tool_call>",)),
+    MarkedReasoning(name="glm45", variable="enable_thinking"),
     MarkedReasoning(
-        name="granite_thinking_parser",
+        name="granite",
         begin="Here is my thought process:",
         end="Here is my response:",
         variable="thinking",
     ),
+    MarkedReasoning(name="granite_thinking_parser", variable="enable_thinking"),
     MarkedReasoning(name="interns1", variable="enable_thinking"),
     MarkedReasoning(name="kimi", begin="◁think▷", end="◁/think▷", needs_special_tokens=True),
     MarkedReasoning(
         name="kimi_k2",
         variable="thinking",
-        ended_by=("<|tool_calls_section_begin|>",),
         needs_special_tokens=True,
     ),
     MarkedReasoning(name="mimo", variable="enable_thinking"),

@@ -7,6 +7,11 @@ from setpoint.frontend.chat.formats.machine import CallMachine
 from setpoint.frontend.chat.formats.scanning import Markers, is_cut
 
 
+def opening_markers(call_begin: str, section_begin: str, *, bare: bool) -> tuple[str, ...]:
+    """The markers with which a call may begin. bare: see SectionMachine."""
+    return (section_begin, call_begin) if section_begin and bare else (section_begin or call_begin,)
+
+
 class SectionMachine(CallMachine):
     """A subclass reads one call: ``_header`` from after the marker that begins it, until it sets
     ``_between`` as the state. What is no call becomes text, the markers before it included."""
@@ -22,7 +27,7 @@ class SectionMachine(CallMachine):
         """passed: what may come before and after a call in a section, with no meaning of its own.
         bare: whether a call may come outside of a section."""
         section_begin, section_end = section
-        super().__init__(Markers(section_begin or call_begin, *([call_begin] if bare else [])))
+        super().__init__(Markers(*opening_markers(call_begin, section_begin, bare=bare)))
         self._call_begin = call_begin
         self._passed = passed
         self._section_end = section_end

@@ -21,6 +21,12 @@ class ToolFormat(Protocol):
         ``skip_special_tokens`` is off."""
         ...
 
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """The markers with which calls begin; where one of them may be missing, its absence opens
+        nothing."""
+        ...
+
     def parser(self, tools: Sequence[Tool]) -> DeltaParser:
         """A parser for one answer to a request with these tools."""
         ...
@@ -77,10 +83,16 @@ class ReasoningFormat(Protocol):
         ...
 
     def parser(
-        self, after: DeltaParser, *, starts_inside: bool, separate: bool = True
+        self,
+        after: DeltaParser,
+        *,
+        starts_inside: bool,
+        separate: bool = True,
+        calls: ToolFormat | None = None,
     ) -> DeltaParser:
         """A parser for one answer. after: parses what follows the reasoning. separate: False makes
-        the reasoning text, markers included; even then no call is looked for in it."""
+        the reasoning text, markers included. calls: how the model writes calls; a call ends
+        reasoning whose ``end`` is missing. None: only ``end`` does."""
         ...
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.json_scan import json_text
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers, is_cut
-from setpoint.frontend.chat.formats.sections import SectionMachine
+from setpoint.frontend.chat.formats.sections import SectionMachine, opening_markers
 from setpoint.frontend.chat.formats.xml_structure import XmlWriting, xml_structure
 from setpoint.frontend.chat.formats.xml_values import ANY, STRING, ArgumentTypes, as_json
 from setpoint.frontend.chat.parser import DeltaParser
@@ -53,6 +53,10 @@ class XmlCalls:
     writing: XmlWriting
     """How a model writes calls that a structural tag asks for."""
     needs_special_tokens: bool = True
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        return opening_markers(self.begin, self.section[0], bare=self.bare)
 
     def parser(self, tools: Sequence[Tool]) -> DeltaParser:
         return _Parser(self, tools)

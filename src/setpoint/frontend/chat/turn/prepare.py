@@ -92,7 +92,9 @@ class Chat:
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
         ids = await self._encode(written, request.cut)
         requests = self._intake.requests(ids, sampling, options, rid=rid)
-        make_parser = _parser_maker(request, calling, thinking)
+        make_parser = _parser_maker(
+            request, calling, thinking, None if options.constrain_after else self._tools
+        )
         warnings = [*calling.warnings, *told, *self._intake.without_effect(sampling)]
         if request.thinking is False and thinking is not None and thinking.is_expected:
             warnings.append("This model's reasoning cannot be turned off.")
@@ -124,7 +126,15 @@ class Chat:
         return await self._intake.encode(prompt, add_special_tokens=False, cut=cut)
 
 
-def _parser_maker(request: ChatRequest, calling: Calling, thinking: Thinking | None) -> MakeParser:
+def _parser_maker(
+    request: ChatRequest,
+    calling: Calling,
+    thinking: Thinking | None,
+    calls: ToolFormat | None,
+) -> MakeParser:
+    """calls: the format of the calls that end the reasoning; None if only its own end does, because
+    a constraint begins there."""
+
     def make() -> DeltaParser:
         parser = calling.parser(request.tools)
         if thinking is None:
@@ -133,6 +143,7 @@ def _parser_maker(request: ChatRequest, calling: Calling, thinking: Thinking | N
             parser,
             starts_inside=thinking.starts_inside,
             separate=request.separate_reasoning,
+            calls=calls,
         )
 
     return make
