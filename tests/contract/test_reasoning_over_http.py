@@ -132,7 +132,22 @@ def test_markers_at_the_start(
     )
 
 
-async def posted(server: Any, **body: Any) -> Any:
-    response = await server.http.post(CHAT, json={"model": "m", "messages": HI, **body})
-    assert response.status_code == 200, response.text
-    return response.json()["choices"][0]
+@pytest.mark.parametrize("reasoning", ["qwen3", "deepseek-v3", "glm45", "granite_thinking_parser"])
+def test_a_schema_forces_no_reasoning_that_is_off(serve: Serve, reasoning: str) -> None:
+    """Red before: a variable that nobody had set was taken for on."""
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+    switch = "{% if enable_thinking is defined and enable_thinking or thinking %}<think>{% endif %}"
+
+    async def scenario(server: Any) -> None:
+        assert await said(server, response_format=schema) == ('{"a": 1}', "", [], "stop")
+        asked = {"enable_thinking": True, "thinking": True}
+        body = {"model": "m", "messages": HI, "chat_template_kwargs": asked}
+        response = await server.http.post(CHAT, json={**body, "response_format": schema})
+        assert "can write '</think>' in different tokens" in response.text
+
+    serve(
+        scenario,
+        says('{"a": 1}', context_len=4096),
+        chat_template=TEMPLATE + switch,
+        reasoning_parser=reasoning,
+    )

@@ -7,12 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from setpoint.core.errors import RequestError
 from setpoint.frontend.chat.chat_messages import as_text, checked_messages
 from setpoint.frontend.chat.chat_request import ChatRequest
 from setpoint.frontend.chat.tools import check_tools, for_template, told_in_messages, visible_tools
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.shapes import TemplateShapes
+
+_SWITCHES = ("enable_thinking", "thinking")
+"""The variables that turn the reasoning on or off; templates of different families know one or the
+other."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,8 +29,6 @@ class Prompt:
     """What the chat template wrote."""
     started: str
     """The beginning of the answer that the client supplied; it comes after ``rendered``."""
-    variables: Mapping[str, Any]
-    """What the template was given besides the messages."""
 
 
 async def chat_prompt(
@@ -41,8 +45,7 @@ async def chat_prompt(
                 message["role"] = "system"
     variables = dict(defaults)
     if request.thinking is not None:
-        # Templates of different families know one name or the other.
-        variables |= {"enable_thinking": request.thinking, "thinking": request.thinking}
+        variables |= dict.fromkeys(_SWITCHES, request.thinking)
     tools = visible_tools(request)
     is_continued = request.continue_final_message and messages[-1]["role"] == "assistant"
     if is_continued and messages[-1].get("tool_calls"):
@@ -60,7 +63,23 @@ async def chat_prompt(
     rendered = await text.render_chat(
         messages, add_generation_prompt=request.add_generation_prompt, variables=variables
     )
-    return Prompt(rendered, "", variables)
+    return Prompt(rendered, "")
+
+
+async def asks_to_reason(
+    prompt: Prompt, request: ChatRequest, text: TextProcessor, defaults: Mapping[str, Any]
+) -> bool:
+    """Whether a conversation's prompt differs from the one with the reasoning turned off. What a
+    variable means that nobody has set, only the template knows. The arguments: see
+    ``chat_prompt``, which has made ``prompt``."""
+    if not any(map(text.template_reads, _SWITCHES)):
+        return False
+    kept = {name: value for name, value in request.variables.items() if name not in _SWITCHES}
+    off = msgspec.structs.replace(request, thinking=False, variables=kept)
+    try:
+        return (await chat_prompt(off, text, defaults)).rendered != prompt.rendered
+    except RequestError:
+        return True  # the template refuses to turn it off
 
 
 async def _in_shape(messages: list[dict[str, Any]], shapes: TemplateShapes) -> list[dict[str, Any]]:
@@ -102,5 +121,5 @@ async def _continued(
         before = before.rstrip()
     started = content if before.endswith(content) else content.strip()
     if found and before.endswith(started):
-        return Prompt(before.removesuffix(started), started, variables)
-    return Prompt(await text.render_chat(earlier, variables=variables), content, variables)
+        return Prompt(before.removesuffix(started), started)
+    return Prompt(await text.render_chat(earlier, variables=variables), content)

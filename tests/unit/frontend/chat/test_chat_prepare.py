@@ -17,6 +17,7 @@ from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.chat.chat_request import ChatRequest, Tool
 from setpoint.frontend.chat.deltas import join_deltas
+from setpoint.frontend.chat.formats.format_registry import REASONING_FORMATS
 from setpoint.frontend.chat.parser import joining_reasoning, parse_answer
 from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
 from setpoint.frontend.config import FrontendConfig
@@ -291,6 +292,9 @@ def test_a_constraint_needs_a_certain_end_of_the_reasoning() -> None:
         ("qwen3", "yes", ""),
         ("deepseek-r1", "hm</think>yes</think>", "hm</think>"),
         ("none", "<think>hm</think>yes", ""),
+        ("qwen3", f"<think>hm\n{CALL}", "<think>hm\n"),
+        ("deepseek-r1", f"hm\n{CALL}", "hm\n"),
+        ("qwen3", f"<think>hm `{CALL}", f"<think>hm `{CALL}"),
     ],
 )
 def test_reasoning_tokens_are_counted(
@@ -315,3 +319,80 @@ def test_reasoning_can_be_sent_in_one_piece() -> None:
     ]  # fmt: skip
     unended = joining_reasoning(chat.make_parser)()
     assert join_deltas([*unended.feed("<think>ab"), *unended.end()]).reasoning == "ab"
+
+
+SWITCHED = {
+    "off unless it is turned on": (
+        "{% if enable_thinking is defined and enable_thinking %}<think>\n{% endif %}",
+        {None: False, True: True, False: False},
+    ),
+    "off unless it is turned on, in the system prompt": (
+        "{% if enable_thinking %}Think!{% endif %}",
+        {None: False, True: True, False: False},
+    ),
+    "on unless it is turned off": (
+        "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}",
+        {None: True, True: True, False: False},
+    ),
+    "on, with an opening, unless it is turned off": (
+        "{% if enable_thinking is false %}<think></think>{% else %}<think>{% endif %}",
+        {None: True, True: True, False: False},
+    ),
+    "off by the other variable": (
+        "{{ '<think>' if thinking is defined and thinking else '</think>' }}",
+        {None: False, True: True, False: False},
+    ),
+    "off by the other variable, without a marker": (
+        "{% if thinking %}Think!{% endif %}",
+        {None: False, True: True, False: False},
+    ),
+    "on, and cannot be turned off": (
+        "{% if thinking is false %}{{ raise_exception('always') }}{% endif %}",
+        {None: True, True: True},
+    ),
+    "no variable": ("", {None: False, True: False, False: False}),
+}
+FAMILIES = [name for name, form in REASONING_FORMATS.items() if "think>" in form.end]
+
+
+@pytest.mark.parametrize("parser", FAMILIES)
+@pytest.mark.parametrize("what", SWITCHED)
+def test_a_constraint_waits_for_reasoning_that_the_prompt_asks_for(what: str, parser: str) -> None:
+    """Red before: a variable that nobody had set was taken for on, and an answer to a schema began
+    with a reasoning that never ended."""
+    form = REASONING_FORMATS[parser]
+    source, expected = SWITCHED[what]
+    template = CHATML + source.replace("<think>", form.begin).replace("</think>", form.end)
+    tokenizer = tokenizer_of(form.begin, form.end)
+    for value, reasons in expected.items():
+        variables = {} if value is None else dict.fromkeys(("enable_thinking", "thinking"), value)
+        chat = prepared(
+            template,
+            tokenizer=tokenizer,
+            reasoning_parser=parser,
+            sampling={"json_schema": SCHEMA},
+            variables=variables,
+        )
+        always = form.starts_inside() and form.end not in prompt_of(chat, tokenizer)
+        waits = bool(chat.requests[0].options.constrain_after)
+        assert waits == (reasons or always), (value, prompt_of(chat, tokenizer))
+        assert form.begin in prompt_of(chat, tokenizer) or not reasons or always
+
+
+def test_a_default_of_the_server_turns_the_reasoning_on() -> None:
+    template = CHATML + SWITCHED["off unless it is turned on, in the system prompt"][0]
+    for value in (True, False):
+        service = service_of(
+            template,
+            WITH_MARKERS,
+            reasoning_parser="qwen3",
+            tool_call_parser="none",
+            chat_template_kwargs={"enable_thinking": value},
+        )
+        turn = ChatRequest(
+            messages=HI,
+            sampling=SamplingParams.parse({"json_schema": SCHEMA}),
+            options=RequestOptions(),
+        )
+        chat = asyncio.run(Chat(service).prepare(turn, rid="r"))
+        assert bool(chat.requests[0].options.constrain_after) == value

@@ -244,7 +244,7 @@ class NativeApi:
             "cached_tokens": output.num_cached,
             "cached_tokens_details": _cached_from(output, self._service.config.storage_backend),
             "reasoning_tokens": (
-                prepared.reasoning.num_tokens(output, starts_inside=True)
+                prepared.reasoning.num_tokens(output, starts_inside=True, calls=None)
                 if prepared.reasoning is not None
                 else 0
             ),

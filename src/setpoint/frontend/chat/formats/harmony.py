@@ -164,7 +164,6 @@ class HarmonyReasoning:
     begin = f"{_CHANNEL}analysis{_MESSAGE}"
     end = _FINAL
     always_ends = True
-    variable = ""
 
     def starts_inside(self, prompt: str = "", *, started: str = "") -> bool:
         return (started or prompt).endswith(self.begin)

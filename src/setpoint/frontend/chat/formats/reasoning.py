@@ -31,7 +31,6 @@ class MarkedReasoning:
     always: bool = False
     """Whether the output starts in the reasoning unless the prompt says otherwise, even though the
     chat template does not write ``begin``."""
-    variable: str = ""
     needs_special_tokens: bool = False
     always_ends: bool = False
 
@@ -213,39 +212,36 @@ def _text(text: str) -> list[Delta]:
 
 MARKED = (
     MarkedReasoning(name="deepseek-r1", always=True),
-    MarkedReasoning(name="deepseek-v3", variable="thinking"),
-    MarkedReasoning(name="deepseek-v4", variable="thinking"),
-    MarkedReasoning(name="deepseek-v41", variable="thinking"),
+    MarkedReasoning(name="deepseek-v3"),
+    MarkedReasoning(name="deepseek-v4"),
+    MarkedReasoning(name="deepseek-v41"),
     MarkedReasoning(
         name="gemma4",
         begin="<|channel>thought\n",
         end="<channel|>",
-        variable="enable_thinking",
         needs_special_tokens=True,
     ),
-    MarkedReasoning(name="glm45", variable="enable_thinking"),
+    MarkedReasoning(name="glm45"),
     MarkedReasoning(
         name="granite",
         begin="Here is my thought process:",
         end="Here is my response:",
-        variable="thinking",
     ),
-    MarkedReasoning(name="granite_thinking_parser", variable="enable_thinking"),
-    MarkedReasoning(name="interns1", variable="enable_thinking"),
+    MarkedReasoning(name="granite_thinking_parser"),
+    MarkedReasoning(name="interns1"),
     MarkedReasoning(name="kimi", begin="◁think▷", end="◁/think▷", needs_special_tokens=True),
     MarkedReasoning(
         name="kimi_k2",
-        variable="thinking",
         needs_special_tokens=True,
     ),
-    MarkedReasoning(name="mimo", variable="enable_thinking"),
+    MarkedReasoning(name="mimo"),
     MarkedReasoning(name="minimax", always=True),
     MarkedReasoning(
         name="minimax-m3", begin="<mm:think>", end="</mm:think>", needs_special_tokens=True
     ),
     MarkedReasoning(name="mistral", begin="[THINK]", end="[/THINK]", needs_special_tokens=True),
-    MarkedReasoning(name="nemotron_3", variable="enable_thinking"),
-    MarkedReasoning(name="qwen3", variable="enable_thinking"),
+    MarkedReasoning(name="nemotron_3"),
+    MarkedReasoning(name="qwen3"),
     MarkedReasoning(name="qwen3-thinking", always=True),
     MarkedReasoning(name="step3", always=True, needs_special_tokens=True),
     MarkedReasoning(name="step3p5", always=True, needs_special_tokens=True),

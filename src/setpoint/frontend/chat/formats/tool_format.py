@@ -70,12 +70,6 @@ class ReasoningFormat(Protocol):
         """Whether the model writes ``end`` before every answer, even if it has not reasoned."""
         ...
 
-    @property
-    def variable(self) -> str:
-        """The variable of the chat template that turns reasoning on (true) or off (false); empty if
-        there is none."""
-        ...
-
     def starts_inside(self, prompt: str = "", *, started: str = "") -> bool:
         """Whether the output begins in the reasoning, without ``begin``. prompt: the text that the
         chat template rendered. started: the beginning of the answer that the client supplied after

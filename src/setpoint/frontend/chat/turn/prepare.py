@@ -17,7 +17,7 @@ from setpoint.frontend.chat.formats.format_registry import tool_format
 from setpoint.frontend.chat.formats.hermes import HERMES
 from setpoint.frontend.chat.formats.tool_format import ToolFormat
 from setpoint.frontend.chat.parser import DeltaParser, MakeParser
-from setpoint.frontend.chat.prompt import chat_prompt
+from setpoint.frontend.chat.prompt import Prompt, asks_to_reason, chat_prompt
 from setpoint.frontend.chat.turn.calling import Calling, calling_of, with_constraint
 from setpoint.frontend.chat.turn.thinking import Reasoning, Thinking
 from setpoint.frontend.intake import Cut
@@ -79,10 +79,11 @@ class Chat:
         options, written = request.options, prompt.rendered + prompt.started
         thinking = None
         if self._reasoning is not None:
-            thinking = self._reasoning.behind(prompt)
-            if thinking.is_expected and sampling.constraint is not None:
+            thinking = self._reasoning.behind(prompt, self._tools)
+            if sampling.constraint is not None and await self._reasons(request, prompt, thinking):
                 ends = self._reasoning.end_ids()
                 options = msgspec.structs.replace(options, constrain_after=ends)
+                thinking = thinking.constrained()
                 if thinking.may_be_skipped:
                     # Without it the model could answer at once, and no constraint would ever begin.
                     written += thinking.opening
@@ -92,15 +93,20 @@ class Chat:
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
         ids = await self._encode(written, request.cut)
         requests = self._intake.requests(ids, sampling, options, rid=rid)
-        make_parser = _parser_maker(
-            request, calling, thinking, None if options.constrain_after else self._tools
-        )
+        make_parser = _parser_maker(request, calling, thinking)
         warnings = [*calling.warnings, *told, *self._intake.without_effect(sampling)]
-        if request.thinking is False and thinking is not None and thinking.is_expected:
+        if request.thinking is False and thinking is not None and thinking.is_certain:
             warnings.append("This model's reasoning cannot be turned off.")
         is_own = request.sampling.constraint is not None and not calling.is_required
         constrains_calls = calling.structure is not None and not is_own
         return PreparedChat(requests, make_parser, thinking, warnings, constrains_calls)
+
+    async def _reasons(self, request: ChatRequest, prompt: Prompt, thinking: Thinking) -> bool:
+        """Whether reasoning, or at least the marker of its end, comes before the answer."""
+        return thinking.is_certain or (
+            thinking.may_begin
+            and await asks_to_reason(prompt, request, self._text, self._variables)
+        )
 
     async def _enforced(
         self, request: ChatRequest, calling: Calling
@@ -126,24 +132,11 @@ class Chat:
         return await self._intake.encode(prompt, add_special_tokens=False, cut=cut)
 
 
-def _parser_maker(
-    request: ChatRequest,
-    calling: Calling,
-    thinking: Thinking | None,
-    calls: ToolFormat | None,
-) -> MakeParser:
-    """calls: the format of the calls that end the reasoning; None if only its own end does, because
-    a constraint begins there."""
-
+def _parser_maker(request: ChatRequest, calling: Calling, thinking: Thinking | None) -> MakeParser:
     def make() -> DeltaParser:
         parser = calling.parser(request.tools)
         if thinking is None:
             return parser
-        return thinking.reasoning.form.parser(
-            parser,
-            starts_inside=thinking.starts_inside,
-            separate=request.separate_reasoning,
-            calls=calls,
-        )
+        return thinking.parser(parser, separate=request.separate_reasoning)
 
     return make

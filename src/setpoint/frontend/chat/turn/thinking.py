@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from setpoint.core.errors import RequestError
+from setpoint.frontend.chat.deltas import Delta
 from setpoint.frontend.chat.formats.format_registry import reasoning_format
+from setpoint.frontend.chat.formats.tool_format import ToolFormat
+from setpoint.frontend.chat.parser import DeltaParser, PlainParser, parse_answer
 from setpoint.frontend.chat.prompt import Prompt
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service
@@ -17,7 +21,6 @@ class Reasoning:
 
     def __init__(self, service: Service) -> None:
         """Raises ConfigError for a format that does not exist."""
-        self._text = service.text
         self._tokenizer = service.text.tokenizer
         self.form = reasoning_format(service.config.reasoning_parser)
         self._end = tuple(self._ids(self.form.end))
@@ -27,21 +30,12 @@ class Reasoning:
         """The reasoning of a service's model; None if the model does not mark any."""
         return None if service.config.reasoning_parser == "none" else cls(service)
 
-    def behind(self, prompt: Prompt) -> Thinking:
-        """The reasoning in the answer to a prompt."""
+    def behind(self, prompt: Prompt, calls: ToolFormat | None) -> Thinking:
+        """The reasoning in the answer to a prompt. calls: see Thinking."""
         form = self.form
         starts_inside = form.starts_inside(prompt.rendered, started=prompt.started)
-        is_on = (
-            bool(form.variable)
-            and self._text.template_reads(form.variable)
-            and prompt.variables.get(form.variable) is not False
-        )
-        is_expected = starts_inside or (
-            (is_on or form.always_ends)
-            and not prompt.started
-            and not prompt.rendered.rstrip().endswith(form.end)
-        )
-        return Thinking(self, starts_inside, is_expected)
+        may_begin = not prompt.started and not prompt.rendered.rstrip().endswith(form.end)
+        return Thinking(self, starts_inside, may_begin, calls)
 
     def end_ids(self) -> tuple[int, ...]:
         """The token ids after which the answer itself begins. Raises RequestError (400) if they are
@@ -62,22 +56,47 @@ class Reasoning:
             is_text[0] or is_text[-1] or any(map(all, pairwise(is_text)))
         )
 
-    def num_tokens(self, output: SequenceOutput, *, starts_inside: bool) -> int:
-        """How many of an output's tokens are reasoning, its markers included."""
+    def num_tokens(
+        self, output: SequenceOutput, *, starts_inside: bool, calls: ToolFormat | None
+    ) -> int:
+        """How many of an output's tokens are reasoning, its markers included. calls: see
+        ``ReasoningFormat.parser``."""
         if not starts_inside and not output.text.lstrip().startswith(self.form.begin):
             return 0
-        if len(self._end) == 1:
-            ids = output.output_ids
-            return ids.index(self._end[0]) + 1 if self._end[0] in ids else output.num_outputs
-        before, marker, _ = output.text.partition(self.form.end)
-        if not marker:
+        ids = output.output_ids
+        if len(self._end) == 1 and self._end[0] in ids:
+            return ids.index(self._end[0]) + 1
+        text = output.text
+        stop = text.find(self.form.end)
+        if stop >= 0 and len(self._end) > 1:
+            stop += len(self.form.end)
+        else:
+            stop = self._call_in(text, starts_inside=starts_inside, calls=calls)
+        if stop == len(text):
             return output.num_outputs
         # A marker of ordinary text may share tokens with the text before it: encode and count.
-        return min(len(self._ids(before + marker)), output.num_outputs)
+        return min(len(self._ids(text[:stop])), output.num_outputs)
+
+    def _call_in(self, text: str, *, starts_inside: bool, calls: ToolFormat | None) -> int:
+        """The index of the call that ends reasoning that was left open, or the text's length."""
+        behind = _Sink()
+        parser = self.form.parser(behind, starts_inside=starts_inside, separate=False, calls=calls)
+        parse_answer(parser, text)
+        return len(text) - behind.num_chars
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).tolist()
         return ids
+
+
+class _Sink(PlainParser):
+    """Counts the characters that it is given."""
+
+    num_chars = 0
+
+    def feed(self, text: str) -> Sequence[Delta]:
+        self.num_chars += len(text)
+        return ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,12 +106,31 @@ class Thinking:
     reasoning: Reasoning
     starts_inside: bool
     """Whether the output begins in the reasoning."""
-    is_expected: bool
-    """Whether reasoning, or at least the marker of its end, comes before this answer."""
+    may_begin: bool
+    """Whether reasoning may begin in the output: the prompt has not ended it, and does not end in
+    an answer."""
+    calls: ToolFormat | None = None
+    """The format of calls that end reasoning that is left open; None: only its own end does."""
+
+    def parser(self, after: DeltaParser, *, separate: bool) -> DeltaParser:
+        """A parser for one answer; see ``ReasoningFormat.parser``."""
+        return self.reasoning.form.parser(
+            after, starts_inside=self.starts_inside, separate=separate, calls=self.calls
+        )
+
+    def constrained(self) -> Thinking:
+        """The same, if a constraint begins where the reasoning itself ends."""
+        return replace(self, calls=None)
 
     def opened(self) -> Thinking:
         """The reasoning in the answer to the same prompt with ``opening`` at its end."""
         return replace(self, starts_inside=True)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether reasoning, or at least the marker of its end, comes whatever the prompt says
+        about it."""
+        return self.starts_inside or (self.may_begin and self.reasoning.form.always_ends)
 
     @property
     def may_be_skipped(self) -> bool:
@@ -105,4 +143,4 @@ class Thinking:
         return f"{self.reasoning.form.begin}\n"
 
     def num_tokens(self, output: SequenceOutput) -> int:
-        return self.reasoning.num_tokens(output, starts_inside=self.starts_inside)
+        return self.reasoning.num_tokens(output, starts_inside=self.starts_inside, calls=self.calls)
