@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from setpoint.core.messages import Announce, Failed
+from setpoint.core.messages import Alive, Announce, Failed
 from setpoint.frontend.service import RECENT_S
+from setpoint.ipc.line import EngineLine
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
@@ -123,6 +124,76 @@ def test_a_stopped_engine_is_not_ready(serve: Serve) -> None:
             server.line.suspended(is_suspended)
             for path in ("/ready", "/ping", "/health", "/health_generate"):
                 assert (await server.http.get(path)).status_code == status, path
+
+    serve(scenario)
+
+
+async def told(server: Any) -> tuple[int, str]:
+    answer = await server.http.get("/ready")
+    return answer.status_code, answer.text
+
+
+def gone_for(server: Any, rank: int, seconds: float) -> None:
+    """As if the rank had been gone for longer."""
+    server.service.engine._presence._gone_since[rank] -= seconds
+
+
+def test_ready_misses_a_rank_that_is_gone_for_longer_than_a_restart_may_take(serve: Serve) -> None:
+    """Red before: 200 for ever."""
+
+    async def scenario(server: Any) -> None:
+        client, lives = server.service.engine, []
+        client._recovers = True
+
+        def attach() -> EngineLine:
+            engine = FakeEngine(loads=True)
+            lives.append((engine, EngineLine(engine, rank=1)))
+            client.attach(lives[-1][1])
+            return lives[-1][1]
+
+        attach()
+        client._presence._started_at[lives[0][1]] -= 20.0
+        lives[0][0].loaded()
+        assert await told(server) == (200, "")
+        lives[0][1].died("It is dead.")
+        assert await told(server) == (200, "engine 1: restarting\n")
+        gone_for(server, 1, 45.0)  # twice the start, and ten seconds
+        assert (await told(server))[0] == 200
+        gone_for(server, 1, 10.0)
+        assert await told(server) == (503, "engine 1: restarting\n")
+        assert (await server.http.get("/health")).status_code == 200, "the other one serves"
+        attach()
+        assert (await told(server))[0] == 503, "an attempt to start is no engine"
+        lives[1][0].loaded()
+        assert await told(server) == (200, "")
+        lives[1][1].died("It is dead, too.")
+        client.lost(1, "No restart is left.")
+        assert await told(server) == (503, "engine 1: ended\n"), "at once: none comes"
+        attach()
+        lives[2][0].loaded()
+        client.retire(1, "An operator wants it.")
+        assert await told(server) == (200, "engine 1: ended\n")
+
+    serve(scenario)
+
+
+def test_ready_shows_a_pause_and_misses_an_engine_that_stands_still_unasked(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        http, line = server.http, server.line
+        await http.post("/pause_generation", json={"mode": "in_place"})
+        server.engine.emit(Alive(stands_still=True))
+        line.still_since -= 3600
+        assert await told(server) == (200, "engine 0: paused (in_place)\n")
+        await http.post("/continue_generation", json={})
+        assert await told(server) == (503, "engine 0: stands still\n"), "nobody has asked for it"
+        server.engine.emit(Alive(stands_still=False))
+        assert await told(server) == (200, "")
+        await http.post("/release_memory_occupation", json={"tags": ["kv_cache"]})
+        server.engine.emit(Alive(stands_still=True))
+        line.still_since -= 3600
+        assert await told(server) == (200, "engine 0: stands still\n")
+        ranks = (await http.get("/server_info")).json()["ranks"]
+        assert ranks[0]["idle_s"] > 3600
 
     serve(scenario)
 

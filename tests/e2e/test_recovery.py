@@ -376,9 +376,9 @@ def is_told(server: ServerProcess, rank: int) -> None:
     assert f"Engine {rank} is not started again, and the other engines go on serving: " in (
         server.errors
     )
-    for path in ("/health", "/ready"):
+    for path, status in (("/health", 200), ("/ready", 503)):
         answer = get(server, path)
-        assert (answer.status_code, answer.text) == (200, f"engine {rank}: ended\n")
+        assert (answer.status_code, answer.text) == (status, f"engine {rank}: ended\n")
     page = get(server, "/metrics").text
     for each in (0, 1):
         (sample,) = (

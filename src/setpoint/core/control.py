@@ -79,6 +79,10 @@ class PauseMode(enum.StrEnum):
     IN_PLACE = "in_place"  # running ones keep their memory
 
 
+PAUSED = "Aborted, because generation was paused."
+"""What the requests are told that a pause ends."""
+
+
 class Pause(msgspec.Struct, frozen=True, tag=True):
     """Plan no further step until Continue. Answered by Standstill, once the results of the steps in
     flight are taken and the open requests are dealt with. Requests that arrive while the engine is

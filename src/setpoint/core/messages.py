@@ -175,6 +175,9 @@ class Starting(msgspec.Struct, frozen=True, tag=True):
 class Alive(msgspec.Struct, frozen=True, tag=True):
     """The engine's loop is running. Sent at intervals, so that a loop that hangs is noticed."""
 
+    stands_still: bool = False
+    """Whether it plans no steps: it is paused, or memory is released."""
+
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot start; ``message`` is a one-line explanation for the user."""

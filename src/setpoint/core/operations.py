@@ -89,6 +89,8 @@ class AttachStorage(msgspec.Struct, frozen=True, tag=True):
     backend: str
     settings: str
     """JSON, as --hicache-storage-backend-extra-config takes it."""
+    replaces: bool = False
+    """Whether it takes the place of the storage that there is; otherwise there must be none."""
 
 
 class DetachStorage(msgspec.Struct, frozen=True, tag=True):
@@ -99,6 +101,7 @@ class ClearStorage(msgspec.Struct, frozen=True, tag=True):
     """Remove the blocks from the storage that this engine's model wrote."""
 
 
+StorageOrder = AttachStorage | DetachStorage
 STORAGE = (AttachStorage, DetachStorage, ClearStorage)
 """The operations on the storage of cached prefixes."""
 

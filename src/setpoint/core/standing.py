@@ -27,6 +27,21 @@ class Standing:
     death: str
     """Why this engine, or the one before it, has ended; "" if none has. If the rank gets no further
     engine, the text ends with the reason."""
+    idle_s: float = 0.0
+    """For how long it has computed nothing, because it is not there or stands still: it is paused,
+    or memory is released. 0 if it computes, or would."""
+    is_missed: bool = False
+    """Whether that has lasted longer than a restart may take, or will never end, and no operator
+    has asked for it."""
+
+    @property
+    def is_still(self) -> bool:
+        """Whether it is there and computes nothing, or is about to."""
+        return self.state == "ready" and (self.paused is not None or self.idle_s > 0)
 
     def __str__(self) -> str:
+        if self.state == "ready" and self.paused is not None:
+            return f"engine {self.dp_rank}: paused ({self.paused})"
+        if self.state == "ready" and self.idle_s:
+            return f"engine {self.dp_rank}: stands still"
         return f"engine {self.dp_rank}: {self.state}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,9 +15,10 @@ import msgspec
 import numpy as np
 
 from setpoint.core.awake import timeout_awake
-from setpoint.core.control import EngineFacts, InternalState
+from setpoint.core.control import EngineFacts, InternalState, OperationDone
 from setpoint.core.errors import ConfigError, EngineDeadError, RequestError
 from setpoint.core.excerpt import excerpt
+from setpoint.core.operations import LoadWeights
 from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.arrival import arrival
@@ -331,6 +333,27 @@ class Service:
                 await self.engine.orders.change(settings, options, before=before, by=by, why=why)
             proposal.accept()
         return proposal
+
+    async def load(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        model_path: str | None = None,
+        weight_version: str | None = None,
+        flush_cache: bool,
+        aborts: bool,
+        keep_pause: bool = False,
+    ) -> list[OperationDone]:
+        """Have all engines compute with other weights. aborts: end all requests, and pause the
+        engines meanwhile. keep_pause: see ``Orders.held``. Raises RequestError, with nothing
+        changed, and EngineDeadError."""
+        operation = LoadWeights(checkpoint.folder, checkpoint.load_format, flush_cache=flush_cache)
+        orders = self.engine.orders
+        async with orders.held(keep_pause=keep_pause) if aborts else nullcontext():
+            done = await orders.load(operation)
+            # Before anything else may happen: an engine that starts now has these weights.
+            self.loaded(model_path=model_path, weight_version=weight_version, checkpoint=checkpoint)
+        return done
 
     def loaded(
         self,

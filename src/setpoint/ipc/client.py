@@ -35,9 +35,10 @@ from setpoint.core.standing import Standing
 from setpoint.ipc.balance import Balance, Load, TotalRequests
 from setpoint.ipc.block_sink import BlockSink
 from setpoint.ipc.gate import Gate, OpenGate
-from setpoint.ipc.line import EngineLine, EngineState
+from setpoint.ipc.line import EngineLine
 from setpoint.ipc.mailbox import Mailbox, WakeUps
 from setpoint.ipc.orders import Orders
+from setpoint.ipc.presence import Presence
 from setpoint.ipc.submission import Submission
 from setpoint.ipc.suspects import Suspects, Verdict
 
@@ -75,8 +76,7 @@ class EngineClient:
         """Line that has not ended -> its load."""
         self.num_lines = 0
         """How many lines have been attached so far."""
-        self._deaths: dict[int, list[str]] = {}
-        """Rank -> why each of its earlier engines ended."""
+        self._presence = Presence()
         self.num_moved = 0
         """How often a request has moved after the end of its engine."""
         self._open: dict[int, Submission] = {}
@@ -104,7 +104,7 @@ class EngineClient:
         self.standby_death = ""
         """Why the last standby ended and, if none follows, why not."""
         self.num_standby_deaths = 0
-        self.orders = Orders(self._on, self._ready, lambda: self._lines, self._dispatch)
+        self.orders = Orders(self)
         """What holds for the engines, whichever they are."""
         self._wake_ups = WakeUps()
 
@@ -115,8 +115,8 @@ class EngineClient:
         if earlier is not None:
             assert earlier.has_ended, "the rank's earlier line is still in use"
             earlier.close()
-            self._deaths.setdefault(line.rank, []).append(earlier.death)
         self._lines[line.rank] = line
+        self._presence.attached(line, earlier)
         self._loads[line] = Load(line.rank, self._balance.uses_prefixes)
         self.orders.attached(line)
         self._given_up.pop(line.rank, None)
@@ -160,21 +160,9 @@ class EngineClient:
         """The state of each engine, in the order of ranks."""
         found = []
         for line in self.lines:
-            deaths = self._deaths.get(line.rank, [])
             load = self._loads.get(line)
-            state: Literal["starting", "ready", "restarting", "stopped", "ended"]
-            if line.has_ended:
-                may_come = self._recovers and line.rank not in self._given_up
-                state = "restarting" if may_come else "ended"
-            elif line.state is EngineState.STARTING:
-                state = "restarting" if deaths else "starting"
-            else:
-                state = "stopped" if line.is_suspended else "ready"
-            death = line.death if line.has_ended else deaths[-1] if deaths else ""
-            death = self._given_up.get(line.rank, death)
-            num_requests = 0 if load is None else load.num_requests
-            pid, paused = line.pid, self.orders.paused.get(line.rank)
-            found.append(Standing(line.rank, state, num_requests, pid, paused, len(deaths), death))
+            why_never = self._given_up.get(line.rank, None if self._recovers else line.death)
+            found.append(self._presence.standing(line, self.orders, load, why_never))
         return found
 
     @property
@@ -183,9 +171,9 @@ class EngineClient:
         return [self._lines[rank] for rank in sorted(self._lines)]
 
     @property
-    def num_ranks(self) -> int:
-        """How many ranks there are, whether or not their engines live."""
-        return len(self._lines)
+    def ranks(self) -> Collection[int]:
+        """All ranks, whether or not their engines live."""
+        return self._lines.keys()
 
     @property
     def line(self) -> EngineLine | None:
@@ -223,11 +211,16 @@ class EngineClient:
         coming[0].check_ready()
         return coming[0]
 
-    async def on_all(self, call: Callable[[EngineLine], Awaitable[T]]) -> list[T]:
-        """The answers to a control call from all engines that take requests, in the order of ranks.
-        An engine that ends meanwhile is left out if another one answers. Raises EngineDeadError if
-        there is no engine, and otherwise the first error of an engine that has not ended."""
-        return await _answers(self._ready() or [self.choose()], call)
+    async def on_all(
+        self,
+        call: Callable[[EngineLine], Awaitable[T]],
+        lines: Sequence[EngineLine] | None = None,
+    ) -> list[T]:
+        """The answers to a control call from all engines that take requests, in the order of ranks,
+        or from these. An engine that ends meanwhile is left out if another one answers. Raises
+        EngineDeadError if there is no engine, and otherwise the first error of an engine that has
+        not ended."""
+        return await _answers(lines or self.ready() or [self.choose()], call)
 
     async def list_requests(self, *, timeout_s: float) -> list[tuple[int, RequestList]]:
         """The requests of each engine, by rank, with the numbers that ``submit`` returned. Raises
@@ -262,17 +255,33 @@ class EngineClient:
         )
 
     async def flush_cache(self) -> bool:
-        """Flush the caches. Returns whether all engines have done so; an engine does if it is
-        idle."""
-        return all(each.is_flushed for each in await self.on_all(lambda line: line.flush_cache()))
+        """Flush the caches. Returns whether all engines have done so; an engine does if it is idle,
+        and if no signal has stopped it."""
+        done = await self.on_all(lambda line: line.flush_cache())
+        return all(each.is_flushed for each in done) and not any(
+            line.is_suspended for line in self.lines
+        )
 
-    async def _on(
+    async def on(
         self, ranks: Collection[int] | None, call: Callable[[EngineLine], Awaitable[T]]
     ) -> list[T]:
-        """``on_all``, or the same for those of these ranks that are ready; there may be none."""
+        """``on_all``, or the same for those of these ranks that are ready; there may be none if one
+        may come."""
         if ranks is None:
             return await self.on_all(call)
-        return await _answers([line for line in self._ready() if line.rank in ranks], call)
+        if self.has_ended:
+            self.choose()  # raises the reason
+        return await _answers([line for line in self.ready() if line.rank in ranks], call)
+
+    def open_on(self, ranks: Collection[int]) -> list[int]:
+        """The numbers of the open requests that engines of these ranks have; if these are all, also
+        of those that wait for one."""
+        takes_waiting = len(ranks) == len(self.ranks)
+        return [
+            number
+            for number, each in self._open.items()
+            if (takes_waiting if each.line is None else each.line.rank in ranks)
+        ]
 
     def submit(self, request: Request, mailbox: Mailbox, index: int = 0) -> int:
         """Send a request whose events go to ``mailbox`` under ``index``. Returns the number with
@@ -348,15 +357,13 @@ class EngineClient:
         """Like ``abort``, for submissions given by their numbers. Does nothing for those that have
         ended."""
         found: dict[EngineLine, list[int]] = {}
-        for number in list(numbers):
-            submission = self._open.get(number)
-            if submission is None:
-                continue
+        status = None if err_type is None else 503
+        finish = Finish("abort", message=message, err_type=err_type, status_code=status)
+        for submission in [self._open[each] for each in numbers if each in self._open]:
             if submission.line is None:
-                status = None if err_type is None else 503
-                finish = Finish("abort", message=message, err_type=err_type, status_code=status)
                 self._finish(submission, finish)
             else:
+                submission.aborted = finish
                 found.setdefault(submission.line, []).append(submission.wire)
         for line, wires in found.items():
             line.send(Abort(wires, message, err_type))
@@ -372,14 +379,15 @@ class EngineClient:
         """Take a rank out of service: its engine is asked to end, and its requests continue on the
         other engines."""
         self._given_up[rank] = reason
+        self._presence.retired(rank)
         self._lines[rank].shutdown(reason)
-        self._dispatch()
+        self.dispatch()
 
     def lost(self, rank: int, reason: str) -> None:
         """Note that the rank gets no further engine. If it was the last rank, all waiting requests
         end."""
         self._given_up[rank] = reason
-        self._dispatch()
+        self.dispatch()
         if self.has_ended:
             self._fail_waiting(reason)
 
@@ -417,7 +425,7 @@ class EngineClient:
         """Send a submission to the engine that is chosen for it, or let it wait if there is
         none."""
         wanted = submission.request.options.routed_dp_rank
-        pinned = [line for line in self._without_suspects(self._ready()) if line.rank == wanted]
+        pinned = [line for line in self._without_suspects(self.ready()) if line.rank == wanted]
         lines = self._without_suspects(self._lines_for_new_requests())
         if pinned or len(lines) == 1:
             self._send(submission, (pinned or lines)[0])
@@ -439,7 +447,7 @@ class EngineClient:
         self._next_number += 1
         return self._next_number - 1
 
-    def _ready(self) -> list[EngineLine]:
+    def ready(self) -> list[EngineLine]:
         return [line for line in self.lines if line.is_ready]
 
     def _without_suspects(self, lines: list[EngineLine]) -> list[EngineLine]:
@@ -449,7 +457,7 @@ class EngineClient:
     def _lines_for_new_requests(self) -> list[EngineLine]:
         """The lines to which a new request may go: those that are not paused or, if there is none
         and none may come, the paused lines, where it waits."""
-        ready = self._ready()
+        ready = self.ready()
         paused = self.orders.paused
         free = [line for line in ready if line.rank not in paused]
         may_come = any(
@@ -458,7 +466,7 @@ class EngineClient:
         )
         return free if free or (may_come and self._recovers) else ready
 
-    def _dispatch(self) -> None:
+    def dispatch(self) -> None:
         """Send waiting submissions, as far as engines can take them."""
         while self._suspects.waiting and (line := self._line_for_suspects()) is not None:
             for submission in self._suspects.next_group(line):
@@ -469,8 +477,9 @@ class EngineClient:
                 self._place(submission)
 
     def _became_ready(self, line: EngineLine) -> None:
+        self._presence.ready(line)
         self.orders.tell(line)
-        self._dispatch()
+        self.dispatch()
 
     def _line_for_suspects(self) -> EngineLine | None:
         """The line that is to try the next suspects: a line that tries no others and, as long as
@@ -489,7 +498,7 @@ class EngineClient:
         line = submission.line
         assert line is not None
         if self._suspects.clear(submission):
-            self._dispatch()
+            self.dispatch()
             self._suspects.release(line)
 
     def _ended(self, line: EngineLine) -> None:
@@ -498,6 +507,7 @@ class EngineClient:
         if self.blocks is not None:
             self.blocks.cleared(line.rank)
         del self._loads[line]
+        self._presence.ended(line)
         self.orders.ended(line)
         error = EngineDeadError(line.death)
         lost = [each for each in self._open.values() if each.line is line]
@@ -510,11 +520,14 @@ class EngineClient:
                 self._blame(submission, line.death)
             else:
                 submission.go_on()
+                if submission.aborted is not None:
+                    self._finish(submission, submission.aborted)
+                    continue
                 self.num_moved += 1
                 is_suspect = verdict is Verdict.SUSPECT
                 (self._suspects.waiting if is_suspect else self._waiting).append(submission)
         self._suspects.sort()
-        self._dispatch()
+        self.dispatch()
         if self.has_ended:
             self._fail_waiting(line.death)
 
@@ -559,7 +572,7 @@ class EngineClient:
         if self._suspects.is_tried(submission):
             self._clear(submission)
         elif line is not None and self._suspects.waiting and not self._loads[line].num_requests:
-            self._dispatch()
+            self.dispatch()
 
     def _drop(self, submission: Submission) -> Submission:
         del self._open[submission.number]

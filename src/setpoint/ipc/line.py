@@ -61,7 +61,7 @@ from setpoint.core.messages import (
     decode_to_frontend,
     encode,
 )
-from setpoint.core.operations import Operation
+from setpoint.core.operations import STORAGE, Operation
 from setpoint.core.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -133,6 +133,10 @@ class EngineLine:
         self.is_closed = False
         """Whether nothing more is received: the process has ended, too."""
         self._is_suspended = False
+        self.suspended_at: float | None = None
+        """When a signal has stopped the process; None: it runs."""
+        self.still_since: float | None = None
+        """Since when the engine says that it plans no steps; None: it does."""
         self.in_step_with: Callable[[], Collection[EngineLine]] = tuple
         """Returns the lines of the engines that compute in step with this one; written by the code
         that starts engines, before ``start``."""
@@ -205,6 +209,10 @@ class EngineLine:
         """Seconds since the engine's last tokens for any request."""
         return self.clock.now() - self._result_at
 
+    def seconds_since(self, at: float | None) -> float:
+        """By the line's clock; 0 for None."""
+        return 0.0 if at is None else self.clock.now() - at
+
     @property
     def silence_s(self) -> float:
         """Seconds since the engine's last message."""
@@ -270,7 +278,8 @@ class EngineLine:
         )
 
     # The same for an engine that has missed the call: it does this before it reads what is sent
-    # next, and nobody waits for its answer.
+    # next, and nobody waits for its answer. An engine that refuses ends: it would answer otherwise
+    # than the others.
 
     def begin_change(self, settings: Settings) -> None:
         self._begin(lambda call_id: Change(call_id, settings, [], by="the server", why=MISSED))
@@ -280,7 +289,6 @@ class EngineLine:
         self._begin(Continue if mode is None else lambda call_id: Pause(call_id, mode))
 
     def begin_operation(self, operation: Operation) -> None:
-        """An engine that refuses ends: it would answer otherwise than the others."""
         self._begin(lambda call_id: Operate(call_id, operation))
 
     def _begin(self, make: Callable[[int], Call]) -> None:
@@ -359,6 +367,7 @@ class EngineLine:
         if self.has_ended or is_suspended == self._is_suspended:
             return
         self._is_suspended = is_suspended
+        self.suspended_at = self.clock.now() if is_suspended else None
         if is_suspended:
             logger.warning(
                 "The process of engine %s has been stopped by a signal: its requests wait.",
@@ -439,8 +448,9 @@ class EngineLine:
                 self._answered(call_id, answer)
             case Starting(doing):
                 self._on_progress(doing)
-            case Alive():
-                pass
+            case Alive(stands_still):
+                since = self.clock.now() if self.still_since is None else self.still_since
+                self.still_since = since if stands_still else None
             case Cached() | Blocks():
                 self._on_cached(message)
             case Ready(facts):
@@ -457,13 +467,14 @@ class EngineLine:
         if future is not None and not future.done():
             future.set_result(answer)
         missed = self._missed.pop(call_id, None)
-        if isinstance(missed, Operate) and isinstance(answer, Refused):
-            name = type(missed.operation).__name__
+        if missed is None or not isinstance(answer, Refused):
+            return
+        order = missed.operation if isinstance(missed, Operate) else missed
+        name = type(order).__name__
+        if isinstance(order, STORAGE):  # it answers the same without
+            logger.error("Engine %s refused %s: %s", self.label, name, answer.error)
+        else:
             self.dismiss(f"It had missed {name}, and cannot make up for it: {answer.error}")
-        elif missed is not None and isinstance(answer, Refused):
-            logger.error(
-                "Engine %s refused %s: %s", self.label, type(missed).__name__, answer.error
-            )
 
     def _notify(self) -> None:
         for future in self._waiters:

@@ -1,43 +1,88 @@
-"""What the frontend has decided for its engines (the live settings, the weights, released memory
-and pauses), and what each engine has been told of it.
+"""What the frontend has decided for its engines (the live settings, the weights, released memory,
+the storage of cached prefixes and pauses), and what each engine has been told of it.
 
-An engine can miss a call: it is starting, stopped by a signal, or dead. It is told what it has
-missed before it gets the next request, so all engines work under the same orders. A pause may be
-one of some ranks only.
+An order is a state that holds for all engines. An engine can miss the call that brings it: it is
+starting, stopped by a signal, or dead. It is told what it has missed before it gets the next
+request, so all engines work under the same orders. A pause may be one of some ranks only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from setpoint.core.control import OperationDone, OptionChange, PauseMode, Standstill
+import msgspec
+
+from setpoint.core.control import PAUSED, OperationDone, OptionChange, PauseMode, Standstill
 from setpoint.core.errors import RequestError
-from setpoint.core.operations import LoadWeights, MemoryPart, ReleaseMemory, RestoreMemory
+from setpoint.core.operations import (
+    AttachStorage,
+    DetachStorage,
+    LoadWeights,
+    MemoryPart,
+    ReleaseMemory,
+    RestoreMemory,
+    StorageOrder,
+)
 from setpoint.core.settings import Settings
 from setpoint.ipc.line import EngineLine
 
 T = TypeVar("T")
 
+EMPTY = (PauseMode.ABORT, PauseMode.RETRACT)
+"""The pauses in which no request keeps memory, as operations need it."""
 
-class OnRanks(Protocol):
-    """Makes a control call on the engines of these ranks that take requests; None: of all."""
 
-    async def __call__(
+class Fleet(Protocol):
+    """The engines, as far as orders need them."""
+
+    async def on(
         self, ranks: Collection[int] | None, call: Callable[[EngineLine], Awaitable[T]]
-    ) -> list[T]: ...
+    ) -> list[T]:
+        """Make a control call on the engines of these ranks that take requests. There may be none
+        if one may come. None: on all; there must be one."""
+        ...
+
+    def ready(self) -> list[EngineLine]:
+        """The lines that take requests."""
+        ...
+
+    @property
+    def ranks(self) -> Collection[int]:
+        """All ranks."""
+        ...
+
+    def open_on(self, ranks: Collection[int]) -> list[int]:
+        """The numbers of the open requests that engines of these ranks have; if these are all, also
+        of those that wait for one."""
+        ...
+
+    def abort_submissions(self, numbers: Iterable[int], *, message: str) -> None: ...
+
+    def dispatch(self) -> None:
+        """Send the requests that wait, as far as engines can take them."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class _State:
+    """What an engine is to be like, whichever requests it has."""
+
+    settings: Settings | None = None
+    """None: those of the start; the same for the next two."""
+    weights: LoadWeights | None = None
+    storage: StorageOrder | None = None
+    released: frozenset[MemoryPart] = frozenset()
 
 
 @dataclass(slots=True)
 class _Told:
     """What was sent to a line, or is in its job."""
 
-    settings: Settings | None
-    """None: those of the start; the same for weights."""
-    weights: LoadWeights | None
+    state: _State
     paused: PauseMode | None = None
-    released: frozenset[MemoryPart] = frozenset()
 
 
 @dataclass(slots=True, eq=False, frozen=True)
@@ -46,33 +91,20 @@ class _Pause:
 
 
 class Orders:
-    """Each method that returns normally has the effect on all engines that it is for; a change or a
-    pause that raises has it on none. A pause always ends."""
+    """Each method that returns normally has the effect on all engines that it is for, also on those
+    that are started later; a change or a pause that raises has it on none. A pause always ends."""
 
-    def __init__(
-        self,
-        on: OnRanks,
-        ready: Callable[[], list[EngineLine]],
-        ranks: Callable[[], Collection[int]],
-        resumed: Callable[[], None],
-    ) -> None:
-        """ready: returns the lines that take requests. ranks: returns those that there are.
-        resumed: called when ranks take requests again that were paused."""
-        self._on = on
-        self._ready = ready
-        self._ranks = ranks
-        self._resumed = resumed
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
         self._pauses: dict[int, list[_Pause]] = {}
-        """Rank -> its pause, and above it those that it is about to get."""
-        self._settings: Settings | None = None
-        """In force, or about to be; None: those of the start."""
-        self._weights: LoadWeights | None = None
-        """The same."""
-        self._released: frozenset[MemoryPart] = frozenset()
-        """The same."""
+        """Rank -> the pause that an operator wants, and above it those that it is about to get."""
+        self._holds: list[_Pause] = []
+        """Pauses of all ranks for work that is going on; they do not depend on operators."""
+        self._state = _State()
+        """In force, or about to be."""
         self.why_no_weights = ""
         """Why released weights could not be restored; "" once they are, and until that is tried."""
-        self._started_with = _Told(None, None)
+        self._started_with = _State()
         """What an engine that is started now has from its start."""
         self._told: dict[EngineLine, _Told] = {}
         """For each line that has not ended."""
@@ -80,84 +112,142 @@ class Orders:
     @property
     def paused(self) -> dict[int, PauseMode]:
         """Rank -> the pause that is in force for it, or about to be."""
+        if self._holds:
+            return dict.fromkeys(self._fleet.ranks, self._holds[-1].mode)
         return {rank: pauses[-1].mode for rank, pauses in self._pauses.items() if pauses}
+
+    def asks_for_standstill(self, rank: int) -> bool:
+        """Whether an operator wants that the rank computes nothing."""
+        return bool(self._pauses.get(rank) or self._state.released)
+
+    @property
+    def storage(self) -> StorageOrder | None:
+        """What engines that are started now do about their storage; None: as at the start."""
+        return self._started_with.storage
 
     def attached(self, line: EngineLine) -> None:
         """The client has a new line; its engine was started just now."""
-        self._told[line] = replace(self._started_with)
+        self._told[line] = _Told(self._started_with)
 
     def ended(self, line: EngineLine) -> None:
         del self._told[line]
 
     def tell(self, line: EngineLine) -> None:
         """The line takes requests from now on, or again: send it the orders that it has missed."""
-        told, paused = self._told[line], self.paused.get(line.rank)
-        if self._settings is not None and self._settings != told.settings:
-            line.begin_change(self._settings)
-            told.settings = self._settings
-        if self._weights is None and told.weights is not None:
+        told, wanted, paused = self._told[line], self._state, self.paused.get(line.rank)
+        before = told.state
+        if wanted.weights is None and before.weights is not None:
             line.dismiss("It has weights that another engine could not load.")
             return
-        if self._weights is not None and self._weights is not told.weights:
+        if wanted.storage is None and isinstance(before.storage, DetachStorage):
+            line.dismiss("It has no storage, and another engine kept it.")
+            return
+        if wanted.settings is not None and wanted.settings != before.settings:
+            line.begin_change(wanted.settings)
+        if wanted.storage != before.storage:
+            line.begin_operation(_storage_order(wanted.storage))
+        loads = wanted.weights is not None and wanted.weights is not before.weights
+        released = before.released - {MemoryPart.WEIGHTS} if loads else before.released
+        if (loads or released != wanted.released) and told.paused not in EMPTY:
             # It may have requests that were open when it was stopped: they go on with the new
             # weights.
             line.begin_pause(PauseMode.RETRACT)
-            line.begin_operation(self._weights)
-            told.weights, told.paused = self._weights, PauseMode.RETRACT
-            told.released -= {MemoryPart.WEIGHTS}
-        if self._released != told.released:
-            self._tell_released(line, told)
+            told.paused = PauseMode.RETRACT
+        if wanted.weights is not None and loads:
+            line.begin_operation(wanted.weights)
+        if back := released - wanted.released:
+            line.begin_operation(RestoreMemory(sorted(back)))
+        if away := wanted.released - released:
+            line.begin_operation(ReleaseMemory(sorted(away)))
+        told.state = wanted
         if paused != told.paused:
             line.begin_pause(paused)
             told.paused = paused
 
-    def _tell_released(self, line: EngineLine, told: _Told) -> None:
-        line.begin_pause(PauseMode.RETRACT)
-        told.paused = PauseMode.RETRACT
-        if back := told.released - self._released:
-            line.begin_operation(RestoreMemory(sorted(back)))
-        if away := self._released - told.released:
-            line.begin_operation(ReleaseMemory(sorted(away)))
-        told.released = self._released
-
     async def pause(self, mode: PauseMode, ranks: Collection[int] | None = None) -> int:
         """Pause the engines of these ranks (None: of all), and those that take their places;
         returns how many requests are paused. New requests go to the ranks that are not paused."""
-        ranks_now = list(self._ranks() if ranks is None else ranks)
+        ranks = list(self._fleet.ranks if ranks is None else ranks)
         own = _Pause(mode)
-
-        async def pause(line: EngineLine) -> Standstill:
-            if line in self._told:  # it may have ended since the call began
-                self._told[line].paused = mode
-            return await line.pause(mode)
-
-        for rank in ranks_now:
+        for rank in ranks:
             self._pauses.setdefault(rank, []).append(own)
         try:
-            done = await self._on(ranks, pause)
+            num_paused = await self._stop(mode, ranks)
         except BaseException:
-            for rank in ranks_now:
+            for rank in ranks:
                 if own in self._pauses[rank]:  # the pause may have ended meanwhile
                     self._pauses[rank].remove(own)
             self._take_back()
             raise
-        for rank in ranks_now:
+        for rank in ranks:
             if own in self._pauses[rank]:
                 del self._pauses[rank][: self._pauses[rank].index(own)]
-        return sum(each.num_paused_reqs for each in done)
+        return num_paused
 
     async def resume(self, ranks: Collection[int] | None = None) -> None:
-        """End the pause of these ranks (None: of all)."""
-
-        async def resume(line: EngineLine) -> None:
-            if line in self._told:
-                self._told[line].paused = None
-            await line.resume()
-
-        for rank in self._ranks() if ranks is None else ranks:
+        """End the pause of these ranks (None: of all) for which an operator has asked."""
+        ranks = list(self._fleet.ranks if ranks is None else ranks)
+        for rank in ranks:
             self._pauses[rank] = []
-        self._resumed()
-        await self._on(ranks, resume)
+        await self._go_on(ranks)
+
+    @asynccontextmanager
+    async def held(self, *, keep_pause: bool = False) -> AsyncIterator[None]:
+        """End all requests, and have no engine compute within the block, whichever pauses begin and
+        end meanwhile. keep_pause: engines are paused after a block that does not raise, as if an
+        operator had asked for it."""
+        hold = _Pause(PauseMode.ABORT)
+        ranks = list(self._fleet.ranks)
+        self._holds.append(hold)
+        is_kept = False
+        try:
+            await self._stop(hold.mode, ranks)
+            yield
+            is_kept = keep_pause
+        finally:
+            self._holds.remove(hold)
+            if is_kept:
+                for rank in ranks:
+                    self._pauses[rank] = self._pauses.get(rank) or [hold]
+            await self._go_on(ranks)
+
+    async def _stop(self, mode: PauseMode, ranks: Collection[int]) -> int:
+        """Pause engines; returns how many requests are paused. With ``abort``, all requests end
+        that are open now, wherever they are when the last engine is paused."""
+        numbers = self._fleet.open_on(ranks) if mode is PauseMode.ABORT else []
+
+        async def pause(line: EngineLine) -> Standstill:
+            told = self._told.get(line) or _Told(_State())  # it may have ended since the call began
+            had, told.paused = told.paused, mode
+            try:
+                return await line.pause(mode)
+            except RequestError:
+                told.paused = had
+                raise
+
+        done = await self._fleet.on(ranks, pause)
+        self._fleet.abort_submissions(numbers, message=PAUSED)
+        return sum(each.num_paused_reqs for each in done)
+
+    async def _go_on(self, ranks: Collection[int]) -> None:
+        """A pause of these ranks has ended; another one may be in force."""
+
+        async def go_on(line: EngineLine) -> None:
+            told, paused = self._told.get(line), self.paused.get(line.rank)
+            if told is None or (paused is not None and paused == told.paused):
+                return
+            told.paused = paused
+            if paused is None:
+                await line.resume()
+            else:
+                await line.pause(paused)
+
+        self._fleet.dispatch()
+        try:
+            await self._fleet.on(ranks, go_on)
+        except BaseException:
+            self._take_back()
+            raise
 
     async def change(
         self,
@@ -171,56 +261,45 @@ class Orders:
         """Have all engines work under these settings. before: the present ones."""
 
         async def change(line: EngineLine) -> None:
-            if line in self._told:
-                self._told[line].settings = settings
             await line.change(settings, options, by=by, why=why)
 
-        self._settings = settings
-        try:
-            await self._on(None, change)
-        except BaseException:
-            self._settings = before
-            self._take_back()
-            raise
-        self._started_with.settings = settings
+        self._state = replace(self._state, settings=before)
+        await self._order(change, list(self._fleet.ranks), settings=settings)
+        self._started_with = replace(self._started_with, settings=settings)
 
     async def load(self, weights: LoadWeights) -> list[OperationDone]:
         """Have all engines compute with these weights, and note that engines which are started from
         now on have them from their start."""
-        before = self._weights
 
         async def load(line: EngineLine) -> OperationDone:
-            told = self._told.get(line) or _Told(None, None)
-            had, told.weights = told.weights, weights
-            try:
-                done = await line.operate(weights)
-            except RequestError:
-                told.weights = had
-                raise
-            told.released -= {MemoryPart.WEIGHTS}
+            done = await line.operate(weights)
+            if (told := self._told.get(line)) is not None:
+                left = told.state.released - {MemoryPart.WEIGHTS}
+                told.state = replace(told.state, released=left)
             return done
 
-        self._weights = weights
-        try:
-            done = await self._on(None, load)
-        except BaseException:
-            self._weights = before
-            self._take_back()
-            raise
-        self._started_with.weights = weights
-        self._released -= {MemoryPart.WEIGHTS}
+        done = await self._order(load, weights=weights)
+        self._started_with = replace(self._started_with, weights=weights)
+        left = self._state.released - {MemoryPart.WEIGHTS}
+        self._state = replace(self._state, released=left)
         self.why_no_weights = ""
         return done
 
+    async def use_storage(self, storage: StorageOrder) -> None:
+        """Have all engines keep prefixes in this storage, or in none, and those that are started
+        from now on."""
+        await self._order(lambda line: line.operate(storage), storage=storage)
+        self._started_with = replace(self._started_with, storage=storage)
+
     async def release(self, parts: Collection[MemoryPart]) -> None:
         """Have all engines give these parts of their memory back."""
-        await self._keep_released(self._released | set(parts), ReleaseMemory(list(parts)))
+        await self._keep_released(self._state.released | set(parts), ReleaseMemory(list(parts)))
 
     async def restore(self, parts: Collection[MemoryPart]) -> None:
         """Have all engines take these parts of their memory again."""
-        is_for_weights = MemoryPart.WEIGHTS in self._released.intersection(parts)
+        is_for_weights = MemoryPart.WEIGHTS in self._state.released.intersection(parts)
         try:
-            await self._keep_released(self._released - set(parts), RestoreMemory(list(parts)))
+            await self._keep_released(self._state.released - set(parts), RestoreMemory(list(parts)))
         except RequestError as error:
             if is_for_weights:
                 self.why_no_weights = error.message
@@ -231,30 +310,49 @@ class Orders:
     def expect(self, released: frozenset[MemoryPart]) -> None:
         """Have engines that become ready from now on give these parts back, and no others. No
         engine is ready now."""
-        self._released = released
+        self._state = replace(self._state, released=released)
 
     async def _keep_released(
         self, released: frozenset[MemoryPart], operation: ReleaseMemory | RestoreMemory
     ) -> None:
-        before = self._released
+        await self._order(lambda line: line.operate(operation), released=released)
 
-        async def operate(line: EngineLine) -> None:
-            told = self._told.get(line) or _Told(None, None)
-            had, told.released = told.released, released
+    async def _order(
+        self,
+        call: Callable[[EngineLine], Awaitable[T]],
+        ranks: Collection[int] | None = None,
+        **changes: Any,
+    ) -> list[T]:
+        """Have these fields of ``_State`` hold for all engines. call: brings them to one. ranks:
+        all, if no engine has to be there; None: one has to."""
+        before = {name: getattr(self._state, name) for name in changes}
+
+        async def bring(line: EngineLine) -> T:
+            told = self._told.get(line) or _Told(_State())  # it may have ended since the call began
+            had = {name: getattr(told.state, name) for name in changes}
+            told.state = replace(told.state, **changes)
             try:
-                await line.operate(operation)
+                return await call(line)
             except RequestError:
-                told.released = had
+                told.state = replace(told.state, **had)
                 raise
 
-        self._released = released
+        self._state = replace(self._state, **changes)
         try:
-            await self._on(None, operate)
+            return await self._fleet.on(ranks, bring)
         except BaseException:
-            self._released = before
+            self._state = replace(self._state, **before)
             self._take_back()
             raise
 
     def _take_back(self) -> None:
-        for line in self._ready():
+        for line in self._fleet.ready():
             self.tell(line)
+
+
+def _storage_order(wanted: StorageOrder | None) -> StorageOrder:
+    """What an engine is told that has missed it. None: it has attached a storage that another
+    engine could not attach, where there was none."""
+    if isinstance(wanted, AttachStorage):
+        return msgspec.structs.replace(wanted, replaces=True)
+    return DetachStorage()

@@ -45,6 +45,8 @@ class Submission:
     """Length of the hidden states that its mailbox has got."""
     num_hidden_to_skip: int = 0
     """How many bytes of the hidden states to come its mailbox already has."""
+    aborted: Finish | None = None
+    """How it is to end: its engine has been asked to end it, but may end itself before."""
     strikes: int = 0
     """How many engines in turn have died while they computed it, without a new output in
     between."""

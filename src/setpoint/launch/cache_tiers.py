@@ -35,6 +35,7 @@ from setpoint.core.operations import (
     Operation,
     Operator,
     RestoreMemory,
+    StorageOrder,
 )
 from setpoint.core.transfers import Mover
 from setpoint.core.weightfiles import Identities, identities, weight_files
@@ -59,9 +60,7 @@ SOURCES = ("*.py", "*.cpp", "*.h")
 COMPUTING = ("attention", "kernels", "layers", "models", "parallel", "quant", "runner")
 """Parts of ``engine`` that compute keys and values. The rest moves messages, chooses tokens and
 starts what is here: a version that changes only that finds what the one before has stored."""
-UNTIL_RESTART = (
-    "until this engine ends. An engine that is started again uses that of the command line."
-)
+UNTIL_THE_END = "until this server ends, or a client changes that again."
 HOST, STORAGE = "host", "storage"
 
 
@@ -90,7 +89,9 @@ class CacheTiers:
         tiers = []
         if options.execution.device != "cpu":
             tiers.append(Tier(HOST, MemoryStore(_host_bytes(job, runner))))
-        if self.backend is not None:
+        if job.storage is not None:
+            tiers += self._ordered_storage(job.storage)
+        elif self.backend is not None:
             tiers.append(self._first_storage(self.backend, self._start_config))
         self.mover = StoreMover(
             tiers,
@@ -123,6 +124,20 @@ class CacheTiers:
             return tier
         except StoreError as error:
             raise ConfigError(f"--hicache-storage-backend {backend}: {error}") from None
+
+    def _ordered_storage(self, order: StorageOrder) -> list[Tier]:
+        """The storage that operators have attached before this engine was started, or none;
+        switched off if it cannot be used, because the engine can do without."""
+        if isinstance(order, DetachStorage):
+            return []
+        self.backend = order.backend
+        try:
+            return [self.open_storage(order.backend, self._asked_for(order))]
+        except (ConfigError, StoreError) as error:
+            logger.error("The storage %s cannot be attached again: %s", order.backend, error)
+            tier = Tier(STORAGE, MemoryStore(0))
+            tier.switch_off(str(error))
+            return [tier]
 
     def open_storage(self, backend: str, config: StorageConfig) -> Tier:
         """Open the store of a backend. Raises StoreError."""
@@ -183,20 +198,22 @@ class CacheTiers:
             raise RequestError("The storage of a model on several ranks cannot be changed here.")
         if isinstance(operation, AttachStorage):
             if present is not None:
-                raise RequestError("A storage is in use; detach it first (DELETE).")
+                if not operation.replaces:
+                    raise RequestError("A storage is in use; detach it first (DELETE).")
+                self.mover.detach(present)
             try:
                 config = self._asked_for(operation)
                 self.mover.attach(self.open_storage(operation.backend, config))
             except (ConfigError, StoreError) as error:
                 raise RequestError(str(error)) from None
             self.backend = operation.backend
-            logger.warning("%s is the cache's storage %s", operation.backend, UNTIL_RESTART)
+            logger.warning("%s is the cache's storage %s", operation.backend, UNTIL_THE_END)
             return
         if present is None:
             raise RequestError("No storage is in use.")
         if isinstance(operation, DetachStorage):
             self.mover.detach(present)
-            logger.warning("The cache has no storage %s", UNTIL_RESTART)
+            logger.warning("The cache has no storage %s", UNTIL_THE_END)
         elif present.off:
             raise RequestError(f"The storage cannot be cleared, because it is off: {present.off}")
         else:

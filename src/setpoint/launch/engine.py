@@ -60,7 +60,8 @@ class Launched:
     def start_another(self, rank: int, job: EngineJob) -> EngineProcess:
         """Start a second process for a rank; the caller ends it."""
         process = self.spawn(rank if len(self.processes) > 1 else None)
-        process.hand_over(job)
+        with suppress(StartupError):  # it has ended, which its watcher notices
+            process.hand_over(job)
         return process
 
     def replace(self, rank: int, process: EngineProcess) -> EngineProcess:

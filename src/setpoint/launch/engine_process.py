@@ -52,7 +52,7 @@ from setpoint.launch.ending import RANK_LOST, leave
 from setpoint.launch.grammar_threads import GrammarThreads
 from setpoint.launch.grammars import engine_grammars
 from setpoint.launch.handing import RenewingOperator, Sides, open_sides
-from setpoint.launch.heartbeat import heartbeat, write_stacks_when_asked
+from setpoint.launch.heartbeat import Heartbeat, write_stacks_when_asked
 from setpoint.launch.job import EngineJob, decode_job, encode_job
 from setpoint.launch.loading import device_bytes, load_engine
 from setpoint.launch.low_priority import at_low_priority
@@ -188,7 +188,7 @@ def _build(
         mover=None if tiers is None else tiers.movers,
     )
     write_stacks_when_asked()
-    beat = heartbeat(socket)
+    beat = Heartbeat(socket, lambda: scheduler.state.stands_still)
     executor = _executor(runner, others)
     loop = Loop(
         scheduler,

@@ -169,10 +169,18 @@ class EngineSession:
         return starting.result()
 
     def shutdown(self) -> None:
-        """Ask the engines to end; they are not replaced. Open requests fail."""
+        """Ask the engines to end; they are not replaced. Open requests fail. Those that read no
+        messages, because they are loading or a signal has stopped them, are killed."""
         self._is_ending = True
         self.may_load.set()
+        deaf = [
+            engine
+            for engine in self._engines.values()
+            if engine.line.is_suspended or not (engine.line.was_ready or engine.line.has_ended)
+        ]
         self.client.shutdown()
+        for engine in deaf:
+            engine.process.kill()
 
     def kill(self) -> None:
         """End the processes at once; the only way while they are loading and read no messages."""
@@ -385,10 +393,11 @@ class EngineSession:
         if self._lives[0] == engine.life:
             self._lives[0] -= 1
 
-    def _present_job(self) -> tuple[object, object]:
+    def _present_job(self) -> tuple[object, ...]:
         """The data from which the job of an engine would be made now."""
         config = self.engine.served.config if self._live is None else self._live.config
-        return config, None if self._service is None else self._service.checkpoint
+        checkpoint = None if self._service is None else self._service.checkpoint
+        return config, checkpoint, self.client.orders.storage
 
     def _launched(self, rank: int, process: EngineProcess, *, life: int) -> LaunchedEngine:
         from setpoint.ipc.line import EngineLine
@@ -484,6 +493,7 @@ class EngineSession:
             config=config,
             checkpoint=None if service is None else service.checkpoint,
             is_standby=is_standby,
+            storage=self.client.orders.storage,
         )
 
 

@@ -27,16 +27,24 @@ def write_stacks_when_asked() -> None:
     faulthandler.register(STACKS, all_threads=True)
 
 
-def heartbeat(link: _Link, now: Callable[[], float] = time.monotonic) -> Callable[[], None]:
-    """Returns a function that must be called at every turn of the loop, and repeatedly during long
-    operations. now: returns the time in seconds."""
-    next_at = 0.0
+class Heartbeat:
+    """Must be called at every turn of the loop, and repeatedly during long operations."""
 
-    def beat() -> None:
-        nonlocal next_at
-        at = now()
-        if at >= next_at:
-            next_at = at + BEAT_S
-            link.send(Alive())
+    def __init__(
+        self,
+        link: _Link,
+        stands_still: Callable[[], bool],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """stands_still: returns whether the engine plans no steps. now: returns the time in
+        seconds."""
+        self._link = link
+        self._stands_still = stands_still
+        self._now = now
+        self._next_at = 0.0
 
-    return beat
+    def __call__(self) -> None:
+        at = self._now()
+        if at >= self._next_at:
+            self._next_at = at + BEAT_S
+            self._link.send(Alive(self._stands_still()))

@@ -9,7 +9,7 @@ import msgspec
 
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
-from setpoint.core.operations import LoadWeights
+from setpoint.core.operations import LoadWeights, StorageOrder
 
 
 class EngineJob(msgspec.Struct, frozen=True):
@@ -32,6 +32,9 @@ class EngineJob(msgspec.Struct, frozen=True):
     one's pool is used."""
     weights_folder: str = ""
     """See ``EngineConfig``."""
+    storage: StorageOrder | None = None
+    """What operators have decided about the storage of cached prefixes; None: that of the
+    configuration."""
 
 
 def with_weights(job: EngineJob, operation: LoadWeights) -> EngineJob:

@@ -11,6 +11,7 @@ from setpoint.config.live import Asked
 from setpoint.config.pool import memory_model
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
+from setpoint.core.operations import StorageOrder
 from setpoint.frontend.checkpoint_names import Checkpoint
 from setpoint.launch.job import EngineJob
 
@@ -72,10 +73,12 @@ class Served:
         config: ResolvedConfig | None = None,
         checkpoint: Checkpoint | None = None,
         is_standby: bool = False,
+        storage: StorageOrder | None = None,
     ) -> EngineJob:
         """The job of one engine. life: how many engines its rank has had before; each records to a
         folder of its own. config, checkpoint: the configuration and the weights, if they have
-        changed since the start. is_standby: another engine serves meanwhile."""
+        changed since the start. is_standby: another engine serves meanwhile. storage: see
+        EngineJob."""
         several, config = self.num_engines > 1, config or self.config
         record = config.options.recording.record
         if record is not None and (several or life):
@@ -95,6 +98,7 @@ class Served:
             self.handover_key,
             is_standby,
             "" if self.several is None else self.several.weights_folder,
+            storage,
         )
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from setpoint.core.control import Operate, PauseMode
+from setpoint.core.control import PAUSED, Operate, PauseMode
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.operations import (
@@ -26,7 +26,7 @@ from setpoint.core.operations import (
 from setpoint.core.records import Continued, Observer, Operated, Paused
 from setpoint.scheduler.state import State
 
-PAUSED = Finish("abort", message="Aborted, because generation was paused.")
+ENDED = Finish("abort", message=PAUSED)
 
 
 class Standstill:
@@ -45,7 +45,7 @@ class Standstill:
         if mode is PauseMode.ABORT:
             num_aborted = len(state.by_id)
             for seq in list(state.by_id.values()):
-                emit(state.end(seq, PAUSED))
+                emit(state.end(seq, ENDED))
         elif mode is PauseMode.RETRACT:
             num_retracted = len(state.running)
             for seq in list(state.running.values()):

@@ -22,7 +22,7 @@ from setpoint.core.plan import StepPlan
 from setpoint.core.request import Ids
 from setpoint.core.settings import Settings
 from setpoint.ipc.sockets import EngineSocket
-from setpoint.launch.heartbeat import heartbeat, write_stacks_when_asked
+from setpoint.launch.heartbeat import Heartbeat, write_stacks_when_asked
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
@@ -115,14 +115,16 @@ def main() -> None:
     )
     cache = KVCache(num_pages=MAX_RUNNING * CONTEXT, page_size=1)
     recorder = Recorder()
+    settings = Settings(max_running_requests=MAX_RUNNING)
+    scheduler = Scheduler(config, settings, cache, observer=recorder)
     loop = Loop(
-        Scheduler(config, Settings(max_running_requests=MAX_RUNNING), cache, observer=recorder),
+        scheduler,
         Executor(descriptor, link),
         link,
         depth=0,
         clock=WallClock(),
         observer=recorder,
-        heartbeat=heartbeat(link),
+        heartbeat=Heartbeat(link, lambda: scheduler.state.stands_still),
     )
     facts = EngineFacts(
         max_total_num_tokens=config.max_req_len,

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 
+from setpoint.testing.simulation.operator_run import simulate_operators
 from setpoint.testing.simulation.run import simulate
 from setpoint.testing.simulation.tier_run import simulate_tiers
 
@@ -16,13 +17,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=1, help="how many seeds, one after the other")
     parser.add_argument("--tiers", action="store_true", help="servers with cache tiers")
+    parser.add_argument("--operators", action="store_true", help="orders of all kinds")
     parser.add_argument("-v", action="store_true", help="print everything that happens")
     arguments = parser.parse_args()
+    simulate_kind = simulate
+    if arguments.tiers:
+        simulate_kind = simulate_tiers
+    elif arguments.operators:
+        simulate_kind = simulate_operators
     seen: Counter[str] = Counter()
     failed = []
     began = time.process_time()
     for seed in range(arguments.seed, arguments.seed + arguments.count):
-        report = simulate_tiers(seed) if arguments.tiers else simulate(seed)
+        report = simulate_kind(seed)
         seen.update(report.seen)
         if arguments.v:
             sys.stdout.write(report.world.trace())

@@ -36,14 +36,7 @@ from setpoint.core.messages import (
     decode_to_engine,
     encode,
 )
-from setpoint.core.operations import (
-    LoadWeights,
-    MemoryPart,
-    Operation,
-    Operator,
-    ReleaseMemory,
-    RestoreMemory,
-)
+from setpoint.core.operations import MemoryPart, Operation, Operator
 from setpoint.core.plan import Admit, StepPlan
 from setpoint.core.records import Record
 from setpoint.core.request import Ids, Request
@@ -51,7 +44,7 @@ from setpoint.core.transfers import Mover
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.link import SocketLink
 from setpoint.ipc.sockets import MessageSocket
-from setpoint.launch.heartbeat import heartbeat
+from setpoint.launch.heartbeat import Heartbeat
 from setpoint.launch.job import EngineJob, decode_job, encode_job
 from setpoint.launch.process import until_reported
 from setpoint.launch.recognition import RecognizedTiers, WatchedOperator
@@ -64,6 +57,7 @@ from setpoint.scheduler.scheduler import Scheduler
 from setpoint.testing.preparers import ScriptedPreparer
 from setpoint.testing.scripted import EMPTY, ScriptedExecutor, ScriptedStep
 from setpoint.testing.simulation.model import FIRST_LETTER, Spelling, token_after
+from setpoint.testing.simulation.operating import SimulatedOperator
 from setpoint.testing.simulation.virtual_time import VirtualLoop
 from setpoint.testing.simulation.wire import End, socket_pair
 
@@ -299,8 +293,6 @@ class SimulatedEngine:
     """Whether the server has killed it."""
     loop: Loop | None = None
     num_steps: int = 0
-    weights: str = ""
-    """The folder of those that it has; tokens do not follow from them."""
     is_standing: bool = False
     """Whether a signal has stopped it."""
 
@@ -320,7 +312,7 @@ class SimulatedEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._is_in_turn = False
         self._due_at = 0.0
-        self.released: frozenset[MemoryPart] = frozenset()
+        self.operator: SimulatedOperator
         self.tiers: EngineTiers | None = None
         self._executor: SimulatedExecutor
 
@@ -331,7 +323,7 @@ class SimulatedEngine:
 
     def hand_over(self, job: EngineJob) -> None:
         self.job = decode_job(encode_job(job))  # as the process would read it
-        self.weights = self.job.folder
+        self.operator = SimulatedOperator(self.job, lambda: self._executor.take())
         self.world.loop.call_later(self.start.seconds, self._started)
 
     async def watch(self, line: EngineLine, *, watchdog_s: float) -> None:
@@ -448,7 +440,9 @@ class SimulatedEngine:
             clock=self.clock,
             observer=self,
             operator=operator,
-            heartbeat=heartbeat(self.link, self.clock.now),
+            heartbeat=Heartbeat(
+                self.link, lambda: self.scheduler.state.stands_still, self.clock.now
+            ),
         )
         self.link.send(
             Ready(
@@ -486,19 +480,11 @@ class SimulatedEngine:
 
     def operate(self, call_id: int, operation: Operation) -> str:
         self.clock.spend(self.world.step_s())
-        match operation:
-            case LoadWeights(folder):
-                self.weights = folder
-                self.released -= {MemoryPart.WEIGHTS}
-            case ReleaseMemory(parts):
-                self.released |= set(parts)
-            case RestoreMemory(parts):
-                self.released -= set(parts)
-                if MemoryPart.KV_CACHE in parts:
-                    self._executor.take()
-            case _:
-                raise AssertionError(f"{operation} is not simulated")
-        return ""
+        return self.operator.operate(call_id, operation)
+
+    @property
+    def released(self) -> frozenset[MemoryPart]:
+        return self.operator.released
 
     def on(self, record: Record) -> None:
         """Implements Observer: what the loop decides is seen by its messages."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from setpoint.core.control import PauseMode
 from setpoint.core.errors import EngineDeadError, RequestError
-from setpoint.core.operations import LoadWeights
+from setpoint.core.operations import MemoryPart
 from setpoint.frontend.checkpoint_names import Checkpoint
 from setpoint.frontend.jobs import ClientGoneError
 from setpoint.frontend.service import Service
@@ -362,18 +362,30 @@ class Run:
         await self._load_weights(f"weights {self.rng.randrange(9)}")
 
     async def _load_weights(self, folder: str) -> None:
-        """As /update_weights_from_disk does it, but no request ends."""
+        """As a trainer does it that lets requests go on."""
         orders = self.service.engine.orders
         self.seen["loads"] += 1
         self.world.note("operator", f"loads {folder}")
         async with self.loading:
             await orders.pause(PauseMode.RETRACT)
             try:
-                await orders.load(LoadWeights(folder, "dummy", flush_cache=True))
-                self.service.loaded(checkpoint=Checkpoint(folder, "dummy"))
+                checkpoint = Checkpoint(folder, "dummy")
+                await self.service.load(checkpoint, flush_cache=True, aborts=False)
                 self.world.note("operator", f"has loaded {folder}")
             finally:
                 await orders.resume()
+
+    async def _restore(self, parts: list[MemoryPart]) -> None:
+        """Until no engine lacks them: one may have ended meanwhile."""
+        for _ in range(20):
+            try:
+                await self.service.engine.orders.restore(parts)
+            except (EngineDeadError, RequestError) as error:
+                self.world.note("operator", f"cannot restore: {error}")
+                await asyncio.sleep(1.0)
+            else:
+                self.world.note("operator", f"has restored {parts}")
+                return
 
     async def _replace(self) -> None:
         """A rank is taken out of service, and wanted again."""
@@ -430,11 +442,18 @@ class Run:
         for engine in world.living():
             if engine.loop is not None and not engine.is_hung:
                 world.wrong += [f"engine {engine.pid}: {each}" for each in is_at_rest(engine)]
+        for standing in client.standings():
+            if standing.state == "ready" and (standing.idle_s or standing.is_missed):
+                world.wrong.append(f"/ready says that {standing}")
+            if standing.state == "ended" and not standing.is_missed:
+                world.wrong.append(f"/ready does not say that {standing}")
         checkpoint = service.checkpoint
         weights = session.engine.served.job().folder if checkpoint is None else checkpoint.folder
         for engine in world.serving():
-            if engine.weights != weights:
-                world.wrong.append(f"engine {engine.pid} has {engine.weights!r}, not {weights!r}")
+            if engine.operator.weights != weights:
+                world.wrong.append(
+                    f"engine {engine.pid} has {engine.operator.weights!r}, not {weights!r}"
+                )
 
     def _check_books(self) -> None:
         client, wrong = self.service.engine, self.world.wrong

@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from setpoint.core.control import PauseMode
-from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.operations import MemoryPart
 from setpoint.testing.simulation.clients import Order, draw_orders, letters
 from setpoint.testing.simulation.model import token_after
@@ -229,18 +228,6 @@ class TierRun(Run):
             finally:
                 await self._restore(parts)
                 await orders.resume()
-
-    async def _restore(self, parts: list[MemoryPart]) -> None:
-        """Until no engine lacks them: one may have ended meanwhile."""
-        for _ in range(20):
-            try:
-                await self.service.engine.orders.restore(parts)
-            except (EngineDeadError, RequestError) as error:
-                self.world.note("operator", f"cannot restore: {error}")
-                await asyncio.sleep(1.0)
-            else:
-                self.world.note("operator", f"has restored {parts}")
-                return
 
     # ------------------------------------------------------------------ the end
 

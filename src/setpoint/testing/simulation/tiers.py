@@ -246,14 +246,14 @@ class TieredExecutor(SimulatedExecutor):
     def _write(self, slot: int, start: int, end: int, num_guesses: int) -> None:
         super()._write(slot, start, end, num_guesses)
         where = self._where(slot, 0, start, end)
-        self.memory.makers[where] = maker_of(self._engine.weights)
+        self.memory.makers[where] = maker_of(self._engine.operator.weights)
         self.memory.writing[where] += 1
         self._written.append(where)
 
     def _read(self, slot: int, start: int, end: int) -> Ids:
         history = super()._read(slot, start, end)
         makers = self.memory.makers[self._where(slot, 0, 0, end)]
-        history[makers != maker_of(self._engine.weights)] = FOREIGN
+        history[makers != maker_of(self._engine.operator.weights)] = FOREIGN
         return history
 
     def sample(self, slot: int, history: Ids) -> int:
@@ -374,7 +374,7 @@ class SimulatedTiers:
     # ------------------------------------------------------------------ recognition
 
     def identity(self) -> bytes:
-        return identity_of({"weights": self.engine.weights, "page size": str(self._page)})
+        return identity_of({"weights": self.engine.operator.weights, "page size": str(self._page)})
 
     def _later(self, work: Work) -> None:
         def do() -> None:

@@ -91,17 +91,20 @@ class AdminRoutes:
             return PlainTextResponse(f"{WORD}\n", status_code=503)
         if self._engine.orders.why_no_weights:
             return PlainTextResponse(f"{without_weights(self._engine)}\n", status_code=503)
-        is_ready = any(each.engine.is_ready for each in self._service.models)
-        return self._probe_response(200 if is_ready else 503)
+        models = self._service.models
+        is_ready = any(each.engine.is_ready for each in models)
+        # Of several models, the others are there for their requests.
+        misses = len(models) == 1 and any(each.is_missed for each in self._engine.standings())
+        return self._probe_response(200 if is_ready and not misses else 503)
 
     def _probe_response(self, status_code: int, *, otherwise: str = "") -> Response:
-        """The answer to a probe. Its body has a line for each engine that takes no requests.
-        otherwise: the body if all engines take requests."""
+        """The answer to a probe. Its body has a line for each engine that computes nothing.
+        otherwise: the body if there is none."""
         found = [
             f"{of}{standing}"
             for each, of in self._named_models()
             for standing in each.engine.standings()
-            if standing.state != "ready"
+            if standing.state != "ready" or (standing.is_still and not each.residence.is_shared)
         ]
         lines = found or ([otherwise] if otherwise else [])
         if not lines:
@@ -160,8 +163,14 @@ class AdminRoutes:
         if is_flushed:
             return PlainTextResponse("Cache flushed.\n")
         return PlainTextResponse(
-            "Cache not flushed: there are pending requests.\n", status_code=400
+            f"Cache not flushed: {self._why_not_flushed()}.\n", status_code=400
         )
+
+    def _why_not_flushed(self) -> str:
+        stopped = [str(line.rank) for line in self._engine.lines if line.is_suspended]
+        if stopped:
+            return f"a signal has stopped the process of engine {', '.join(stopped)}"
+        return "there are pending requests"
 
     async def _busy(self) -> bool:
         return any(

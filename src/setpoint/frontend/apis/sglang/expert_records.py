@@ -11,6 +11,7 @@ from fastapi.responses import PlainTextResponse
 
 from setpoint.core.operations import RecordExperts
 from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.participants import Participants
 from setpoint.frontend.service import Service
 
 PATHS = tuple(f"/{word}_expert_distribution_record" for word in ("start", "stop", "dump"))
@@ -19,6 +20,7 @@ PATHS = tuple(f"/{word}_expert_distribution_record" for word in ("start", "stop"
 class ExpertRecordRoutes:
     def __init__(self, service: Service) -> None:
         self._engine = service.engine
+        self._recorded = Participants(service.engine)
         self._folder = Path(service.config.expert_records_folder)
 
     def install(self, parent: APIRouter) -> None:
@@ -33,12 +35,13 @@ class ExpertRecordRoutes:
 
     async def stop(self) -> Response:
         await self._operate("stop")
-        return PlainTextResponse("Stop recording expert distribution.\n")
+        return PlainTextResponse(f"Stop recording expert distribution.{self._recorded.losses()}\n")
 
     async def dump(self) -> Response:
         path = self._folder / f"expert_distribution_recorder_{time.time():.6f}.json"
-        files = await self._operate("dump", path)
-        return PlainTextResponse(f"Dump expert distribution record to {', '.join(files)}\n")
+        files = ", ".join(await self._operate("dump", path))
+        losses = self._recorded.losses()
+        return PlainTextResponse(f"Dump expert distribution record to {files}{losses}\n")
 
     async def _operate(
         self, action: Literal["start", "stop", "dump"], path: Path | None = None
@@ -54,7 +57,13 @@ class ExpertRecordRoutes:
                 return ""
             return str(path.with_stem(f"{path.stem}-DP{rank}") if several else path)
 
-        done = await self._engine.on_all(
-            lambda line: line.operate(RecordExperts(action, path_of(line.rank)))
-        )
+        if action == "start":
+            done = await self._recorded.begin(
+                lambda line: line.operate(RecordExperts(action)),
+                undo=lambda line: line.operate(RecordExperts("stop")),
+            )
+        else:
+            done = await self._recorded.on_all(
+                lambda line: line.operate(RecordExperts(action, path_of(line.rank)))
+            )
         return [each.path for each in done]

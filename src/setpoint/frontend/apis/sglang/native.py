@@ -251,7 +251,7 @@ class NativeApi:
             "num_retractions": output.num_retractions,
             "weight_version": self._service.config.weight_version,
             # As in SGLang: null where one engine serves.
-            "dp_rank": output.dp_rank if self._service.engine.num_ranks > 1 else None,
+            "dp_rank": output.dp_rank if len(self._service.engine.ranks) > 1 else None,
         }
         if output.finish is not None:
             meta["e2e_latency"] = output.e2e_s

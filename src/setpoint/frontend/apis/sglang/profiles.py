@@ -18,6 +18,7 @@ from setpoint.core.operations import FreezeGarbage, StartProfile, StopProfile
 from setpoint.frontend.apis.sglang.controls import ControlBodies
 from setpoint.frontend.client_paths import check_path
 from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.participants import Participants
 from setpoint.frontend.service import Service
 
 START, STOP, FREEZE = "/start_profile", "/stop_profile", "/freeze_gc"
@@ -41,6 +42,7 @@ class ProfileRoutes:
     def __init__(self, service: Service, bodies: ControlBodies) -> None:
         self._bodies = bodies
         self._engine = service.engine
+        self._profiled = Participants(service.engine)
         self._folder = Path(service.config.profiles_folder)
 
     def install(self, parent: APIRouter) -> None:
@@ -63,10 +65,11 @@ class ProfileRoutes:
             with_stack=bool(body.with_stack),
             record_shapes=bool(body.record_shapes),
         )
-        (done, *_) = await self._engine.on_all(
+        (done, *_) = await self._profiled.begin(
             lambda line: line.operate(
                 msgspec.structs.replace(operation, path=self._path_of(line.rank, operation.path))
-            )
+            ),
+            undo=lambda line: line.operate(StopProfile()),
         )
         return PlainTextResponse(f"Start profiling. The file will be {done.path}\n")
 
@@ -76,8 +79,9 @@ class ProfileRoutes:
         return path.replace(".trace", f"-DP{rank}.trace") if several else path
 
     async def stop(self) -> Response:
-        (done, *_) = await self._engine.on_all(lambda line: line.operate(StopProfile()))
-        return PlainTextResponse(f"Stop profiling. The file is {done.path}\n")
+        losses = self._profiled.losses()
+        (done, *_) = await self._profiled.on_all(lambda line: line.operate(StopProfile()))
+        return PlainTextResponse(f"Stop profiling. The file is {done.path}{losses}\n")
 
     async def freeze(self) -> Response:
         await self._engine.on_all(lambda line: line.operate(FreezeGarbage()))

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from setpoint.core.control import TierState
 from setpoint.core.errors import RequestError
-from setpoint.core.operations import AttachStorage, ClearStorage, DetachStorage, Operation
+from setpoint.core.operations import AttachStorage, ClearStorage, DetachStorage
 from setpoint.frontend.apis.sglang.controls import ControlBodies
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
@@ -59,17 +59,17 @@ class StorageRoutes:
         self._check_key()
         body, warnings = await self._bodies.read(request, AttachBody, unsupported=UNSUPPORTED)
         settings = body.hicache_storage_backend_extra_config_json or ""
-        await self._operate(AttachStorage(body.hicache_storage_backend, settings))
+        await self._engine.orders.use_storage(AttachStorage(body.hicache_storage_backend, settings))
         return _done("HiCache storage backend attached.", warnings)
 
     async def detach(self) -> Response:
         self._check_key()
-        await self._operate(DetachStorage())
+        await self._engine.orders.use_storage(DetachStorage())
         return _done("HiCache storage backend detached.")
 
     async def clear(self) -> Response:
         self._check_key()
-        await self._operate(ClearStorage())
+        await self._engine.on_all(lambda line: line.operate(ClearStorage()))
         deadline = time.monotonic() + CLEAR_S
         while any(tiers.num_clearings for tiers in await self._tiers()):
             if time.monotonic() > deadline:
@@ -97,9 +97,6 @@ class StorageRoutes:
             raise RequestError(
                 "The storage is changed only on servers that have an admin key (--admin-api-key)."
             )
-
-    async def _operate(self, operation: Operation) -> None:
-        await self._engine.on_all(lambda line: line.operate(operation))
 
 
 def _shown(tiers: TierState | None) -> dict[str, Any] | None:

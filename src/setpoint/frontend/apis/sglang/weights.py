@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from setpoint.core.control import PauseMode
 from setpoint.core.errors import RequestError, err_type_of
-from setpoint.core.operations import LoadWeights, MemoryPart
+from setpoint.core.operations import MemoryPart
 from setpoint.frontend.apis.sglang.controls import ControlBodies
 from setpoint.frontend.drain import without_weights
 from setpoint.frontend.http.error_responses import json_response
@@ -101,18 +98,14 @@ class WeightRoutes:
                 found = await asyncio.to_thread(
                     self._service.checkpoints.find, body.model_path, body.load_format
                 )
-                async with self._aborted(body):
-                    operation = LoadWeights(
-                        found.folder, found.load_format, flush_cache=body.flush_cache
-                    )
-                    done = await self._engine.orders.load(operation)
-                    # Before anything else may happen: an engine that starts now has the weights of
-                    # the service.
-                    self._service.loaded(
-                        model_path=body.model_path,
-                        weight_version=body.weight_version,
-                        checkpoint=found,
-                    )
+                done = await self._service.load(
+                    found,
+                    model_path=body.model_path,
+                    weight_version=body.weight_version,
+                    flush_cache=body.flush_cache,
+                    aborts=body.abort_all_requests,
+                    keep_pause=body.keep_pause,
+                )
             except RequestError as error:
                 answer = {"success": False, "message": error.message}
                 status_code = error.status_code
@@ -131,20 +124,6 @@ class WeightRoutes:
         message = f"The weight version is now {body.new_version}."
         answer = {"success": True, "message": message, "new_version": body.new_version}
         return json_response({**answer, **told})
-
-    @asynccontextmanager
-    async def _aborted(self, body: UpdateWeightsBody) -> AsyncIterator[None]:
-        """With ``abort_all_requests``, pause the engines within the block, so that no request
-        starts meanwhile. Engines that were paused before stay paused."""
-        states = await self._service.states()
-        running = [line.rank for line, state in states if state.paused is None]
-        if body.abort_all_requests:
-            await self._engine.orders.pause(PauseMode.ABORT)
-        try:
-            yield
-        finally:
-            if body.abort_all_requests and running and not body.keep_pause:
-                await self._engine.orders.resume(running)
 
     async def _parts(self, body: MemoryBody, *, released: bool) -> list[MemoryPart]:
         """The parts of memory that the body names, each once."""
