@@ -14,6 +14,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.grammar import Grammar, GrammarFactory
 from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
+from setpoint.grammar.schema import USUAL, JsonSpacing
 from setpoint.launch.grammars import grammar_factory
 from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID, VOCAB_SIZE, write_byte_tokenizer
 from setpoint.testing.constrained import Patient, allowed_tokens
@@ -30,10 +31,10 @@ ENDS = (EOS_ID, IM_END_ID)
 
 
 @cache
-def factory(backend: str = "llguidance") -> GrammarFactory:
+def factory(backend: str = "llguidance", spacing: JsonSpacing = USUAL) -> GrammarFactory:
     with tempfile.TemporaryDirectory() as folder:
         write_byte_tokenizer(folder)
-        make = grammar_factory(backend, folder, vocab_size=VOCAB_SIZE, eos_token_ids=ENDS)
+        make = grammar_factory(backend, folder, spacing, vocab_size=VOCAB_SIZE, eos_token_ids=ENDS)
         make(request(regex="a"))  # reads the tokenizer
         return make
 
@@ -48,8 +49,8 @@ def request(*, constrain_after: tuple[int, ...] = (), **sampling: Any) -> Reques
     )
 
 
-def grammar(*, backend: str = "llguidance", **wanted: Any) -> Grammar:
-    return Patient(factory(backend)(request(**wanted)))
+def grammar(*, backend: str = "llguidance", spacing: JsonSpacing = USUAL, **wanted: Any) -> Grammar:
+    return Patient(factory(backend, spacing)(request(**wanted)))
 
 
 def allowed(grammar: Grammar, vocab_size: int = VOCAB_SIZE) -> set[int]:

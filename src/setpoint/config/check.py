@@ -16,6 +16,7 @@ from setpoint.config.groups.answers import preferred_sampling
 from setpoint.config.groups.chat_formats import NONE
 from setpoint.config.groups.declare import Field, Option
 from setpoint.config.groups.events import FLAG, publisher_config
+from setpoint.config.groups.execution import check_spacing
 from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.groups.metrics import check_metrics
 from setpoint.config.groups.model import chat_template_kwargs, model_overrides
@@ -53,6 +54,7 @@ def check_options(options: Options) -> None:
             "--max-queued-requests 0 would refuse every request, even on an idle server, because"
             " each request joins the queue before it runs. Give 1 or more."
         )
+    check_spacing(options.execution)
     check_dp_attention(options)
     check_nodes(options)
     check_disaggregation(options)

@@ -12,8 +12,8 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
 from setpoint.grammar.constraint_refusal import not_compiled
-from setpoint.grammar.schema import llguidance_schema
-from setpoint.grammar.tag_definition import NO_FORCING, lark_of
+from setpoint.grammar.schema import JsonSpacing, llguidance_schema
+from setpoint.grammar.tag_definition import NO_FORCING, as_terminal, lark_of
 from setpoint.grammar.tags import parse_tag
 from setpoint.schemas.reading import read_schema
 
@@ -25,25 +25,28 @@ MAX_RULES = 5000
 """Most rules of a grammar that is converted: the converter's time grows with their square."""
 
 
-def definition(constraint: Constraint, special_tokens: Mapping[str, int]) -> str:
+def definition(
+    constraint: Constraint, special_tokens: Mapping[str, int], spacing: JsonSpacing
+) -> str:
     """The grammar that llguidance compiles for a constraint. Raises RequestError (400) if the
     constraint's text is not valid for its kind."""
     try:
         match constraint.kind:
             case "json_schema":
-                return _json_schema(constraint.text)
+                return _json_schema(constraint.text, spacing)
             case "regex":
-                return LLMatcher.grammar_from_regex(constraint.text)
+                return LLMatcher.grammar_from_regex(as_terminal(constraint.text))
             case "ebnf":
                 return LLMatcher.grammar_from_lark(_lark(constraint.text))
             case "structural_tag":
-                return lark_of(parse_tag(constraint.text), special_tokens, _lark)
+                return lark_of(parse_tag(constraint.text), special_tokens, spacing, _lark)
     except RequestError as error:
         raise not_compiled(constraint, error.message) from None
 
 
-def _json_schema(text: str) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps(llguidance_schema(read_schema(text))))
+def _json_schema(text: str, spacing: JsonSpacing) -> str:
+    schema = llguidance_schema(read_schema(text), spacing)
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema))
 
 
 def _lark(text: str) -> str:

@@ -27,6 +27,7 @@ from setpoint.grammar.masks import (
 )
 from setpoint.grammar.paced import Paced
 from setpoint.grammar.patience import Patience
+from setpoint.grammar.schema import JsonSpacing
 from setpoint.grammar.vocabulary import Vocabulary
 
 LIMITS: dict[str, Any] = {
@@ -97,13 +98,13 @@ def why(matcher: LLMatcher) -> str:
 class GuidanceFactory(CachingFactory[LLMatcher]):
     """Grammars of llguidance."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, spacing: JsonSpacing) -> None:
         super().__init__(
             CompiledCache(lambda constraint, _: len(constraint.text), max_size=MAX_CACHED_CHARS),
             vocab_size=vocabulary.size,
             eos_token_ids=vocabulary.eos_token_ids,
         )
-        self._vocabulary = vocabulary
+        self._vocabulary, self._spacing = vocabulary, spacing
         self._patience = Patience()
 
     def prepare(self) -> None:
@@ -114,7 +115,7 @@ class GuidanceFactory(CachingFactory[LLMatcher]):
         vocabulary = self._vocabulary
         matcher = LLMatcher(
             vocabulary.tokenizer,
-            definition(constraint, vocabulary.special_tokens),
+            definition(constraint, vocabulary.special_tokens, self._spacing),
             log_level=0,
             limits=LLParserLimits(verbose_errors=False, **LIMITS),
         )

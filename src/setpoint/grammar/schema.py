@@ -4,18 +4,38 @@ wrong."""
 from __future__ import annotations
 
 import math
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from setpoint.core.errors import RequestError
 from setpoint.schemas.document import LISTS, MAPS, SINGLE, schemas_in
 from setpoint.schemas.reading import checked_schema
 from setpoint.schemas.rewriting import OPTIONS
 
-MAX_WHITESPACE = 64
-"""Most characters of whitespace between two parts of a JSON text. Without a limit, a small model
-may write line breaks until it has no tokens left."""
 
-WHITESPACE = rf"[ \n\r\t]{{1,{MAX_WHITESPACE}}}"
+class JsonSpacing(NamedTuple):
+    """The whitespace that is allowed between two parts of a JSON text."""
+
+    max_chars: int = 64
+    """Most characters at a place. Without a limit, a small model may write line breaks until it has
+    no tokens left."""
+    pattern: str | None = None
+    """A regular expression for the whitespace at a place, instead of a number of characters."""
+    is_compact: bool = False
+    """Whether there is none."""
+
+    @property
+    def has_none(self) -> bool:
+        return self.is_compact or (self.pattern is None and self.max_chars == 0)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of llguidance that say so."""
+        if self.has_none:
+            return {"whitespace_flexible": False}
+        return {"whitespace_pattern": self.pattern or rf"[ \n\r\t]{{1,{self.max_chars}}}"}
+
+
+USUAL = JsonSpacing()
 
 FORMATS = frozenset(
     (
@@ -39,12 +59,13 @@ _OPENING = (
 """Keywords that concern properties which ``properties`` does not list."""
 
 
-def llguidance_schema(schema: Any) -> dict[str, Any]:
-    """The schema as llguidance compiles it, with options. Raises RequestError (400) for a value
-    that is not a schema, is nested too deeply, or cannot be enforced."""
+def llguidance_schema(schema: Any, spacing: JsonSpacing = USUAL) -> dict[str, Any]:
+    """The schema as llguidance compiles it, with options, of which those that it has itself come
+    first. Raises RequestError (400) for a value that is not a schema, is nested too deeply, or
+    cannot be enforced."""
     schema = checked_schema(schema)
     given = schema.get(OPTIONS)
-    options = {"whitespace_pattern": WHITESPACE, **(given if isinstance(given, dict) else {})}
+    options = {**spacing.options, **(given if isinstance(given, dict) else {})}
     prepared = _prepared(schema, closes=not _combines(schema))
     # lenient would drop keywords that llguidance does not know, without a word.
     return {**prepared, OPTIONS: {**options, "lenient": False}}

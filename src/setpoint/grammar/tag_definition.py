@@ -17,7 +17,7 @@ from llguidance import regex_to_lark
 
 from setpoint.core.errors import RequestError
 from setpoint.grammar import tags
-from setpoint.grammar.schema import llguidance_schema
+from setpoint.grammar.schema import JsonSpacing, llguidance_schema
 from setpoint.grammar.tags import Format
 
 _ANY = "/(?s:.*)/"
@@ -33,13 +33,24 @@ written for each parameter in the style qwen_xml, so a definition can be much lo
 """
 
 
-def lark_of(tree: Format, special_tokens: Mapping[str, int], ebnf: Callable[[str], str]) -> str:
+def as_terminal(expression: str) -> str:
+    """A regular expression as it stands between slashes in Lark, where ``\\d`` and ``\\w`` are the
+    characters of ASCII that JSON Schema means by them; to the library they are Unicode's."""
+    return regex_to_lark(expression, "dw")
+
+
+def lark_of(
+    tree: Format,
+    special_tokens: Mapping[str, int],
+    spacing: JsonSpacing,
+    ebnf: Callable[[str], str],
+) -> str:
     """The Lark grammar of a structural tag.
 
     special_tokens: tokens that text cannot produce, by name; a fixed string that contains one asks
     for that token. ebnf: makes a Lark grammar of a client's grammar. Raises RequestError (400).
     """
-    writer = _Writer(special_tokens, ebnf)
+    writer = _Writer(special_tokens, spacing, ebnf)
     start = writer.expression(tree)
     lark = NO_FORCING + "\n".join([f"start: {start}", *writer.rules])
     grammars = [{"lark_grammar": lark}, *writer.grammars]
@@ -49,6 +60,7 @@ def lark_of(tree: Format, special_tokens: Mapping[str, int], ebnf: Callable[[str
 @dataclass(slots=True)
 class _Writer:
     special_tokens: Mapping[str, int]
+    spacing: JsonSpacing
     ebnf: Callable[[str], str]
     rules: list[str] = field(default_factory=list)
     grammars: list[dict[str, Any]] = field(default_factory=list)
@@ -100,7 +112,7 @@ class _Writer:
             case tags.ConstString(value) if not self._specials_in(value):
                 return json.dumps(value)
             case tags.Regex(pattern):
-                return f"/{regex_to_lark(pattern)}/"
+                return f"/{as_terminal(pattern)}/"
             case tags.Or(elements):
                 parts = [self._terminal(each) for each in elements]
                 return None if None in parts else _one_of([part for part in parts if part])
@@ -239,7 +251,7 @@ class _Writer:
         return any(token in text for text in texts for token in self.special_tokens)
 
     def _json(self, schema: bool | dict[str, Any]) -> str:
-        body = f"%json {json.dumps(llguidance_schema(schema))}"
+        body = f"%json {json.dumps(llguidance_schema(schema, self.spacing))}"
         self._count(body)
         return body
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from setpoint.config.groups.execution import ExecutionOptions
 from setpoint.core.errors import RequestError
 from setpoint.core.grammar import Grammar, GrammarFactory
 from setpoint.core.request import Request
+from setpoint.grammar.schema import USUAL, JsonSpacing
 from setpoint.launch.job import EngineJob
 
 
@@ -37,24 +39,38 @@ def engine_grammars(job: EngineJob) -> GrammarFactory:
     return grammar_factory(
         backend,
         job.tokenizer_folder,
+        _spacing(job.config.options.execution),
         vocab_size=job.spec.vocab_size,
         eos_token_ids=job.spec.eos_token_ids,
     )
 
 
 def grammar_factory(
-    backend: str, folder: str, *, vocab_size: int, eos_token_ids: Sequence[int]
+    backend: str,
+    folder: str,
+    spacing: JsonSpacing = USUAL,
+    *,
+    vocab_size: int,
+    eos_token_ids: Sequence[int],
 ) -> GrammarFactory:
     """The factory of a library for the tokenizer in the folder. Imports only what it needs."""
     if backend == "xgrammar":
         from setpoint.engine.grammar.xgrammar_factory import XgrammarFactory
 
         factory: GrammarFactory = XgrammarFactory(
-            folder, vocab_size=vocab_size, eos_token_ids=eos_token_ids
+            folder, spacing, vocab_size=vocab_size, eos_token_ids=eos_token_ids
         )
         return factory
     from setpoint.grammar.guidance import GuidanceFactory
     from setpoint.grammar.vocabulary import Vocabulary
 
     vocabulary = Vocabulary(folder, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
-    return GuidanceFactory(vocabulary)
+    return GuidanceFactory(vocabulary, spacing)
+
+
+def _spacing(options: ExecutionOptions) -> JsonSpacing:
+    return JsonSpacing(
+        options.constrained_json_max_whitespace_cnt,
+        options.constrained_json_whitespace_pattern,
+        options.constrained_json_disable_any_whitespace,
+    )

@@ -8,6 +8,7 @@ from setpoint.config import docs, sglang
 from setpoint.config.check import check_options
 from setpoint.config.environment import ENV_FIELDS, EnvSettings, read_environment, unread_variables
 from setpoint.config.groups.declare import Range
+from setpoint.config.groups.execution import ExecutionOptions
 from setpoint.config.options import GROUPS, OPTION_FIELDS, Options, server_args
 from setpoint.config.sglang import KNOWN
 from setpoint.core.errors import ConfigError
@@ -282,3 +283,23 @@ def test_an_empty_path_is_no_path(name: str) -> None:
         ConfigError, match=f"{flag} is empty: name a (file|folder), or leave it out"
     ):
         check_options(Options.of(**{name: ""}))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"constrained_json_whitespace_pattern": "["}, "is not a regular expression"),
+        ({"constrained_json_whitespace_pattern": "[ ,]*"}, "matches ','"),
+        ({"constrained_json_whitespace_pattern": " ", "grammar_backend": "xgrammar"}, "alone"),
+        (
+            {
+                "constrained_json_whitespace_pattern": " ",
+                "constrained_json_disable_any_whitespace": True,
+            },
+            "contradict each other",
+        ),
+    ],
+)
+def test_whitespace_of_json_that_makes_no_sense_is_refused(args, words) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_options(Options(execution=ExecutionOptions(**args)))

@@ -3,6 +3,8 @@ where the constraint begins and the output ends."""
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from grammar_cases import (
@@ -18,6 +20,7 @@ from grammar_cases import (
 )
 
 from setpoint.core.errors import RequestError
+from setpoint.grammar.schema import JsonSpacing
 from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID, VOCAB_SIZE
 from setpoint.testing.constrained import Patient
 
@@ -56,6 +59,67 @@ def test_schemas(backend: str, schema: object, text: str, wanted: str) -> None:
 )
 def test_expressions(backend: str, regex: str, text: str, wanted: str) -> None:
     assert verdict(text, backend=backend, regex=regex) == wanted
+
+
+def tagged(pattern: str) -> str:
+    regex = {"type": "regex", "pattern": pattern}
+    return json.dumps({"type": "structural_tag", "format": regex})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "wanted"),
+    [
+        (r"\d", "7", "ends"),
+        (r"\d", "٣", "no"),
+        (r"[\d.]", "٣", "no"),
+        (r"[^\d]", "٣", "ends"),
+        (r"\D", "٣", "ends"),
+        (r"\w", "_", "ends"),
+        (r"\w", "é", "no"),
+        (r"\W", "é", "ends"),
+    ],
+)
+def test_classes_of_characters_mean_the_same_wherever_an_expression_stands(
+    backend: str, pattern: str, text: str, wanted: str
+) -> None:
+    """Red before: in a regex \\d was any digit of Unicode, in the pattern of a schema one of
+    ten."""
+    assert verdict(text, backend=backend, regex=pattern) == wanted
+    assert verdict(text, backend=backend, structural_tag=tagged(pattern)) == wanted
+    schema = {"type": "string", "pattern": f"^{pattern}$"}
+    assert verdict(f'"{text}"', backend=backend, json_schema=schema) == wanted
+
+
+ONE = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
+ONE["required"] = ["a"]
+
+
+@pytest.mark.parametrize(
+    ("spacing", "texts"),
+    [
+        (JsonSpacing(), {'{ "a": [1,\n2]}': "ends", '{"a":[1,2]}': "ends"}),
+        (JsonSpacing(max_chars=1), {'{ "a": [1]}': "ends", '{  "a": [1]}': "no"}),
+        (JsonSpacing(max_chars=0), {'{"a":[1,2]}': "ends", '{"a": [1]}': "no", '{ "a"': "no"}),
+        (JsonSpacing(is_compact=True), {'{"a":[1,2]}': "ends", '{"a":\n': "no"}),
+    ],
+)
+def test_whitespace_between_the_parts_of_json(
+    backend: str, spacing: JsonSpacing, texts: dict[str, str]
+) -> None:
+    for text, wanted in texts.items():
+        found = verdict(text, backend=backend, spacing=spacing, json_schema=ONE)
+        assert found == wanted, text
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "structural_tag"])
+def test_an_expression_for_whitespace(kind: str) -> None:
+    spacing = JsonSpacing(pattern="[\n ]*")
+    wanted: object = ONE
+    if kind == "structural_tag":
+        inner = {"type": "json_schema", "json_schema": ONE}
+        wanted = json.dumps({"type": "structural_tag", "format": inner})
+    for text, verdict_of in (('{"a":\n\n [1]}', "ends"), ('{"a":\t', "no"), ('{"a":[1]}', "ends")):
+        assert verdict(text, spacing=spacing, **{kind: wanted}) == verdict_of, text
 
 
 def test_expressions_of_llguidance() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import string
 from typing import Annotated
 
 import msgspec
 
 from setpoint.config.groups.declare import Option, Range
+from setpoint.core.errors import ConfigError
 
 GROUP = "Execution"
 
@@ -72,7 +75,59 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
             choices=("llguidance", "xgrammar", "none"),
         ),
     ] = "llguidance"
+    constrained_json_max_whitespace_cnt: Annotated[
+        int,
+        Option(
+            GROUP,
+            "Most characters of whitespace between two parts of a JSON text that a schema"
+            " constrains.",
+            low=0,
+            high=1024,
+        ),
+    ] = 64
+    constrained_json_disable_any_whitespace: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Allow no whitespace between the parts of a JSON text that a schema constrains: small"
+            " models then spend no tokens on it.",
+        ),
+    ] = False
+    constrained_json_whitespace_pattern: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "Regular expression for the whitespace between two parts of a JSON text that a schema"
+            " constrains, in place of a number of characters; for --grammar-backend llguidance.",
+        ),
+    ] = None
     random_seed: Annotated[
         int | None,
         Option(GROUP, "Seed of all random numbers. If not given, one is drawn at start.", low=0),
     ] = None
+
+
+def check_spacing(options: ExecutionOptions) -> None:
+    """Raise ConfigError for an expression that is not about whitespace, or has no effect."""
+    name, pattern = (
+        "--constrained-json-whitespace-pattern",
+        options.constrained_json_whitespace_pattern,
+    )
+    if pattern is None:
+        return
+    if options.constrained_json_disable_any_whitespace:
+        raise ConfigError(
+            f"{name} and --constrained-json-disable-any-whitespace contradict each other."
+        )
+    if options.grammar_backend != "llguidance":
+        raise ConfigError(f"{name} is for --grammar-backend llguidance alone; leave it out.")
+    try:
+        matches = re.compile(pattern).fullmatch
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{name} is not a regular expression: {error}") from None
+    for character in sorted({*string.printable} - {*" \n\r\t"}):
+        if matches(character):
+            raise ConfigError(
+                f"{name} matches {character!r}. Between the parts of a JSON text there may only be"
+                " spaces, tabs and line breaks."
+            )

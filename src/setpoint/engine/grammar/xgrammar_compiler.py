@@ -16,7 +16,6 @@ from setpoint.core.errors import RequestError
 from setpoint.core.plan import forbid
 from setpoint.core.request import Ids
 from setpoint.engine.grammar.xgrammar_schema import check_expression, enforced_schema
-from setpoint.grammar.schema import MAX_WHITESPACE
 from setpoint.grammar.tags import parse_tag
 from setpoint.grammar.vocabulary import Vocabulary
 from setpoint.schemas.reading import read_schema
@@ -85,9 +84,10 @@ class CompiledConstraint:
 class XgrammarCompiler:
     """Implements grammar.process_server.Compiler. Reads the tokenizer when it is made."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        """Raises RequestError (400) if the tokenizer cannot be used."""
-        self._vocabulary = vocabulary
+    def __init__(self, vocabulary: Vocabulary, max_whitespace: int) -> None:
+        """max_whitespace: most characters of it between two parts of a JSON text. Raises
+        RequestError (400) if the tokenizer cannot be used."""
+        self._vocabulary, self._max_whitespace = vocabulary, max_whitespace
         texts = vocabulary.token_bytes
         info = xgrammar.TokenizerInfo(
             texts,
@@ -106,8 +106,13 @@ class XgrammarCompiler:
         try:
             match constraint.kind:
                 case "json_schema":
+                    most = self._max_whitespace
                     grammar = compiler.compile_json_schema(
-                        definition, strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE
+                        definition,
+                        strict_mode=False,
+                        any_whitespace=most > 0,
+                        max_whitespace_cnt=most or None,
+                        separators=None if most else (",", ":"),
                     )
                 case "regex":
                     grammar = compiler.compile_regex(definition)

@@ -14,6 +14,7 @@ from setpoint.grammar.lookahead import Automaton
 from setpoint.grammar.patience import Patience
 from setpoint.grammar.processes import MAX_PROCESSES, GrammarProcess, Nursery
 from setpoint.grammar.remote import RemoteAutomaton
+from setpoint.grammar.schema import JsonSpacing
 
 MAX_CACHED_BYTES = 512 << 20
 """Most bytes of all cached grammars together. The grammar of a usual schema takes 8 MB for a
@@ -26,9 +27,14 @@ class XgrammarFactory(CachingFactory[GrammarProcess]):
     """A compiled constraint is the process that compiled it."""
 
     def __init__(
-        self, folder: str | Path, *, vocab_size: int, eos_token_ids: Sequence[int]
+        self,
+        folder: str | Path,
+        spacing: JsonSpacing,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
     ) -> None:
-        """The arguments are those of ``grammar.vocabulary.Vocabulary``, which the processes
+        """The other arguments are those of ``grammar.vocabulary.Vocabulary``, which the processes
         make."""
         cache: CompiledCache[GrammarProcess] = CompiledCache(
             lambda _, process: process.num_bytes,
@@ -37,9 +43,9 @@ class XgrammarFactory(CachingFactory[GrammarProcess]):
         )
         super().__init__(cache, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
         worker = (sys.executable, "-m", "setpoint.engine.grammar.xgrammar_worker")
-        self._nursery = Nursery(
-            (*worker, str(folder), str(vocab_size), *(str(each) for each in eos_token_ids))
-        )
+        most = 0 if spacing.has_none else spacing.max_chars
+        numbers = (vocab_size, most, *eos_token_ids)
+        self._nursery = Nursery((*worker, str(folder), *map(str, numbers)))
         self._patience = Patience()
 
     def _compile(self, constraint: Constraint, is_wanted: Callable[[], bool]) -> GrammarProcess:

@@ -1,5 +1,6 @@
-"""``python -m setpoint.engine.grammar.xgrammar_worker FOLDER VOCAB_SIZE [END_ID ...]``: the process
-that forks the processes which run xgrammar. FOLDER has the tokenizer; standard input is a socket.
+"""``python -m setpoint.engine.grammar.xgrammar_worker FOLDER VOCAB_SIZE MAX_WHITESPACE [END_ID
+...]``: the process that forks the processes which run xgrammar. FOLDER has the tokenizer; standard
+input is a socket.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from setpoint.grammar.vocabulary import Vocabulary
 
 
 def main() -> None:
-    folder, vocab_size, *ends = sys.argv[1:]
+    folder, vocab_size, max_whitespace, *ends = sys.argv[1:]
     vocabulary = Vocabulary(
         folder, vocab_size=int(vocab_size), eos_token_ids=[int(each) for each in ends]
     )
     serve_forks(
-        socket.socket(fileno=sys.stdin.fileno()), _compiler(vocabulary), vocab_size=vocabulary.size
+        socket.socket(fileno=sys.stdin.fileno()),
+        _compiler(vocabulary, int(max_whitespace)),
+        vocab_size=vocabulary.size,
     )
 
 
-def _compiler(vocabulary: Vocabulary) -> Compiler:
+def _compiler(vocabulary: Vocabulary, max_whitespace: int) -> Compiler:
     try:
-        return XgrammarCompiler(vocabulary)
+        return XgrammarCompiler(vocabulary, max_whitespace)
     except RequestError as error:
         unusable = error
 
