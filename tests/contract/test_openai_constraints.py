@@ -45,6 +45,17 @@ FORMS = [
     ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, ("structural_tag", TAG)),
     ({"structured_outputs": None, "guided_choice": None}, None),
     ({"structured_outputs": {"json_object": False}}, None),
+    # One constraint under several names. Red before: they could not be combined.
+    ({"guided_grammar": "root ::= \"a\"", "structured_outputs": {"grammar": "root ::= \"a\""}}, ("ebnf", "root ::= \"a\"")),
+    ({"guided_json": SCHEMA, "structured_outputs": {"json": json.dumps(SCHEMA)}}, ("json_schema", SCHEMA)),
+    ({"regex": "a+", "guided_regex": "a+"}, ("regex", "a+")),
+    (
+        {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+            "guided_json": SCHEMA,
+        },
+        ("json_schema", SCHEMA),
+    ),
 ]  # fmt: skip
 
 

@@ -15,7 +15,12 @@ from setpoint.core.errors import RequestError
 from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.openai.bodies.response_format import constraint_of
-from setpoint.frontend.apis.openai.bodies.vllm_constraints import StructuredOutputs, asked_for
+from setpoint.frontend.apis.openai.bodies.vllm_constraints import (
+    Asked,
+    StructuredOutputs,
+    asked_for,
+    without_repeated,
+)
 from setpoint.frontend.bodies import naming_as_sent, other_model_warning
 from setpoint.frontend.intake import Cut, check_key, check_rid, namespace
 
@@ -133,13 +138,7 @@ class SamplingBody(AnyBody, kw_only=True):
             "repetition_penalty": self.repetition_penalty,
         }
         raw = {key: defaults.get(key) if value is None else value for key, value in raw.items()}
-        own = {name: getattr(self, name) for name in KINDS if getattr(self, name)}
-        vllms = list(asked_for(self))
-        keys = [*([asked_by] if asked else []), *own, *(each.key for each in vllms)]
-        if len(keys) > max(
-            1, len(own)
-        ):  # two constraints among the sampling parameters are refused by SamplingParams
-            raise RequestError(f"{keys[0]} and {keys[1]} cannot be combined.")
+        constraints = self._constraints(asked, asked_by)
         raw.update(
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
@@ -154,12 +153,20 @@ class SamplingBody(AnyBody, kw_only=True):
             sampling_seed=self.seed,
             logit_bias=self.logit_bias,
             max_new_tokens=max_new_tokens,
-            **own,
-            **asked,
-            **{each.kind: each.value for each in vllms},
+            **{each.kind: each.value for each in constraints},
         )
-        with naming_as_sent(self.sent_as | {each.kind: each.key for each in vllms}):
+        with naming_as_sent(self.sent_as | {each.kind: each.key for each in constraints}):
             return SamplingParams.parse(raw)
+
+    def _constraints(self, asked: Mapping[str, Any], asked_by: str) -> list[Asked]:
+        """The constraints of a request, each of them once. Raises RequestError (400) for two, but
+        not for two sampling parameters, which SamplingParams refuses."""
+        own = [Asked(kind, kind, getattr(self, kind)) for kind in KINDS if getattr(self, kind)]
+        in_a_field = [Asked(asked_by, kind, asked[kind]) for kind in KINDS if kind in asked]
+        found = without_repeated([*in_a_field, *own, *asked_for(self)])
+        if len(found) > 1 and not all(each in own for each in found):
+            raise RequestError(f"{found[0].key} and {found[1].key} cannot be combined.")
+        return found
 
     def options(
         self, *, top_logprobs_num: int | None, logprob_start_len: int = -1

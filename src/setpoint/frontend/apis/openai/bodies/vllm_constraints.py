@@ -4,7 +4,8 @@ the older keys that begin with ``guided_``."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -58,6 +59,25 @@ def asked_for(body: Guided) -> Iterator[Asked]:
     yield from _asked(older, "guided_")
     if body.structured_outputs is not None:
         yield from _asked(body.structured_outputs, "structured_outputs.")
+
+
+def without_repeated(wanted: Iterable[Asked]) -> list[Asked]:
+    """The constraints that no earlier one is: clients that know several versions of vLLM send the
+    same constraint under the names of each."""
+    seen, kept = [], []
+    for each in wanted:
+        if (sense := _sense(each)) not in seen:
+            seen.append(sense)
+            kept.append(each)
+    return kept
+
+
+def _sense(asked: Asked) -> tuple[ConstraintKind, Any]:
+    """What a constraint means, however it is written."""
+    if asked.kind in ("json_schema", "structural_tag") and isinstance(asked.value, str):
+        with suppress(msgspec.DecodeError):
+            return asked.kind, msgspec.json.decode(asked.value)
+    return asked.kind, asked.value
 
 
 def _asked(wanted: StructuredOutputs, prefix: str) -> Iterator[Asked]:
