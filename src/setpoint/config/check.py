@@ -17,7 +17,7 @@ from setpoint.config.groups.chat_formats import NONE
 from setpoint.config.groups.declare import Field, Option
 from setpoint.config.groups.events import FLAG, publisher_config
 from setpoint.config.groups.execution import check_spacing
-from setpoint.config.groups.memory import eviction_parameters
+from setpoint.config.groups.memory import MemoryOptions, eviction_parameters
 from setpoint.config.groups.metrics import check_metrics
 from setpoint.config.groups.model import chat_template_kwargs, model_overrides
 from setpoint.config.groups.scheduling import SchedulingOptions
@@ -61,31 +61,7 @@ def check_options(options: Options) -> None:
     _check_keys(options.server)
     for group, fields in GROUPS.items():
         check_values(getattr(options, group), fields)
-    fraction = memory.mem_fraction_static
-    if fraction is not None and not 0 < fraction < 1:
-        raise ConfigError(
-            f"--mem-fraction-static must be between 0 and 1, ends excluded, got {fraction}."
-        )
-    page, chunk, total = (
-        memory.page_size,
-        scheduling.chunked_prefill_size,
-        memory.max_total_tokens,
-    )
-    if chunk is not None and chunk > 0 and chunk % page:
-        raise ConfigError(
-            f"--chunked-prefill-size {chunk} is not divisible by --page-size {page}; use a multiple"
-            f" such as {-(-chunk // page) * page}."
-        )
-    if total is not None and total < page:
-        raise ConfigError(
-            f"--max-total-tokens {total} is less than one page of {page} tokens; raise it or lower"
-            " --page-size."
-        )
-    if total is not None and total // page * page < LEAST_POOL_TOKENS:
-        raise ConfigError(
-            f"--max-total-tokens {total} holds no request: a prompt of one token needs"
-            f" {LEAST_POOL_TOKENS}; raise it."
-        )
+    _check_pool(memory, scheduling.chunked_prefill_size)
     if options.model.served_model_name is not None and ":" in options.model.served_model_name:
         raise ConfigError(
             f"--served-model-name {options.model.served_model_name!r} must not contain a colon: it"
@@ -106,6 +82,31 @@ def check_options(options: Options) -> None:
     chat_template_kwargs(options.model)
     preferred_sampling(options.answers)
     _check_cache(options)
+
+
+def _check_pool(memory: MemoryOptions, chunk: int | None) -> None:
+    """chunk: --chunked-prefill-size."""
+    fraction = memory.mem_fraction_static
+    if fraction is not None and not 0 < fraction < 1:
+        raise ConfigError(
+            f"--mem-fraction-static must be between 0 and 1, ends excluded, got {fraction}."
+        )
+    page, total = memory.page_size, memory.max_total_tokens
+    if chunk is not None and chunk > 0 and chunk % page:
+        raise ConfigError(
+            f"--chunked-prefill-size {chunk} is not divisible by --page-size {page}; use a multiple"
+            f" such as {-(-chunk // page) * page}."
+        )
+    if total is not None and total < page:
+        raise ConfigError(
+            f"--max-total-tokens {total} is less than one page of {page} tokens; raise it or lower"
+            " --page-size."
+        )
+    if total is not None and total // page * page < LEAST_POOL_TOKENS:
+        raise ConfigError(
+            f"--max-total-tokens {total} holds no request: a prompt of one token needs"
+            f" {LEAST_POOL_TOKENS}; raise it."
+        )
 
 
 def _check_cache(options: Options) -> None:
