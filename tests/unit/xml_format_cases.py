@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from format_cases import Case
 from tool_format_cases import ALL, BERN, section, until
 
@@ -88,7 +90,66 @@ QWEN3_CODER = [
         "a broken argument",
         '<function=get_weather><parameter=ci"ty>x',
         '<parameter=ci"ty>x',
-        (("get_weather", "{}"),),
+        (("get_weather", ""),),
+    ),
+]
+
+EDIT = "<tool_call>\n<function=edit>\n{}</function>\n</tool_call>"
+OLD, NEW = "<parameter=old>\nx\n</parameter>\n", "<parameter=new>\nz\n</parameter>\n"
+OLD_NEW = '{"old": "x", "new": "z"}'
+QWEN3_CODER += [
+    Case(
+        "a forgotten closing tag",
+        EDIT.format("<parameter=old>\nx\n" + NEW),
+        calls=(("edit", OLD_NEW),),
+    ),
+    Case(
+        "a forgotten closing tag before the end, and another call",
+        EDIT.format("<parameter=old>\nx\n") + "\n" + PING,
+        calls=(("edit", '{"old": "x"}'), ("ping", "{}")),
+    ),
+    Case(
+        "a call without its last two tags, and another call",
+        f"<tool_call>\n<function=edit>\n<parameter=old>\nx\n{PING}",
+        calls=(("edit", '{"old": "x"}'), ("ping", "{}")),
+    ),
+    Case(
+        "a malformed argument",
+        EDIT.format(OLD + "<parameter=ids: [1, 2]\n</parameter>\n" + NEW),
+        "<parameter=ids: [1, 2]\n</parameter>",
+        (("edit", OLD_NEW),),
+    ),
+    Case(
+        "an argument without a name",
+        EDIT.format(OLD + "<parameter=>\ny\n</parameter>\n" + NEW),
+        "<parameter=>\ny\n</parameter>",
+        (("edit", OLD_NEW),),
+    ),
+    Case(
+        "the closing tag in a value",
+        EDIT.format("<parameter=old>\na </parameter> b\n</parameter>\n" + NEW),
+        calls=(("edit", '{"old": "a </parameter> b", "new": "z"}'),),
+    ),
+    Case(
+        "a whole call in a value",
+        EDIT.format(f"<parameter=old>\nLike this:\n{EDIT.format(OLD + NEW)}\n</parameter>\n" + NEW),
+        calls=(
+            (
+                "edit",
+                json.dumps({"old": f"Like this:\n{EDIT.format(OLD + NEW)}", "new": "z"}),
+            ),
+        ),
+    ),
+    Case(
+        "an end without an argument's",
+        "<function=edit>\n<parameter=old>\nx\n</function> is how it ends.\n</parameter></function>",
+        calls=(("edit", '{"old": "x\\n</function> is how it ends."}'),),
+    ),
+    Case("text behind a name", "a <function=f> b", "a <function=f> b"),
+    Case(
+        "cut off where an argument begins",
+        "<function=edit>\n" + OLD + "<par",
+        calls=(("edit", '{"old": "x"'),),
     ),
 ]
 
@@ -124,10 +185,31 @@ GLM = [
     Case(
         "no value",
         "<tool_call>get_weather<arg_key>city</arg_key> is",
-        "<arg_key>city</arg_key>is",
-        (("get_weather", "{}"),),
+        "<arg_key>city</arg_key> is",
+        (("get_weather", ""),),
     ),
     Case("JSON", '<tool_call>{"name": 1}</tool_call>', '<tool_call>{"name": 1}</tool_call>'),
+]
+
+GLM += [
+    Case(
+        "a forgotten closing tag",
+        GLM_CALL.replace("x}</arg_value>", "x}"),
+        calls=(("get_weather", ALL),),
+    ),
+    Case(
+        "an array with escaped quotes, a string in quotes",
+        '<tool_call>get_weather<arg_key>tags</arg_key><arg_value>[\\"a\\", \\"b\\"]</arg_value>'
+        '<arg_key>city</arg_key><arg_value>"Bern"</arg_value></tool_call>',
+        calls=(("get_weather", '{"tags": ["a", "b"], "city": "\\"Bern\\""}'),),
+    ),
+    Case(
+        "numbers in other notations",
+        "<tool_call>get_weather<arg_key>days</arg_key><arg_value>07</arg_value><arg_key>limit"
+        "</arg_key><arg_value>+1_000.50</arg_value></tool_call><tool_call>get_weather<arg_key>days"
+        "</arg_key><arg_value>0x1F</arg_value></tool_call>",
+        calls=(("get_weather", '{"days": 7, "limit": 1000.50}'), ("get_weather", '{"days": 31}')),
+    ),
 ]
 
 MINIMAX_CALLS = section("<minimax:tool_call>\n", "</minimax:tool_call>")
@@ -146,6 +228,18 @@ MINIMAX = [
         (("get_weather", TWO_DAYS), ("ping", "{}")),
     ),
     Case("no section", MINIMAX_CALL, MINIMAX_CALL),
+    Case(
+        "text between two calls",
+        MINIMAX_CALLS.format(MINIMAX_CALL + "Now:\n" + '<invoke name="ping">\n</invoke>\n'),
+        "Now:",
+        (("get_weather", TWO_DAYS), ("ping", "{}")),
+    ),
+    Case(
+        "a malformed call before a good one",
+        MINIMAX_CALLS.format('<invoke name="">\n</invoke>\n' + MINIMAX_CALL),
+        '<minimax:tool_call>\n<invoke name="">\n</invoke>',
+        (("get_weather", TWO_DAYS),),
+    ),
 ]
 
 DSML_CALL = """\

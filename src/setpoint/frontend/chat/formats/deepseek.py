@@ -68,7 +68,7 @@ def _elements(name: str, *, section: str, space: str = "") -> XmlCalls:
         key_begin=f'<{mark}parameter name="',
         key_end=">",
         value_end=f"</{mark}parameter>",
-        key=re.compile(r'(?P<key>[^"]*)"(?:\s+string="(?P<string>true|false)")?\s*'),
+        key=re.compile(r'(?P<key>[^"]+)"(?:\s+string="(?P<string>true|false)")?\s*'),
         writing=XmlWriting(
             section=(f"<{mark}{section}>\n", f"</{mark}{section}>"),
             call=lambda name: (f'<{mark}invoke name="{name}">\n', f"</{mark}invoke>\n"),

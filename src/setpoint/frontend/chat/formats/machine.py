@@ -22,6 +22,8 @@ class CallMachine:
         self._markers = markers
         self._text = ""
         self._at = 0
+        self._offset = 0
+        """The index in the answer of the first character of ``_text``."""
         self._ended = False
         self._deltas: list[Delta] = []
         self._num_calls = 0
@@ -38,8 +40,7 @@ class CallMachine:
             and not self._markers.may_begin_in(text)
         ):
             return (TextDelta(text),)
-        self._text = self._text[self._at :] + text
-        self._at = 0
+        self._text += text
         return self._run()
 
     def end(self) -> Sequence[Delta]:
@@ -53,6 +54,7 @@ class CallMachine:
             pass
         if self._at:
             self._text = self._text[self._at :]
+            self._offset += self._at
             self._at = 0
         deltas, self._deltas = self._deltas, []
         return deltas

@@ -28,5 +28,5 @@ MINIMAX_M2 = XmlCalls(
         call=lambda name: (f'<invoke name="{name}">\n', "</invoke>\n"),
         argument=lambda key, _: (f'<parameter name="{key}">', "</parameter>\n"),
     ),
-    key=re.compile(r'(?P<key>[^"]*)"\s*'),
+    key=re.compile(r'(?P<key>[^"]+)"\s*'),
 )

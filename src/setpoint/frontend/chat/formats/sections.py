@@ -28,10 +28,14 @@ class SectionMachine(CallMachine):
         bare: whether a call may come outside of a section."""
         section_begin, section_end = section
         super().__init__(Markers(*opening_markers(call_begin, section_begin, bare=bare)))
+        self._markers_outside = self._markers
+        self._markers_inside = Markers(*filter(None, (call_begin, *section)))
         self._call_begin = call_begin
         self._passed = passed
         self._section_end = section_end
         self._in_section = False
+        self._num_before = 0
+        """The calls before the present section."""
         self._lead: list[str] = []
         """The markers and whitespace that have been passed before the present call."""
 
@@ -40,8 +44,26 @@ class SectionMachine(CallMachine):
 
     def _opened(self, marker: str) -> None:
         self._lead = [marker]
-        self._in_section = marker != self._call_begin
-        self._state = self._header if marker == self._call_begin else self._first_call
+        if marker == self._section_end:
+            if self._num_calls == self._num_before:
+                self._say(marker)  # the section's beginning has been text, too
+            self._leave()
+        elif marker == self._call_begin:
+            self._state = self._header
+        else:
+            self._in_section = True
+            self._num_before = self._num_calls
+            self._state = self._first_call
+
+    def _leave(self) -> None:
+        """The section has ended."""
+        self._in_section = False
+        self._read_text()
+
+    def _read_text(self) -> None:
+        """No call is here: what follows is text. In a section, calls may still come in it."""
+        self._markers = self._markers_inside if self._in_section else self._markers_outside
+        self._state = self._outside
 
     def _first_call(self) -> bool:
         """The section has begun: a call is due."""
@@ -63,7 +85,7 @@ class SectionMachine(CallMachine):
     def _give_up(self) -> bool:
         """What has been read is no call; what follows may hold one."""
         self._say("".join(self._lead))
-        self._state = self._outside
+        self._read_text()
         return True
 
     def _between(self) -> bool:
@@ -84,5 +106,8 @@ class SectionMachine(CallMachine):
         ends = self._closes(self._section_end) if self._section_end else False
         if None in (begins, *passes, ends):
             return False
-        self._state = self._outside
+        if ends:
+            self._leave()
+        else:
+            self._read_text()
         return True

@@ -31,5 +31,5 @@ STEP3 = XmlCalls(
         argument=lambda key, _: (f'<steptml:parameter name="{key}">', "</steptml:parameter>\n"),
         separator="\n",
     ),
-    key=re.compile(r'(?P<key>[^"]*)"\s*'),
+    key=re.compile(r'(?P<key>[^"]+)"\s*'),
 )

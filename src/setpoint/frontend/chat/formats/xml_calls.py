@@ -4,23 +4,23 @@ the types in the tool's schema."""
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.json_scan import json_text
+from setpoint.frontend.chat.formats.machine import State
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers, is_cut
 from setpoint.frontend.chat.formats.sections import SectionMachine, opening_markers
 from setpoint.frontend.chat.formats.xml_structure import XmlWriting, xml_structure
+from setpoint.frontend.chat.formats.xml_tags import MAX_GAP, Tag, XmlTags, is_name
 from setpoint.frontend.chat.formats.xml_values import ANY, STRING, ArgumentTypes, as_json
 from setpoint.frontend.chat.parser import DeltaParser
 
-_KEY = re.compile(r'\s*+(?P<key>[^"<>\s]*+(?:\s++[^"<>\s]++)*+)\s*+')
+_KEY = re.compile(r'\s*+(?P<key>[^"<>\s]++(?:\s++[^"<>\s]++)*+)\s*+')
 """Possessive, because there is only one way to match: text that is not a key is tried once."""
-
-_NO_NAME = re.compile(r"[\s<>\"{}]")
-_MAX_KEY_CHARS = MAX_NAME_CHARS + 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +68,33 @@ class XmlCalls:
 
 
 class _Parser(SectionMachine):
+    """A value ends where the format says so. Whether a tag in it is one, or a part of the value, is
+    decided by what follows (docs/tools-and-reasoning.md has the rules): the text is held until then
+    (``_nested``). If the tags in it do not match, it is read again, and the tags in it end values
+    (``_split_value``); so no text is read more than twice."""
+
     def __init__(self, form: XmlCalls, tools: Sequence[Tool]) -> None:
         super().__init__(form.begin, section=form.section, passed=form.passed, bare=form.bare)
         self._form = form
         self._tools = {tool.name: tool for tool in tools}
-        self._name_ends = Markers(
-            *([form.name_end] if form.name_end else [form.key_begin, form.end])
+        self._name_ends = Markers(*filter(None, (form.name_end, form.key_begin, form.end)))
+        self._due = tuple(
+            filter(None, (form.key_begin, form.end, form.begin, *form.section, *form.passed))
         )
-        self._value_end = Markers(form.value_end)
+        """What may follow the name of a function."""
+        self._tags = XmlTags(form)
         self._types_of = ArgumentTypes()
+        self._function = ""
+        self._given: dict[str, None] = {}
+        """The names of the present call's arguments so far."""
+        self._told: list[str] = []
+        """Text in the present call that is no argument: it follows the call."""
+        self._held: list[str] = []
+        """Text of the present value, from the first tag in it that may not belong to it."""
+        self._open = {"key": 0, "call": 0}
+        """How many tags of each kind that the held text opens are still to be closed."""
+        self._settled = 0
+        """The index in the answer before which no tag opens a part of a value."""
 
     def _header(self) -> bool:
         text, at = self._text, self._at
@@ -84,119 +102,234 @@ class _Parser(SectionMachine):
         found = self._name_ends.find(text, at, limit)
         if found is None and len(text) < limit and not self._ended:
             return False
-        if found is None or found.start() > at + MAX_NAME_CHARS:
+        if found is None or not is_name(name := text[at : found.start()].strip()):
             return self._give_up()
-        name = text[at : found.start()].strip()
-        if not name or _NO_NAME.search(name):
-            return self._give_up()
-        self._begin_call(name)
-        self._tool = self._tools.get(name)
-        self._num_arguments = 0
-        self._at = found.end() if self._form.name_end else found.start()
+        self._function = name
+        self._at = found.end() if found.group() == self._form.name_end else found.start()
+        self._lead.append(text[at : self._at])
+        self._state = self._begun
+        return True
+
+    def _begun(self) -> bool:
+        """A name has been read. It is a call's if a tag follows, or if the answer ends here."""
+        start = self._at
+        follows = self._skip_space()
+        self._lead.append(self._text[start : self._at])
+        if not follows and not self._ended:
+            return False
+        if follows and not any(self._text.startswith(each, self._at) for each in self._due):
+            if not any(is_cut(self._text, self._at, each) for each in self._due):
+                return self._give_up()
+            if not self._ended:
+                return False
+        self._begin_call(self._function)
+        self._tool = self._tools.get(self._function)
+        self._given = {}
         self._state = self._argument
         return True
 
     def _argument(self) -> bool:
-        """An argument or the end of the call is due; anything else ends the call, too."""
-        if not self._skip_space():
-            return False
-        if self._meets(self._form.key_begin):
-            self._state = self._key
-            return True
-        if self._is_cut(self._form.key_begin) or self._closes(self._form.end) is None:
-            return False
-        if self._ended and is_cut(self._text, self._at, self._form.key_begin):
-            self._at = len(self._text)  # in a call, nothing else begins like this
-        self._argue("}" if self._num_arguments else "{}")
-        self._state = self._between
+        """An argument or the end of the call is due. What is neither is told behind the call."""
+        tag, start = self._tags.find(self._text, self._at)
+        self._told.append(self._text[self._at : start])
+        self._at = start
+        if tag is None:
+            return self._end_in_call() if self._ended else False
+        if tag.kind == "key":
+            self._at = tag.stop
+            self._start_value(tag)
+        elif tag.kind == "value_end":
+            self._at = tag.stop
+            self._told.append(self._text[start : tag.stop])
+        else:
+            self._at = tag.stop if tag.kind == "end" else start
+            self._finish(self._between)
         return True
 
-    def _key(self) -> bool:
+    def _finish(self, then: State) -> None:
+        """The call is complete."""
+        self._argue("}" if self._given else "{}")
+        self._leave_call(then)
+
+    def _leave_call(self, then: State) -> None:
+        told = "".join(self._told)
+        self._say(told[: self._tags.lead(told)].lstrip())
+        self._told.clear()
+        self._state = then
+
+    def _end_in_call(self) -> bool:
+        """The answer has ended between two arguments. The call is complete if only its end has been
+        cut off, or if the model has gone on with text."""
         text, at = self._text, self._at
-        stop = text.find(self._form.key_end, at, at + _MAX_KEY_CHARS)
-        if stop < 0 and len(text) - at < _MAX_KEY_CHARS and not self._ended:
-            return False
-        if stop < 0 and len(text) - at < _MAX_KEY_CHARS:
-            return self._cut_off()
-        found = self._form.key.fullmatch(text, at, stop) if stop >= 0 else None
-        if found is None:
-            return self._break_off(self._form.key_begin)
-        named = found.groupdict()
-        self._name = named["key"]
+        self._at = len(text)
+        told = "".join(self._told)
+        is_end = at < len(text) and is_cut(text, at, self._form.end)
+        is_key = at < len(text) and is_cut(text, at, self._form.key_begin)
+        goes_on = told.strip() and self._form.key_begin not in told
+        if goes_on or (is_end and not is_key):
+            self._finish(self._outside)
+        else:
+            self._leave_call(self._outside)
+        return True
+
+    def _start_value(self, tag: Tag) -> None:
+        self._name = tag.name
         self._types = (
-            {"true": STRING, "false": ANY}[named["string"]]
-            if named.get("string")
-            else self._types_of.of(self._tool, self._name)
+            {"true": STRING, "false": ANY}[tag.string]
+            if tag.string
+            else self._types_of.of(self._tool, tag.name)
         )
-        self._at = stop + len(self._form.key_end)
-        self._state = self._value_begin if self._form.value_begin else self._value_start
-        return True
-
-    def _break_off(self, read: str) -> bool:
-        """What has been read last is no argument: the call ends, and this is text."""
-        self._argue("}" if self._num_arguments else "{}")
-        self._say(read)
-        self._state = self._outside
-        return True
-
-    def _cut_off(self) -> bool:
-        """The answer has ended in the middle of an argument, which goes."""
-        self._at = len(self._text)
-        return self._break_off("")
-
-    def _value_begin(self) -> bool:
-        follows = self._skip_space()
-        if self._ended and (not follows or is_cut(self._text, self._at, self._form.value_begin)):
-            return self._cut_off()
-        if not follows:
-            return False
-        met = self._meets(self._form.value_begin)
-        if met is None:
-            return False
-        if not met:
-            return self._break_off(f"{self._form.key_begin}{self._name}{self._form.key_end}")
+        self._parts: list[str] = []
+        self._has_begun = False
         self._state = self._value_start
-        return True
 
     def _value_start(self) -> bool:
         if self._at == len(self._text):
             return False
         if self._form.framed and self._text[self._at] == "\n":
             self._at += 1
-        self._parts: list[str] = []
-        self._state = self._value
         if self._types == STRING:
             self._argue(self._key_text() + '"')
-            self._state = self._string
+        self._state = self._value
         return True
 
     def _key_text(self) -> str:
-        self._num_arguments += 1
-        return ("{" if self._num_arguments == 1 else ", ") + json_text(self._name) + ": "
+        before = ", " if self._given else "{"
+        self._given[self._name] = None
+        return before + json_text(self._name) + ": "
 
-    def _taken(self) -> tuple[str, bool]:
-        """More of the value, and whether it has ended."""
-        text, at = self._text, self._at
-        found = self._value_end.find(text, at)
-        stop = self._value_end.cut(text, at) if found is None else found.start()
-        framed = self._form.framed and text.endswith("\n", at, stop)
-        if found is None:
-            self._at = stop - framed
-            return text[at : self._at], False
-        self._at = found.end()
-        return text[at : stop - framed], True
+    def _take(self, part: str) -> None:
+        """More of the value."""
+        if not part:
+            return
+        self._has_begun = True
+        if self._types == STRING:
+            self._argue(json_text(part)[1:-1])
+        else:
+            self._parts.append(part)
 
-    def _string(self) -> bool:
-        part, is_whole = self._taken()
-        self._argue(json_text(part)[1:-1] + ('"' if is_whole else ""))
-        if is_whole:
-            self._state = self._argument
-        return is_whole
+    def _close_value(self, last: str, at: int) -> bool:
+        """The value ends with the text ``last``. at: where reading goes on."""
+        self._take(last)
+        if self._types == STRING:
+            self._argue('"')
+        else:
+            value = as_json("".join(self._parts), self._types)
+            self._argue(self._key_text() + value)
+        self._at = at
+        self._state = self._argument
+        return True
+
+    def _unframed(self, text: str) -> str:
+        """Text at the end of a value, without the line end that the format writes there."""
+        return text.removesuffix("\n") if self._form.framed else text
 
     def _value(self) -> bool:
-        part, is_whole = self._taken()
-        self._parts.append(part)
-        if is_whole:
-            self._argue(self._key_text() + as_json("".join(self._parts), self._types))
-            self._state = self._argument
-        return is_whole
+        if self._offset + self._at < self._settled:
+            return self._split_value()
+        text, at = self._text, self._at
+        tag, start = self._tags.find(text, at)
+        if tag is None and self._ended:
+            return self._cut_value(text[at:start])
+        closes = tag is not None and tag.kind == "value_end"
+        ends = self._tags.follows(text, tag, ended=self._ended) if tag and closes else False
+        if tag is not None and ends:
+            return self._close_value(self._unframed(text[at:start]), tag.stop)
+        lead = at + self._tags.lead(text[at:start])
+        self._take(text[at:lead])
+        self._at = lead
+        if tag is None or ends is None:
+            return False
+        self._held = []
+        self._open = {"key": 0, "call": 0}
+        self._state = self._nested
+        return True
+
+    def _cut_value(self, last: str) -> bool:
+        """The answer has ended in a value."""
+        self._take(self._unframed(last))
+        self._at = len(self._text)
+        self._leave_call(self._outside)
+        return True
+
+    def _nested(self) -> bool:
+        """A tag in the value may be a part of it: it is, if the tags from here on match."""
+        text = self._text
+        tag, start = self._tags.find(text, self._at)
+        if tag is None:
+            if self._ended:
+                return self._fall_back(sys.maxsize)
+            self._hold(start)
+            return False
+        opened = {"value_end": "key", "end": "call"}.get(tag.kind, "")
+        if tag.kind in self._open:
+            self._open[tag.kind] += 1
+        elif opened and self._open[opened]:
+            self._open[opened] -= 1
+        elif opened and not self._open["call"]:
+            ends = self._tags.follows(text, tag, ended=self._ended)
+            if ends is None:
+                return False
+            if ends and tag.kind == "end":
+                return self._fall_back(self._offset + tag.stop)
+            if ends:
+                self._hold(start)
+                return self._close_value(self._unframed("".join(self._held)), tag.stop)
+        self._hold(tag.stop)
+        return True
+
+    def _hold(self, stop: int) -> None:
+        self._held.append(self._text[self._at : stop])
+        self._at = stop
+
+    def _fall_back(self, settled: int) -> bool:
+        """The tags do not match: read the held text again."""
+        self._hold(len(self._text))
+        text = "".join(self._held)
+        self._offset += self._at - len(text)
+        self._text, self._at = text, 0
+        self._settled = settled
+        self._state = self._value
+        return True
+
+    def _split_value(self) -> bool:
+        """The value ends at its closing tag, if the format allows what follows that. If there is
+        none before the next argument, the end of the call or the next call, it ends at whatever
+        closes something, or else there."""
+        text, at = self._text, self._at
+        stop: Tag | None = None
+        while True:
+            tag, at = self._tags.find(text, at)
+            if tag is None or self._offset + tag.start >= self._settled:
+                break
+            if tag.kind in ("key", "call"):
+                if stop is not None or self._is_likely(tag):
+                    stop = stop or tag
+                    break
+            elif self._tags.follows(text, tag, ended=self._ended):
+                if tag.kind == "value_end" or stop is None:
+                    stop = tag
+                if tag.kind != "section_end":
+                    break
+            else:
+                stop = stop or tag
+            at = tag.stop
+        if stop is None:
+            return self._cut_value(text[self._at : at])
+        value = text[self._at : stop.start]
+        if stop.kind == "value_end":
+            return self._close_value(self._unframed(value), stop.stop)
+        return self._close_value(value[: self._tags.lead(value)], stop.start)
+
+    def _is_likely(self, tag: Tag) -> bool:
+        """Whether a tag in a value that no closing tag ends begins the next argument or call, and
+        is not text: the request defines its name, or it begins a line."""
+        before = self._text[max(tag.start - MAX_GAP, self._at) : tag.start].rstrip(" \t")
+        if before.endswith("\n") or not (before or self._has_begun):
+            return tag.name not in self._given
+        if tag.kind == "call":
+            return tag.name in self._tools
+        schema = self._tool.parameters if self._tool is not None else None
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        is_known = not isinstance(properties, dict) or tag.name in properties
+        return is_known and tag.name not in (*self._given, self._name)

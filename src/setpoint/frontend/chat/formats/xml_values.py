@@ -4,21 +4,20 @@ schema asks for."""
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from setpoint.frontend.chat.chat_request import Tool
+from setpoint.frontend.chat.formats.bare_words import WORDS, json_number
 from setpoint.frontend.chat.formats.json_scan import json_text
 from setpoint.frontend.chat.formats.python_values import python_value
 
 ANY = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 STRING = frozenset({"string"})
 
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
+_TYPES = {"true": "boolean", "false": "boolean", "null": "null"}
 _MAX_SCHEMAS = 100
 """Most schemas that are looked at for the types of one argument."""
 
@@ -70,10 +69,8 @@ def _types(wanted: Any, root: Mapping[str, Any], budget: Iterator[int]) -> froze
 def as_json(text: str, types: frozenset[str]) -> str:
     """The JSON of a value that may have any of these types. What fits none of them is a string."""
     bare = text.strip()
-    if bare in ("true", "false", "True", "False") and "boolean" in types:
-        return bare.lower()
-    if bare in ("null", "None") and "null" in types:
-        return "null"
+    if (word := WORDS.get(bare)) is not None and _TYPES[word] in types:
+        return word
     if types & {"integer", "number"} and (number := _number(bare, types)):
         return number
     if bare[:1] in ("{", "[") and types & {"object", "array"}:
@@ -84,28 +81,32 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 
 def _number(text: str, types: frozenset[str]) -> str:
-    found = _NUMBER.fullmatch(text)
-    if found is not None and ("number" in types or found.groups() == (None, None)):
-        return text
-    if _INTEGER.fullmatch(text):
-        return str(int(text))
-    try:
-        value = float(text)
-    except ValueError:
+    number = json_number(text)
+    if not number:
         return ""
+    value = float(number)
     if not math.isfinite(value):
         return ""
-    if "number" in types:
-        return json_text(value)
+    if "number" in types or number.lstrip("-").isdigit():
+        return number
     return str(int(value)) if value.is_integer() and abs(value) < 2**53 else ""
 
 
 def _collection(text: str) -> str:
+    """An object or array, also with quotes that are escaped as in a JSON string, or as Python
+    writes it. Empty if the text is neither."""
+    unescaped = _decoded(f'"{text}"') if '\\"' in text else None
+    for each in (text, unescaped):
+        if isinstance(each, str) and _decoded(each) is not None:
+            return each
+    return _from_python(text)
+
+
+def _decoded(text: str) -> Any:
     try:
-        msgspec.json.decode(text)
+        return msgspec.json.decode(text)
     except (ValueError, RecursionError):
-        return _from_python(text)
-    return text
+        return None
 
 
 def _from_python(text: str) -> str:
