@@ -72,7 +72,13 @@ def summary(deltas: Iterable[Delta]) -> dict[str, Any]:
         "text": answer.text,
         "reasoning": answer.reasoning,
         "calls": [
-            (call.index, call.name, call.arguments, call.id if ":" in call.id else bool(call.id))
+            (
+                call.index,
+                call.name,
+                call.arguments,
+                call.is_cut,
+                call.id if ":" in call.id else bool(call.id),
+            )
             for call in answer.calls
         ],
     }
@@ -88,7 +94,7 @@ def check_stream(deltas: list[Delta]) -> None:
             assert delta.text, "an empty delta"
         elif delta.index == begun:
             assert (delta.name, delta.id) == ("", "")
-            assert delta.arguments, "an empty delta"
+            assert delta.arguments or (delta.is_cut and delta is deltas[-1]), "an empty delta"
             arguments += delta.arguments
             assert not HALF_ESCAPE.search(STRINGS.sub("", arguments)), "half an escape"
         else:

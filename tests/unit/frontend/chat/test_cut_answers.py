@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from format_cases import TOOLS, streamed
+from format_cases import TOOLS, check_stream, streamed
 
-from setpoint.frontend.chat.deltas import join_deltas
+from setpoint.frontend.chat.deltas import arguments_of, join_deltas, num_whole_calls
 from setpoint.frontend.chat.formats.format_registry import TOOL_FORMATS
 from setpoint.frontend.chat.formats.json_array import JSON_ARRAY
 from setpoint.frontend.chat.parser import parse_answer
@@ -88,3 +88,40 @@ def test_text_that_nothing_constrains_stays_text() -> None:
     for form in FORMATS.values():
         parser = Calling(TOOLS, form, None).parser(TOOLS)
         assert join_deltas(parse_answer(parser, "a <tool_cal")).text == "a <tool_cal"
+
+
+WHOLE = {
+    "hermes": '<tool_call>\n{"name": "ping", "arguments": {"city": "Bern"}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=ping>\n<parameter=city>\nBern\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>ping<arg_key>city</arg_key><arg_value>Bern</arg_value></tool_call>",
+    "minimax-m2": '<minimax:tool_call>\n<invoke name="ping">\n<parameter name="city">Bern'
+    "</parameter>\n</invoke>\n</minimax:tool_call>",
+    "mistral": '[TOOL_CALLS]ping[ARGS]{"city": "Bern"}',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.ping:0"
+    '<|tool_call_argument_begin|>{"city": "Bern"}<|tool_call_end|><|tool_calls_section_end|>',
+    "deepseekv3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>ping\n```json\n"
+    '{"city": "Bern"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "gemma4": '<|tool_call>call:ping{city:<|"|>Bern<|"|>,days:3}<tool_call|>',
+    "llama3": '{"name": "ping", "parameters": {"city": "Bern"}}',
+    "pythonic": '[ping(city="Bern"), ping()]',
+    "gpt-oss": "<|start|>assistant<|channel|>commentary to=functions.ping<|message|>"
+    '{"city": "Bern"}<|call|>',
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_call_is_cut_where_its_arguments_are_not_complete(name: str) -> None:
+    """Red before: nothing told them apart, and some were closed by an empty or shorter object."""
+    whole = WHOLE[name]
+    for stop in range(len(whole) + 1):
+        deltas = streamed(FORMATS[name].parser(TOOLS), whole[:stop])
+        check_stream(deltas)
+        for answer in (
+            join_deltas(deltas),
+            join_deltas(parse_answer(FORMATS[name].parser(TOOLS), whole[:stop])),
+        ):
+            is_complete = [bool(arguments_of(call.arguments)) for call in answer.calls[:1]]
+            assert [not call.is_cut for call in answer.calls[:1]] == is_complete, whole[:stop]
+            assert num_whole_calls(answer.calls) == len(answer.calls) - is_complete.count(False)
+    assert is_complete == [True]
