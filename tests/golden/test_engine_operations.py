@@ -6,11 +6,13 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from safetensors.torch import load_file, save_file
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.control import OperationDone, PauseMode, Refused
@@ -181,6 +183,27 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones(
     with pytest.raises(OutOfMemoryError, match="do not fit next to the old ones"):
         engine.operator.operate(1, LoadWeights(str(folders[1]), "auto", flush_cache=True))
     assert outputs(h) == old
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj.weight", "model.norm.weight"])
+def test_weights_that_are_no_numbers_are_refused_by_name(
+    engine: Engine, tmp_path: Path, name: str, number: float
+) -> None:
+    """Red before: the update was a success, and every answer after it an error 500."""
+    h = engine.harness()
+    old = outputs(h)
+    folder = write_tiny_llama(tmp_path / "bad", seed=1, **SHAPE)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors[name].view(-1)[-1] = number
+    save_file(tensors, file, {"format": "pt"})
+    h.operate(LoadWeights(str(folder), "auto", flush_cache=True))
+    h.turn()
+    assert f"Tensor {name!r} in {file} has 1 of " in refusal(h)
+    assert outputs(h) == old
+    with pytest.raises(CheckpointError, match=re.escape(name)):  # nor does a server start with it
+        Engine(folder)
 
 
 def test_a_failed_restore_can_be_tried_again(

@@ -24,6 +24,7 @@ from setpoint.config.groups.declare import Field, Option, Scalar, masked
 from setpoint.config.groups.human import parse_human_int
 from setpoint.config.keywords import as_keywords
 from setpoint.config.options import Options
+from setpoint.config.several import named_model
 from setpoint.core.errors import ConfigError
 
 _POSITIONAL = "argument without a flag"
@@ -93,9 +94,15 @@ class _Reader:
         Raises ConfigError if this command takes one only."""
         found = values.get("model_path")
         if not isinstance(found, list):
-            return ()
+            found = [] if found is None else [found]
         if len(found) == 1:
-            (values["model_path"],) = found
+            values["model_path"], name = named_model(found[0])
+            if name and values.setdefault("served_model_name", name) != name:
+                raise ConfigError(
+                    f"the model has two names: {name!r} in --model-path {found[0]!r}, and"
+                    f" --served-model-name {values['served_model_name']!r}."
+                )
+        if len(found) < 2:
             return ()
         if not self._command.listens:
             raise ConfigError(

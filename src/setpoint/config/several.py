@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence, Set
+from pathlib import Path
 
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
@@ -42,6 +43,16 @@ REFUSED = {
     "file_storage_path": "batches do not choose among models yet",
 }
 """Option -> why it is refused if there are several models."""
+
+
+def named_model(value: str) -> tuple[str, str]:
+    """The path of a model that is the only one, and its name if the value is NAME=PATH. What looks
+    like a path, or is one, has no name."""
+    name, equals, path = value.partition("=")
+    is_path = value.startswith(("/", ".", "~")) or Path(value).exists()
+    if equals and path and NAME.fullmatch(name) and not is_path:
+        return path, name
+    return value, ""
 
 
 def each_model(options: Options, models: Sequence[str], given: Set[str]) -> list[Options]:

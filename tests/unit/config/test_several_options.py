@@ -22,6 +22,30 @@ def test_one_model_is_as_before() -> None:
     assert "model_path" in line.given
 
 
+@pytest.mark.parametrize("words", [["--model-path", "a=/x"], ["a=/x"], ["--model", "a=/x"]])
+def test_one_model_may_have_a_name(words: list[str]) -> None:
+    """Red before: the whole was the path."""
+    for command in ("serve", "chat"):
+        line = parse(COMMANDS[command], words)
+        assert line.models == ()
+        assert (line.options.model.model_path, line.options.model.served_model_name) == ("/x", "a")
+        assert {"model_path", "served_model_name"} <= line.given
+    assert parse(SERVE, [*words, "--served-model-name", "a"]).options.model.model_path == "/x"
+    with pytest.raises(ConfigError, match="two names: 'a' in --model-path 'a=/x', and"):
+        parse(SERVE, [*words, "--served-model-name", "b"])
+
+
+def test_a_path_with_an_equals_sign_is_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run=3").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for path in ("run=3", "./a=b", "~/a=b", "/a=b", "https://host/x?a=b"):
+        options = parse(SERVE, ["--model-path", path]).options
+        assert options.model.model_path == path
+        assert options.model.served_model_name is None
+
+
 def test_several_models_come_from_flags_or_from_a_file(tmp_path: Path) -> None:
     words = ["--model-path", "a=/x", "--model", "b=org/y=z"]
     line = parse(SERVE, words)

@@ -25,7 +25,7 @@ from setpoint.engine.models.library_model import (
     library_attention,
     trial_ids,
 )
-from setpoint.engine.models.weight_sources import Checkpoint, values_in
+from setpoint.engine.models.weight_sources import Checkpoint, check_finite, values_in
 from setpoint.engine.quant.linear_method import LinearMethod
 
 NAME = "setpoint"
@@ -199,6 +199,8 @@ def _load(
                 f"{folder}: tensor {names[0]} {problem} in {spec.architecture} ({len(names)} such"
                 " tensors)."
             )
+    for name, parameter in model.named_parameters():
+        check_finite(parameter, name, Path(folder))
     return model
 
 
