@@ -51,7 +51,9 @@ ANSWERS = {
     f"{CHANNEL.format('ping', '{}')}",
     "hermes": f'So.\n<tool_call>\n{{"name": "look", "arguments": {JSON}}}\n</tool_call>\n'
     '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>',
-    "hunyuan": f'So.\n<tool_calls>[{{"name": "look", "arguments": {JSON}}},'
+    "hunyuan": f"So.\n<tool_calls>\n<tool_call>look<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>"
+    f"{CITY}</arg_value>\n</tool_call>\n<tool_call>ping<tool_sep>\n</tool_call>\n</tool_calls>",
+    "hunyuan_a13b": f'So.\n<tool_calls>[{{"name": "look", "arguments": {JSON}}},'
     ' {"name": "ping", "arguments": {}}]</tool_calls>',
     "kimi_k2": f"So.<|tool_calls_section_begin|>{KIMI.format('look:0', JSON)}"
     f"{KIMI.format('ping:1', '{}')}<|tool_calls_section_end|>",

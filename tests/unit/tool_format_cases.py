@@ -4,6 +4,8 @@ unfinished ones, and text that only looks like one."""
 
 from __future__ import annotations
 
+import re
+
 from format_cases import Case
 
 BERN = '{"city": "Bern"}'
@@ -158,7 +160,25 @@ MISTRAL = [
     Case("a name without end", "[TOOL_CALLS]" + "x" * 500, "[TOOL_CALLS]" + "x" * 500),
 ]
 
+HY3 = """\
+Hm.
+<tool_calls>
+<tool_call>get_weather<tool_sep>
+<arg_key>city</arg_key>
+<arg_value>Bern</arg_value>
+<arg_key>days</arg_key>
+<arg_value>3</arg_value>
+</tool_call>
+<tool_call>ping<tool_sep>
+</tool_call>
+</tool_calls>"""
+HY3_CALLS = (("get_weather", '{"city": "Bern", "days": 3}'), ("ping", "{}"))
 HUNYUAN = [
+    Case("two", HY3, "Hm.", HY3_CALLS),
+    Case("with suffixes", re.sub(r"(</?\w+)>", r"\1:opensource>", HY3), "Hm.", HY3_CALLS),
+    Case("other elements", "a <tool:x> b <tool_sep", "a <tool:x> b <tool_sep"),
+]
+HUNYUAN_A13B = [
     Case(
         "two",
         'Hm.\n<tool_calls>[{"name": "get_weather", "arguments": {"city": "Bern"}}, {"name": "ping",'
@@ -229,7 +249,40 @@ KIMI = [
     Case(
         "without a number",
         KIMI_CALLS.format(KIMI_CALL.format("ping", "{}")),
-        KIMI_CALLS.format(KIMI_CALL.format("ping", "{}")),
+        calls=(("ping", "{}"),),
+    ),
+    Case(
+        "a number alone, whose arguments fit one function",
+        KIMI_CALLS.format(KIMI_CALL.format("0", BERN).replace("functions.", "")),
+        calls=(("get_weather", BERN),),
+    ),
+    Case(
+        "a number alone, whose arguments fit no function or several",
+        KIMI_CALLS.format(
+            "".join(KIMI_CALL.format("0", each) for each in ('{"x": 1}', "{}"))
+        ).replace("functions.", ""),
+        KIMI_CALLS.format(
+            "".join(KIMI_CALL.format("0", each) for each in ('{"x": 1}', "{}"))
+        ).replace("functions.", ""),
+    ),
+    Case(
+        "an open bracket before a good call",
+        KIMI_CALLS.format(
+            KIMI_CALL.format("ping:0", '{"a": {"b": 1}') + KIMI_CALL.format("ping:1", BERN)
+        ),
+        calls=(("ping", '{"a": {"b": 1}'), ("ping", BERN)),
+    ),
+    Case(
+        "an open string before a good call",
+        KIMI_CALLS.format(
+            KIMI_CALL.format("ping:0", '{"a": "x}') + KIMI_CALL.format("ping:1", BERN)
+        ),
+        calls=(("ping", '{"a": "x}'), ("ping", BERN)),
+    ),
+    Case(
+        "markers in a string",
+        KIMI_CALLS.format(KIMI_CALL.format("ping:0", '{"a": "<|tool_call_end|>\\"\\n", "b": 1}')),
+        calls=(("ping", '{"a": "<|tool_call_end|>\\"\\n", "b": 1}'),),
     ),
     Case(
         "cut off",

@@ -18,6 +18,7 @@ TOOL_CALL_PARSERS = (
     "granite4",
     "hermes",
     "hunyuan",
+    "hunyuan_a13b",
     "kimi_k2",
     "lfm2",
     "llama3",

@@ -84,7 +84,7 @@ ONE_AND_TWO = {
     ),
     "glm45": (GLM, f"{GLM}\n{GLM}"),
     "hermes": (HERMES, f"{HERMES}\n{HERMES}"),
-    "hunyuan": (
+    "hunyuan_a13b": (
         f"<tool_calls>[{JSON_CALL}]</tool_calls>",
         f"<tool_calls>[{JSON_CALL}, {JSON_CALL}]</tool_calls>",
     ),
@@ -101,7 +101,7 @@ ONE_AND_TWO = {
         f"<｜tool_calls_begin｜>{STEP_CALL}\n{STEP_CALL}<｜tool_calls_end｜>",
     ),
 }
-WITHOUT = {"functiongemma", "gemma4", "gpt-oss", "pythonic", "lfm2"}
+WITHOUT = {"functiongemma", "gemma4", "gpt-oss", "hunyuan", "pythonic", "lfm2"}
 """Formats that no structural tag describes."""
 
 

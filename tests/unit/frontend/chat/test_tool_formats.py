@@ -177,6 +177,7 @@ CASES = {
     "gpt-oss": xml.GPT_OSS,
     "hermes": HERMES,
     "hunyuan": more.HUNYUAN,
+    "hunyuan_a13b": more.HUNYUAN_A13B,
     "json": JSON,
     "kimi_k2": more.KIMI,
     "lfm2": more.LFM2,

@@ -39,6 +39,7 @@ _TOOL_RULES = (
     _Rule("kimi_k2", ("<|tool_call_argument_begin|>",), "writes <|tool_call_argument_begin|>"),
     _Rule("step3", ("<steptml:invoke",), "writes <steptml:invoke>"),
     _Rule("minimax-m2", ("<minimax:tool_call>",), "writes <minimax:tool_call>"),
+    _Rule("hunyuan", ("tool_calls", "<tool_sep"), "writes <tool_sep> in <tool_calls>"),
     _Rule("glm45", ("<tool_call>", "<arg_key>"), "writes <tool_call> and <arg_key>"),
     _Rule("qwen3_coder", ("<tool_call>", "<function="), "writes <function=…> in <tool_call>"),
     _Rule("gemma4", ("<|tool_call>call:",), "writes <|tool_call>call:"),
@@ -46,7 +47,7 @@ _TOOL_RULES = (
     _Rule("mistral", ("[TOOL_CALLS]",), "writes [TOOL_CALLS]"),
     _Rule("lfm2", ("<|tool_call_start|>",), "writes <|tool_call_start|>"),
     _Rule("llama4", ("<|python_start|>",), "writes <|python_start|>"),
-    _Rule("hunyuan", ("<tool_calls>", '"name"'), "writes JSON in <tool_calls>"),
+    _Rule("hunyuan_a13b", ("<tool_calls>", '"name"'), "writes JSON in <tool_calls>"),
     _Rule("hermes", ("<tool_call>", "name"), "writes JSON in <tool_call>"),
     _Rule("llama3", ("<|python_tag|>",), "writes <|python_tag|>"),
     _Rule(

@@ -1,4 +1,4 @@
-"""The formats by their names, which are SGLang's."""
+"""The formats by their names, which are SGLang's; ``hunyuan_a13b`` is vLLM's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from setpoint.frontend.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4
 from setpoint.frontend.chat.formats.glm import GLM
 from setpoint.frontend.chat.formats.harmony import GPT_OSS_CALLS, GPT_OSS_REASONING
 from setpoint.frontend.chat.formats.hermes import HERMES
-from setpoint.frontend.chat.formats.hunyuan import HUNYUAN
+from setpoint.frontend.chat.formats.hunyuan import HUNYUAN, HUNYUAN_A13B
 from setpoint.frontend.chat.formats.kimi import KIMI_K2
 from setpoint.frontend.chat.formats.llama3 import LLAMA3
 from setpoint.frontend.chat.formats.minimax import MINIMAX_M2
@@ -37,6 +37,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "granite4": HERMES,
     "hermes": HERMES,
     "hunyuan": HUNYUAN,
+    "hunyuan_a13b": HUNYUAN_A13B,
     "kimi_k2": KIMI_K2,
     "lfm2": LFM2,
     "llama3": LLAMA3,

@@ -28,6 +28,8 @@ class GemmaScan:
     """Reads one object, and writes it as JSON. A value that is neither marked as a string nor JSON
     becomes a string."""
 
+    taken_back = ""
+
     def __init__(self, quote: str) -> None:
         """quote: the mark before and after a string."""
         self.is_done = False
@@ -55,6 +57,9 @@ class GemmaScan:
                 break
             at = stop
         return "".join(parts), at
+
+    def end(self) -> str:
+        return ""
 
     def _key(self, text: str, at: int, parts: list[str]) -> int:
         found = _KEY_END.search(text, at)

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+
 from setpoint.frontend.chat.chat_request import Tool
-from setpoint.frontend.chat.formats.json_scan import JsonScan, Scan
-from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS
+from setpoint.frontend.chat.formats.guarded_scan import GuardedScan
+from setpoint.frontend.chat.formats.json_scan import Scan
+from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers
 from setpoint.frontend.chat.formats.sections import SectionMachine, opening_markers
 from setpoint.frontend.chat.formats.structure import Format, calls, calls_in_section, held_arguments
 from setpoint.frontend.chat.parser import DeltaParser
@@ -32,8 +35,10 @@ class HeadedCalls:
     between: str = ""
     """What may come between the arguments and ``end``."""
     end: str = ""
-    scan: Callable[[], Scan] = JsonScan
-    """Reads the arguments."""
+    scan: Callable[[], Scan] | None = None
+    """Reads arguments that are not JSON."""
+    counts: bool = False
+    """Whether a number may stand for the name; then the arguments show which function it is."""
     tag: Callable[[str, Format], Format] | None = None
     """The call of a function, given its name and the format of its arguments, as a structural tag
     describes it. None: it cannot."""
@@ -46,7 +51,7 @@ class HeadedCalls:
         return opening_markers(self.begin, self.section[0], bare=True)
 
     def parser(self, tools: Sequence[Tool]) -> DeltaParser:
-        return _Parser(self)
+        return _Parser(self, tools)
 
     def structure(
         self, tools: Sequence[Tool], *, required: bool, parallel: bool
@@ -101,10 +106,26 @@ def read_header(
     return Header(named["name"], named.get("id") or "", stop, empty >= 0)
 
 
+def _fits(arguments: str, tool: Tool) -> bool:
+    """Whether a text is a JSON object with all arguments that a tool requires, and no others than
+    it has."""
+    try:
+        given = msgspec.json.decode(arguments, type=dict[str, Any]).keys()
+    except (ValueError, RecursionError):
+        return False
+    schema = tool.parameters or {}
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return False
+    return given <= properties.keys() and all(each in given for each in required)
+
+
 class _Parser(SectionMachine):
-    def __init__(self, form: HeadedCalls) -> None:
+    def __init__(self, form: HeadedCalls, tools: Sequence[Tool]) -> None:
         super().__init__(form.begin, section=form.section)
         self._form = form
+        self._ends = Markers(*filter(None, (form.begin, form.end, *form.section)))
+        self._tools = {tool.name: tool for tool in tools}
 
     def _header(self) -> bool:
         found = read_header(
@@ -114,13 +135,40 @@ class _Parser(SectionMachine):
             return False
         if not found.name:
             return self._give_up()
-        self._begin_call(found.name, found.call_id)
-        self._at = found.stop
+        at, self._at = self._at, found.stop
+        if self._form.counts and found.name.isdigit() and found.name not in self._tools:
+            self._lead.append(self._text[at : found.stop])
+            self._unnamed = self._new_scan()
+            self._parts: list[str] = []
+            self._state = self._find_name
+            return True
+        self._begin_call(found.name, found.call_id if found.name != found.call_id else "")
         if found.is_empty:
             self._argue("{}")
             self._state = self._behind
         else:
-            self._read_arguments(self._form.scan(), self._behind)
+            self._read_arguments(self._new_scan(), self._behind)
+        return True
+
+    def _new_scan(self) -> Scan:
+        return self._form.scan() if self._form.scan else GuardedScan(self._ends)
+
+    def _find_name(self) -> bool:
+        """The arguments of a call without a name: it is the function that they fit, if there is
+        only one."""
+        start = self._at
+        part, self._at = self._unnamed.feed(self._text, start)
+        self._lead.append(self._text[start : self._at])
+        self._parts.append(part)
+        if not self._unnamed.is_done and not self._ended:
+            return False
+        arguments = "".join(self._parts)
+        fitting = [tool.name for tool in self._tools.values() if _fits(arguments, tool)]
+        if len(fitting) != 1:
+            return self._give_up()
+        self._begin_call(fitting[0])
+        self._argue(arguments)
+        self._state = self._behind
         return True
 
     def _behind(self) -> bool:

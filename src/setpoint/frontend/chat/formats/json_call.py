@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from setpoint.frontend.chat.formats.guarded_scan import GuardedScan
 from setpoint.frontend.chat.formats.json_scan import JsonScan
-from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS
+from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers
 
 ARGUMENTS = ("arguments", "parameters")
 _KEYS = (*ARGUMENTS, "name", "type", "id")
@@ -27,16 +28,21 @@ class JsonCall:
         argue: Callable[[str], None],
         *,
         names: Collection[str] | None = None,
+        markers: Markers,
     ) -> None:
         """begin: called with the name. argue: called after that with each piece of the arguments.
         names: if not None, an object that names another function, or has keys that no call has, is
-        no call; so other JSON is not held back for long."""
+        no call; so other JSON is not held back for long. markers: what ends arguments that are
+        not complete."""
         self.has_begun = False
         self._begin = begin
         self._argue = argue
         self._names = names
         self._expected: Literal["{", "key", ":", "value", ","] = "{"
-        self._scan: JsonScan | None = None
+        self.taken_back = ""
+        """Text that has been read, but is no more of the call."""
+        self._markers = markers
+        self._scan: JsonScan | GuardedScan | None = None
         """Reads the present key or value."""
         self._streams = False
         """Whether the present value goes to ``argue`` as it comes."""
@@ -65,6 +71,9 @@ class JsonCall:
                     self._parts.append(part)
                 if not self._scan.is_done:
                     return "more", at
+                if isinstance(self._scan, GuardedScan) and self._scan.is_broken:
+                    self.taken_back = self._scan.taken_back
+                    return "broken", at
                 if not self._end_scan():
                     return "broken", at
             elif text[at].isspace():
@@ -76,6 +85,15 @@ class JsonCall:
                 if outcome != "more":
                     return outcome, at
         return "more", at
+
+    def end(self) -> Outcome:
+        """The answer has ended in the call."""
+        if self._streams and self._scan is not None:
+            self._argue(self._scan.end())
+            if self._scan.is_done:
+                self.taken_back = self._scan.taken_back
+                return "broken"
+        return "more"
 
     def _keep(self, raw: str) -> None:
         if not self.has_begun:
@@ -101,6 +119,7 @@ class JsonCall:
         self._scan = JsonScan()
         if sign == "{" and self._name and self._key in ARGUMENTS and not self.has_begun:
             self._streams = True
+            self._scan = GuardedScan(self._markers)
             self._begin_call()
 
     def _end_scan(self) -> bool:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from setpoint.frontend.chat.chat_request import Tool
+from setpoint.frontend.chat.formats.guarded_scan import GuardedScan
 from setpoint.frontend.chat.formats.headed import read_header
 from setpoint.frontend.chat.formats.json_call import JsonCall
-from setpoint.frontend.chat.formats.json_scan import JsonScan, json_text
+from setpoint.frontend.chat.formats.json_scan import json_text
 from setpoint.frontend.chat.formats.machine import CallMachine
 from setpoint.frontend.chat.formats.scanning import Markers
 from setpoint.frontend.chat.formats.structure import calls, calls_in_section, held_arguments, tag
@@ -93,6 +94,7 @@ class JsonMachine(CallMachine):
     def __init__(self, form: JsonCalls, tools: Sequence[Tool]) -> None:
         super().__init__(Markers(form.begin) if form.begin else Markers())
         self._form = form
+        self._ends = Markers(*filter(None, (form.begin, form.end)))
         self._names = frozenset(tool.name for tool in tools)
         self._lead: list[str] = []
         """What has been read before the present call; it is text if there is no call."""
@@ -149,7 +151,7 @@ class JsonMachine(CallMachine):
         self._lead = []
         self._begin_call(found.name, found.call_id)
         self._at = found.stop
-        self._read_arguments(JsonScan(), self._behind)
+        self._read_arguments(GuardedScan(self._ends), self._behind)
         return True
 
     def _give_up(self) -> bool:
@@ -161,7 +163,7 @@ class JsonMachine(CallMachine):
 
     def _next_call(self) -> None:
         names = None if self._marked else self._names
-        self._call = JsonCall(self._begin_call, self._argue, names=names)
+        self._call = JsonCall(self._begin_call, self._argue, names=names, markers=self._ends)
         self._state = self._inside
 
     def _inside(self) -> bool:
@@ -172,9 +174,13 @@ class JsonMachine(CallMachine):
             self._lead.append(self._call.raw())
             return self._give_up()
         if outcome == "more":
+            outcome = self._call.end()
+        if outcome == "more":
             self._at = len(self._text)  # half an escape, which nobody could read
+        self._put_back(self._call.taken_back)
         self._lead = []
-        self._state = self._behind if outcome == "done" else self._outside
+        self._in_list = self._in_list and outcome == "done"
+        self._state = self._behind
         return True
 
     def _behind(self) -> bool:

@@ -23,15 +23,23 @@ class Scan(Protocol):
     """Reads the arguments of a call in a stream, and makes JSON of them."""
 
     is_done: bool
+    taken_back: str
+    """Text that has been read, but turns out to stand behind the arguments."""
 
     def feed(self, text: str, at: int) -> tuple[str, int]:
         """The next text of the JSON, which never ends inside an escape, and the index after the
         text that it was made of."""
         ...
 
+    def end(self) -> str:
+        """The JSON of text that has been held back, at the end of the answer."""
+        ...
+
 
 class JsonScan:
     """Reads one value, from its first character on."""
+
+    taken_back = ""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -39,6 +47,10 @@ class JsonScan:
         """The value's first character."""
         self._depth = 0
         self._in_string = False
+
+    @property
+    def is_in_string(self) -> bool:
+        return self._in_string
 
     def feed(self, text: str, at: int) -> tuple[str, int]:
         """Like ``Scan.feed``. Characters that models leave as they are in strings but that JSON
@@ -61,6 +73,9 @@ class JsonScan:
                 self.is_done = found is not None
                 at = stop
         return "".join(parts), at
+
+    def end(self) -> str:
+        return ""
 
     def _structure(self, text: str, at: int, parts: list[str]) -> int:
         found = _STRUCTURE.search(text, at)

@@ -3,7 +3,7 @@
     <|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>
     {"place": "Bern"}<|tool_call_end|><|tool_calls_section_end|>
 
-(on one line).
+(on one line). Some answers have only the number.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ KIMI_K2 = HeadedCalls(
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     begin=_BEGIN,
     header=re.compile(
-        r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s{<:]+):[0-9]+)\s*" + re.escape(_ARGUMENTS) + r"\s*"
+        r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s{<:]+)(?::[0-9]+)?)\s*"
+        + re.escape(_ARGUMENTS)
+        + r"\s*"
     ),
     end=_END,
+    counts=True,
     tag=_tag,
 )

@@ -104,12 +104,22 @@ class CallMachine:
 
     def _arguments(self) -> bool:
         arguments, self._at = self._scan.feed(self._text, self._at)
+        if self._ended and not self._scan.is_done:
+            arguments += self._scan.end()
         self._argue(arguments)
         if self._scan.is_done:
+            self._put_back(self._scan.taken_back)
             self._state = self._then
         elif self._ended:
             self._at = len(self._text)  # half an escape, which nobody could read
         return self._scan.is_done
+
+    def _put_back(self, text: str) -> None:
+        """Text that has been read is still to be read."""
+        if text:
+            self._text = text + self._text[self._at :]
+            self._offset += self._at - len(text)
+            self._at = 0
 
     def _skip_space(self) -> bool:
         """Pass whitespace. Whether anything follows it."""
