@@ -94,7 +94,7 @@ def check_stream(deltas: list[Delta]) -> None:
             assert delta.text, "an empty delta"
         elif delta.index == begun:
             assert (delta.name, delta.id) == ("", "")
-            assert delta.arguments or (delta.is_cut and delta is deltas[-1]), "an empty delta"
+            assert delta.arguments or delta.is_cut, "an empty delta"
             arguments += delta.arguments
             assert not HALF_ESCAPE.search(STRINGS.sub("", arguments)), "half an escape"
         else:

@@ -32,6 +32,9 @@ class ToolCallDelta(msgspec.Struct, frozen=True, tag="tool_call"):
     id: str = ""
     name: str = ""
     arguments: str = ""
+    is_cut: bool = False
+    """Whether the answer has ended inside this call, so that its arguments are not complete; only
+    the last delta of a call can say so."""
 
 
 Delta = TextDelta | ReasoningDelta | ToolCallDelta
@@ -53,23 +56,28 @@ def join_deltas(deltas: Sequence[Delta]) -> Answer:
         return Answer(deltas[0].text, "", [])
     text: list[str] = []
     reasoning: list[str] = []
-    calls: dict[int, tuple[ToolCallDelta, list[str]]] = {}
+    calls: dict[int, list[ToolCallDelta]] = {}
     for delta in deltas:
         if isinstance(delta, TextDelta):
             text.append(delta.text)
         elif isinstance(delta, ReasoningDelta):
             reasoning.append(delta.text)
-        elif delta.index in calls:
-            calls[delta.index][1].append(delta.arguments)
         else:
-            calls[delta.index] = delta, [delta.arguments]
-    whole = [
-        first
-        if len(arguments) == 1
-        else msgspec.structs.replace(first, arguments="".join(arguments))
-        for first, arguments in calls.values()
-    ]
-    return Answer("".join(text), "".join(reasoning), whole)
+            calls.setdefault(delta.index, []).append(delta)
+    return Answer("".join(text), "".join(reasoning), [_joined(each) for each in calls.values()])
+
+
+def _joined(pieces: Sequence[ToolCallDelta]) -> ToolCallDelta:
+    if len(pieces) == 1:
+        return pieces[0]
+    arguments = "".join([piece.arguments for piece in pieces])
+    return msgspec.structs.replace(pieces[0], arguments=arguments, is_cut=pieces[-1].is_cut)
+
+
+def num_whole_calls(calls: Sequence[ToolCallDelta]) -> int:
+    """How many calls begin in these deltas, less one that is cut: over a whole answer, the number
+    of calls that can be run."""
+    return sum(bool(call.id) - call.is_cut for call in calls)
 
 
 def arguments_of(text: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from setpoint.frontend.chat.deltas import (
     TextDelta,
     ToolCallDelta,
     arguments_of,
+    num_whole_calls,
 )
 
 Event = dict[str, Any]
@@ -37,7 +38,8 @@ class BlockEvents:
         self._held = ""
         """White space that becomes part of a block if other characters follow."""
         self._held_kind = ""
-        self.has_calls = False
+        self.num_calls = 0
+        """The number of calls, less one that is cut."""
 
     def feed(self, deltas: Iterable[Delta]) -> list[Event]:
         return [event for delta in deltas for event in self._events(delta)]
@@ -67,9 +69,9 @@ class BlockEvents:
             yield self._delta({"type": f"{kind}_delta", kind: text})
 
     def _call(self, delta: ToolCallDelta) -> Iterator[Event]:
+        self.num_calls += num_whole_calls([delta])
         if self._open != delta.index:
             yield from self._close()
-            self.has_calls = True
             yield self._start(
                 delta.index,
                 {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}},

@@ -147,7 +147,7 @@ class MessageExchange:
         elif isinstance(finish.matched, str):
             reason, sequence = "stop_sequence", finish.matched
         else:
-            reason = "tool_use" if self._events.has_calls else "end_turn"
+            reason = "tool_use" if self._events.num_calls else "end_turn"
         return {"stop_reason": reason, "stop_sequence": sequence}
 
     def _usage(self, output: SequenceOutput) -> dict[str, Any]:

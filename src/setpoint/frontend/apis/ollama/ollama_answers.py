@@ -26,12 +26,15 @@ DURATIONS = (
 
 class PieceParser:
     """Parses the text of one sequence piece by piece. Ollama's clients expect whole tool calls, so
-    the pieces of a call are held back until something else follows."""
+    the pieces of a call are held back until something else follows, and a call that is cut is left
+    out."""
 
     def __init__(self, parser: DeltaParser) -> None:
         self._parser = parser
         self._call: ToolCallDelta | None = None
         """The call that may not be complete yet."""
+        self.warnings: list[str] = []
+        """Warnings about the answer, complete after its last piece."""
 
     def feed(self, text: str, *, is_last: bool) -> Answer:
         deltas = [*self._parser.feed(text), *(self._parser.end() if is_last else ())]
@@ -41,7 +44,7 @@ class PieceParser:
             last = self._call
             if isinstance(delta, ToolCallDelta) and last and last.index == delta.index:
                 joined = last.arguments + delta.arguments
-                self._call = msgspec.structs.replace(last, arguments=joined)
+                self._call = msgspec.structs.replace(last, arguments=joined, is_cut=delta.is_cut)
                 continue
             if last is not None:
                 calls.append(last)
@@ -49,7 +52,12 @@ class PieceParser:
             shown += delta.text if isinstance(delta, TextDelta) else ""
             reasoning += delta.text if isinstance(delta, ReasoningDelta) else ""
         if is_last and self._call is not None:
-            calls.append(self._call)
+            if self._call.is_cut:
+                self.warnings.append(
+                    f"The answer ended inside a call of {self._call.name!r}, which is left out."
+                )
+            else:
+                calls.append(self._call)
         return Answer(shown, reasoning, calls)
 
 

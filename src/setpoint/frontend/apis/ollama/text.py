@@ -147,7 +147,7 @@ class TextExchange:
         self._tokenizer = service.text.tokenizer
         self._model = service.config.served_model_name
         self._parser = PieceParser(make_parser())
-        self._warnings = {"warnings": list(warnings)} if warnings else {}
+        self._warnings = list(warnings)
         self._render = render
         self._logprobs = bool(body.logprobs)
 
@@ -178,11 +178,12 @@ class TextExchange:
         assert finish is not None
         if finish.type == "abort":
             raise error_of_abort(finish)
+        warnings = [*self._warnings, *self._parser.warnings]
         return {
             "done": True,
             "done_reason": finish.type,
             **durations(output),
-            **self._warnings,
+            **({"warnings": warnings} if warnings else {}),
         }
 
     def _shown_logprobs(self, blocks: Sequence[Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@ without HTTP."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from setpoint.frontend.apis.openai.openai_logprobs import Names, chat_logprobs
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.bodies import asks_for_something, naming_as_sent
 from setpoint.frontend.chat.chat_request import ChatRequest
-from setpoint.frontend.chat.deltas import Answer, ToolCallDelta, join_deltas
+from setpoint.frontend.chat.deltas import Answer, ToolCallDelta, join_deltas, num_whole_calls
 from setpoint.frontend.chat.parser import (
     DeltaParser,
     MakeParser,
@@ -217,8 +218,8 @@ class ChatChoices:
         self._parsers: dict[int, DeltaParser] = {}
         """Index of each sequence of a stream -> its parser; made when the sequence's stream
         opens."""
-        self._callers: set[int] = set()
-        """Indices of the sequences of a stream that have called a tool."""
+        self._num_calls: Counter[int] = Counter()
+        """Index of each sequence of a stream -> the number of its calls, less one that is cut."""
 
     def whole(self, output: SequenceOutput) -> dict[str, Any]:
         answer = join_deltas(parse_answer(self._make_parser(), output.text))
@@ -231,7 +232,7 @@ class ChatChoices:
                 if asked is not None
                 else None
             ),
-            **_finish_fields(output, has_calls=bool(answer.calls)),
+            **_finish_fields(output, has_calls=num_whole_calls(answer.calls) > 0),
         }
 
     def opening(self, output: SequenceOutput) -> dict[str, Any]:
@@ -254,13 +255,13 @@ class ChatChoices:
             return None
         answer = join_deltas(deltas)
         if answer.calls:
-            self._callers.add(output.index)
+            self._num_calls[output.index] += num_whole_calls(answer.calls)
         # Clients expect each delta to have content or to be the last.
         is_silent = not (answer.reasoning or answer.calls) and output.finish is None
         content = answer.text or ("" if is_silent else None)
         choice = _chunk_choice(output, _fields(answer, content=content), logprobs=logprobs)
         if output.finish is not None:
-            choice |= _finish_fields(output, has_calls=output.index in self._callers)
+            choice |= _finish_fields(output, has_calls=self._num_calls[output.index] > 0)
         return choice
 
 
@@ -273,8 +274,9 @@ def _fields(answer: Answer, **first: str | None) -> dict[str, Any]:
     fields: dict[str, Any] = {**first, "reasoning_content": answer.reasoning or None}
     if answer.reasoning:
         fields["reasoning"] = answer.reasoning
-    if answer.calls:
-        fields["tool_calls"] = [_tool_call(call) for call in answer.calls]
+    calls = [_tool_call(call) for call in answer.calls if call.id or call.arguments]
+    if calls:
+        fields["tool_calls"] = calls
     return fields
 
 
@@ -286,6 +288,7 @@ def _tool_call(call: ToolCallDelta) -> dict[str, Any]:
 
 
 def _finish_fields(output: SequenceOutput, *, has_calls: bool) -> dict[str, Any]:
+    """has_calls: whether a call is there whose arguments are complete."""
     fields = finish_fields(output)
     if has_calls and fields["finish_reason"] == "stop":
         fields["finish_reason"] = "tool_calls"

@@ -124,7 +124,10 @@ class _CallParser:
 
     def end(self) -> Sequence[Delta]:
         parts = self._messages.feed("", ended=True)
-        return [delta for part in parts for delta in self._deltas(*part)]
+        deltas = [delta for part in parts for delta in self._deltas(*part)]
+        if self._scan is not None and not self._scan.is_done:
+            deltas.append(ToolCallDelta(index=self._num_calls - 1, is_cut=True))
+        return deltas
 
     def _deltas(self, kind: str, text: str) -> Sequence[Delta]:
         index = self._num_calls - 1

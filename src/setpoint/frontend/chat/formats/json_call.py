@@ -53,6 +53,11 @@ class JsonCall:
         self._arguments = ""
         """Arguments that came before the name."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the call has begun and its arguments are complete."""
+        return self.has_begun and not self._streams
+
     def raw(self) -> str:
         """The text read so far if the call has not begun, so that it is no call."""
         return "".join(self._raw)

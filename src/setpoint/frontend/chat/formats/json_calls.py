@@ -177,6 +177,8 @@ class JsonMachine(CallMachine):
             outcome = self._call.end()
         if outcome == "more":
             self._at = len(self._text)  # half an escape, which nobody could read
+            if not self._call.is_whole:
+                self._cut_call()
         self._put_back(self._call.taken_back)
         self._lead = []
         self._in_list = self._in_list and outcome == "done"

@@ -96,6 +96,10 @@ class CallMachine:
         if arguments:
             self._deltas.append(ToolCallDelta(index=self._num_calls - 1, arguments=arguments))
 
+    def _cut_call(self) -> None:
+        """The answer has ended inside the call that began last."""
+        self._deltas.append(ToolCallDelta(index=self._num_calls - 1, is_cut=True))
+
     def _read_arguments(self, scan: Scan, then: State) -> None:
         """Read the arguments of the call that began last, and go on with ``then``."""
         self._scan = scan
@@ -112,6 +116,7 @@ class CallMachine:
             self._state = self._then
         elif self._ended:
             self._at = len(self._text)  # half an escape, which nobody could read
+            self._cut_call()
         return self._scan.is_done
 
     def _put_back(self, text: str) -> None:

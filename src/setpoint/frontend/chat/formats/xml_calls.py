@@ -169,6 +169,7 @@ class _Parser(SectionMachine):
         if goes_on or (is_end and not is_key):
             self._finish(self._outside)
         else:
+            self._cut_call()
             self._leave_call(self._outside)
         return True
 
@@ -185,7 +186,7 @@ class _Parser(SectionMachine):
 
     def _value_start(self) -> bool:
         if self._at == len(self._text):
-            return False
+            return self._cut_value("") if self._ended else False
         if self._form.framed and self._text[self._at] == "\n":
             self._at += 1
         if self._types == STRING:
@@ -249,6 +250,7 @@ class _Parser(SectionMachine):
         """The answer has ended in a value."""
         self._take(self._unframed(last))
         self._at = len(self._text)
+        self._cut_call()
         self._leave_call(self._outside)
         return True
 

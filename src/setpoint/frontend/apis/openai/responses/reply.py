@@ -90,7 +90,8 @@ class ResponseHead:
         return self._with(status, [], None)
 
     def ended(self, output: SequenceOutput, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The response after the engine has ended it: completed, cut off by a limit, or aborted."""
+        """The response after the engine has ended it: completed, cut off by a limit or inside a
+        call, or aborted."""
         finish = output.finish
         assert finish is not None
         usage = self._usage(output)
@@ -98,9 +99,16 @@ class ResponseHead:
             refusal = Refusal(message=finish.message or "The request was aborted.", status_code=500)
             return self.failed(refusal, items, usage)
         if finish.type == "length":
-            details = {"reason": "max_output_tokens"}
-            return self._with("incomplete", items, usage) | {"incomplete_details": details}
+            return self._incomplete("max_output_tokens", items, usage)
+        if any(item["status"] == "incomplete" for item in items):
+            return self._incomplete("incomplete_call", items, usage)
         return self._with("completed", items, usage) | {"completed_at": int(time.time())}
+
+    def _incomplete(
+        self, reason: str, items: Sequence[dict[str, Any]], usage: dict[str, Any]
+    ) -> dict[str, Any]:
+        details = {"reason": reason}
+        return self._with("incomplete", items, usage) | {"incomplete_details": details}
 
     def failed(
         self,

@@ -46,11 +46,14 @@ class OutputEvents:
         return [event for delta in deltas for event in self._events(delta)]
 
     def end(self, *, is_complete: bool) -> list[Event]:
-        """The last events. is_complete: whether the model has ended by itself. An otherwise empty
-        answer gets a message, with the white space that the model may have written."""
+        """The last events. is_complete: whether nothing has cut the text off; a call knows that
+        itself. An otherwise empty answer gets a message, with the white space that the model may
+        have written."""
         events = []
         if not self.items and self._open is None:
             events = [*self._begin("message", _message()), *self._more(self._held)]
+        if self._open is not None and not isinstance(self._open, str):
+            is_complete = not self._call.is_cut
         return [*events, *self._close("completed" if is_complete else "incomplete")]
 
     def _events(self, delta: Delta) -> Iterator[Event]:
@@ -80,6 +83,7 @@ class OutputEvents:
                 self._open, self._held = delta.index, ""
             else:
                 yield from self._begin(delta.index, self._call.item())
+        self._call.is_cut = delta.is_cut
         yield from self._more(self._call.feed(delta.arguments))
 
     def _begin(self, kind: str | int, item: dict[str, Any]) -> Iterator[Event]:
@@ -193,6 +197,8 @@ class _OpenCall:
         self._name = delta.name if tool is None else tool.name
         self._input = CustomInput() if tool is not None and tool.kind == "custom" else None
         self._arguments = ""
+        self.is_cut = False
+        """Whether the answer has ended inside the call."""
         self.is_held = tool is not None and tool.item is not None
         """Whether its item can be made only when the arguments are complete."""
         self.field = "arguments" if self._input is None else "input"
