@@ -23,7 +23,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "schemas": ({"core"}, set()),
     "grammar": ({"core", "sandbox", "schemas"}, {"llguidance", "msgspec", "numpy"}),
     "recording": ({"core", "scheduler", "scheduler.cache"}, {"msgspec", "numpy"}),
-    "handover": ({"core"}, {"msgspec", "starlette", "uvicorn", "xxhash"}),
+    "handover": ({"core"}, {"msgspec", "starlette", "xxhash"}),
     "frontend.text": ({"core", "sandbox"}, {"jinja2", "msgspec", "numpy", "tokenizers"}),
     "frontend.storage": ({"core"}, {"msgspec"}),
     "frontend.telemetry": ({"core", "ipc"}, {"msgspec", "opentelemetry", "zmq"}),
@@ -218,7 +218,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "recording",
             "top",
         },
-        {"httpx2", "msgspec", "rich", "uvicorn"},
+        {"httpx2", "msgspec", "rich"},
     ),
     "chat": ({"core", "offline"}, {"httpx2", "msgspec"}),
     "bench": (

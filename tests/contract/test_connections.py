@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import httpx
@@ -172,3 +173,24 @@ def test_what_is_no_http_is_told_so(http_url: Url) -> None:
         answer = read_all(sock)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert message_of(answer) == "The request is not valid HTTP."
+
+
+def test_connections_that_ask_nothing_keep_nobody_out(
+    http_url: Url, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream that began before them goes on. Red before: they were as many as the system allows,
+    and then nobody could connect for 20 s."""
+    monkeypatch.setattr("setpoint.frontend.http.serve.most_for_clients", lambda: 8)
+    url = http_url(FakeEngine(step_s=0.05))
+    body = json.dumps(
+        {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 8}}
+    ).encode()
+    with ExitStack() as stack:
+        stream = stack.enter_context(connect(url))
+        stream.sendall(post(body, more="connection: close\r\n"))
+        began = stream.recv(1 << 16)
+        for _ in range(40):
+            stack.enter_context(connect(url)).sendall(b"GET /ready HTTP/1.1\r\nhost: lo")
+        assert httpx.get(f"{url}/ready", timeout=PATIENCE_S).status_code == 200
+        assert b"data: [DONE]" in began + read_all(stream)
+    assert "More than 8 connections are open at the port" in caplog.text

@@ -21,6 +21,7 @@ import openai
 import pytest
 from test_recording import replay
 
+from setpoint.handover.announcements import announced
 from setpoint.testing.server_process import (
     PATIENCE_S,
     ServerProcess,
@@ -381,9 +382,10 @@ def test_recordings_of_both_servers_are_replayed(tiny_model: Path, tmp_path: Pat
                 pair.generate(text=(TEXT * 20)[:length], sampling_params=sampling)
         greedy = {"temperature": 0, "max_new_tokens": 4}
         body = {"text": TEXT, "sampling_params": greedy, **pair.in_room()}
-        httpx.post(  # no prefill server is there: it is computed by decode
-            f"{decode.url}/generate", json=body | {"bootstrap_port": 1}, timeout=PATIENCE_S
-        )
+        with announced(HOST, 1, bytes(32)):  # nobody is there: it is computed by decode
+            httpx.post(
+                f"{decode.url}/generate", json=body | {"bootstrap_port": 1}, timeout=PATIENCE_S
+            )
         assert pair.failures() == 1
         wait_until(pair.is_idle)
     for path in paths:

@@ -3,13 +3,14 @@ machine."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
-
-import uvicorn
+from contextlib import suppress
 
 from setpoint.config.command_options import ConsoleOptions
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.http.port import bind_socket
+from setpoint.frontend.http.serve import small_server
 from setpoint.playback.film import Film
 from setpoint.playback.playback_routes import create_app
 
@@ -31,6 +32,7 @@ def console(options: ConsoleOptions) -> int:
         " (Ctrl-C ends).",
         flush=True,
     )
-    config = uvicorn.Config(create_app(film), log_level="warning", lifespan="off", ws="none")
-    uvicorn.Server(config).run(sockets=[sock])
+    server = small_server(create_app(film), where="the console's port")
+    with suppress(KeyboardInterrupt):
+        asyncio.run(server.serve(sockets=[sock]))
     return 0

@@ -1,5 +1,5 @@
-"""What a decode server without a router needs: somebody who has a prefill server compute the same
-requests (docs/decisions/0075-pairs-without-a-router.md)."""
+"""What a decode server needs: the prefill servers that it knows, and, without a router, somebody
+who has one of them compute the same requests (docs/decisions/0075-pairs-without-a-router.md)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from typing import Any, Protocol, TypeVar
 from setpoint.core.request import Request
 
 T = TypeVar("T")
+
+
+class KnownServers(Protocol):
+    """The prefill servers whose keys and values a decode server takes. A request can name one of
+    them, and add none (docs/decisions/0084-who-is-trusted.md)."""
+
+    def known(self, host: str, port: int) -> tuple[str, int]:
+        """Where the bootstrap server is that a request means by this host and port. Raises
+        RequestError if it is of no prefill server that is known."""
+        ...
 
 
 class Paired(Protocol):

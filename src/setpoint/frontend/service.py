@@ -31,11 +31,11 @@ from setpoint.frontend.hidden_states import check_hidden_states
 from setpoint.frontend.intake import Intake, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.live_options import LiveOptions, Proposal
-from setpoint.frontend.pairing import Pairing
+from setpoint.frontend.pairing import KnownServers, Pairing
 from setpoint.frontend.residence import AlwaysLoaded, Residence
 from setpoint.frontend.routing import routed
 from setpoint.frontend.sessions import Sessions, Turn
-from setpoint.frontend.shared_rooms import has_room, with_rooms
+from setpoint.frontend.shared_rooms import names_room, with_rooms
 from setpoint.frontend.storage.background import BackgroundBook
 from setpoint.frontend.storage.responses import ResponseStore
 from setpoint.frontend.storage.storage import Storage
@@ -106,6 +106,8 @@ class Service:
         """Run while the server serves, and cancelled when it begins to end; filled at the start."""
         self.drain = Drain()
         self.pairing: Pairing | None = None
+        self.prefill_servers: KnownServers | None = None
+        """Those of a decode server."""
         """Finds prefill servers for requests without a room; set at the start."""
         self.at_end: list[Callable[[], None]] = []
         """Called once, in a thread, when all requests have ended: what waits to be sent elsewhere.
@@ -175,11 +177,11 @@ class Service:
         if self.engine.orders.why_no_weights:
             raise RequestError(without_weights(self.engine), status_code=503)
         paired = None
-        if self.pairing is not None and not has_room(received, self.config.sharing):
+        if self.pairing is not None and not names_room(received, self.config.sharing):
             paired = self.pairing.pair(arrival().path, requests, received)
             received = received if paired is None else paired.body
         requests = routed(
-            with_rooms(requests, received, self.config.sharing),
+            with_rooms(requests, received, self.config.sharing, self.prefill_servers),
             received,
             num_ranks=len(self.engine.lines),
             by_room=self.config.follows_bootstrap_room,

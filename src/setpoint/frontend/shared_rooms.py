@@ -15,11 +15,13 @@ from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.handover import Role
 from setpoint.core.request import Request
-from setpoint.core.rooms import Bootstrap
+from setpoint.core.rooms import FAKE_HOST, Bootstrap
 from setpoint.frontend.arrival import arrival
+from setpoint.frontend.pairing import KnownServers
 
 HOST, PORT, ROOM = "bootstrap_host", "bootstrap_port", "bootstrap_room"
 PREFILL_RANK = "disagg_prefill_dp_rank"
+FIELDS = (HOST, PORT, ROOM, PREFILL_RANK)
 OVERRIDE = "x-override-"
 HOST_NAME = re.compile(r"\[?[A-Za-z0-9._:%-]{1,255}\]?")
 """Names and addresses, of which those with colons may have brackets."""
@@ -41,10 +43,14 @@ class Sharing:
 
 
 def with_rooms(
-    requests: Sequence[Request], received: Mapping[str, Any], sharing: Sharing
+    requests: Sequence[Request],
+    received: Mapping[str, Any],
+    sharing: Sharing,
+    servers: KnownServers | None,
 ) -> Sequence[Request]:
     """The requests of one body with their rooms: each prompt has its own, and each further sample
-    of a prompt the next number. Raises RequestError for one that is missing or wrong."""
+    of a prompt the next number. servers: those that a decode server knows. Raises RequestError for
+    one that is missing or wrong."""
     if sharing.role == "null":
         for name in (HOST, PORT, PREFILL_RANK):
             if received.get(name) not in (None, []):
@@ -52,10 +58,8 @@ def with_rooms(
                     f"{name} is not supported by a server without --disaggregation-mode."
                 )
         return requests
-    given = {
-        name: _overridden(name, received, sharing) for name in (HOST, PORT, ROOM, PREFILL_RANK)
-    }
-    if given[ROOM] is None and sharing.finds_pairs:
+    given = {name: _overridden(name, received, sharing) for name in FIELDS}
+    if sharing.finds_pairs and not names_room(received, sharing):
         return requests
     if given[ROOM] is None:
         raise RequestError(f"{NO_ROOM}{requests[0].rid}")
@@ -64,14 +68,14 @@ def with_rooms(
     hosts = _for_each(given[HOST], count, HOST)
     ports = _for_each(given[PORT], count, PORT)
     return [
-        _in_room(request, _bootstrap(host, port, room, given[PREFILL_RANK], sharing))
+        _in_room(request, _bootstrap(host, port, room, given[PREFILL_RANK], sharing, servers))
         for request, host, port, room in zip(requests, hosts, ports, rooms, strict=True)
     ]
 
 
-def has_room(received: Mapping[str, Any], sharing: Sharing) -> bool:
-    """Whether a body, or a header of it, names a room."""
-    return _overridden(ROOM, received, sharing) is not None
+def names_room(received: Mapping[str, Any], sharing: Sharing) -> bool:
+    """Whether a body, or a header of it, names a room or a prefill server."""
+    return any(_overridden(name, received, sharing) not in (None, []) for name in FIELDS)
 
 
 def rooms_of(requests: Sequence[Request]) -> list[int] | None:
@@ -108,7 +112,9 @@ def _for_each(given: Any, count: int, name: str, *, counts_up: bool = False) -> 
     return [(value + index) & INT64_MAX for value in values for index in range(samples)]
 
 
-def _bootstrap(host: Any, port: Any, room: int, rank: Any, sharing: Sharing) -> Bootstrap:
+def _bootstrap(
+    host: Any, port: Any, room: int, rank: Any, sharing: Sharing, servers: KnownServers | None
+) -> Bootstrap:
     if host is None and sharing.role == "decode":
         raise RequestError(f"{HOST} is missing: it names the prefill server of the request.")
     if host is not None and not (isinstance(host, str) and HOST_NAME.fullmatch(host)):
@@ -117,8 +123,10 @@ def _bootstrap(host: Any, port: Any, room: int, rank: Any, sharing: Sharing) -> 
         raise RequestError(f"{PORT} must be a number from 1 to 65535, not {excerpt(str(port))}.")
     if rank is not None and not _is_int(rank, 0, 1 << 16):
         raise RequestError(f"{PREFILL_RANK} must be a rank, not {excerpt(str(rank))}.")
-    host = (host or "").strip("[]")
-    return Bootstrap(room, host, sharing.port if port is None else port, rank)
+    host, port = (host or "").strip("[]"), sharing.port if port is None else port
+    if servers is not None and host != FAKE_HOST:
+        host, port = servers.known(host, port)
+    return Bootstrap(room, host, port, rank)
 
 
 def _is_int(value: Any, low: int, high: int) -> bool:

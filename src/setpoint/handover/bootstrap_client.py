@@ -1,9 +1,8 @@
-"""Asks a prefill server's bootstrap server where its engines are, and for the secret of a pair."""
+"""Asks a prefill server's bootstrap server where its engines are."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
 from urllib.parse import urlencode
@@ -13,7 +12,6 @@ from msgspec import Meta
 
 from setpoint.handover.frames import HandoverError, in_words
 from setpoint.handover.http_exchange import exchange
-from setpoint.handover.secrets import SIZE
 
 _Answer = TypeVar("_Answer")
 
@@ -42,9 +40,6 @@ class TransferAddress(msgspec.Struct, frozen=True):
 
     rank_ip: Annotated[str, Meta(max_length=255)]
     rank_port: Annotated[int, Meta(ge=1, le=65535)]
-    pair: str
-    """Base64, like the secret."""
-    secret: str
 
 
 async def register(
@@ -85,21 +80,11 @@ async def prefill_server(host: str, port: int) -> PrefillServer:
     return await _ask(host, port, query(NO_RANK), PrefillServer)
 
 
-async def transfer_address(
-    host: str, port: int, rank: int, tp_rank: int
-) -> tuple[str, int, bytes, bytes]:
-    """(host, port, name of the pair, its secret). Raises HandoverError."""
+async def transfer_address(host: str, port: int, rank: int, tp_rank: int) -> tuple[str, int]:
+    """(host, port). Raises HandoverError."""
     found = await _ask(host, port, query(rank, tp_rank), TransferAddress)
-    try:
-        pair, secret = (
-            base64.b64decode(each, validate=True) for each in (found.pair, found.secret)
-        )
-    except ValueError:
-        pair = secret = b""
-    if len(pair) != SIZE or len(secret) != SIZE:
-        raise HandoverError(f"the bootstrap server at {host}:{port} gives no secret")
     is_any = found.rank_ip in ("", "0.0.0.0", "::")
-    return host if is_any else found.rank_ip, found.rank_port, pair, secret
+    return host if is_any else found.rank_ip, found.rank_port
 
 
 async def _ask(host: str, port: int, path: str, kind: type[_Answer]) -> _Answer:

@@ -1,5 +1,5 @@
 """The bootstrap server of a prefill server, with SGLang's routes: decode servers learn here how
-many engines there are, where each sends keys and values, and a secret for the connection.
+many engines there are, and where each sends keys and values.
 
 It has its own port (--disaggregation-bootstrap-port), because routers tell decode servers nothing
 else.
@@ -7,7 +7,6 @@ else.
 
 from __future__ import annotations
 
-import base64
 import hmac
 import re
 from collections import OrderedDict
@@ -22,7 +21,6 @@ from starlette.routing import Route
 
 from setpoint.core.rooms import Room
 from setpoint.handover.bootstrap_client import KEY_HEADER, NO_RANK
-from setpoint.handover.secrets import new_bytes, secret_of
 
 MAX_BODY = 1 << 20
 MAX_ROOMS = 65536
@@ -67,9 +65,9 @@ class BootstrapServer:
     """The routes, in ``app``."""
 
     def __init__(self, facts: Facts, key: bytes, *, api_key: str | None = None) -> None:
-        """key: only this server's processes know it (``secrets``). api_key: without it, nothing is
+        """key: this server's engines show it when they register. api_key: without it, nothing is
         said or learnt about single rooms. Where the engines are is no secret: their transfer ports
-        want a proof that needs the API key (``secrets.with_api_key``)."""
+        want a proof (``secrets``)."""
         self._facts = facts
         self._key = key
         self._api_key = api_key
@@ -121,15 +119,7 @@ class BootstrapServer:
                 f"This prefill server has no such rank, but {facts.dp_size} engines of"
                 f" {facts.attn_tp_size} ranks.",
             )
-        pair = new_bytes()
-        return JSONResponse(
-            {
-                "rank_ip": engine.rank_ip,
-                "rank_port": engine.rank_port,
-                "pair": base64.b64encode(pair).decode(),
-                "secret": base64.b64encode(secret_of(self._key, pair)).decode(),
-            }
-        )
+        return JSONResponse({"rank_ip": engine.rank_ip, "rank_port": engine.rank_port})
 
     async def _register_room(self, request: Request) -> Response:
         if not self._may_ask(request):

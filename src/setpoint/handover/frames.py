@@ -15,18 +15,18 @@ from setpoint.handover.identity import Identity
 from setpoint.handover.secrets import SIZE
 
 MAGIC = b"SPHO"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<4sHHI")
 """Magic, version of the protocol, zero, bytes of the message."""
 MAX_GREETING = 64 << 10
 """Largest message before the peer has proved that it may connect."""
 MAX_MESSAGE = 4 << 20
 """Largest message afterwards: a first token with the logprobs of its alternatives."""
-MAX_SEGMENT = 1 << 28
-MAX_SEGMENTS = 64
+MAX_WORD = 4096
+"""Most characters of a reason."""
 
 Secret = Annotated[bytes, Meta(min_length=SIZE, max_length=SIZE)]
-Word = Annotated[str, Meta(max_length=4096)]
+Word = Annotated[str, Meta(max_length=MAX_WORD)]
 Index = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Room = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -55,12 +55,10 @@ class Challenge(_Message, frozen=True):
 
 
 class Hello(_Message, frozen=True):
-    """The decode side proves who it is, and says what it needs."""
+    """The decode side proves that it knows the key of the transfer."""
 
-    pair: Secret
     nonce: Secret
     proof: Secret
-    identity: Identity
     checksums: bool
     """Whether it wants chunks to have checksums."""
 
@@ -76,16 +74,16 @@ class SharedSegments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Welcome(_Message, frozen=True):
+    """The prefill side proves the same, and says what its keys and values are like."""
+
     proof: Secret
     identity: Identity
-    segment_bytes: Annotated[int, Meta(ge=1, le=MAX_SEGMENT)]
-    num_segments: Annotated[int, Meta(ge=1, le=MAX_SEGMENTS)]
     shared: SharedSegments | None
     checksums: bool
 
 
 class Refusal(_Message, frozen=True):
-    """The connection ends."""
+    """The connection ends. Made by ``refusal``."""
 
     reason: Word
 
@@ -176,6 +174,15 @@ Message = (
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def shortened(reason: str) -> str:
+    """A reason as the other side can read it: its end is left out if it is too long."""
+    return reason if len(reason) <= MAX_WORD else reason[: MAX_WORD - 1] + "…"
+
+
+def refusal(reason: str) -> Refusal:
+    return Refusal(shortened(reason))
 
 
 def encode(message: Message) -> bytes:

@@ -20,12 +20,15 @@ from setpoint.handover.offers import Offer, Offers
 
 logger = logging.getLogger(__name__)
 
-MAX_STRANGERS = 32
-"""Most connections that have not proved yet that they may connect."""
+MAX_STRANGERS = 128
+"""Most connections that have not proved yet that they may connect; for one more the oldest ends."""
+MAX_CHANNELS = 512
+"""Most connections that have. Each has segments of its own."""
 LOG_INTERVAL_S = 1.0
 """Refused connections are counted, and logged at most so often."""
 REPEAT_S = 600.0
 """How long the same refusal of the same server is not logged again."""
+CROWDED = "it has proved nothing, and others want to connect"
 BACKLOG = 128
 EXPIRE_S = 1.0
 
@@ -51,7 +54,8 @@ class RoomGiver:
         self.terms = terms
         self._offers = Offers(post, mover.loop.time)
         self._channels: set[Channel] = set()
-        self._num_strangers = 0
+        self._strangers: dict[Channel, None] = {}
+        """Those that have not proved yet that they may connect, in order of arrival."""
         self._num_refused = 0
         self._logged_at = float("-inf")
         self._logged = ("", "")
@@ -91,17 +95,22 @@ class RoomGiver:
                 self._refused("a connection", str(error))
                 await asyncio.sleep(LOG_INTERVAL_S)
                 continue
-            if self._num_strangers >= MAX_STRANGERS:
+            if len(self._channels) - len(self._strangers) >= MAX_CHANNELS:
                 sock.close()
-                self._refused(address[0], "too many connections are being opened")
+                self._refused(address[0], f"{MAX_CHANNELS} connections are open")
                 continue
-            self._mover.spawn(self._converse(sock, address[0]))
+            if len(self._strangers) >= MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.end(CROWDED)
+            channel = Channel(sock)
+            self._channels.add(channel)
+            self._strangers[channel] = None
+            self._mover.spawn(self._converse(channel, address[0]))
+            await asyncio.sleep(0)  # those who are here go on, however many come
 
-    async def _converse(self, sock: socket.socket, who: str) -> None:
-        channel = Channel(sock)
-        self._channels.add(channel)
+    async def _converse(self, channel: Channel, who: str) -> None:
         try:
-            self._num_strangers += 1
             try:
                 async with asyncio.timeout(GREETING_S):
                     giving = await greet(channel, self.terms)
@@ -109,7 +118,7 @@ class RoomGiver:
                 self._refused(who, str(error) or "no greeting in time")
                 return
             finally:
-                self._num_strangers -= 1
+                self._strangers.pop(channel, None)
             how = "shared memory" if giving.is_shared else "TCP"
             logger.info("A decode server has connected from %s; pages go through %s.", who, how)
             reason = await giving.run(self._offers)

@@ -28,18 +28,17 @@ from setpoint.handover.frames import (
     Refusal,
     Taken,
     Welcome,
+    refusal,
+    shortened,
 )
-from setpoint.handover.identity import Identity, differences
+from setpoint.handover.identity import Identity
 from setpoint.handover.offers import Offer, Offers
-from setpoint.handover.secrets import is_proof, new_bytes, proof, secret_of, with_api_key
-from setpoint.handover.segments import OwnedShare, Segments
+from setpoint.handover.secrets import is_proof, new_bytes, proof
+from setpoint.handover.segments import NUM_SEGMENTS, OwnedShare, Segments, segment_size
 
-SEGMENT_BYTES = 8 << 20
-"""Size of a segment, unless a page row is larger."""
-NUM_SEGMENTS = 4
-MAX_TRANSFERS = 65536
+MAX_TRANSFERS = 8192
 """Most transfers that one connection may have open."""
-UNKNOWN = "the secret is not one of this server's bootstrap server, or the API keys differ"
+NO_PROOF = "the servers do not know the same key: give both the same --api-key"
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,42 +48,39 @@ class Terms:
     store: PageStore
     identity: Identity
     key: bytes
+    """Of transfers (``secrets``)."""
     checksums: bool
     share: bool = True
     """Whether memory may be shared within a machine."""
-    api_key: str | None = None
-    """This server's, which decode servers must have too."""
 
 
 async def greet(channel: Channel, terms: Terms) -> Giving:
-    """Find out who has connected. Raises HandoverError, after having told the peer why, if it may
-    not or cannot use this engine's pages."""
+    """Find out who has connected; whoever does not know the key learns a random number and no more.
+    Raises HandoverError, after having told the peer why, if it may not or cannot use this engine's
+    pages."""
     nonce = new_bytes()
     await channel.send(Challenge(nonce))
     hello = await channel.receive(MAX_GREETING)
     if not isinstance(hello, Hello):
         raise await _refused(channel, "a greeting was expected")
-    secret = with_api_key(secret_of(terms.key, hello.pair), terms.api_key)
-    if not is_proof(hello.proof, secret, "decode", hello.nonce, nonce):
-        raise await _refused(channel, UNKNOWN)
-    if found := differences(terms.identity, hello.identity):
-        raise await _refused(
-            channel, f"the servers cannot use each other's keys and values: {'; '.join(found)}"
-        )
-    size = max(SEGMENT_BYTES // terms.store.row_bytes, 1) * terms.store.row_bytes
+    if not is_proof(hello.proof, terms.key, "decode", hello.nonce, nonce):
+        raise await _refused(channel, NO_PROOF)
+    size = segment_size(terms.store.row_bytes)
     share = None
     if terms.share:
         with suppress(OSError, AttributeError):  # no such memory on this system
             share = OwnedShare(size, NUM_SEGMENTS)
     try:
         checksums = terms.checksums or hello.checksums
-        own = proof(secret, "prefill", nonce, hello.nonce)
+        own = proof(terms.key, "prefill", nonce, hello.nonce)
         invitation = None if share is None else share.invitation
-        await channel.send(Welcome(own, terms.identity, size, NUM_SEGMENTS, invitation, checksums))
+        await channel.send(Welcome(own, terms.identity, invitation, checksums))
         begin = await channel.receive(MAX_GREETING)
     finally:
         if share is not None:
             share.close()
+    if isinstance(begin, Refusal):
+        raise HandoverError(begin.reason)
     if not isinstance(begin, Begin) or (begin.is_shared and share is None):
         raise HandoverError("the greeting was not answered")
     segments = (
@@ -97,7 +93,7 @@ async def greet(channel: Channel, terms: Terms) -> Giving:
 
 async def _refused(channel: Channel, reason: str) -> HandoverError:
     with suppress(HandoverError):
-        await channel.send(Refusal(reason))
+        await channel.send(refusal(reason))
     return HandoverError(reason)
 
 
@@ -131,7 +127,7 @@ class Giving:
 
     def refuse(self, transfer: int, reason: str) -> None:
         self._open.discard(transfer)
-        self._queue.append(Failed(transfer, reason[:1000]))
+        self._queue.append(Failed(transfer, shortened(reason)))
         self._changed.set()
 
     async def run(self, offers: Offers) -> str:

@@ -1,6 +1,5 @@
 """The prefill servers that a decode server sends its clients' bodies to by itself, as a router
-would (docs/decisions/0075-pairs-without-a-router.md). For one event loop. Implements
-``frontend.pairing.Pairing``."""
+would (docs/decisions/0075-pairs-without-a-router.md). For one event loop."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.request import Request
 from setpoint.handover.frames import in_words
@@ -30,6 +30,7 @@ PATHS = ("/generate", "/v1/completions", "/v1/chat/completions")
 ONLY_HERE = ("session_params", "best_of")
 """Fields of bodies that are computed here: the prefill server does not have the session, or would
 have to compute as many samples."""
+RETRY_AFTER_S = 1
 LOOK_S = 1.0
 """Pause between two attempts to reach a prefill server that does not answer."""
 ASK_S = 5.0
@@ -55,7 +56,9 @@ class PrefillServer:
         assert parts.hostname is not None
         self.url, self.host, self.port = url, parts.hostname, parts.port or 80
         self.bootstrap_port = 0
-        """0: it does not answer, or has not been asked yet."""
+        """0: it has not answered yet."""
+        self.is_up = False
+        """Whether it has answered, and has not ended since."""
         self.num_open = 0
         self.why_not = ""
         """Why it was not used when it was asked last."""
@@ -93,6 +96,8 @@ class PairedBody:
 
 
 class PrefillServers:
+    """Implements ``frontend.pairing.Pairing`` and ``KnownServers``."""
+
     def __init__(self, urls: Sequence[str], *, api_key: str | None) -> None:
         """urls: http://HOST:PORT of each. api_key: theirs."""
         self._servers = [PrefillServer(url) for url in urls]
@@ -103,7 +108,26 @@ class PrefillServers:
         self._logged_at = float("-inf")
 
     def up(self) -> dict[str, bool]:
-        return {each.url: bool(each.bootstrap_port) for each in self._servers}
+        return {each.url: each.is_up for each in self._servers}
+
+    def known(self, host: str, port: int) -> tuple[str, int]:
+        """Raises RequestError."""
+        meant = [each for each in self._servers if each.host == host.lower()]
+        for server in meant:
+            if server.bootstrap_port == port:
+                return server.host, port
+        late = next((each for each in meant if not each.bootstrap_port), None)
+        if late is not None:
+            raise RequestError(
+                f"The prefill server at {late.url} has not answered this server yet. Try again.",
+                status_code=503,
+                retry_after_s=RETRY_AFTER_S,
+            )
+        raise RequestError(
+            f"bootstrap_host {excerpt(host)} with port {port} is none of this server's"
+            " --disaggregation-prefill-servers. A client needs no bootstrap_host: this server"
+            " chooses one itself."
+        )
 
     def pair(
         self, path: str, requests: Sequence[Request], received: Mapping[str, Any]
@@ -112,7 +136,7 @@ class PrefillServers:
             return None
         if any(each.options.logprobs and each.options.logprobs.start >= 0 for each in requests):
             return None  # those of the prompt would be in the prefill server's answer
-        ready = [each for each in self._servers if each.bootstrap_port]
+        ready = [each for each in self._servers if each.is_up]
         if not ready:
             self._alone()
             return None
@@ -138,9 +162,7 @@ class PrefillServers:
     async def watch(self) -> None:
         """Look for servers that do not answer, until cancelled."""
         while True:
-            await asyncio.gather(
-                *(self._look(each) for each in self._servers if not each.bootstrap_port)
-            )
+            await asyncio.gather(*(self._look(each) for each in self._servers if not each.is_up))
             await asyncio.sleep(LOOK_S)
 
     async def _look(self, server: PrefillServer) -> None:
@@ -151,8 +173,9 @@ class PrefillServers:
             why = "" if status == 200 else f"it answers {status}"
         except (OSError, TimeoutError, ValueError) as error:  # ValueError: it is no such server
             info, why = _Info(), in_words(error, "no answer in time")
-        if info.disaggregation_mode == "prefill":
+        if info.disaggregation_mode == "prefill" and info.disaggregation_bootstrap_port:
             server.bootstrap_port, server.why_not = info.disaggregation_bootstrap_port, ""
+            server.is_up = True
             logger.info("Prompts are computed by the prefill server at %s.", server.url)
             return
         why = why or "it has no --disaggregation-mode prefill"
@@ -173,13 +196,13 @@ class PrefillServers:
             if status != 200:
                 why = f"{status} {data.decode(errors='replace')}"
         except (OSError, ValueError) as error:
-            if server.bootstrap_port:  # else another request has found out
+            if server.is_up:  # else another request has found out
                 logger.warning(
                     "The prefill server at %s ended before it had answered request %s (%s); this"
                     " server computes the prompt.",
                     *(server.url, paired.rid, in_words(error, "no answer in time")),
                 )
-            server.bootstrap_port = 0
+            server.is_up = False
         finally:
             server.num_open -= 1
         if why:

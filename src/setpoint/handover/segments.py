@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from fcntl import fcntl
 from pathlib import Path
 
 from setpoint.handover.frames import HandoverError, SharedSegments
 from setpoint.handover.secrets import SIZE, new_bytes
 
+SEGMENT_BYTES = 8 << 20
+"""Size of a segment, unless a page row is larger."""
+NUM_SEGMENTS = 4
+MEMORY_NAME = "setpoint-handover"
 MARK_BYTES = mmap.PAGESIZE
 """Shared memory begins with a page that holds its mark."""
 _SEALS = 0x0002 | 0x0004  # F_SEAL_SHRINK | F_SEAL_GROW
@@ -23,6 +28,11 @@ def machine_name() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def segment_size(row_bytes: int) -> int:
+    """Bytes of a segment: whole page rows. Each side computes it and does not ask the other."""
+    return max(SEGMENT_BYTES // row_bytes, 1) * row_bytes
 
 
 class Segments:
@@ -46,9 +56,7 @@ class OwnedShare:
 
     def __init__(self, size: int, num: int) -> None:
         """Raises OSError if the system has no such memory."""
-        self.descriptor = os.memfd_create(
-            "setpoint-handover", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        )
+        self.descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, MARK_BYTES + size * num)
             fcntl(self.descriptor, _ADD_SEALS, _SEALS)
@@ -71,11 +79,17 @@ def map_shared(found: SharedSegments, size: int, num: int) -> Segments:
     cannot."""
     if not found.machine or found.machine != machine_name():
         raise HandoverError("the peer is on another machine")
+    place = f"/proc/{found.pid}/fd/{found.descriptor}"
     try:
-        descriptor = os.open(f"/proc/{found.pid}/fd/{found.descriptor}", os.O_RDONLY)
+        if not os.readlink(place).startswith(f"/memfd:{MEMORY_NAME}"):
+            raise HandoverError("the peer's memory is something else")
+        # What the name stands for may have changed since: a pipe would never open otherwise.
+        descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
         raise HandoverError(f"the peer's memory cannot be opened: {error.strerror}") from None
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise HandoverError("the peer's memory is something else")
         if fcntl(descriptor, _GET_SEALS) & _SEALS != _SEALS:
             raise HandoverError("the peer's memory is not sealed")
         if os.fstat(descriptor).st_size != MARK_BYTES + size * num:

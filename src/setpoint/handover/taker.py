@@ -17,7 +17,6 @@ from setpoint.handover.channel import GREETING_S, OTHER_WEIGHTS, Channel
 from setpoint.handover.frames import HandoverError, in_words
 from setpoint.handover.identity import Identity
 from setpoint.handover.mover_thread import MoverThread
-from setpoint.handover.secrets import with_api_key
 from setpoint.handover.taking import Taking, Transfer, Wants, arrived, introduce
 
 logger = logging.getLogger(__name__)
@@ -42,16 +41,17 @@ class RoomTaker:
         mover: MoverThread,
         wants: Wants,
         post: Callable[[Arrived], object],
+        key_of: Callable[[str, int], bytes | None],
         *,
-        api_key: str | None = None,
         tp_rank: int = 0,
     ) -> None:
-        """post: may be called from any thread. api_key: this server's, which prefill servers must
-        have too. tp_rank: this rank's number in its engine; it asks for the same one."""
+        """post: may be called from any thread. key_of: the key of transfers from the prefill server
+        with this bootstrap server, None if there is none. tp_rank: this rank's number in its
+        engine; it asks for the same one."""
         self._mover = mover
         self.wants = wants
         self._post = post
-        self._api_key = api_key
+        self._key_of = key_of
         self._tp_rank = tp_rank
         self._servers: dict[Server, int] = {}
         """Bootstrap server -> number of its engines, as long as there is a connection."""
@@ -154,8 +154,13 @@ class RoomTaker:
 
     async def _connect(self, engine: Engine) -> None:
         host, port, rank = engine
-        address, number, pair, secret = await transfer_address(host, port, rank, self._tp_rank)
-        secret = with_api_key(secret, self._api_key)
+        key = self._key_of(host, port)
+        if key is None:
+            raise HandoverError(
+                f"this server and the prefill server at {host}:{port} have no key in common: give"
+                " both the same --api-key"
+            )
+        address, number = await transfer_address(host, port, rank, self._tp_rank)
         loop = self._mover.loop
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -168,7 +173,7 @@ class RoomTaker:
         channel = Channel(sock)
         try:
             async with asyncio.timeout(GREETING_S):
-                taking = await introduce(channel, self.wants, pair, secret)
+                taking = await introduce(channel, self.wants, key)
         except (HandoverError, TimeoutError) as error:
             channel.close()
             why = str(error) or "no greeting in time"

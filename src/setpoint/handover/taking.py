@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,10 +30,11 @@ from setpoint.handover.frames import (
     Refusal,
     Taken,
     Welcome,
+    refusal,
 )
 from setpoint.handover.identity import Identity, differences
 from setpoint.handover.secrets import is_proof, new_bytes, proof
-from setpoint.handover.segments import Segments, map_shared
+from setpoint.handover.segments import NUM_SEGMENTS, Segments, map_shared, segment_size
 
 _Kind = TypeVar("_Kind", Challenge, Welcome)
 
@@ -69,29 +71,23 @@ class Wants:
     share: bool = True
 
 
-async def introduce(channel: Channel, wants: Wants, pair: bytes, secret: bytes) -> Taking:
-    """The decode side's part of the greeting. Raises HandoverError with the peer's reason, or with
-    what is wrong with the peer."""
+async def introduce(channel: Channel, wants: Wants, key: bytes) -> Taking:
+    """The decode side's part of the greeting: it says nothing of itself before the peer has proved
+    that it knows the key. Raises HandoverError with the peer's reason, or with what is wrong with
+    the peer."""
     challenge = await _answer(channel, Challenge)
     nonce = new_bytes()
-    await channel.send(
-        Hello(
-            pair,
-            nonce,
-            proof(secret, "decode", nonce, challenge.nonce),
-            wants.identity,
-            wants.checksums,
-        )
-    )
+    await channel.send(Hello(nonce, proof(key, "decode", nonce, challenge.nonce), wants.checksums))
     welcome = await _answer(channel, Welcome)
-    if not is_proof(welcome.proof, secret, "prefill", challenge.nonce, nonce):
-        raise HandoverError("the server at the transfer port does not know the secret")
+    if not is_proof(welcome.proof, key, "prefill", challenge.nonce, nonce):
+        raise HandoverError("the server at the transfer port does not know the key")
     if found := differences(welcome.identity, wants.identity):
-        raise HandoverError(f"the servers' keys and values differ: {'; '.join(found)}")
-    if welcome.segment_bytes % wants.store.row_bytes:
-        raise HandoverError("the peer's segments do not hold whole page rows")
+        why = f"the servers cannot use each other's keys and values: {'; '.join(found)}"
+        with suppress(HandoverError):
+            await channel.send(refusal(why))
+        raise HandoverError(why)
     why_not, segments = "", None
-    size, num = welcome.segment_bytes, welcome.num_segments
+    size, num = segment_size(wants.store.row_bytes), NUM_SEGMENTS
     if welcome.shared is None or not wants.share:
         why_not = "one of the servers does not share memory"
     else:

@@ -90,7 +90,7 @@ def make_service(
     checkpoints = LaunchedCheckpoints(options, source, spec)
     service = Service(frontend, client, engine.text, live, storage, checkpoints, supervisor)
     _add_readers(service, options)
-    _find_prefill_servers(service, options)
+    _know_prefill_servers(service, options)
     return service
 
 
@@ -104,15 +104,22 @@ def _sharing(config: ResolvedConfig) -> Sharing:
     )
 
 
-def _find_prefill_servers(service: Service, options: Options) -> None:
-    """Have a decode server send bodies to the prefill servers that it was told of."""
+def _know_prefill_servers(service: Service, options: Options) -> None:
+    """Tell a decode server its prefill servers, and have it send bodies to those that the command
+    line names."""
+    if options.disaggregation.role != "decode":
+        return
     if urls := options.disaggregation.disaggregation_prefill_servers:
         from setpoint.handover.prefill_servers import PrefillServers
 
         api_key = next(iter(api_keys(options.server)), None)
         servers = PrefillServers(urls, api_key=api_key)
-        service.pairing = servers
+        service.pairing = service.prefill_servers = servers
         service.workers.append(servers.watch)
+    else:
+        from setpoint.handover.announcements import AnnouncedServers
+
+        service.prefill_servers = AnnouncedServers()
 
 
 def _model_info(spec: ModelSpec, options: Options) -> dict[str, Any]:

@@ -16,12 +16,14 @@ from setpoint.engine.executor.rank_handovers import RankedGiver, RankedTaker, Ra
 from setpoint.engine.executor.tensor_parallel import OtherRanks
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.engine.runner.pool_store import PoolStore
+from setpoint.handover.announcements import LOOPBACKS, WILDCARDS, key_of
 from setpoint.handover.bootstrap_client import register
 from setpoint.handover.frames import HandoverError
 from setpoint.handover.giver import RoomGiver, listening
 from setpoint.handover.giving import Terms
 from setpoint.handover.identity import Identity
 from setpoint.handover.mover_thread import MoverThread
+from setpoint.handover.secrets import key_of_api
 from setpoint.handover.taker import RoomTaker
 from setpoint.handover.taking import Wants
 from setpoint.launch.agreement import facts_of
@@ -29,8 +31,6 @@ from setpoint.launch.job import EngineJob, with_weights
 
 logger = logging.getLogger(__name__)
 
-WILDCARDS = ("", "0.0.0.0", "::")
-LOOPBACK = "127.0.0.1"
 IRRELEVANT = ("whether steps are captured", "--ep-num-redundant-experts", "--nnodes")
 """Facts of an engine on which the bits of its cache do not depend."""
 
@@ -97,16 +97,20 @@ def sides_of(
     api_key = next(iter(api_keys(options.server)), None)
     if mode == "decode":
         wants = Wants(store, identity, checksums)
-        taker = RoomTaker(mover, wants, post, api_key=api_key, tp_rank=tp_rank)
+        shared = None if api_key is None else key_of_api(api_key)
+        taker = RoomTaker(
+            mover, wants, post, key_of if shared is None else lambda *_: shared, tp_rank=tp_rank
+        )
         return Sides(taker=taker, tp_rank=tp_rank)
     host = options.server.host
     listener = listening(host)
     at_end.callback(listener.close)
     key = bytes.fromhex(job.handover_key)
-    terms = Terms(store, identity, key, checksums, api_key=api_key)
+    shared = key if api_key is None else key_of_api(api_key)
+    terms = Terms(store, identity, shared, checksums)
     giver = RoomGiver(mover, listener, terms, post)
     number = listener.getsockname()[1]
-    own_server = LOOPBACK if host in WILDCARDS else host
+    own_server = LOOPBACKS[0] if host in WILDCARDS else host
     port, rank = own.disaggregation_bootstrap_port, job.rank or 0
 
     async def announce() -> None:

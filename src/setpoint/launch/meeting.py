@@ -33,7 +33,7 @@ MAX_BYTES = 1 << 16
 HANDSHAKE_S = 10.0
 """How long each message of a handshake may take."""
 MAX_HANDSHAKES = 32
-"""Number of handshakes at the same time; further connections are closed."""
+"""Number of handshakes at the same time; for one more the oldest ends."""
 RETRY_S = 0.5
 SAY_EVERY_S = 10.0
 LOST_S = 20
@@ -107,7 +107,8 @@ class Meeting:
         self._refusals: dict[str, str] = {}
         """Who was refused -> why, of those who could have been a rank."""
         self._changed = threading.Condition()
-        self._slots = threading.BoundedSemaphore(MAX_HANDSHAKES)
+        self._handshakes: dict[socket.socket, None] = {}
+        """Their sockets, in order of arrival. Guarded by ``_changed``."""
         self._is_closed = False
         self._socket = _listen(address)
         if secret is None and not self._socket.getsockname()[0].startswith(("127.", "::1")):
@@ -171,16 +172,21 @@ class Meeting:
                 sock, address = self._socket.accept()
             except OSError:
                 return  # it is closed
-            if self._slots.acquire(blocking=False):
-                threading.Thread(
-                    target=self._handshake, args=(sock, address[0]), daemon=True
-                ).start()
-            else:
-                sock.close()
+            same = sock.dup()
+            with self._changed:
+                if len(self._handshakes) >= MAX_HANDSHAKES:
+                    oldest = next(iter(self._handshakes))
+                    del self._handshakes[oldest]
+                    with suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)
+                self._handshakes[same] = None
+            threading.Thread(
+                target=self._handshake, args=(sock, same, address[0]), daemon=True
+            ).start()
 
-    def _handshake(self, sock: socket.socket, host: str) -> None:
+    def _handshake(self, sock: socket.socket, same: socket.socket, host: str) -> None:
+        """same: a second descriptor of the connection, by which others can end it."""
         # A limit for each message alone would let a client keep its place by a byte now and then.
-        same = sock.dup()
         late = threading.Timer(HANDSHAKE_S, _end_socket, [same])
         late.daemon = True
         late.start()
@@ -204,8 +210,9 @@ class Meeting:
             link.close()
         finally:
             late.cancel()
-            same.close()
-            self._slots.release()
+            with self._changed:
+                self._handshakes.pop(same, None)
+                same.close()
         if link.closed:
             return
         with self._changed:

@@ -91,7 +91,8 @@ def serve(
             storage = stack.enter_context(closing(Storage(Path(options.answers.file_storage_path))))
         publisher = stack.enter_context(publishing(options))
         engines = list(_launch(stack, options, env, given, phases, models))
-        serving = _Serving(engines, sock, bootstrap, storage, publisher, phases)
+        stack.enter_context(bootstrapping(engines[0].served, bootstrap))
+        serving = _Serving(engines, sock, storage, publisher, phases)
         code: int = run_until_asked(serving.run, limit_s=lambda: serving.drain_s + END_S)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # the process is ending already
@@ -135,7 +136,6 @@ class _Serving:
         self,
         engines: Sequence[Launched],
         sock: socket.socket,
-        bootstrap: socket.socket | None,
         storage: Storage | None,
         publisher: BlockSink | None,
         phases: Phases,
@@ -144,7 +144,6 @@ class _Serving:
         self._engine = engines[0]
         self._engines = engines
         self._sock = sock
-        self._bootstrap = bootstrap
         self._storage = storage
         self._publisher = publisher
         self._phases = phases
@@ -167,10 +166,7 @@ class _Serving:
         from setpoint.frontend.http.serve import make_server
 
         stopped = asyncio.create_task(asked.end.wait())
-        async with (
-            bootstrapping(self._engine.served, self._bootstrap),
-            self._session() as session,
-        ):
+        async with self._session() as session:
             service = self._service = await session.service_unless(stopped)
             if service is None:
                 return 0

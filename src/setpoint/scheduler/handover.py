@@ -37,6 +37,7 @@ from setpoint.core.preparation import Need
 from setpoint.core.records import HandedOver, Observer
 from setpoint.core.transfers import Direction, Place
 from setpoint.scheduler.emit import joined_logprobs
+from setpoint.scheduler.handed_checks import what_is_wrong
 from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.state import State
 
@@ -298,8 +299,9 @@ class DecodeSide:
                 )
             )
         handed, failure = message.handed, message.failure
-        if handed is not None and not self._is_sound(seq, handed):
-            handed, failure = None, "the prefill server has handed over another prompt's tokens"
+        if handed is not None:
+            failure = what_is_wrong(seq, handed, state.config.vocab_size)
+            handed = None if failure else handed
         if Need.KV not in seq.needs:
             return None  # it has ended meanwhile, or has waited too long
         self._observer.on(
@@ -357,14 +359,6 @@ class DecodeSide:
         self._handed.pop(seq_id, None)
         if self._waiting.pop(seq_id, None) is None and seq_id in self._arriving:
             self._taker.cancel(seq_id)
-
-    def _is_sound(self, seq: Sequence, handed: Handed) -> bool:
-        vocabulary = self._state.config.vocab_size
-        return (
-            handed.num_prompt == len(seq.prompt)
-            and len(handed.ids) == min(1, seq.max_new_tokens)
-            and all(token < vocabulary for token in handed.ids)
-        )
 
     def _fits(self, seq: Sequence) -> bool:
         """Whether the pool has room for a prompt beside a reserve for every sequence that runs or

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
-import uvicorn
 
 from setpoint.core.handover import Arrived, Given, Handed, Wanted
 from setpoint.core.request import Ids
 from setpoint.core.rooms import Bootstrap
+from setpoint.frontend.http.port import bind_socket
 from setpoint.handover.bootstrap_client import register
 from setpoint.handover.bootstrap_server import BootstrapServer, Facts
 from setpoint.handover.giver import RoomGiver, listening
 from setpoint.handover.giving import Terms
 from setpoint.handover.identity import Identity
 from setpoint.handover.mover_thread import MoverThread
-from setpoint.handover.secrets import new_bytes
+from setpoint.handover.secrets import key_of_api, new_bytes
 from setpoint.handover.taker import RoomTaker
 from setpoint.handover.taking import Wants
+from setpoint.launch.bootstrapping import answering
 
 Found = TypeVar("Found", Wanted, Given, Arrived)
 HOST = "127.0.0.1"
@@ -111,19 +111,9 @@ class Pair:
 @contextmanager
 def bootstrap_server(key: bytes, *, dp_size: int = 1, api_key: str | None = None) -> Iterator[int]:
     """A bootstrap server in a thread; its port."""
-    app = BootstrapServer(Facts(1, dp_size, 1, "auto"), key, api_key=api_key).app
-    sock = listening(HOST)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    try:
+    server = BootstrapServer(Facts(1, dp_size, 1, "auto"), key, api_key=api_key)
+    with bind_socket(HOST, 0) as sock, answering(server, sock):
         yield sock.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(10.0)
-        sock.close()
 
 
 @contextmanager
@@ -136,9 +126,10 @@ def pair(
     there: Identity | None = None,
     api_key: str | None = None,
     given_api_key: str | None = None,
+    key_of: Callable[[str, int], bytes | None] | None = None,
 ) -> Iterator[Pair]:
     """there: the identity of the prefill side, if it is another. given_api_key: the
-    decode side's."""
+    decode side's. key_of: the keys that the decode side knows, if not that of this pair."""
     key = new_bytes()
     source = ArrayPool(num_pages, row_bytes, seed=1)
     target = ArrayPool(num_pages, row_bytes, seed=2)
@@ -146,10 +137,11 @@ def pair(
     movers = MoverThread(), MoverThread()
     listener = listening(HOST)
     number = listener.getsockname()[1]
-    terms = Terms(source, there or identity(), key, checksums, share=share, api_key=api_key)
+    own, theirs = (key if each is None else key_of_api(each) for each in (api_key, given_api_key))
+    terms = Terms(source, there or identity(), own, checksums, share=share)
     giver = RoomGiver(movers[0], listener, terms, given.post)
     wants = Wants(target, identity(), checksums=False, share=share)
-    taker = RoomTaker(movers[1], wants, taken.post, api_key=given_api_key)
+    taker = RoomTaker(movers[1], wants, taken.post, key_of or (lambda *_: theirs))
     with bootstrap_server(key, api_key=api_key) as port:
         movers[0].call(
             lambda: movers[0].spawn(register(HOST, port, key, rank=0, address=HOST, number=number))

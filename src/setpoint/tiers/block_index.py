@@ -27,10 +27,11 @@ from pathlib import Path
 import lmdb
 import msgspec
 
+from setpoint.core.own_files import is_own_file
 from setpoint.sandbox.child import ChildLostError, LimitedChild, TooMuchError
 from setpoint.tiers.block_keys import KEY_BYTES
 from setpoint.tiers.check_index import LIMITS, Change, Job, Read, is_damage
-from setpoint.tiers.own_files import claim_folder, is_own_file
+from setpoint.tiers.own_files import claim_folder
 from setpoint.tiers.store import StoreError
 
 logger = logging.getLogger(__name__)

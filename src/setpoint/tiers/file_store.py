@@ -26,10 +26,11 @@ from pathlib import Path
 import lmdb
 import numpy as np
 
+from setpoint.core.own_files import is_own_file, open_own
 from setpoint.tiers.block_format import HEADER_BYTES, OWNER_BYTES, header_of, read_header
 from setpoint.tiers.block_index import ENTRY, BlockIndex, Entries, LockedIndexError
 from setpoint.tiers.block_keys import KEY_BYTES
-from setpoint.tiers.own_files import claim_folder, is_own_file, open_own, remove
+from setpoint.tiers.own_files import claim_folder, remove
 from setpoint.tiers.store import Bytes, StoreCounts, StoreError
 
 logger = logging.getLogger(__name__)

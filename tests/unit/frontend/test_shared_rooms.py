@@ -18,12 +18,26 @@ HOST = {"bootstrap_host": "p"}
 LAST = (1 << 63) - 1
 
 
-def rooms(count: int, received: dict[str, Any], sharing: Sharing = DECODE) -> list[Any]:
+class Known:
+    """Knows one prefill server."""
+
+    def known(self, host: str, port: int) -> tuple[str, int]:
+        if (host, port) != ("p", 8998):
+            raise RequestError("unknown")
+        return "10.0.0.1", 8998
+
+
+def rooms(
+    count: int,
+    received: dict[str, Any],
+    sharing: Sharing = DECODE,
+    servers: Known | None = None,
+) -> list[Any]:
     requests = [
         Request(rid=f"r{index}", prompt_ids=pack_ids([1]), sampling=SamplingParams(), seed=0)
         for index in range(count)
     ]
-    return [each.options.bootstrap for each in with_rooms(requests, received, sharing)]
+    return [each.options.bootstrap for each in with_rooms(requests, received, sharing, servers)]
 
 
 def test_each_request_has_a_room_of_its_own() -> None:
@@ -97,3 +111,31 @@ def test_headers_replace_fields_where_that_is_allowed() -> None:
             rooms(1, received, allowed)
     finally:
         ARRIVAL.reset(token)
+
+
+def test_a_request_names_only_prefill_servers_that_are_known() -> None:
+    """Red before: whatever it named was asked for keys and values."""
+    known = Known()
+    assert rooms(1, {**HOST, "bootstrap_room": 7}, servers=known) == [
+        Bootstrap(7, "10.0.0.1", 8998)
+    ]
+    fake = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 7}
+    assert rooms(1, fake, servers=known)[0].is_fake
+    for named in (
+        {"bootstrap_host": "q"},
+        {"bootstrap_host": ["p", "q"], "bootstrap_room": [7, 8]},
+        {**HOST, "bootstrap_port": 9},
+    ):
+        with pytest.raises(RequestError, match="unknown"):
+            rooms(2, {"bootstrap_room": 7, **named}, servers=known)
+
+
+@pytest.mark.parametrize(
+    "received", [HOST, {"bootstrap_port": 9}, {"disagg_prefill_dp_rank": 0}, {**HOST, "x": 1}]
+)
+def test_a_server_that_chooses_itself_is_told_nothing_by_halves(received: dict[str, Any]) -> None:
+    """Red before: a server without a room was ignored."""
+    sharing = Sharing("decode", finds_pairs=True)
+    assert rooms(1, {"bootstrap_host": None}, sharing) == [None]
+    with pytest.raises(RequestError, match="without bootstrap room id"):
+        rooms(1, received, sharing)

@@ -16,7 +16,7 @@ import pytest
 
 from setpoint.core.handover import Arrived, Given, Wanted
 from setpoint.core.rooms import Bootstrap
-from setpoint.handover import giver, giving, taker, taking
+from setpoint.handover import giver, segments, taker, taking
 from setpoint.handover.channel import SILENCE_S
 from setpoint.handover.frames import (
     HEADER,
@@ -31,6 +31,7 @@ from setpoint.handover.frames import (
 from setpoint.handover.offers import Offer, Offers
 from setpoint.handover.secrets import new_bytes
 from setpoint.testing.handovers import HOST, handed, identity, pair
+from setpoint.testing.server_process import wait_until
 
 
 def rows(*numbers: int) -> np.ndarray:
@@ -54,7 +55,7 @@ def test_pages_arrive_where_decode_wants_them(share: bool) -> None:
 def test_many_chunks_and_transfers_use_the_few_segments_again(
     share: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(giving, "SEGMENT_BYTES", 3 * 64)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 3 * 64)
     rng = np.random.default_rng(3)
     with pair(share=share, num_pages=400) as both:
         order = rng.permutation(np.arange(1, 401)).astype(np.int32)
@@ -102,7 +103,7 @@ def test_a_room_with_another_prompt_is_refused_and_stays_open() -> None:
 def test_an_aborted_prefill_tells_decode_at_once(
     when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(giving, "SEGMENT_BYTES", 64)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 64)
     with pair() as both:
         digest = new_bytes()
         both.giver.offer(1, 5, digest)
@@ -172,7 +173,7 @@ def test_pages_that_were_not_sent_cannot_have_arrived(is_offered: bool) -> None:
 def test_nothing_is_written_after_a_cancelled_transfer_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(giving, "SEGMENT_BYTES", 64)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 64)
     with pair() as both:
         digest = new_bytes()
         both.giver.offer(1, 5, digest)
@@ -206,6 +207,7 @@ def test_servers_that_differ_are_told_in_what(
         assert "dtype" not in failure
         both.taker.fetch(2, both.bootstrap(6), new_bytes(), 0, rows(1))
         both.taken.wait(Arrived, 2)
+        wait_until(lambda: "page_size is 16" in caplog.text)
     assert caplog.text.count("page_size is 16 on the prefill server") == 1
 
 
@@ -216,7 +218,7 @@ def test_servers_with_different_api_keys_hand_nothing_over(
     with pair(api_key=keys[0], given_api_key=keys[1]) as both:
         both.giver.offer(1, 5, bytes(32))
         both.taker.fetch(1, both.bootstrap(5), bytes(32), 0, rows(1))
-        assert "or the API keys differ" in both.taken.wait(Arrived, 1).failure
+        assert "the servers do not know the same key" in both.taken.wait(Arrived, 1).failure
         assert not both.given.messages, "nobody has asked for the room"
 
 
@@ -295,7 +297,7 @@ import sys, time
 from setpoint.testing.handovers import pair, handed
 import numpy as np
 from setpoint.core.handover import Wanted
-with pair(share=sys.argv[1] == "shared") as both:
+with pair(share=sys.argv[1] == "shared", api_key="k") as both:
     both.giver.offer(1, 5, bytes(32))
     print(both.port, flush=True)
     both.given.wait(Wanted, 1)
@@ -313,7 +315,7 @@ def test_the_death_of_the_prefill_side_is_noticed(how: str, end: signal.Signals)
     assert child.stdout is not None
     try:
         port = int(child.stdout.readline())
-        with pair(share=how == "shared") as own:
+        with pair(share=how == "shared", given_api_key="k") as own:
             own.taker.fetch(1, Bootstrap(5, HOST, port), bytes(32), 0, rows(1))
             assert child.stdout.readline() == "wanted\n"
             os.kill(child.pid, end)

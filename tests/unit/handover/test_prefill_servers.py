@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from setpoint.core.errors import RequestError
 from setpoint.core.request import LogprobOptions, Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.handover import prefill_servers
@@ -226,3 +227,20 @@ def test_a_server_that_has_gone_is_looked_for_again(
     assert len(lines) == 1, "one line for one end"
     assert "Errno" not in lines[0]
     assert "this server computes the prompt" in lines[0]
+
+
+def test_a_request_can_name_a_server_that_has_answered() -> None:
+    async def run() -> None:
+        async with peer(info(11)) as one:
+            servers = PrefillServers([one.url], api_key=None)
+            with pytest.raises(RequestError, match="has not answered this server yet") as early:
+                servers.known("127.0.0.1", 11)
+            assert early.value.status_code == 503
+            async with watching(servers):
+                assert servers.known("127.0.0.1", 11) == ("127.0.0.1", 11)
+            for host, port in (("127.0.0.1", 12), ("localhost", 11), ("192.0.2.1", 11)):
+                with pytest.raises(RequestError, match="is none of this server's") as refused:
+                    servers.known(host, port)
+                assert refused.value.status_code == 400
+
+    asyncio.run(run())

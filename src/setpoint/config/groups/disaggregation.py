@@ -87,7 +87,8 @@ class DisaggregationOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             GROUP,
             "Prefill servers (http://HOST:PORT of each) to which a decode server sends its clients'"
-            " requests by itself, so that no router is needed.",
+            " requests by itself, so that no router is needed. It takes prompts from no others,"
+            " whatever a request or a router says.",
             metavar="URL",
             server_only=True,
         ),

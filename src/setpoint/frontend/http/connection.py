@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,7 +23,7 @@ from setpoint.core.awake import CLOCK
 from setpoint.frontend.arrival import ARRIVED_AT, Arrival
 from setpoint.frontend.drain import Drain
 from setpoint.frontend.http.access import log_access
-from setpoint.frontend.http.dialect import Dialects
+from setpoint.frontend.http.crowd import Crowd
 from setpoint.frontend.http.pace import Pace, Rank
 from setpoint.frontend.refusal import Refusal
 
@@ -43,16 +43,27 @@ CUT = "setpoint.cut"
 does not read."""
 
 
+class Errors(Protocol):
+    """The shape of a port's errors."""
+
+    def error_body(self, path: str, refusal: Refusal) -> Any:
+        """The body of the answer to a request refused at ``path``, for JSON."""
+
+
 class Connection(HttpToolsProtocol):
     receive_s = RECEIVE_S
 
-    def __init__(self, *, dialects: Dialects, pace: Pace, drain: Drain, **kwargs: Any) -> None:
-        """dialects: shape the refusals of input that never becomes a request. pace: begins the work
-        on requests. drain: tells whether the server is ending. The others are uvicorn's."""
+    def __init__(
+        self, *, errors: Errors, pace: Pace, drain: Drain, crowd: Crowd, **kwargs: Any
+    ) -> None:
+        """errors: shape the refusals of input that never becomes a request. pace: begins the work
+        on requests. drain: tells whether the server is ending. crowd: the port's connections. The
+        others are uvicorn's."""
         super().__init__(**kwargs)
-        self._dialects = dialects
+        self._errors = errors
         self._pace = pace
         self._drain = drain
+        self._crowd = crowd
         self.access_log = False  # AccessLogMiddleware writes it, when the answer has ended
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -63,8 +74,19 @@ class Connection(HttpToolsProtocol):
         is dropped."""
         self._timer: asyncio.TimerHandle | None = None
         self._expect_head()
+        self._crowd.enter(self)
+
+    @property
+    def can_end(self) -> bool:
+        """Whether no request has arrived that waits for its answer."""
+        return self.cycle is None or self.cycle.more_body or self.cycle.response_complete
+
+    def cut(self) -> None:
+        """Close the connection at once."""
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._crowd.leave(self)
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -198,7 +220,7 @@ class Connection(HttpToolsProtocol):
         refusal = Refusal(message=message, status_code=status_code)
         # Its path may not have arrived yet, or may have an invalid encoding.
         path = self.url.partition(b"?")[0].decode("latin-1")
-        body = msgspec.json.encode(self._dialects.error_body(path, refusal))
+        body = msgspec.json.encode(self._errors.error_body(path, refusal))
         head = (
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection:"
             " close\r\n\r\n"

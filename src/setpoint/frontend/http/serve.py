@@ -6,19 +6,24 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from setpoint.frontend.drain import Drain
-from setpoint.frontend.http.connection import Connection
-from setpoint.frontend.http.dialect import Dialects
+from setpoint.frontend.http.connection import Connection, Errors
+from setpoint.frontend.http.crowd import Crowd, most_for_clients
 from setpoint.frontend.http.listener import Listener
 from setpoint.frontend.http.pace import Pace
 from setpoint.frontend.http.port import cannot_listen
+from setpoint.frontend.refusal import Refusal
+
+FEW_CONNECTIONS = 256
 
 
 class Server(uvicorn.Server):
@@ -26,10 +31,23 @@ class Server(uvicorn.Server):
     end, before the engine is shut down.
     """
 
-    def __init__(self, config: uvicorn.Config, dialects: Dialects, drain: Drain) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        errors: Errors,
+        drain: Drain,
+        *,
+        urgent: Set[str] = frozenset(),
+        most: int | None = None,
+        where: str = "the port",
+    ) -> None:
+        """urgent: see ``Pace``. most: how many connections may be open; None: as many as the
+        process can have. where: the port, for the log."""
         super().__init__(config)
-        self._dialects = dialects
+        self._errors = errors
         self._drain = drain
+        self._urgent = urgent
+        self._crowd = Crowd(most_for_clients() if most is None else most, where)
         self._close_s = 0.0
         self.listening = asyncio.Event()
         """Set once connections are accepted."""
@@ -44,12 +62,13 @@ class Server(uvicorn.Server):
         """Begin to listen. Raises ConfigError if another program has bound the same address and
         listened first."""
         await super().startup(sockets=[])
-        pace = Pace(urgent=self._dialects.controls)
+        pace = Pace(urgent=self._urgent)
         make = partial(
             Connection,
-            dialects=self._dialects,
+            errors=self._errors,
             pace=pace,
             drain=self._drain,
+            crowd=self._crowd,
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
@@ -93,7 +112,24 @@ def make_server(app: FastAPI, *, log_level: str = "info") -> Server:
         log_level=log_level,
     )
     logging.getLogger("uvicorn.error").addFilter(_is_news)
-    return Server(config, app.state.dialects, app.state.drain)
+    dialects = app.state.dialects
+    return Server(config, dialects, app.state.drain, urgent=dialects.controls)
+
+
+class PlainErrors:
+    """Errors of a port that speaks no client's API."""
+
+    def error_body(self, path: str, refusal: Refusal) -> Any:
+        return {"error": {"message": refusal.message, "code": refusal.status_code}}
+
+
+def small_server(app: ASGIApp, *, where: str) -> Server:
+    """A server of few routes: the same connections, with room for fewer of them. where: its
+    port, for the log."""
+    config = uvicorn.Config(
+        app, ws="none", lifespan="off", log_config=None, log_level="warning", access_log=False
+    )
+    return Server(config, PlainErrors(), Drain(), most=FEW_CONNECTIONS, where=where)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

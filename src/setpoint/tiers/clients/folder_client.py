@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from setpoint.tiers.own_files import claim_folder, open_own
+from setpoint.core.own_files import open_own
+from setpoint.tiers.own_files import claim_folder
 from setpoint.tiers.store import StoreError
 
 STALE_S = 600.0
