@@ -65,6 +65,16 @@ LLAMA3 = [
         '<|python_tag|>{"name": "ping", "parameters":, {}}',
         text='<|python_tag|>{"name": "ping", "parameters":, {}}',
     ),
+    Case(
+        "an unknown function behind a known one",
+        f'{LLAMA3_CALL}; {{"name": "x", "parameters": {{}}}}',
+        calls=(("get_weather", BERN), ("x", "{}")),
+    ),
+    Case(
+        "numbers in other notations",
+        '{"name": "ping", "parameters": {"a": 07, "b": [+1, .5, 0x1F, 1_000], "c": None}}',
+        calls=(("ping", '{"a": 7, "b": [1, 0.5, 31, 1000], "c": null}'),),
+    ),
     Case("code", "<|python_tag|>print(1)", text="<|python_tag|>print(1)"),
     Case("cut off", LLAMA3_CALL[:-5], calls=(("get_weather", '{"city": "Be'),)),
 ]
@@ -118,7 +128,64 @@ PYTHONIC = [
     Case("text behind", "[ping()]\nDone.", "Done.", (("ping", "{}"),)),
 ]
 
+PYTHONIC += [
+    Case(
+        "an unknown function and a known one",
+        "[nope(a=1), ping()]",
+        calls=(("nope", '{"a": 1}'), ("ping", "{}")),
+    ),
+    Case(
+        "a known function and an unknown one",
+        "[ping(), nope()]",
+        calls=(("ping", "{}"), ("nope", "{}")),
+    ),
+    Case("two unknown functions", "[f(), g()] is Python", "[f(), g()] is Python"),
+    Case(
+        "a malformed call before a good one",
+        "[get_weather(city=open('f')), ping()]",
+        "get_weather(city=open('f'))",
+        (("ping", "{}"),),
+    ),
+    Case(
+        "line ends, and the same quotes, in a string",
+        "[get_weather(city='sed -n '1,2p' f.py\nls', days=07)]",
+        calls=(("get_weather", '{"city": "sed -n \'1,2p\' f.py\\nls", "days": 7}'),),
+    ),
+    Case(
+        "a call in a string",
+        "[get_weather(city='f('x')'), ping()]",
+        calls=(("get_weather", '{"city": "f(\'x\')"}'), ("ping", "{}")),
+    ),
+    Case(
+        "a set, numbers, words of Python",
+        "[get_weather(tags={'a', 'b'}, days=0x1F, limit=1_000.5, from=1, if='x')]",
+        calls=(
+            (
+                "get_weather",
+                '{"tags": ["a", "b"], "days": 31, "limit": 1000.5, "from": 1, "if": "x"}',
+            ),
+        ),
+    ),
+]
+
 LFM2 = [
+    Case(
+        "JSON",
+        '<|tool_call_start|>[{"name": "get_weather", "arguments": {"city": "Bern"}}, {"name": "ping",'
+        ' "arguments": {}}]<|tool_call_end|>So.',
+        "So.",
+        (("get_weather", BERN), ("ping", "{}")),
+    ),
+    Case(
+        "one object",
+        '<|tool_call_start|>{"name": "get_weather", "arguments": {"city": "Bern"}}<|tool_call_end|>',
+        calls=(("get_weather", BERN),),
+    ),
+    Case(
+        "JSON that is cut off",
+        '<|tool_call_start|>[{"name": "get_weather", "arguments": {"city": "Be',
+        calls=(("get_weather", '{"city": "Be'),),
+    ),
     Case(
         "one",
         'I look.\n<|tool_call_start|>[get_weather(city="Bern")]<|tool_call_end|>So.',
@@ -287,7 +354,7 @@ KIMI = [
     Case(
         "cut off",
         until(KIMI_CALLS.format(KIMI_CALL.format("ping:0", '{"a": 1')), '{"a": 1'),
-        calls=(("ping", '{"a": 1'),),
+        calls=(("ping", '{"a": '),),
     ),
 ]
 

@@ -84,7 +84,7 @@ QWEN3_CODER = [
         "no end",
         "<function=get_weather><parameter=city>\nBern\n</parameter> So.",
         "So.",
-        (("get_weather", BERN),),
+        (("get_weather", BERN[:-1]),),
     ),
     Case(
         "a broken argument",
@@ -111,7 +111,7 @@ QWEN3_CODER += [
     Case(
         "a call without its last two tags, and another call",
         f"<tool_call>\n<function=edit>\n<parameter=old>\nx\n{PING}",
-        calls=(("edit", '{"old": "x"}'), ("ping", "{}")),
+        calls=(("edit", '{"old": "x"'), ("ping", "{}")),
     ),
     Case(
         "a malformed argument",

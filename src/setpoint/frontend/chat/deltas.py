@@ -33,8 +33,8 @@ class ToolCallDelta(msgspec.Struct, frozen=True, tag="tool_call"):
     name: str = ""
     arguments: str = ""
     is_cut: bool = False
-    """Whether the answer has ended inside this call, so that its arguments are not complete; only
-    the last delta of a call can say so."""
+    """Whether the arguments are not complete, because the answer has ended inside this call, or
+    the model has left it for another one; only the last delta of a call can say so."""
 
 
 Delta = TextDelta | ReasoningDelta | ToolCallDelta

@@ -156,7 +156,7 @@ JSON = [
         ' "Bern"}} ]\n',
         calls=(("ping", "{}"), ("get_weather", BERN)),
     ),
-    Case("cut off", '[{"name": "ping", "parameters": {"a": 1.', calls=(("ping", '{"a": 1.'),)),
+    Case("cut off", '[{"name": "ping", "parameters": {"a": 1.', calls=(("ping", '{"a": '),)),
     Case(
         "an unknown function",
         '[{"name": "x", "parameters": {}}]',

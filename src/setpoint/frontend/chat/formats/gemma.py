@@ -28,6 +28,7 @@ class GemmaScan:
     """Reads one object, and writes it as JSON. A value that is neither marked as a string nor JSON
     becomes a string."""
 
+    is_broken = False
     taken_back = ""
 
     def __init__(self, quote: str) -> None:
@@ -57,6 +58,10 @@ class GemmaScan:
                 break
             at = stop
         return "".join(parts), at
+
+    @property
+    def is_in_string(self) -> bool:
+        return self._expected == "string"
 
     def end(self) -> str:
         return ""
@@ -135,6 +140,7 @@ GEMMA4 = HeadedCalls(
     begin="<|tool_call>",
     header=_HEADER,
     scan=lambda: GemmaScan('<|"|>'),
+    quote='<|"|>',
     end="<tool_call|>",
 )
 FUNCTION_GEMMA = HeadedCalls(
@@ -142,5 +148,6 @@ FUNCTION_GEMMA = HeadedCalls(
     begin="<start_function_call>",
     header=_HEADER,
     scan=lambda: GemmaScan("<escape>"),
+    quote="<escape>",
     end="<end_function_call>",
 )

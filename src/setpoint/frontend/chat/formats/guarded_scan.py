@@ -3,21 +3,34 @@ complete: behind a string or a bracket that the model has not closed comes no ot
 
 from __future__ import annotations
 
-from setpoint.frontend.chat.formats.json_scan import JsonScan
-from setpoint.frontend.chat.formats.scanning import Markers
+from typing import Protocol
+
+from setpoint.frontend.chat.formats.json_scan import JsonScan, Scan
+from setpoint.frontend.chat.formats.scanning import Markers, is_cut
 
 _AFTER_STRING = ",:}]"
+
+
+class StringScan(Scan, Protocol):
+    """A scan that knows whether the text it has read ends in a string."""
+
+    @property
+    def is_in_string(self) -> bool: ...
 
 
 class GuardedScan:
     """Implements Scan. A marker outside of a string ends the arguments. One in a string is part of
     it, if the quote that closes the string is followed by what JSON allows there."""
 
-    def __init__(self, markers: Markers) -> None:
+    def __init__(
+        self, markers: Markers, scan: StringScan | None = None, *, quote: str = '"'
+    ) -> None:
+        """scan: reads arguments that are not JSON, whose strings ``quote`` ends."""
         self.is_done = False
         self.taken_back = ""
-        self._scan = JsonScan()
+        self._scan: StringScan = scan or JsonScan()
         self._markers = markers
+        self._quote = quote
         self._held: list[str] = []
         """The text from a marker in a string on."""
         self._is_closed = False
@@ -61,7 +74,9 @@ class GuardedScan:
         self.is_done = self._scan.is_done
         if self.is_done or found is None:
             return at
-        if at < stop:  # an escape that ends with the first character of the marker
+        if (
+            at < stop and self._scan.is_in_string
+        ):  # an escape that ends with the first character of the marker
             part, used = self._scan.feed(text[at : stop + 1], 0)
             parts.append(part)
             return at + used
@@ -77,9 +92,11 @@ class GuardedScan:
             start = at
             while at < len(text) and not self._is_closed:
                 sign = text[at]
-                self._is_closed = sign == '"' and not self._escapes
-                self._escapes = sign == "\\" and not self._escapes
-                at += 1
+                if is_cut(text, at, self._quote) and len(self._quote) > 1:
+                    break
+                self._is_closed = text.startswith(self._quote, at) and not self._escapes
+                self._escapes = sign == "\\" and not self._escapes and len(self._quote) == 1
+                at += len(self._quote) if self._is_closed else 1
             self._held.append(text[start:at])
             return at
         start = at

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from setpoint.frontend.chat.chat_request import Tool
-from setpoint.frontend.chat.formats.guarded_scan import GuardedScan
+from setpoint.frontend.chat.formats.guarded_scan import GuardedScan, StringScan
 from setpoint.frontend.chat.formats.json_scan import Scan
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers
 from setpoint.frontend.chat.formats.sections import SectionMachine, opening_markers
@@ -35,8 +35,10 @@ class HeadedCalls:
     between: str = ""
     """What may come between the arguments and ``end``."""
     end: str = ""
-    scan: Callable[[], Scan] | None = None
+    scan: Callable[[], StringScan] | None = None
     """Reads arguments that are not JSON."""
+    quote: str = '"'
+    """What ends a string in them."""
     counts: bool = False
     """Whether a number may stand for the name; then the arguments show which function it is."""
     tag: Callable[[str, Format], Format] | None = None
@@ -151,7 +153,8 @@ class _Parser(SectionMachine):
         return True
 
     def _new_scan(self) -> Scan:
-        return self._form.scan() if self._form.scan else GuardedScan(self._ends)
+        scan = self._form.scan() if self._form.scan else None
+        return GuardedScan(self._ends, scan, quote=self._form.quote)
 
     def _find_name(self) -> bool:
         """The arguments of a call without a name: it is the function that they fit, if there is

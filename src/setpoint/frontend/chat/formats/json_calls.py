@@ -129,6 +129,13 @@ class JsonMachine(CallMachine):
         if not follows:
             return self._give_up() if self._ended else False
         sign = self._text[self._at]
+        if self._form.separators and self._num_calls:
+            repeats = self._meets(self._form.begin)
+            if repeats is None:
+                return False
+            if repeats:
+                self._lead.append(self._form.begin)
+                return True
         if sign not in "[{":
             self._state = self._header
             return True
@@ -162,7 +169,7 @@ class JsonMachine(CallMachine):
         return True
 
     def _next_call(self) -> None:
-        names = None if self._marked else self._names
+        names = None if self._marked or self._num_calls else self._names
         self._call = JsonCall(self._begin_call, self._argue, names=names, markers=self._ends)
         self._state = self._inside
 
@@ -177,8 +184,8 @@ class JsonMachine(CallMachine):
             outcome = self._call.end()
         if outcome == "more":
             self._at = len(self._text)  # half an escape, which nobody could read
-            if not self._call.is_whole:
-                self._cut_call()
+        if not self._call.is_whole:
+            self._cut_call()
         self._put_back(self._call.taken_back)
         self._lead = []
         self._in_list = self._in_list and outcome == "done"

@@ -7,9 +7,13 @@ import json
 import re
 from typing import Any, Protocol
 
+from setpoint.frontend.chat.formats.bare_words import MAX_NUMBER_CHARS, json_word
+
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _PLAIN = re.compile(r'[^"\\]+')
 _CONTROL = re.compile(r"[\x00-\x1f]")
+_WORD = re.compile(r"[^\s:,]++")
+_NO_WORD = " \t\r\n:,"
 _BARE_END = re.compile(r"[\s,\]}]")
 _LOW_HALF = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _HIGH_HALF = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
@@ -21,6 +25,11 @@ _CUT_ESCAPE = re.compile(
 
 class Scan(Protocol):
     """Reads the arguments of a call in a stream, and makes JSON of them."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the arguments have ended before they were complete."""
+        ...
 
     is_done: bool
     taken_back: str
@@ -39,6 +48,7 @@ class Scan(Protocol):
 class JsonScan:
     """Reads one value, from its first character on."""
 
+    is_broken = False
     taken_back = ""
 
     def __init__(self) -> None:
@@ -54,7 +64,8 @@ class JsonScan:
 
     def feed(self, text: str, at: int) -> tuple[str, int]:
         """Like ``Scan.feed``. Characters that models leave as they are in strings but that JSON
-        must escape, such as line ends, come out escaped."""
+        must escape, such as line ends, come out escaped, and numbers in other notations as JSON's.
+        """
         parts: list[str] = []
         if not self._kind:
             self._kind = text[at : at + 1]
@@ -65,7 +76,10 @@ class JsonScan:
                     break
                 at = stop
             elif self._kind in '"{[':
-                at = self._structure(text, at, parts)
+                stop = self._structure(text, at, parts)
+                if stop == at:
+                    break
+                at = stop
             else:
                 found = _BARE_END.search(text, at)
                 stop = len(text) if found is None else found.start()
@@ -79,16 +93,21 @@ class JsonScan:
 
     def _structure(self, text: str, at: int, parts: list[str]) -> int:
         found = _STRUCTURE.search(text, at)
+        stop = len(text) if found is None else found.start()
+        if found is None:  # a word that may go on is held back
+            least = max(at, stop - MAX_NUMBER_CHARS)
+            while stop > least and text[stop - 1] not in _NO_WORD:
+                stop -= 1
+        parts.append(_WORD.sub(_as_json, text[at:stop]))
         if found is None:
-            parts.append(text[at:])
-            return len(text)
+            return stop
         sign = found.group()
         if sign == '"':
             self._in_string = True
         else:
             self._depth += 1 if sign in "{[" else -1
             self.is_done = self._depth <= 0
-        parts.append(text[at : found.end()])
+        parts.append(sign)
         return found.end()
 
     def _string(self, text: str, at: int, parts: list[str]) -> int:
@@ -107,6 +126,10 @@ class JsonScan:
         assert escape is not None, "a lone backslash is a cut escape"
         parts.append(escape.group())
         return escape.end()
+
+
+def _as_json(word: re.Match[str]) -> str:
+    return json_word(word.group()) or word.group()
 
 
 def _escaped(control: re.Match[str]) -> str:

@@ -97,7 +97,8 @@ class CallMachine:
             self._deltas.append(ToolCallDelta(index=self._num_calls - 1, arguments=arguments))
 
     def _cut_call(self) -> None:
-        """The answer has ended inside the call that began last."""
+        """The arguments of the call that began last are not complete: the answer or a marker has
+        ended them."""
         self._deltas.append(ToolCallDelta(index=self._num_calls - 1, is_cut=True))
 
     def _read_arguments(self, scan: Scan, then: State) -> None:
@@ -112,6 +113,8 @@ class CallMachine:
             arguments += self._scan.end()
         self._argue(arguments)
         if self._scan.is_done:
+            if self._scan.is_broken:
+                self._cut_call()
             self._put_back(self._scan.taken_back)
             self._state = self._then
         elif self._ended:

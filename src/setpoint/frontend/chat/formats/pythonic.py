@@ -2,7 +2,7 @@
 
     [weather(place="Bern"), time()]
 
-Each call is passed on once its closing parenthesis has come.
+Each call is passed on once its closing parenthesis has come. LFM2 also writes the list as JSON.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from setpoint.frontend.chat.chat_request import Tool
+from setpoint.frontend.chat.formats.json_call import JsonCall
 from setpoint.frontend.chat.formats.machine import CallMachine
 from setpoint.frontend.chat.formats.python_values import PythonScan, keyword_arguments
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers
@@ -51,11 +52,14 @@ class _Parser(CallMachine):
         begin, self._end = form.section
         super().__init__(Markers(begin, "[") if form.bare else Markers(begin))
         self._tools = {tool.name: tool for tool in tools}
+        self._section = Markers(*form.section)
         self._marked = False
         self._lead: list[str] = []
-        """What has been read and is text if no call follows."""
+        """What has been read since the last call, and is text if none follows."""
+        self._start_list()
 
     def _opened(self, marker: str) -> None:
+        self._start_list()
         self._lead = [marker]
         self._marked = marker != "["
         self._state = self._list if self._marked else self._call
@@ -66,6 +70,9 @@ class _Parser(CallMachine):
             return False
         if self._text.startswith("[", self._at):
             self._pass(1)
+            self._state = self._call
+            return True
+        if self._text.startswith("{", self._at):
             self._state = self._call
             return True
         return self._give_up()
@@ -81,22 +88,41 @@ class _Parser(CallMachine):
         self._at += num_chars
 
     def _give_up(self) -> bool:
+        """What has been read since the last call is none."""
+        self._tell()
         self._say("".join(self._lead))
-        self._lead = []
+        self._start_list()
         self._state = self._outside
         return True
 
+    def _start_list(self) -> None:
+        self._lead = []
+        self._waiting: list[tuple[str, str]] = []
+        """Names and arguments of calls before the first one that shows that this is a list of
+        calls: any one behind a marker, otherwise one of a function that the request defines."""
+        self._is_certain = False
+        self._malformed: list[str] = []
+        """What stands in the list and is no call: it is told behind it."""
+
+    def _tell(self) -> None:
+        if self._is_certain and self._malformed:
+            self._say("\n".join(self._malformed))
+        self._malformed = []
+
     def _call(self) -> bool:
-        """A call is due: a name and a parenthesis."""
+        """A call is due: a name and a parenthesis, or JSON."""
         if not self._space_is_passed():
             return False
+        if self._marked and self._text.startswith("{", self._at):
+            self._json = JsonCall(self._begin_json, self._argue, markers=self._section)
+            self._state = self._inside_json
+            return True
         found = _NAME.match(self._text, self._at, self._at + MAX_NAME_CHARS)
         stop = self._at if found is None else found.end()
         if stop == len(self._text) and not self._ended:
             return False
         name = self._text[self._at : stop]
-        may_be_called = bool(name) and (self._marked or name in self._tools)
-        if not may_be_called or not self._text.startswith("(", stop):
+        if not name or not self._text.startswith("(", stop):
             return self._give_up()
         self._name = name
         self._pass(len(name) + 1)
@@ -112,43 +138,75 @@ class _Parser(CallMachine):
         if not self._parens.is_done and not self._ended:
             return False
         inside = "".join(self._parts)
+        self._lead.append(inside)
+        if not self._parens.is_done:
+            return self._give_up()
         arguments = (
-            keyword_arguments(inside[:-1], self._tools.get(self._name))
-            if self._parens.is_done
-            else ""
+            ""
+            if self._parens.is_broken
+            else keyword_arguments(self._parens.python(), self._tools.get(self._name))
         )
         if not arguments:
-            self._lead.append(inside)
-            return self._give_up()
-        self._lead = []
-        self._begin_call(self._name)
-        self._argue(arguments)
+            self._malformed.append(f"{self._name}({inside}")
+        else:
+            self._waiting.append((self._name, arguments))
+            self._is_certain |= self._marked or self._name in self._tools
+        if self._is_certain:
+            self._make_calls()
         self._state = self._behind
+        return True
+
+    def _make_calls(self) -> None:
+        for name, arguments in self._waiting:
+            self._begin_call(name)
+            self._argue(arguments)
+        self._waiting = []
+        self._lead = []
+
+    def _begin_json(self, name: str) -> None:
+        self._is_certain = True
+        self._make_calls()
+        self._begin_call(name)
+
+    def _inside_json(self) -> bool:
+        outcome, self._at = self._json.feed(self._text, self._at)
+        if outcome == "more" and not self._ended:
+            return False
+        if not self._json.has_begun:
+            self._lead.append(self._json.raw())
+            return self._give_up()
+        if outcome == "more" and self._json.end() == "more":
+            self._at = len(self._text)  # half an escape, which nobody could read
+        if not self._json.is_whole:
+            self._cut_call()
+        self._put_back(self._json.taken_back)
+        self._state = self._behind if outcome == "done" else self._close
         return True
 
     def _behind(self) -> bool:
         """Another call or the end of the list is due."""
-        if not self._skip_space():
+        if not self._space_is_passed():
             return False
-        sign = self._text[self._at]
+        sign = self._text[self._at : self._at + 1]
         if sign == ",":
             self._pass(1)
             self._state = self._call
-        elif sign == "]":
-            self._at += 1
-            self._state = self._close
+        elif not self._is_certain:
+            self._pass(len(sign) if sign == "]" else 0)
+            return self._give_up()
         else:
-            self._state = self._outside
+            self._at += sign == "]"
+            self._state = self._close
         return True
 
     def _close(self) -> bool:
         """The end marker is due; it may be missing."""
-        if not self._skip_space():
+        if not self._skip_space() and not self._ended:
             return False
         if self._closes(self._end) is None:
             return False
-        self._state = self._outside
-        return True
+        self._lead = []
+        return self._give_up()
 
 
 PYTHONIC = PythonicCalls(name="pythonic", section=("<|python_start|>", "<|python_end|>"))

@@ -89,6 +89,8 @@ class _Parser(SectionMachine):
         """The names of the present call's arguments so far."""
         self._told: list[str] = []
         """Text in the present call that is no argument: it follows the call."""
+        self._is_open_value = False
+        """Whether the value that was read last has no closing tag."""
         self._held: list[str] = []
         """Text of the present value, from the first tag in it that may not belong to it."""
         self._open = {"key": 0, "call": 0}
@@ -125,6 +127,7 @@ class _Parser(SectionMachine):
         self._begin_call(self._function)
         self._tool = self._tools.get(self._function)
         self._given = {}
+        self._is_open_value = False
         self._state = self._argument
         return True
 
@@ -143,7 +146,11 @@ class _Parser(SectionMachine):
             self._told.append(self._text[start : tag.stop])
         else:
             self._at = tag.stop if tag.kind == "end" else start
-            self._finish(self._between)
+            if self._is_open_value and tag.kind == "call":
+                self._cut_call()
+                self._leave_call(self._between)
+            else:
+                self._finish(self._between)
         return True
 
     def _finish(self, then: State) -> None:
@@ -158,15 +165,14 @@ class _Parser(SectionMachine):
         self._state = then
 
     def _end_in_call(self) -> bool:
-        """The answer has ended between two arguments. The call is complete if only its end has been
-        cut off, or if the model has gone on with text."""
+        """The answer has ended between two arguments. The call is complete if only a part of its
+        end has been cut off."""
         text, at = self._text, self._at
         self._at = len(text)
-        told = "".join(self._told)
+        others = (self._form.key_begin, self._form.value_end)
         is_end = at < len(text) and is_cut(text, at, self._form.end)
-        is_key = at < len(text) and is_cut(text, at, self._form.key_begin)
-        goes_on = told.strip() and self._form.key_begin not in told
-        if goes_on or (is_end and not is_key):
+        has_more = any(is_cut(text, at, each) for each in others) or "".join(self._told).strip()
+        if is_end and not has_more:
             self._finish(self._outside)
         else:
             self._cut_call()
@@ -181,7 +187,7 @@ class _Parser(SectionMachine):
             else self._types_of.of(self._tool, tag.name)
         )
         self._parts: list[str] = []
-        self._has_begun = False
+        self._has_begun = self._is_open_value = False
         self._state = self._value_start
 
     def _value_start(self) -> bool:
@@ -321,6 +327,7 @@ class _Parser(SectionMachine):
         value = text[self._at : stop.start]
         if stop.kind == "value_end":
             return self._close_value(self._unframed(value), stop.stop)
+        self._is_open_value = True
         return self._close_value(value[: self._tags.lead(value)], stop.start)
 
     def _is_likely(self, tag: Tag) -> bool:
