@@ -66,6 +66,11 @@ class GuardedScan:
         return self._scan.feed(held, 0)[0]
 
     def _read(self, text: str, at: int, parts: list[str]) -> int:
+        if not at and not self._markers.may_begin_in(text):
+            part, at = self._scan.feed(text, 0)
+            parts.append(part)
+            self.is_done = self._scan.is_done
+            return at
         found = self._markers.find(text, at)
         stop = self._markers.cut(text, at) if found is None else found.start()
         part, used = self._scan.feed(text[at:stop], 0)

@@ -235,6 +235,10 @@ class _Parser(SectionMachine):
         if self._offset + self._at < self._settled:
             return self._split_value()
         text, at = self._text, self._at
+        if not (at or self._ended or self._tags.may_begin_in(text)):
+            self._take(text)
+            self._at = len(text)
+            return False
         tag, start = self._tags.find(text, at)
         if tag is None and self._ended:
             return self._cut_value(text[at:start])

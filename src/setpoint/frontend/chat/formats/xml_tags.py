@@ -102,6 +102,10 @@ class XmlTags:
                 return read, found.start()
             at = found.end()
 
+    def may_begin_in(self, text: str) -> bool:
+        """Whether a tag, or what may stand before one, may begin in a text."""
+        return text[-1:].isspace() or self._with_leads.may_begin_in(text)
+
     def follows(self, text: str, tag: Tag, *, ended: bool) -> bool | None:
         """Whether what the format allows behind a tag that ends something is what comes there; the
         end of the answer is allowed. None if the text is too short to tell."""
