@@ -91,6 +91,8 @@ class Moment(msgspec.Struct, kw_only=True, omit_defaults=True):
     busy_s: float | None = None
     """Seconds in turns of the loop, model_s included. For the rest of the moment the engine waited
     for requests."""
+    cpu_s: float | None = None
+    """Seconds of busy_s in which the engine had a CPU; other programs had it for the rest."""
     quantiles: dict[str, float] = {}
     """Latencies in seconds, by names as "ttft_p95", "itl_p50" or "wait_p50" (in the queue)."""
     other: dict[str, float] = {}
@@ -136,6 +138,7 @@ def merge(moments: Sequence[Moment]) -> Moment:
         ended=_sum_by_name(moment.ended for moment in moments),
         model_s=_sum(moment.model_s for moment in moments),
         busy_s=_sum(moment.busy_s for moment in moments),
+        cpu_s=_sum(moment.cpu_s for moment in moments),
         quantiles=_max_by_name(moment.quantiles for moment in moments),
         other=_max_by_name(moment.other for moment in moments),
     )
@@ -170,7 +173,7 @@ _ADDED = (
     *("running", "running_max", "queue", "queue_min", "queue_max", "preparing", "pending_tokens"),
     *("tokens", "gen_throughput", "input_throughput"),
 )
-_AVERAGED = ("usage", "new_token_ratio", "model_s", "busy_s")
+_AVERAGED = ("usage", "new_token_ratio", "model_s", "busy_s", "cpu_s")
 
 
 def _part(moments: Sequence[Moment], second: int) -> Moment | None:

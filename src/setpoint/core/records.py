@@ -158,6 +158,10 @@ class TurnDone(msgspec.Struct, frozen=True, tag=True):
     """Time in the executor: forward passes and sampling."""
     link_s: float
     """Time for receiving, decoding, encoding and sending messages."""
+    cpu_s: float | None = None
+    """How long the loop's thread had a CPU in the turn, on whose CPU the step is computed, too; the
+    rest of ``turn_s`` it waited, mostly for a CPU that other programs had. None: a step runs
+    elsewhere, or the source does not say."""
 
 
 class Retraction(msgspec.Struct, frozen=True, tag=True):

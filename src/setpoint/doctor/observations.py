@@ -71,13 +71,14 @@ EventKind = Literal[
     "flushed",
     "fallback",
     "tier-off",
+    "cpu-contention",
     "access-error",
 ]
 """retraction: the pool ran out of pages. oom: an allocation failed. killed: a process ended or was
 ended. unhealthy: a health check failed. leak: the accounting of the pool does not add up.
 queue-full, timeout, grammar-timeout (its grammar was not compiled in time), aborted: a request
 ended that way. reduced: a limit was lowered at start-up. tier-off: a cache tier is not used any
-more.
+more. cpu-contention: other programs took the CPU.
 access-error: an HTTP answer of 500 or above."""
 
 
@@ -94,7 +95,8 @@ class Event:
     """Figures of the message, by name. retraction: num, ratio_before, ratio_after. oom: tried_mib,
     free_mib, total_mib, where (init, prefill or decode), by (what shows where: message, traceback,
     or order of the lines), pool (1: the KV pool had no tokens left). killed and traceback: way (how
-    the process ended). traceback: in ("scheduler": in the process that computes)."""
+    the process ended). traceback: in ("scheduler": in the process that computes). cpu-contention:
+    cpu_s, busy_s."""
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ import psutil
 
 from setpoint.config.groups.events import publisher_config
 from setpoint.config.pool import PoolConfig
-from setpoint.core.control import EngineFacts, MemoryUsage, TierState
+from setpoint.core.control import EngineFacts, ExpertLoads, MemoryUsage, TierState
 from setpoint.core.errors import CheckpointError, ConfigError, SetpointError
 from setpoint.core.grammar import GrammarFactory
 from setpoint.core.messages import Failed, Ready, Starting
@@ -203,11 +203,11 @@ def _build(
         report=lambda: readers.report(
             _memory_usage(runner),
             None if recording is None else recording.state(),
-            # Engines that compute the experts together count the same tokens.
-            executor.expert_loads() if data is None or not job.rank else None,
+            _expert_loads(executor, job, data),
             _tier_state(tiers, scheduler),
         ),
         moments=lambda since: readers.told(since, _tier_state(tiers, scheduler)),
+        cpu_clock=time.thread_time if config.options.execution.device == "cpu" else None,
     )
     gc.collect()
     gc.freeze()
@@ -217,6 +217,13 @@ def _build(
     socket.send(Ready(_facts(runner, pool, left, waited)))
     once_idle(lambda: scheduler.state.is_idle, grammars.prepare)
     return loop
+
+
+def _expert_loads(
+    executor: InprocExecutor, job: EngineJob, data: SharedMemoryDataRanks | None
+) -> ExpertLoads | None:
+    """Engines that compute the experts together count the same tokens."""
+    return executor.expert_loads() if data is None or not job.rank else None
 
 
 def _tier_state(tiers: CacheTiers | None, scheduler: Scheduler) -> TierState | None:

@@ -29,8 +29,10 @@ from setpoint.core.records import (
     Retraction,
     SettingsChanged,
     StepDone,
+    TurnDone,
 )
 from setpoint.core.result import EAGER
+from setpoint.observe.contention import Contention
 from setpoint.observe.figures import Figures
 from setpoint.observe.log_stream import log_stream
 from setpoint.observe.work import WorkMeter
@@ -57,6 +59,10 @@ CLIPPED = (
 )
 NOT_FLUSHED = (
     "Cache not flushed because there are pending requests. #queue-req: %d, #running-req: %d"
+)
+CONTENDED = (
+    "CPU contention: the engine had a CPU for %.1f s of the last %.1f s of its steps (%.0f %%)."
+    " Other programs, or a limit of its container, take the rest."
 )
 CONTINUED = "Generation continued after %.1f s. #running-req: %d, #queue-req: %d"
 
@@ -156,6 +162,7 @@ class LogLines:
         self._request_times = request_times
         self._not_handed: dict[str, tuple[float, int]] = {}
         """Why prompts were not handed over -> (when that was logged, how often it came since)."""
+        self._contention = Contention()
         self._graph = "cpu graph" if device == "cpu" else "cuda graph"
 
     def on(self, record: Record) -> None:
@@ -165,6 +172,10 @@ class LogLines:
                     self._prefill(record)
                 elif self._figures.decode_is_due:
                     self._decode(record)
+            case TurnDone():
+                if (found := self._contention.add(record)) is not None:
+                    busy_s, cpu_s = found
+                    logger.warning(CONTENDED, cpu_s, busy_s, 100 * cpu_s / busy_s)
             case RequestDone():
                 _done(record)
                 if self._request_times:

@@ -155,6 +155,7 @@ class _Sums:
         self.graph_hits = self.graph_misses = self.missed_running = 0
         self.ratio = 0.0
         self.busy_s = self.model_s = 0.0
+        self.cpu_s: float | None = None
         self.waits: list[float] = []
         """Seconds in the queue before each admission."""
         self.retractions = 0
@@ -200,6 +201,8 @@ class _Sums:
     def turn(self, turn: TurnDone) -> None:
         self.busy_s += turn.turn_s
         self.model_s += turn.model_s
+        if turn.cpu_s is not None:
+            self.cpu_s = (self.cpu_s or 0.0) + turn.cpu_s
 
     def retraction(self, retraction: Retraction) -> None:
         self.retractions += 1
@@ -215,6 +218,7 @@ class _Sums:
             pool={} if pool is None else msgspec.structs.asdict(pool),
             busy_s=self.busy_s,
             model_s=self.model_s,
+            cpu_s=self.cpu_s,
             output_tokens=totals.output_tokens,
             retractions=self.retractions,
             retracted=totals.retracted,

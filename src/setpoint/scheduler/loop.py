@@ -108,6 +108,7 @@ class _TurnTimes:
     plan_s: float = 0.0
     model_s: float = 0.0
     link_s: float = 0.0
+    cpu_began: float = 0.0
 
 
 class NoOperator:
@@ -137,11 +138,14 @@ class Loop:
         accompany: Callable[[], object] = lambda: None,
         report: Callable[[], EngineReport] = EngineReport,
         moments: Callable[[int], Moments] = lambda since: Moments(since, []),
+        cpu_clock: Callable[[], float] | None = None,
     ) -> None:
         """heartbeat: called every turn. accompany: called in every turn that submits no rows; takes
         part in a step that other engines have begun, if there is one. Where engines compute in
         step (DP attention), the link must wake the loop up for it. report: returns the part of an
-        InternalState that the scheduler does not know. moments: answers GetMoments."""
+        InternalState that the scheduler does not know. moments: answers GetMoments. cpu_clock: how
+        long this thread has had a CPU, in seconds; None where another device computes the steps.
+        """
         self._scheduler = scheduler
         self._executor = executor
         self._link = link
@@ -153,6 +157,7 @@ class Loop:
         self._accompany = accompany
         self._report = report
         self._moments = moments
+        self._cpu_clock = cpu_clock
         self._inflight: deque[PendingStep] = deque()
         self._times = _TurnTimes()
         self._stuck_s = 0.0
@@ -240,6 +245,8 @@ class Loop:
         now = self._clock.now()
         # A loop at rest has waited, and how much of that time was spent receiving is not known.
         times.began, times.link_s = (now, 0.0) if resting else (before, now - before)
+        if self._cpu_clock is not None:
+            times.cpu_began = self._cpu_clock()
         self._scheduler.state.now = now
         return messages
 
@@ -284,6 +291,7 @@ class Loop:
             plan_s=times.plan_s,
             model_s=times.model_s,
             link_s=times.link_s,
+            cpu_s=None if self._cpu_clock is None else self._cpu_clock() - times.cpu_began,
         )
 
     def _rest_s(self) -> float:

@@ -364,6 +364,25 @@ class TestOthers:
         report = diagnose(seen(rank(lines, gap=1.0), **READY))
         assert report.verdict == "host-bound"
 
+    @pytest.mark.parametrize(
+        ("cpu_s", "verdict"), [(0.08, "cpu-contended"), (0.95, "client-bound")]
+    )
+    def test_a_cpu_that_others_take(self, cpu_s: float, verdict: str) -> None:
+        """Red before: the server waited for requests, and no option could raise its throughput."""
+        lines = [decode(4, 0, 0.1, busy_s=1.0, model_s=0.98, cpu_s=cpu_s) for _ in range(40)]
+        for line in lines:
+            line.seconds = 1.0
+        report = diagnose(seen(rank(lines, gap=1.0), **READY))
+        assert report.verdict == verdict
+        if verdict == "cpu-contended":
+            effect = report.findings[0].effect
+            assert effect is not None
+            assert effect.expected == 12.5
+
+    def test_a_cpu_that_others_took_a_while_ago(self) -> None:
+        lines = [decode(4, 0, 0.1, busy_s=1.0, cpu_s=0.1 if i < 9 else 0.99) for i in range(40)]
+        assert "cpu-contended" not in causes(judge(lines))
+
     def test_an_option_that_makes_admission_wait(self) -> None:
         lines = [decode(50, 9, 0.4, refusals={"decode_turn": 30}) for _ in range(30)]
         report = judge(lines, options={"prefill_decode_interval": 16})

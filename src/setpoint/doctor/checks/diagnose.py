@@ -32,6 +32,7 @@ BINDING = (
     "grammar-queue",
     "other-pool-full",
     "host-bound",
+    "cpu-contended",
     "admission-delayed",
 )
 RESIDUAL = "kv-conservative"
@@ -64,6 +65,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "grammar-queue": ("client-bound",),
     "other-pool-full": ("client-bound", "seq-cap"),
     "host-bound": ("client-bound",),
+    "cpu-contended": ("client-bound", "host-bound", "prefill-budget", "queue-too-long"),
     "admission-delayed": ("client-bound", "prefill-budget", "kv-conservative"),
 }
 """A cause that stands before others which it brings about, or which say less."""

@@ -54,6 +54,7 @@ KEYWORDS = (
     b"ache flushed",
     b"Fallback: ",
     b"Cache tier ",
+    b"CPU contention: ",
     b"hutting down",
     b"engine ends",
     *deaths.KEYWORDS,
@@ -141,6 +142,9 @@ def event_in(text: bytes) -> Happened | None:
         return Happened("traceback" if way == "device" else "killed", {"way": way})
     if _TIER_OFF.match(text):
         return Happened("tier-off")
+    if contended := _CONTENDED.match(text):
+        cpu_s, busy_s = map(_float, contended.groups())
+        return Happened("cpu-contention", {"cpu_s": cpu_s, "busy_s": busy_s})
     kind = next((kind for words, kind in _WORDS.items() if words in text), None)
     if kind is not None:
         return Happened(kind)
@@ -169,6 +173,9 @@ _EXCEPTION = re.compile(
     rb"|^Exception in (?:run_tp_server|Controller\w*|Model(?:Tp|Rpc)Server|\w*[Ss]cheduler)"
 )
 _TIER_OFF = re.compile(rb"Cache tier \w+ is off: ")
+_CONTENDED = re.compile(
+    rb"CPU contention: the engine had a CPU for ([\d.]{1,12}) s of the last ([\d.]{1,12}) s"
+)
 _WORDS: dict[bytes, EventKind] = {
     b"engine ends": "killed",
     b"queue is full": "queue-full",
