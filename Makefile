@@ -4,7 +4,8 @@
 #                 (PORT=8000, ARGS="--model-path … --mem-fraction-static 0.5")
 #   make test     the test suite: CPU only, minutes
 #   make full     the long tests too, half an hour on two cores, and real clients, each in an environment of its own (.venv-clients,
-#                 6 GB of downloads the first time); then the quick ones on every other Python from 3.11 to 3.13 that is
+#                 6 GB of downloads the first time); then the goldens with the newest transformers (.venv-newest), unless
+#                 there is no network; then the quick ones on every other Python from 3.11 to 3.13 that is
 #                 installed (on the PATH or in pyenv), some ten minutes each, in environments of their own (.venv-3.12, …)
 #   make check    format, lint, types, architecture
 #
@@ -43,6 +44,7 @@ test: $(DEV)
 
 full: test
 	$(BIN)/pytest -m "full and not gpu"
+	@scripts/test-newest-transformers $(VENV)
 	@scripts/test-other-pythons $(VENV)
 
 check: lint types
@@ -58,7 +60,7 @@ lint: $(DEV)
 	$(BIN)/clang-format --dry-run -Werror src/setpoint/engine/kernels/cpu/*.cpp src/setpoint/engine/kernels/cpu/*.h
 
 clean:
-	rm -rf $(VENV) $(VENV)-3.* .venv-clients
+	rm -rf $(VENV) $(VENV)-3.* $(VENV)-newest .venv-clients
 
 $(SERVE): pyproject.toml constraints.txt
 	@scripts/setup $(VENV) serve

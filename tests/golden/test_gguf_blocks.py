@@ -31,6 +31,7 @@ from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS, ModelSpec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ops import GELU_TANH, SILU, Gate
 from setpoint.engine.models import blocks_source
 from setpoint.engine.quant import blocks as block_linear
@@ -159,9 +160,11 @@ def test_a_gated_product_on_blocks_is_that_on_bf16(size: int, kind: str, level: 
 def test_rows_are_those_of_the_dequantised_weight(kind: str, level: str) -> None:
     blocks, weight = quantised(kind, 70, row_of(kind, 3))
     ids = torch.randint(0, 70, (200,), dtype=torch.int32)
-    rows = block_linear.create(BF16, level=level).pack(blocks, None).rows(ids)
+    packed = block_linear.create(BF16, level=level).pack(blocks, None)
     # As integers, so that zeros have their signs, too.
-    assert torch.equal(rows.view(torch.int16), weight[ids].view(torch.int16))
+    assert torch.equal(packed.rows(ids, 1.0).view(torch.int16), weight[ids].view(torch.int16))
+    scaled = cpu_ops.create(BF16, level=level).embedding(ids, weight, 73.3)
+    assert torch.equal(packed.rows(ids, 73.3), scaled)
 
 
 @each_level
@@ -176,7 +179,7 @@ def test_every_scale_of_a_k_quant_meets_its_codes(kind: str, level: str) -> None
         raw[:, at : at + 2] = rng.uniform(0.5, 1, 64).astype(np.float16)[:, None].view(np.uint8)
     expected = _round_bf16(gguf.dequantize(raw, Kind[kind]))
     packed = block_linear.create(BF16, level=level).pack(Blocks(kind, torch.from_numpy(raw)), None)
-    rows = packed.rows(torch.arange(64, dtype=torch.int32)).view(torch.int16).numpy()
+    rows = packed.rows(torch.arange(64, dtype=torch.int32), 1.0).view(torch.int16).numpy()
     np.testing.assert_array_equal(rows.view(np.uint16), expected)
     unit, weight = torch.eye(256).to(BF16), torch.from_numpy(expected.view(np.int16)).view(BF16)
     for num_rows in (1, 8, 256):

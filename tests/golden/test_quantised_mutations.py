@@ -133,6 +133,24 @@ def test_damaged_folders_are_read_or_refused(tmp_path: Path, model: Path, form: 
     assert found["refused"]
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_empty_tensors_are_refused(tmp_path: Path, model: Path, form: str) -> None:
+    """Each tensor of a module that has several numbers, without any along each dimension, and all
+    of them."""
+    quantised, _ = quantise(model, tmp_path, form)
+    file = quantised / "model.safetensors"
+    tensors = load_file(file)
+    module = {name: each for name, each in tensors.items() if ".o_proj." in name and each.dim()}
+    for name, found in module.items():
+        for axis in range(found.dim()):
+            empty = found.index_select(axis, torch.tensor([], dtype=torch.int64))
+            save_file({**tensors, name: empty}, file, {"format": "pt"})
+            assert outcome(quantised) == "refused", (name, axis)
+            others = {each: module[each][:0].clone() for each in module}
+            save_file({**tensors, **others, name: empty}, file, {"format": "pt"})
+            assert outcome(quantised) == "refused", (name, axis)
+
+
 @pytest.mark.parametrize("text", ["(", "a{99999999999}", "(" * 5000 + ")" * 5000])
 @pytest.mark.parametrize(
     ("form", "values"),

@@ -16,6 +16,7 @@ from test_gguf_blocks import convert, kinds_kept, logits_of, quantised, row_of, 
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import BLOCK_KINDS, INT8_KINDS
 from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ops import SILU
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import grouped
@@ -161,8 +162,11 @@ def test_gate_bias_and_stack_see_the_same_sums(kind: str, level: str) -> None:
 def test_rows_are_still_those_of_the_weight(kind: str, level: str) -> None:
     blocks, weight = quantised(kind, 70, row_of(kind, 3))
     ids = torch.randint(0, 70, (200,), dtype=torch.int32)
-    rows = block_linear.create(BF16, level=level, rounded=True).pack(blocks, None).rows(ids)
-    assert torch.equal(rows.view(torch.int16), weight[ids].view(torch.int16))
+    packed = block_linear.create(BF16, level=level, rounded=True).pack(blocks, None)
+    # As integers, so that zeros have their signs, too.
+    assert torch.equal(packed.rows(ids, 1.0).view(torch.int16), weight[ids].view(torch.int16))
+    scaled = cpu_ops.create(BF16, level=level).embedding(ids, weight, 73.3)
+    assert torch.equal(packed.rows(ids, 73.3), scaled)
 
 
 @each_level

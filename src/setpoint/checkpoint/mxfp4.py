@@ -27,10 +27,11 @@ def as_matrices(
             raise CheckpointError(
                 f"Tensor {name!r} is stored twice: as it is, and as codes and scales of MXFP4."
             )
-        if tensor.dtype != "U8" or not tensor.shape:
+        if tensor.dtype != "U8" or not tensor.num_elements or not tensor.shape:
             raise CheckpointError(
                 f"Tensor {tensor.name!r} holds {tensor.dtype} of shape {list(tensor.shape)}; the"
-                " codes and scales of MXFP4 are bytes (U8) of several dimensions."
+                " codes and scales of MXFP4 are bytes (U8) of several dimensions, none of them"
+                " empty."
             )
         if tensor.name.endswith(scales_end):
             *rows, groups = tensor.shape

@@ -41,7 +41,7 @@ class StoredTensors:
         dims: int = 2,
     ) -> TensorInfo:
         """The header of a tensor that a format uses. Raises CheckpointError unless it is there, of
-        one of the types and of this shape, or of ``dims`` dimensions."""
+        one of the types and of this shape, or of ``dims`` dimensions, and has numbers."""
         if name not in self._stored:
             raise CheckpointError(
                 f"Tensor {name!r} is missing in {self._folder}; its matrix cannot be read without."
@@ -49,6 +49,8 @@ class StoredTensors:
         tensor = self._stored[name][0]
         if tensor.dtype not in dtypes:
             self.fail(name, f"holds {tensor.dtype}; it should hold {' or '.join(dtypes)}")
+        if 0 in tensor.shape:
+            self.fail(name, f"has shape {list(tensor.shape)}; it is empty, so there is no matrix")
         if shape is not None and tensor.shape != shape:
             self.fail(name, f"has shape {list(tensor.shape)}; it should be {list(shape)}")
         if shape is None and len(tensor.shape) != dims:

@@ -88,6 +88,8 @@ def read_header(path: Path) -> list[TensorInfo]:
         raise CheckpointError(
             f"{path} has a damaged safetensors header. Download it again."
         ) from None
+    if any(extent < 0 for info in infos for extent in info.shape):
+        raise CheckpointError(f"{path} has a damaged safetensors header. Download it again.")
     unknown = {info.dtype for info in infos} - ITEM_BYTES.keys()
     if unknown:
         raise CheckpointError(f"{path} has tensors of the unsupported type {min(unknown)}.")

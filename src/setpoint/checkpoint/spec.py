@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from setpoint.checkpoint.config_names import usual_config
 from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, short_repr
 from setpoint.checkpoint.description import Description, read_description
 from setpoint.checkpoint.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
@@ -52,6 +53,7 @@ def spec_of(description: Description, *, overrides: dict[str, Any] | None = None
     """
     path = description.path
     config, wrapper = _language_config(path, description.config | (overrides or {}))
+    config = usual_config(path, config)
     family = FAMILIES.get(str(config.get("model_type", "")), Family())
     config = {**family.defaults, **config}
     reader = ConfigFile(path, {**_usual_names(config), **config})
@@ -238,7 +240,8 @@ def _context_len(reader: ConfigFile, family: Family) -> int:
 def _eos_ids(description: Description, reader: ConfigFile) -> tuple[int, ...]:
     """The end token ids of generation_config.json, which lists every token that ends a turn, then
     those of the config itself."""
-    generation = ConfigFile(description.generation_path, description.generation)
+    path = description.generation_path
+    generation = ConfigFile(path, usual_config(path, description.generation))
     return tuple(dict.fromkeys(generation.ids("eos_token_id") + reader.ids("eos_token_id")))
 
 

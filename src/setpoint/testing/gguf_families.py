@@ -7,6 +7,7 @@ itself.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -100,6 +101,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mixtral",
         **{**SIZES, "intermediate_size": 256, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
+    "llama/dense": tiny_config("LlamaForCausalLM", "llama", **{**SIZES, "intermediate_size": 512}),
     "olmoe": tiny_config(
         "OlmoeForCausalLM",
         "olmoe",
@@ -274,8 +276,6 @@ NAMES = (
 """(pattern in a checkpoint's names, what GGUF has in its place)."""
 AFTER_ATTENTION = ("gemma2", "gemma3", "gpt-oss", "glm4moe")
 """Architectures in which GGUF keeps the name post_attention_norm."""
-K_QUANTS = ("Q4_K", "Q6_K")
-"""Kinds of blocks that the gguf package cannot make."""
 
 
 def mixed(name: str) -> GGMLQuantizationType:
@@ -290,12 +290,15 @@ def mixed(name: str) -> GGMLQuantizationType:
 
 
 def write_model(
-    folder: Path, model: str, kind_of: Callable[[str], GGMLQuantizationType]
+    folder: Path,
+    model: str,
+    kind_of: Callable[[str], GGMLQuantizationType],
+    **keys: Any,
 ) -> tuple[Path, Path]:
     """Write a model of CONFIGS with random weights below ``folder``. kind_of: GGUF's name of a
-    matrix -> its kind. Returns (GGUF file, folder of a checkpoint with the same values in
-    bfloat16)."""
-    config, architecture = CONFIGS[model], model.partition("/")[0]
+    matrix -> its kind. keys: other values for its config. Returns (GGUF file, folder of a
+    checkpoint with the same values in bfloat16)."""
+    config, architecture = CONFIGS[model] | keys, model.partition("/")[0]
     checkpoint = write_tiny(folder / "checkpoint", config)
     (weights,) = checkpoint.glob("*.safetensors")
     tensors = {name: _in_file(name, tensor) for name, tensor in load_file(weights).items()}
@@ -449,8 +452,8 @@ def _row_order(architecture: str, config: dict[str, Any], name: str) -> Array | 
 
 
 def _blocks(values: Array, kind: GGMLQuantizationType) -> Array:
-    """The blocks of ``values``; of a K-quant, which the gguf package cannot make, random ones."""
-    if kind.name not in K_QUANTS:
+    """The blocks of ``values``; of a kind that the gguf package cannot make, random ones."""
+    with contextlib.suppress(NotImplementedError):
         return gguf.quantize(values, kind)
     block, block_bytes = GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(values.size)

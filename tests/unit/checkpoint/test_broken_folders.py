@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from setpoint.checkpoint import mxfp4
+from setpoint.checkpoint.safetensors_file import TensorInfo, read_header
 from setpoint.checkpoint.spec import read_spec
 from setpoint.config.environment import read_environment
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
 from setpoint.core.jsonfile import parse_json
+from setpoint.core.model import MXFP4_SUFFIXES
 from setpoint.engine.models.model_config import ConfigReader
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.launch.configuration import settle
@@ -253,3 +256,19 @@ def test_numbers_of_the_computation_are_checked_while_the_config_is_read(
     config(key, raw)(folder)
     with pytest.raises(CheckpointError, match=f"{key!r} must be a number above zero, not"):
         read_spec(folder)
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 4), (0, 0)])
+def test_codes_of_mxfp4_without_numbers_are_refused(shape: tuple[int, ...]) -> None:
+    stored = [TensorInfo(f"a{ending}", shape, "U8") for ending in MXFP4_SUFFIXES]
+    with pytest.raises(CheckpointError, match="none of them empty"):
+        mxfp4.as_matrices(stored)
+
+
+def test_a_tensor_of_negative_size_is_refused(tmp_path: Path) -> None:
+    header = {"a": {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]}}
+    raw = json.dumps(header).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(8))
+    with pytest.raises(CheckpointError, match="damaged safetensors header"):
+        read_header(path)

@@ -238,7 +238,7 @@ def test_an_index_names_the_files(folder: Path) -> None:
         ),
         ({"quantization_config": "mxfp4"}, "'quantization_config' is 'mxfp4', which is not"),
         ({"quantization_config": {}}, "'quantization_config' is {}, which is not supported"),
-        ({"eos_token_id": -1}, "'eos_token_id' must be a token id"),
+        ({"eos_token_id": -2}, "'eos_token_id' must be a token id"),
         ({"eos_token_id": ["x"]}, "'eos_token_id' must be a token id"),
         ({"rope_scaling": "linear"}, "'rope_scaling' must be an object"),
         *(
@@ -246,7 +246,6 @@ def test_an_index_names_the_files(folder: Path) -> None:
             for key in ("rope_scaling", "rope_parameters")
             for value in (0, "", False, [])
         ),
-        ({"rope_scaling": {}}, "'rope_scaling' must name its type, not {}"),
         ({"rope_scaling": {"a": 1}}, "'rope_scaling' must name its type, not {'a': 1}"),
         ({"rope_scaling": {"type": ""}}, "'rope_scaling' must name its type, not ''"),
         ({"rope_scaling": {"rope_type": 0, "type": "yarn"}}, "must name its type, not 0"),

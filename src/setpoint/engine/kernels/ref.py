@@ -62,7 +62,8 @@ class RefOps:
         return logits.copy_((logits.to(_wide(logits.dtype)) / cap).tanh_().mul_(cap))
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
-        return scale_rows(weight[ids], scale)
+        rows = weight[ids]
+        return rows if scale == 1.0 else rows.mul_(torch.tensor(scale).to(rows.dtype))
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
@@ -198,11 +199,6 @@ def _choose(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
         scores = groups.masked_fill(closed.unsqueeze(-1), -torch.inf).flatten(1)
     order = scores.sort(dim=-1, descending=True, stable=True).indices
     return order[:, : routing.num_chosen].contiguous()
-
-
-def scale_rows(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Multiply x in place by ``scale``, rounded as in ``Ops.embedding``."""
-    return x if scale == 1.0 else x.mul_(torch.tensor(scale, dtype=torch.float32).to(x.dtype))
 
 
 def store(new: torch.Tensor, cache: torch.Tensor, kv_index: torch.Tensor) -> None:

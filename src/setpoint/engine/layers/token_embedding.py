@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from setpoint.engine.kernels.ref import scale_rows
 from setpoint.engine.layers.context import Backends
 from setpoint.engine.layers.module import Layer
 from setpoint.engine.parallel.group import UNIT, Span, spans
@@ -57,5 +56,5 @@ class Embedding(Layer):
         if self.packed is None:
             rows = backends.ops.embedding(places, self.weight, self.scale)
         else:
-            rows = scale_rows(self.packed.rows(places), self.scale)
+            rows = self.packed.rows(places, self.scale)
         return group.gather_rows(rows, ids, own)

@@ -97,7 +97,7 @@ class BlockWeight(PanelWeight):
         self._rows_call = BlockRowsCall(weight=panels.data_ptr(), blocks=num_blocks, kind=kind)
         self._rows_address = ctypes.addressof(self._rows_call)
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, ids: torch.Tensor, scale: float) -> torch.Tensor:
         assert ids.dtype == torch.int32
         assert ids.is_contiguous()
         out = torch.empty((len(ids), self.k), dtype=torch.bfloat16)
@@ -105,6 +105,7 @@ class BlockWeight(PanelWeight):
         call.ids = ids.data_ptr()
         call.out = out.data_ptr()
         call.rows = len(ids)
+        call.scale = scale
         call.threads = torch.get_num_threads()
         self._read_rows(self._rows_address)
         return out

@@ -56,8 +56,8 @@ class Blocks:
 class PackedRows(PackedWeight, Protocol):
     """A weight that can also return its rows, so that a tied embedding and head are held once."""
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [T] int32 -> those rows of the weight, [T, K]."""
+    def rows(self, ids: torch.Tensor, scale: float) -> torch.Tensor:
+        """The rows of the weight for ids [T] times ``scale``, [T, K], as ``Ops.embedding``."""
         ...
 
 

@@ -50,11 +50,8 @@ void setpoint_pack_blocks(const uint8_t* raw, int64_t rows, int64_t blocks, uint
   code_of_kind(kind).pack(raw, rows, blocks, to, gated, threads);
 }
 
-// Rows `ids` of the matrix that was packed.
 void setpoint_block_rows(const BlockRowsCall* call) {
   const BlockCode& code = code_of_kind(call->kind);
-  for_rows(call->rows, call->blocks * kBlock, call->threads, [&](int64_t i) {
-    code.read_row(call->weight, call->ids[i], call->blocks, call->out + i * call->blocks * kBlock);
-  });
+  look_up(*call, [&](int64_t id, bf16* to) { code.read_row(call->weight, id, call->blocks, to); });
 }
 }

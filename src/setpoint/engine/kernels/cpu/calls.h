@@ -34,6 +34,7 @@ struct BlockRowsCall {
   const uint8_t* weight;  // packed
   bf16* out;              // [rows][blocks * kBlock]
   int64_t rows, blocks;
+  float scale;  // as in EmbeddingCall
   int32_t kind, threads;
 };
 

@@ -122,6 +122,7 @@ class BlockRowsCall(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("ids", "weight", "out")),
         *((name, _i64) for name in ("rows", "blocks")),
+        ("scale", ctypes.c_float),
         *((name, _i32) for name in ("kind", "threads")),
     ]
 

@@ -67,8 +67,8 @@ std::string layouts() {
   {
     typedef BlockRowsCall Call;
     add<Call>(text, "BlockRowsCall",
-              {FIELD(ids), FIELD(weight), FIELD(out), FIELD(rows), FIELD(blocks), FIELD(kind),
-               FIELD(threads)});
+              {FIELD(ids), FIELD(weight), FIELD(out), FIELD(rows), FIELD(blocks), FIELD(scale),
+               FIELD(kind), FIELD(threads)});
   }
   {
     typedef NormCall Call;

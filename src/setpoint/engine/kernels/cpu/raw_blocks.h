@@ -215,4 +215,18 @@ inline int64_t row_in(int64_t column, int64_t rows, bool gated) {
   return row < size ? row + column / W % 2 * size : -1;
 }
 
+// Rows `ids` of the matrix that was packed, times the scale. read(id, to) reads one of them.
+template <class Read>
+inline void look_up(const BlockRowsCall& call, const Read& read) {
+  const int64_t cols = call.blocks * kBlock;
+  const vf scale = rounded((const bf16*)nullptr, splat(call.scale));
+  for_rows(call.rows, cols, call.threads, [&](int64_t row) {
+    bf16* to = call.out + row * cols;
+    read(call.ids[row], to);
+    if (call.scale == 1) return;  // a product would lose the subnormal numbers of MXFP4
+    for_vectors(cols,
+                [=](int64_t c, int64_t n) { store_part(to + c, load_part(to + c, n) * scale, n); });
+  });
+}
+
 }  // namespace

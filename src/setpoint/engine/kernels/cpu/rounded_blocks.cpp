@@ -411,11 +411,8 @@ void setpoint_pack_rounded_blocks(const uint8_t* raw, int64_t rows, int64_t bloc
 }
 
 void setpoint_rounded_block_rows(const BlockRowsCall* call) {
-  for_rows(call->rows, call->blocks * kBlock, call->threads, [=](int64_t i) {
-    with_kind(call->kind, [=](auto kind) {
-      read_row<kind>(call->weight, call->ids[i], call->blocks,
-                     call->out + i * call->blocks * kBlock);
-    });
+  look_up(*call, [=](int64_t id, bf16* to) {
+    with_kind(call->kind, [=](auto kind) { read_row<kind>(call->weight, id, call->blocks, to); });
   });
 }
 }
