@@ -14,7 +14,11 @@ from setpoint.frontend.apis.sglang.missing import MISSING
 Serve = Callable[..., None]
 
 
-def test_profiles(serve: Serve, tmp_path: Path) -> None:
+def test_profiles(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("setpoint.frontend.apis.sglang.profiles.WRITTEN_S", 0.2)
+    (tmp_path / "x.gz").touch()  # where the fake engine says that its file is
+
     async def scenario(server: Any) -> None:
         http, engine = server.http, server.engine
         body = {
@@ -43,6 +47,10 @@ def test_profiles(serve: Serve, tmp_path: Path) -> None:
         assert engine.operations[-1] == StopProfile()
         assert (await http.post("/freeze_gc", json={})).text == "Garbage collection frozen.\n"
         assert engine.operations[-1] == FreezeGarbage()
+        (tmp_path / "x.gz").unlink()
+        late = await http.post("/stop_profile")
+        assert late.status_code == 503
+        assert "is not there after" in late.text
         engine.refuse_operation = "No profile is running."
         assert (await http.post("/stop_profile")).status_code == 400
 

@@ -7,6 +7,9 @@ import gc
 import gzip
 import json
 import re
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +267,30 @@ def trace(path: Path) -> list[dict[str, Any]]:
     return events
 
 
+def is_written(path: Path) -> bool:
+    """Whether a profile is there, once the threads that write have ended."""
+    for thread in threading.enumerate():
+        if thread.name == "profile":
+            thread.join()
+    return path.exists()
+
+
+def test_a_profile_does_not_load_the_compiler(tmp_path: Path) -> None:
+    """Red before: its import froze all streams for a second and more at the first profile."""
+    code = (
+        "import sys, torch; from setpoint.core.operations import StartProfile;"
+        "from setpoint.engine.executor.profiling import Profiler;"
+        "p = Profiler(torch.device('cpu')); p.start(StartProfile(sys.argv[1])); torch.ones(2) + 1;"
+        "p.stop(); print(sum(name.startswith(('torch._inductor', 'torch._dynamo'))"
+        " for name in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run.json.gz")], capture_output=True, check=True
+    )
+    assert done.stdout.split() == [b"0"]
+    assert trace(tmp_path / "run.json.gz")
+
+
 def test_a_profile_of_some_steps(engine: Engine, tmp_path: Path) -> None:
     """It may begin while requests run, skips steps, ends by itself, and changes no token."""
     before = outputs(engine.harness())
@@ -278,7 +305,7 @@ def test_a_profile_of_some_steps(engine: Engine, tmp_path: Path) -> None:
     refused(h, "A profile is already running")
     assert not path.exists()
     h.turn(2)
-    assert path.exists()
+    assert is_written(path)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert any(event.get("ph") == "X" for event in trace(path))
     h.drain()
@@ -296,6 +323,7 @@ def test_a_profile_that_is_stopped(engine: Engine, tmp_path: Path) -> None:
     h.operate(StopProfile())
     done(h)
     assert h.replies[-1].answer == OperationDone(0, str(path))
+    assert is_written(path)
     assert trace(path)
     h.operate(StartProfile(str(path)))
     refused(h, "already exists")
@@ -326,7 +354,7 @@ def test_a_profile_without_limit_ends(
     h = engine.harness()
     h.operate(StartProfile(str(tmp_path / "run.json.gz")))
     outputs(h)
-    assert (tmp_path / "run.json.gz").exists()
+    assert is_written(tmp_path / "run.json.gz")
 
 
 def test_garbage_is_frozen(folders: tuple[Path, Path]) -> None:
@@ -350,11 +378,11 @@ def test_a_profile_that_raises_ends_no_step(
     before = outputs(engine.harness())
     h, profiler = engine.harness(), engine.executor.profiler
 
-    def raising(*arguments: Any) -> None:
+    def raising(*arguments: Any, **keywords: Any) -> None:
         raise error
 
     if where == "_trace":
-        monkeypatch.setattr("setpoint.engine.executor.profiling._write", raising)
+        monkeypatch.setattr("setpoint.engine.executor.profiling.tempfile.mkdtemp", raising)
     else:
         monkeypatch.setattr(profiler, where, raising)
     h.operate(StartProfile(str(tmp_path / "run.json.gz"), start_step=1, num_steps=1))
@@ -365,7 +393,7 @@ def test_a_profile_that_raises_ends_no_step(
     done(h)
     h.submit("next", PROMPTS["a"], max_new_tokens=2, temperature=0.0)
     h.drain()
-    assert (tmp_path / "next.json.gz").exists()
+    assert is_written(tmp_path / "next.json.gz")
 
 
 @pytest.mark.parametrize("where", ["_give_back", "_assemble", "_make_ways"])

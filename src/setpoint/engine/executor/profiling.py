@@ -6,17 +6,21 @@ code; with ``--disable-cuda-graph`` the trace shows the operations.
 
 from __future__ import annotations
 
+import gzip
 import logging
 import os
+import shutil
 import tempfile
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
+from torch.autograd import profiler as autograd_profiler
 
 from setpoint.core.errors import ConfigError, RequestError, SetpointError
 from setpoint.core.operations import StartProfile
-from setpoint.engine.kernels.device import traced_activities
+from setpoint.engine.kernels.device import traced
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +36,7 @@ class Profiler:
         self._device = device
         self._wanted: StartProfile | None = None
         self._trace: Any = None
-        """torch.profiler.profile, while steps are traced."""
+        """torch.autograd.profiler.profile, while steps are traced."""
         self._num_steps = 0
         """Steps since ``start``."""
 
@@ -42,7 +46,7 @@ class Profiler:
         if its folder cannot be made."""
         if self._wanted is not None:
             raise RequestError("A profile is already running; stop it first (/stop_profile).")
-        if not traced_activities(self._device, host=wanted.cpu, device_too=wanted.gpu):
+        if not any(traced(self._device, host=wanted.cpu, device_too=wanted.gpu)):
             raise RequestError("activities: none of these can be traced here; CPU always can be.")
         path = Path(wanted.path)
         try:
@@ -57,8 +61,8 @@ class Profiler:
         self._wanted, self._num_steps = wanted, 0
 
     def stop(self) -> str:
-        """End the trace and write it. Returns its path. Raises RequestError if no step was traced,
-        and ConfigError if the file cannot be written."""
+        """End the trace. Returns the path where its file will be soon: a thread compresses it.
+        Raises RequestError if no step was traced, and ConfigError if it cannot be written."""
         if self._wanted is None:
             raise RequestError("No profile is running; start one first (/start_profile).")
         if self._trace is None:
@@ -68,12 +72,17 @@ class Profiler:
             )
         path = Path(self._wanted.path)
         trace, self._trace, self._wanted = self._trace, None, None
-        trace.stop()
+        trace.__exit__(None, None, None)
+        folder = ""
         try:
-            _write(trace, path)
+            folder = tempfile.mkdtemp(dir=path.parent)
+            plain = Path(folder) / "trace.json"
+            trace.export_chrome_trace(str(plain))
         except (OSError, RuntimeError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
             raise ConfigError(f"The profile cannot be written to {path}: {error}") from None
-        logger.info("Wrote the profile of %d steps to %s", self._num_steps, path)
+        # The compression takes longest, and nothing waits for it here.
+        Thread(target=_finish, args=(plain, path, self._num_steps), name="profile").start()
         return str(path)
 
     def after_step(self) -> None:
@@ -97,15 +106,17 @@ class Profiler:
             self.stop()
 
     def _begin(self, wanted: StartProfile) -> None:
-        from torch import profiler  # takes long to import, and is rarely needed
-
-        trace = profiler.profile(
-            activities=traced_activities(self._device, host=wanted.cpu, device_too=wanted.gpu),
+        # torch.profiler.profile imports the compiler first, which takes a second or more.
+        host, on_device = traced(self._device, host=wanted.cpu, device_too=wanted.gpu)
+        trace = autograd_profiler.profile(
+            use_cpu=host,
+            use_device=on_device,
+            use_kineto=True,
             profile_memory=wanted.memory,
             with_stack=wanted.with_stack,
             record_shapes=wanted.record_shapes,
         )
-        trace.start()
+        trace.__enter__()
         self._trace = trace
 
 
@@ -114,10 +125,18 @@ def _unexpected(error: Exception) -> Exception | None:
     return None if isinstance(error, SetpointError) else error
 
 
-def _write(trace: Any, path: Path) -> None:
-    """Write the trace to ``path``, which must not exist. ``os.link`` does not replace a file that
-    someone else has made there meanwhile: others may write to the folder."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as private:
-        inside = Path(private) / path.name
-        trace.export_chrome_trace(str(inside))
-        os.link(inside, path)
+def _finish(plain: Path, path: Path, num_steps: int) -> None:
+    """Compress a trace to ``path``, which must not exist, and remove its folder. ``os.link`` does
+    not replace a file that someone else has made there meanwhile: others may write to the
+    folder."""
+    try:
+        packed = plain.with_suffix(".gz")
+        with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=6) as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+        os.link(packed, path)
+    except OSError as error:
+        logger.error("The profile cannot be written to %s: %s", path, error)
+    else:
+        logger.info("Wrote the profile of %d steps to %s", num_steps, path)
+    finally:
+        shutil.rmtree(plain.parent, ignore_errors=True)

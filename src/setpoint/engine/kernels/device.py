@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -139,12 +138,9 @@ def seconds_between(begin: Mark, end: Mark) -> float:
     return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3
 
 
-def traced_activities(device: torch.device, *, host: bool, device_too: bool) -> list[Any]:
-    """The wanted activities that torch's profiler can trace on this device."""
-    from torch.profiler import ProfilerActivity  # takes long to import, and is rarely needed
-
-    found = [ProfilerActivity.CPU] if host else []
-    return found + ([ProfilerActivity.CUDA] if device_too and device.type == "cuda" else [])
+def traced(device: torch.device, *, host: bool, device_too: bool) -> tuple[bool, str | None]:
+    """What is wanted and torch's profiler can trace here: whether the host, and which device."""
+    return host, "cuda" if device_too and device.type == "cuda" else None
 
 
 def give_back(device: torch.device) -> None:

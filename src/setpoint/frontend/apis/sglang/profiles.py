@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,6 +25,9 @@ from setpoint.frontend.service import Service
 
 START, STOP, FREEZE = "/start_profile", "/stop_profile", "/freeze_gc"
 UNSUPPORTED = ("profile_by_stage", "profile_stages", "merge_profiles", "detailed_annotations")
+WRITTEN_S = 60.0
+"""How long the compression of a trace may take."""
+POLL_S = 0.05
 NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,99}", re.ASCII)
 
 
@@ -80,8 +85,24 @@ class ProfileRoutes:
 
     async def stop(self) -> Response:
         losses = self._profiled.losses()
-        (done, *_) = await self._profiled.on_all(lambda line: line.operate(StopProfile()))
+        (done, *_) = found = await self._profiled.on_all(lambda line: line.operate(StopProfile()))
+        await self._written([Path(each.path) for each in found])
         return PlainTextResponse(f"Stop profiling. The file is {done.path}{losses}\n")
+
+    async def _written(self, files: Sequence[Path]) -> None:
+        """Wait until these files are there, which the engines write beside their work. Raises
+        RequestError (503)."""
+        for path in files:
+            try:
+                async with asyncio.timeout(WRITTEN_S):
+                    while not await asyncio.to_thread(path.exists):
+                        await asyncio.sleep(POLL_S)
+            except TimeoutError:
+                raise RequestError(
+                    f"The profile has ended, and its file is not there after {WRITTEN_S:g} s:"
+                    f" {path}. The log says why, if it cannot be written.",
+                    status_code=503,
+                ) from None
 
     async def freeze(self) -> Response:
         await self._engine.on_all(lambda line: line.operate(FreezeGarbage()))
