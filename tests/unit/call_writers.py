@@ -304,7 +304,8 @@ class Broken:
 
 def _open_value(writer: Writer, call: Call) -> Broken | None:
     """The closing mark of the last string of a call is missing; another call follows."""
-    last = ("edit", {**call[1], "text": "z"})
+    others = {key: value for key, value in call[1].items() if key != "text"}
+    last = ("edit", {**others, "text": "z"})
     raw = writer.one(last)
     at = raw.rfind(writer.value_end)
     if not writer.value_end or writer is WRITERS["gpt-oss"]:
