@@ -112,7 +112,7 @@ def nothing_is_cached(told: ServerProcess) -> None:
     first = ask(told).json()
     print("the next client:", first["meta_info"]["cached_tokens"], "cached tokens")
     assert first["meta_info"]["cached_tokens"] == 0
-    assert metric(told, MOVED) == 1
+    wait_until(lambda: metric(told, MOVED) == 1)
     again = ask(told).json()
     assert again["meta_info"]["cached_tokens"] > 0
     assert again["output_ids"] == first["output_ids"]
@@ -130,7 +130,7 @@ def a_router_may_name(prefill: ServerProcess, untold: ServerProcess, room: dict[
     for each in sides:
         each.join(PATIENCE_S)
     assert [each.status_code for each in answers] == [200, 200]
-    assert metric(untold, MOVED) == 1
+    wait_until(lambda: metric(untold, MOVED) == 1)
 
 
 def takes_the_port_over(
@@ -144,7 +144,7 @@ def takes_the_port_over(
         named = room | {"bootstrap_host": HOST}
         found = httpx.post(f"{told.url}/generate", json=body | named, timeout=PATIENCE_S)
         assert found.status_code == 200, found.text
-        assert metric(told, FAILED) == failed + 1
+        wait_until(lambda: metric(told, FAILED) == failed + 1)
         (line,) = [each for each in told.errors.splitlines() if "no key in common" in each]
         print("after the port was taken over:", line)
         fake = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}

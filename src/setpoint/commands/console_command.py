@@ -4,13 +4,14 @@ machine."""
 from __future__ import annotations
 
 import asyncio
+import signal
+import socket
 import sys
-from contextlib import suppress
 
 from setpoint.config.command_options import ConsoleOptions
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.http.port import bind_socket
-from setpoint.frontend.http.serve import small_server
+from setpoint.frontend.http.serve import Server, small_server
 from setpoint.playback.film import Film
 from setpoint.playback.playback_routes import create_app
 
@@ -33,6 +34,12 @@ def console(options: ConsoleOptions) -> int:
         flush=True,
     )
     server = small_server(create_app(film), where="the console's port")
-    with suppress(KeyboardInterrupt):
-        asyncio.run(server.serve(sockets=[sock]))
+    asyncio.run(_serve(server, sock))
     return 0
+
+
+async def _serve(server: Server, sock: socket.socket) -> None:
+    """Serve until a signal: open streams are cut."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, server.end, 0.0)
+    await server.serve(sockets=[sock])

@@ -145,6 +145,8 @@ class Giving:
                         raise HandoverError("a transfer was asked for twice")
                     self._open.add(fetch.transfer)
                     offers.fetch(self, fetch)
+                case Cancel(transfer) | Taken(transfer) if transfer not in self._open:
+                    pass  # it has ended meanwhile
                 case Cancel(transfer):
                     self._open.discard(transfer)
                     offers.cancelled(self, transfer)

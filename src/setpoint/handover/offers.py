@@ -14,7 +14,7 @@ from setpoint.handover.frames import Fetch
 
 ENDED_ROOMS = 4096
 """Of so many rooms that ended before they were fetched it is known why."""
-MAX_EARLY = 65536
+MAX_EARLY = 16384
 """Most fetches whose room has not arrived yet."""
 EARLY_S = 10.0
 """How long a room may arrive after the fetch: both come from a router at the same time."""
