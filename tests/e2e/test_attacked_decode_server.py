@@ -145,8 +145,9 @@ def takes_the_port_over(
         found = httpx.post(f"{told.url}/generate", json=body | named, timeout=PATIENCE_S)
         assert found.status_code == 200, found.text
         wait_until(lambda: metric(told, FAILED) == failed + 1)
-        (line,) = [each for each in told.errors.splitlines() if "no key in common" in each]
-        print("after the port was taken over:", line)
+        lines = [each for each in told.errors.splitlines() if "no key in common" in each]
+        assert lines
+        print("after the port was taken over:", lines[0])
         fake = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
         alone = httpx.post(f"{untold.url}/generate", json=body | fake, timeout=PATIENCE_S)
         assert found.json()["output_ids"] == alone.json()["output_ids"]

@@ -122,6 +122,7 @@ class RoomTaker:
         rank = bootstrap.prefill_rank
         if rank is None:
             if server not in self._servers:
+                self._key(*server)  # without one nobody is asked
                 found = await prefill_server(*server)
                 self._servers[server] = found.dp_size
             rank = bootstrap.room % self._servers[server]
@@ -134,6 +135,16 @@ class RoomTaker:
         if best is None:
             raise HandoverError("the connection to the prefill server has ended")
         return best
+
+    def _key(self, host: str, port: int) -> bytes:
+        """Raises HandoverError if there is none."""
+        key = self._key_of(host, port)
+        if key is None:
+            raise HandoverError(
+                f"this server and the prefill server at {host}:{port} have no key in common: give"
+                " both the same --api-key"
+            )
+        return key
 
     def _lacks_connection(self, engine: Engine) -> bool:
         best = self._least_busy(engine)
@@ -154,12 +165,7 @@ class RoomTaker:
 
     async def _connect(self, engine: Engine) -> None:
         host, port, rank = engine
-        key = self._key_of(host, port)
-        if key is None:
-            raise HandoverError(
-                f"this server and the prefill server at {host}:{port} have no key in common: give"
-                " both the same --api-key"
-            )
+        key = self._key(host, port)
         address, number = await transfer_address(host, port, rank, self._tp_rank)
         loop = self._mover.loop
         try:
