@@ -2,6 +2,7 @@
 what it adds to the time to the first token.
 
     python benchmarks/frontend.py [--streams 1,64,256] [--only chat,generate] [--tokens 300]
+    python benchmarks/frontend.py --streams 200 --only "generate with 10" --tokens 400 --unread 0.5
 
 The real application, link, tokenizer and chat template of the default model. A process that sends a
 token per stream and step stands for the engine, another one that only reads stands for the clients,
@@ -12,6 +13,10 @@ First tokens are measured twice: of requests that arrive evenly while others str
 that arrive at once and whose first tokens the engine sends in one message. "in" is from the last
 byte that the client sends to the engine's receipt, "out" from the engine's message to the client's
 first byte of the answer; neither holds any time of an engine.
+
+With 10 logprobs, each chunk of `/generate` repeats all before it. There the figures that matter are
+what `/ready` takes meanwhile on a new connection, and by how much the memory of the process grows.
+`--unread` is the share of streams whose clients read nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -78,7 +84,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "responses": ("/v1/responses", {"input": "Tell me a long story about a fox."}),
     "completions": ("/v1/completions", {"prompt": TEXT}),
     "generate": ("/generate", {"text": TEXT}),
+    "generate with 10 logprobs": (
+        "/generate",
+        {"text": TEXT, "return_logprob": True, "top_logprobs_num": 10},
+    ),
+    "completions with 10 logprobs": ("/v1/completions", {"prompt": TEXT, "logprobs": 10}),
 }
+PROBE_GAP_S = 0.02
+LOOK_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -90,6 +103,11 @@ class Load:
     gap_s: float = 0.0
     """Seconds between the arrivals of requests; 0: all at once, and no step before all have
     arrived."""
+    unread: float = 0.0
+    """The share of requests whose clients read nothing."""
+
+    def is_read(self, index: int) -> bool:
+        return int((index + 1) * self.unread) == int(index * self.unread)
 
     def body(self, index: int) -> tuple[str, bytes]:
         route, fields = VARIANTS[self.variant]
@@ -195,15 +213,18 @@ def _number(request: Request) -> str:
 def clients(port: int, load: Load) -> Times:
     """Send the requests at their times, and read until each answer has ended; returns the times."""
     times: Times = {"asked": {}, "answered": {}, "ended": {}}
-    poller, streams = select.poll(), {}
+    poller, streams, unread = select.poll(), {}, []
     begin, num_asked = time.perf_counter(), 0
     while num_asked < load.num_requests or streams:
         while (
             num_asked < load.num_requests and time.perf_counter() >= begin + num_asked * load.gap_s
         ):
             stream = _ask(port, load, num_asked, times)
-            streams[stream.fileno()] = (str(num_asked), stream)
-            poller.register(stream, select.POLLIN)
+            if load.is_read(num_asked):
+                streams[stream.fileno()] = (str(num_asked), stream)
+                poller.register(stream, select.POLLIN)
+            else:
+                unread.append(stream)
             num_asked += 1
         wait = begin + num_asked * load.gap_s - time.perf_counter()
         timeout_ms = max(wait, 0.0) * 1e3 if num_asked < load.num_requests else None
@@ -217,6 +238,20 @@ def clients(port: int, load: Load) -> Times:
                 poller.unregister(descriptor)
                 streams.pop(descriptor)[1].close()
     return times
+
+
+def probe(port: int, until: int) -> Times:
+    """Ask `/ready` on new connections until the descriptor ``until`` is closed elsewhere; returns
+    how long each answer took."""
+    taken: list[float] = []
+    while not select.select([until], [], [], PROBE_GAP_S)[0]:
+        begin = time.perf_counter()
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(b"GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            while connection.recv(1 << 16):
+                pass
+        taken.append(time.perf_counter() - begin)
+    return {"probed": {str(index): each for index, each in enumerate(taken)}}
 
 
 def _ask(port: int, load: Load, index: int, times: Times) -> socket.socket:
@@ -237,6 +272,11 @@ class Measured:
     """CPU seconds of the frontend, from the first token to the end of the last answer."""
     wall_s: float
     times: Times
+    busy_ms: list[float]
+    """CPU time that the frontend took between two looks LOOK_S apart, in order of size: on a busy
+    machine too, no more than that is done before whoever waits for the event loop gets a turn."""
+    grown_mb: float
+    """By how much the peak of the frontend's memory grew meanwhile."""
 
     def delays_ms(self, begin: str, end: str) -> list[float]:
         """The time from one event of a request to another, without the first quarter of the
@@ -270,17 +310,26 @@ async def measure(load: Load, text: TextProcessor, profiler: cProfile.Profile | 
     port = listener.getsockname()[1]
     gc.collect()
     gc.freeze()
-    helpers.append(Child(lambda: clients(port, load)))
+    before_mb = reset_peak_mb()
+    waits, ends = os.pipe()
+    helpers.append(Child(lambda: (os.close(ends), probe(port, waits))[1]))
+    helpers.append(Child(lambda: (os.close(ends), clients(port, load))[1]))
     while service.engine.num_open < (1 if load.gap_s else load.num_requests):
         await asyncio.sleep(0.0005)
     if profiler is not None:
         profiler.enable()
     begin_s, begin = time.process_time(), time.perf_counter()
+    busy_ms = []
     while service.engine.num_open:
-        await asyncio.sleep(0.05)
+        before_s = time.process_time()
+        await asyncio.sleep(LOOK_S)
+        busy_ms.append((time.process_time() - before_s) * 1e3)
     cpu_s, wall_s = time.process_time() - begin_s, time.perf_counter() - begin
     if profiler is not None:
         profiler.disable()
+    grown_mb = memory_mb("VmHWM") - before_mb
+    os.close(ends)
+    os.close(waits)
     service.engine.shutdown()
     # In a thread: the last bytes may still have to be sent.
     results = [await asyncio.to_thread(helper.result) for helper in helpers]
@@ -288,8 +337,19 @@ async def measure(load: Load, text: TextProcessor, profiler: cProfile.Profile | 
     server.should_exit = True
     await serving
     service.engine.close()
-    assert len(times["answered"]) == load.num_requests
-    return Measured(cpu_s, wall_s, times)
+    assert len(times["answered"]) == sum(map(load.is_read, range(load.num_requests)))
+    return Measured(cpu_s, wall_s, times, sorted(busy_ms), grown_mb)
+
+
+def reset_peak_mb() -> float:
+    """Begin a new peak of this process's memory; returns what it has now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory_mb("VmRSS")
+
+
+def memory_mb(field: str) -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition(f"{field}:")[2].split()[0]) / 1024
 
 
 def rate_line(load: Load, measured: Measured) -> str:
@@ -300,6 +360,19 @@ def rate_line(load: Load, measured: Measured) -> str:
         f" {measured.cpu_s / measured.wall_s:.0%} of a core,"
         f" {num_tokens / measured.cpu_s:.0f} tokens per CPU second,"
         f" {measured.cpu_s / num_tokens * 1e6:.1f} µs per token"
+    )
+
+
+def probe_line(load: Load, measured: Measured) -> str:
+    taken = sorted(each * 1e3 for each in measured.times["probed"].values())
+    busy = measured.busy_ms
+    return (
+        f"{load.variant}: CPU ms between two turns for others: p50"
+        f" {statistics.median(busy):.1f}, p99 {busy[int(len(busy) * 0.99)]:.1f},"
+        f" max {busy[-1]:.1f}\n"
+        f"{load.variant}: {len(taken)} probes of /ready: ms p50 {statistics.median(taken):.1f}, p99"
+        f" {taken[int(len(taken) * 0.99)]:.1f}, max {taken[-1]:.1f}; memory grew by"
+        f" {measured.grown_mb:.0f} MB, {measured.grown_mb / load.num_requests:.2f} MB per stream"
     )
 
 
@@ -325,6 +398,9 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=12.8, help="between a stream's tokens")
     parser.add_argument("--open", type=int, default=64, help="streams while others arrive")
     parser.add_argument(
+        "--unread", type=float, default=0.0, help="share of streams whose clients read nothing"
+    )
+    parser.add_argument(
         "--profile",
         action="store_true",
         help="cProfile of the first variant with the first of --streams instead of the figures",
@@ -340,13 +416,15 @@ def main() -> None:
     try:
         for variant in wanted:
             for num_streams in map(int, args.streams.split(",")):
-                load = Load(variant, num_streams, args.tokens, step_s)
+                load = Load(variant, num_streams, args.tokens, step_s, unread=args.unread)
                 profiler = cProfile.Profile() if args.profile else None
                 measured = uvloop.run(measure(load, text, profiler))
                 if profiler is not None:
                     pstats.Stats(profiler).sort_stats("tottime").print_stats(40)
                     return
                 print(rate_line(load, measured))
+                if "10 logprobs" in variant:
+                    print(probe_line(load, measured))
                 if num_streams > 1 and VARIANTS[variant][1].get("stream", True):
                     print(first_token_line(load, measured))
         if "chat" in wanted:

@@ -13,7 +13,7 @@ from types import TracebackType
 from setpoint.core.constraint import compile_refusal
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.failures import log_failure
-from setpoint.core.logprobs import LogprobBlock
+from setpoint.core.logprobs import KeptLogprobs, LogprobBlock
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.request import Request
 from setpoint.core.sampling import SamplingParams
@@ -25,7 +25,10 @@ from setpoint.frontend.text.detokenizer import make_detokenizer
 from setpoint.frontend.text.stops import StopFinder
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
-from setpoint.ipc.mailbox import Mailbox
+from setpoint.ipc.mailbox import Events, Mailbox
+
+MOST_EVENTS = 32
+"""Most events of a sequence that wait for the reader one by one."""
 
 
 class ClientGoneError(SetpointError):
@@ -49,8 +52,8 @@ class SequenceOutput(MeasuredSequence):
         super().__init__(request, arrived_at=came.at, headers=came.headers, path=came.path)
         sampling = request.sampling
         self.index = index
-        self.logprobs: list[LogprobBlock] = []
-        """Logprob blocks that cover ``output_ids`` in order, if asked for."""
+        self.logprobs = KeptLogprobs()
+        """The logprobs of ``output_ids``, if asked for."""
         self.prompt_logprobs: LogprobBlock | None = None
         self.dp_rank: int | None = None
         """The rank of the engine that computes it; None before one does. Written by the Job."""
@@ -80,10 +83,15 @@ class SequenceOutput(MeasuredSequence):
     def num_numbers(self) -> int:
         """How many logprobs and numbers of hidden states were received."""
         return (
-            sum(map(_size, self.logprobs))
-            + (0 if self.prompt_logprobs is None else _size(self.prompt_logprobs))
+            self.logprobs.num_numbers
+            + self.num_prompt_numbers
             + sum(map(len, self.hidden_states)) // 4
         )
+
+    @property
+    def num_prompt_numbers(self) -> int:
+        """How many logprobs of the prompt were received."""
+        return 0 if self.prompt_logprobs is None else _size(self.prompt_logprobs)
 
     def feed(self, event: TokenEvent) -> Piece:
         """Add an event. A stop string in its text ends the sequence at the token that completed
@@ -111,12 +119,10 @@ class SequenceOutput(MeasuredSequence):
         self.output_ids += event.ids[:num_kept]
         for name, facts in event.token_facts.items():
             self.token_facts.setdefault(name, []).extend(facts[:num_kept])
-        block = event.output_logprobs
-        if block is not None and dropped:
-            block = _head(block, num_kept)
-        if block is not None:
-            self.logprobs.append(block)
-        self.text += text
+        if event.output_logprobs is not None:
+            self.logprobs.add(event.output_logprobs, num_kept)
+        if text:
+            self._texts.append(text)
         self.finish = (
             Finish("stop", matched=self._finder.matched)
             if self._finder is not None and self._stopped
@@ -124,7 +130,7 @@ class SequenceOutput(MeasuredSequence):
         )
         if self.finish is not None:
             self.finished_at = time.perf_counter()
-        return Piece(self, text, num_kept, block)
+        return Piece(self, text, num_kept)
 
     def _time(self, num_tokens: int, now: float) -> None:
         latencies = self.latencies
@@ -187,18 +193,34 @@ class SequenceOutput(MeasuredSequence):
         return text if self._stopped else text + self._finder.flush()
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Piece:
-    """The part that one event added to a sequence's output."""
+    """The last part of a sequence's output: what one event added, or several in a row."""
 
     output: SequenceOutput
     text: str
     num_ids: int
-    logprobs: LogprobBlock | None
 
     @property
     def ids(self) -> list[int]:
         return self.output.output_ids[len(self.output.output_ids) - self.num_ids :]
+
+    @property
+    def num_numbers(self) -> int:
+        """How many logprobs it has."""
+        kept = self.output.logprobs
+        return kept.num_numbers // len(kept) * self.num_ids if kept else 0
+
+    @property
+    def logprobs(self) -> LogprobBlock | None:
+        """The logprobs of its ids; None if there are no ids, or they were not asked for."""
+        kept = self.output.logprobs
+        return kept.block(len(kept) - self.num_ids) if kept and self.num_ids else None
+
+    def add(self, later: Piece) -> None:
+        """Make this piece cover the next one, too."""
+        self.text += later.text
+        self.num_ids += later.num_ids
 
 
 class Job:
@@ -221,7 +243,7 @@ class Job:
         given. latencies: takes the times of their tokens. tool_schema: what the client calls the
         schema of a tool, if the constraint is made of such schemas."""
         self._client = client
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox(most_events=MOST_EVENTS * len(requests))
         self._mailbox.on_admitted = self._admitted
         self._on_finish = on_finish
         self._on_start = on_start
@@ -235,6 +257,12 @@ class Job:
         self.before_wait: Callable[[], Awaitable[None]] = _nothing
         """Awaited by the reader of ``pieces`` before each wait for the engine: whoever gathers
         what the pieces are made into passes it on then."""
+        self.not_before: float | None = None
+        """Makes ``pieces`` wait until this time of the event loop, and no longer, unless a sequence
+        ends: there may be no piece then. None: until there is an event. Written by the reader of
+        the pieces."""
+        self._absorbed: dict[int, Piece] = {}
+        """Index of a sequence -> the piece of events that could not wait for the reader."""
         self.outputs = [
             SequenceOutput(request, index, tokenizer, came=came)
             for index, request in enumerate(requests)
@@ -276,6 +304,7 @@ class Job:
         """End every sequence because the client went away; a reader that waits for more gets
         ClientGoneError."""
         self._stop()
+        self._absorbed.clear()
         self._is_cancelled = True
         self._mailbox.fail(ClientGoneError())
 
@@ -289,15 +318,19 @@ class Job:
         of each sequence at a time.
 
         An output shows only its present state (counts, end, latest ids). So if several events of a
-        sequence arrive together, the reader must finish with the first before the next is fed.
+        sequence arrive together, the reader must finish with the first before the next is fed. The
+        events of a reader that is far behind become one piece.
 
         Raises RequestError when a sequence was aborted with an HTTP status, EngineDeadError,
         ClientGoneError.
         """
-        while self._open:
+        while self._open or self._absorbed:
             pieces: dict[int, Piece] = {}
-            await self.before_wait()
-            for index, event in await self._mailbox.take():
+            events = await self._events()
+            if self._absorbed:
+                absorbed, self._absorbed = self._absorbed, {}
+                yield list(absorbed.values())
+            for index, event in events:
                 output = self.outputs[index]
                 if index in pieces:
                     yield list(pieces.values())
@@ -309,10 +342,47 @@ class Job:
                 if output.finish is not None:
                     self._end(output)
                     self._raise_abort(output.finish)
-            if pieces:
+            if pieces or self.not_before is not None:
                 yield list(pieces.values())
         if self._is_cancelled:
             raise ClientGoneError
+
+    async def _events(self) -> Events:
+        """Wait for the next events. Meanwhile nothing reads the outputs, so those that come may be
+        absorbed."""
+        mailbox = self._mailbox
+        mailbox.on_full = self._absorb
+        try:
+            await self.before_wait()
+            if self.not_before is not None:
+                return await mailbox.take(self.not_before)
+        finally:
+            mailbox.on_full = None
+        return mailbox.arrived() if self._absorbed else await mailbox.take()
+
+    def _absorb(self, events: Events) -> Events:
+        """Take events in while the reader of the pieces waits for its client: each sequence gets
+        one piece of them. Returns the rest, from an event on that ends the request with an
+        error."""
+        for position, (index, event) in enumerate(events):
+            if _is_refusal(event.finish):
+                return events[position:]
+            if index not in self._open:
+                continue
+            output = self.outputs[index]
+            output.dp_rank = self._mailbox.ranks.get(index)
+            try:
+                piece = _fed(output, event)
+            except RequestError as error:
+                self._mailbox.fail(error)
+                return []
+            if index in self._absorbed:
+                self._absorbed[index].add(piece)
+            else:
+                self._absorbed[index] = piece
+            if output.finish is not None:
+                self._end(output)
+        return []
 
     async def wait(self) -> list[SequenceOutput]:
         """Run to the end. Raises like ``pieces``."""
@@ -349,6 +419,10 @@ class Job:
 async def _nothing() -> None: ...
 
 
+def _is_refusal(finish: Finish | None) -> bool:
+    return finish is not None and finish.type == "abort" and finish.status_code is not None
+
+
 def _stop_finder(sampling: SamplingParams, tokenizer: Tokenizer | None) -> StopFinder | None:
     """What finds the stop strings of a sequence; None if it has none."""
     if tokenizer is None or not sampling.has_text_stops:
@@ -368,14 +442,4 @@ def _fed(output: SequenceOutput, event: TokenEvent) -> Piece:
 def _size(block: LogprobBlock) -> int:
     return len(block.values) * (
         1 + sum(len(rows[0]) for rows in (block.top_values, block.picked) if rows)
-    )
-
-
-def _head(block: LogprobBlock, length: int) -> LogprobBlock:
-    return LogprobBlock(
-        block.values[:length],
-        block.ids[:length],
-        block.top_values[:length],
-        block.top_ids[:length],
-        block.picked[:length],
     )

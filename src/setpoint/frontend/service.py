@@ -48,6 +48,7 @@ from setpoint.frontend.telemetry.roster import Roster
 from setpoint.frontend.telemetry.watching import Watch
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.unknown_keys import unknown_keys
+from setpoint.frontend.unread import Unread
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.mailbox import Mailbox
@@ -105,6 +106,7 @@ class Service:
         self.workers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """Run while the server serves, and cancelled when it begins to end; filled at the start."""
         self.drain = Drain()
+        self.unread = Unread()
         self.pairing: Pairing | None = None
         self.prefill_servers: KnownServers | None = None
         """Those of a decode server."""
@@ -135,7 +137,9 @@ class Service:
     def _figures(self) -> dict[str, Any]:
         """Series of /metrics -> labels -> value."""
         found: dict[str, Any] = {
-            "setpoint:engine_restarts_left": {(): self.supervisor.restarts_left}
+            "setpoint:engine_restarts_left": {(): self.supervisor.restarts_left},
+            "setpoint:unread_answers": {(): self.unread.num_closed},
+            "setpoint:unread_bytes": {(): self.unread.num_bytes},
         }
         if self.pairing is not None:
             up = self.pairing.up()

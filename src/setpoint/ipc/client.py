@@ -295,6 +295,7 @@ class EngineClient:
                 f"Duplicate request ID {request.rid!r}: a request with this rid is still running."
             )
         submission = Submission(self._take_number(), request, mailbox, index)
+        mailbox.wake_ups = self._wake_ups
         is_admitted = self.gate.arrived()
         try:
             if is_admitted:

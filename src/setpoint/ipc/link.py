@@ -1,7 +1,7 @@
 """The frontend's end of the link to the engine process, inside an asyncio loop.
 
 Carries bytes both ways; the EngineLine interprets them. It reads the socket from the loop's own
-reader callback instead of through futures: one wake-up drains everything that arrived.
+reader callback instead of through futures: one wake-up takes what has arrived, up to a limit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ import socket
 from collections.abc import Callable
 
 from setpoint.ipc.sockets import MessageSocket
+
+PER_TURN = 1 << 16
+"""Bytes of messages that are taken in one turn of the loop: a token of some hundred streams with 10
+logprobs, a few milliseconds. A frontend that is behind finds far more, and other work needs
+turns."""
 
 
 class SocketLink:
@@ -45,7 +50,8 @@ class SocketLink:
             self._loop.remove_writer(self._messages.fileno())
 
     def _drain(self) -> None:
-        for data in self._messages.receive():
+        # The loop calls again as long as there is more.
+        for data in self._messages.receive(PER_TURN):
             if self._receiver is not None:
                 self._receiver(data)
         if self._messages.is_cut and self._receiver is not None:

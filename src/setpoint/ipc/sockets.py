@@ -70,19 +70,20 @@ class MessageSocket:
                 num_sent = len(self._unsent)
             del self._unsent[:num_sent]
 
-    def receive(self) -> list[bytes]:
-        """All messages that have arrived, possibly none."""
+    def receive(self, most_bytes: int | None = None) -> list[bytes]:
+        """All messages that have arrived, possibly none; with ``most_bytes``, only those that are
+        whole when so many more bytes are read."""
         messages: list[bytes] = []
         while not self.is_cut:
             try:
-                chunk = self._socket.recv(_CHUNK)
+                chunk = self._socket.recv(most_bytes or _CHUNK)
             except BlockingIOError:
                 break
             except ConnectionResetError:
                 chunk = b""
             messages += self._unpacker.feed(chunk)
             self.is_cut = not chunk
-            if len(chunk) < _CHUNK:
+            if most_bytes is not None or len(chunk) < _CHUNK:
                 break
         return messages
 

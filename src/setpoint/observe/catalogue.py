@@ -307,6 +307,10 @@ SERVER_SERIES = (
             "setpoint:unenforced_schemas",
             "Requests with a JSON schema of which a part is not enforced.",
         ),
+        (
+            "setpoint:unread_answers",
+            "Connections closed because their clients had stopped reading.",
+        ),
         ("setpoint:lost_exports", "Lines that --export-metrics-to-file could not write."),
         ("setpoint:engine_starts", "Engine processes that were started."),
         (
@@ -347,6 +351,7 @@ SERVER_SERIES = (
             "Whether the engine of a data-parallel rank takes requests now.",
             "dp_rank",
         ),
+        ("setpoint:unread_bytes", "Bytes of answers that wait for clients who are slow to read."),
         (
             "setpoint:engine_restarts_left",
             "How many engines may be started again within this hour (--max-engine-restarts).",

@@ -67,6 +67,7 @@ def _bare_app(service: Service, makers: Sequence[MakeDialect]) -> FastAPI:
     )
     app.state.dialects = dialects
     app.state.drain = service.drain
+    app.state.unread = service.unread
     for dialect in dialects.all:
         # Not include_router: FastAPI matches a request with the routes of an included router three
         # times, a tenth of a millisecond.

@@ -71,7 +71,12 @@ class BodyReader:
     async def answer(self, outputs: Sequence[SequenceOutput], make: Callable[[], T]) -> T:
         """The result of ``make``, which runs in the thread if ``outputs`` have many numbers: each
         becomes an object and text."""
-        if sum(output.num_numbers for output in outputs) <= _INLINE_NUMBERS:
+        return await self.beside(sum(output.num_numbers for output in outputs), make)
+
+    async def beside(self, num_numbers: int, make: Callable[[], T]) -> T:
+        """The result of ``make`` for as many numbers, which runs in the thread if they are
+        many."""
+        if num_numbers <= _INLINE_NUMBERS:
             return make()
         return await asyncio.get_running_loop().run_in_executor(self._thread, make)
 

@@ -20,12 +20,13 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from setpoint.core.awake import CLOCK
-from setpoint.frontend.arrival import ARRIVED_AT, Arrival
+from setpoint.frontend.arrival import ARRIVED_AT, IN_SCOPE, Arrival
 from setpoint.frontend.drain import Drain
 from setpoint.frontend.http.access import log_access
 from setpoint.frontend.http.crowd import Crowd
 from setpoint.frontend.http.pace import Pace, Rank
 from setpoint.frontend.refusal import Refusal
+from setpoint.frontend.unread import Unread
 
 MAX_HEAD_BYTES = 64 << 10
 """Most bytes in a request line with its headers; a head that arrives in one piece may be somewhat
@@ -35,6 +36,10 @@ RECEIVE_S = 20.0
 RECEIVE_RATE = 4096
 """The rate in bytes per second at which a long request must arrive: each byte extends its time
 accordingly."""
+UNREAD_S = 60.0
+"""How often a client that has to read is looked at. One that meanwhile took neither all that waited
+for it nor READ_RATE bytes per second of it has stopped reading, and its connection is closed."""
+READ_RATE = 1024
 LINGER_S = 5.0
 """How long a client that is still sending has to read a refusal. A connection closed at once would
 be reset, and the refusal lost."""
@@ -52,18 +57,30 @@ class Errors(Protocol):
 
 class Connection(HttpToolsProtocol):
     receive_s = RECEIVE_S
+    unread_s = UNREAD_S
 
     def __init__(
-        self, *, errors: Errors, pace: Pace, drain: Drain, crowd: Crowd, **kwargs: Any
+        self,
+        *,
+        errors: Errors,
+        pace: Pace,
+        drain: Drain,
+        crowd: Crowd,
+        unread: Unread,
+        **kwargs: Any,
     ) -> None:
         """errors: shape the refusals of input that never becomes a request. pace: begins the work
-        on requests. drain: tells whether the server is ending. crowd: the port's connections. The
-        others are uvicorn's."""
+        on requests. drain: tells whether the server is ending. crowd: the port's connections.
+        unread: counts the answers that clients do not read. The others are uvicorn's."""
         super().__init__(**kwargs)
         self._errors = errors
         self._pace = pace
         self._drain = drain
         self._crowd = crowd
+        self._unread = unread
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._num_unread = 0
+        """Bytes that waited for the client when it was last looked at."""
         self.access_log = False  # AccessLogMiddleware writes it, when the answer has ended
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -88,7 +105,21 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._crowd.leave(self)
         self._stop_timer()
+        self._was_read()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._was_read()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._expect_reader()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -199,6 +230,33 @@ class Connection(HttpToolsProtocol):
             )
         else:
             self.transport.close()
+
+    def _expect_reader(self) -> None:
+        """Watch whether the client reads what waits for it."""
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+        self._unread.waiting[self] = self.transport.get_write_buffer_size
+        self._num_unread = self.transport.get_write_buffer_size()
+        self._unread_timer = self.loop.call_later(self.unread_s, self._look_at_reader)
+
+    def _look_at_reader(self) -> None:
+        size = self.transport.get_write_buffer_size()
+        if size == 0:
+            self._was_read()
+        elif self._num_unread - size >= self.unread_s * READ_RATE:
+            self._expect_reader()
+        else:
+            self._unread.num_closed += 1
+            came = self.scope.get(IN_SCOPE)
+            if isinstance(came, Arrival):
+                came.refusal = f"The client has not read its answer for {self.unread_s:g} s."
+            self.transport.abort()
+
+    def _was_read(self) -> None:
+        self._unread.waiting.pop(self, None)
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -22,6 +22,7 @@ from setpoint.frontend.http.listener import Listener
 from setpoint.frontend.http.pace import Pace
 from setpoint.frontend.http.port import cannot_listen
 from setpoint.frontend.refusal import Refusal
+from setpoint.frontend.unread import Unread
 
 FEW_CONNECTIONS = 256
 
@@ -36,16 +37,19 @@ class Server(uvicorn.Server):
         config: uvicorn.Config,
         errors: Errors,
         drain: Drain,
+        unread: Unread,
         *,
         urgent: Set[str] = frozenset(),
         most: int | None = None,
         where: str = "the port",
     ) -> None:
-        """urgent: see ``Pace``. most: how many connections may be open; None: as many as the
-        process can have. where: the port, for the log."""
+        """unread: counts the answers that clients do not read. urgent: see ``Pace``. most: how many
+        connections may be open; None: as many as the process can have. where: the port, for the
+        log."""
         super().__init__(config)
         self._errors = errors
         self._drain = drain
+        self._unread = unread
         self._urgent = urgent
         self._crowd = Crowd(most_for_clients() if most is None else most, where)
         self._close_s = 0.0
@@ -69,6 +73,7 @@ class Server(uvicorn.Server):
             pace=pace,
             drain=self._drain,
             crowd=self._crowd,
+            unread=self._unread,
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
@@ -113,7 +118,7 @@ def make_server(app: FastAPI, *, log_level: str = "info") -> Server:
     )
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     dialects = app.state.dialects
-    return Server(config, dialects, app.state.drain, urgent=dialects.controls)
+    return Server(config, dialects, app.state.drain, app.state.unread, urgent=dialects.controls)
 
 
 class PlainErrors:
@@ -129,7 +134,7 @@ def small_server(app: ASGIApp, *, where: str) -> Server:
     config = uvicorn.Config(
         app, ws="none", lifespan="off", log_config=None, log_level="warning", access_log=False
     )
-    return Server(config, PlainErrors(), Drain(), most=FEW_CONNECTIONS, where=where)
+    return Server(config, PlainErrors(), Drain(), Unread(), most=FEW_CONNECTIONS, where=where)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 
+LONG_WRITE = 1 << 16
+"""Bytes of a write after which other work gets a turn; more than these the server does not hold
+for a slow client without making the next write wait."""
+
 _encoder = msgspec.json.Encoder()
 
 _SEPARATORS = [(chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029)]
@@ -101,9 +105,10 @@ class FollowingStream(Response):
 class EventStream(Response):
     """Sends ``chunks``, then the result of ``end``, whose argument is the refusal that cut the
     stream short, if any. Chunks that come without a wait between them leave in one write: a write
-    costs as much as all other work on a token. It owns the job, which always ends with the
-    response. An error before the first chunk is raised, so that it gets its own HTTP status; a
-    later one becomes the last chunk.
+    costs as much as all other work on a token. After a long write it waits until the client has
+    taken most of it, so that what comes meanwhile is made into as few chunks as possible. It owns
+    the job, which always ends with the response. An error before the first chunk is raised, so that
+    it gets its own HTTP status; a later one becomes the last chunk.
     """
 
     def __init__(
@@ -157,3 +162,7 @@ class EventStream(Response):
             body = b"".join(self._gathered)
             self._gathered.clear()
             await send({"type": "http.response.body", "body": body, "more_body": more})
+            if more and len(body) >= LONG_WRITE:
+                await asyncio.sleep(0)
+                # The server waits for a slow client before it writes, not after that.
+                await send({"type": "http.response.body", "body": b"", "more_body": True})

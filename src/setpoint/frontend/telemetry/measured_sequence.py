@@ -21,9 +21,7 @@ class MeasuredSequence:
         """The headers of the client's request."""
         self.path = path
         """The path of its URL; "" for a request that came without HTTP."""
-        self.text = ""
-        """Text that is final: no half characters, and nothing that may still turn out to be a stop
-        string."""
+        self._texts: list[str] = []
         self.output_ids: list[int] = []
         self.finish: Finish | None = None
         self.num_prompt = len(request.prompt_ids) // 4
@@ -45,6 +43,14 @@ class MeasuredSequence:
         self.finished_at: float | None = None
         self.timing: Timing | None = None
         """The engine's part of the time to the first token."""
+
+    @property
+    def text(self) -> str:
+        """Text that is final: no half characters, and nothing that may still turn out to be a stop
+        string."""
+        if len(self._texts) > 1:
+            self._texts[:] = ["".join(self._texts)]
+        return self._texts[0] if self._texts else ""
 
     @property
     def rid(self) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
+from setpoint.core.logprobs import LogprobBlock
 from setpoint.frontend.apis.ollama.ollama_answers import (
     DURATIONS,
     NOTHING,
@@ -154,7 +155,7 @@ class TextExchange:
     def reply(self, output: SequenceOutput) -> dict[str, Any]:
         """The whole answer. Raises RequestError if it was aborted."""
         answer = self._parser.feed(output.text, is_last=True)
-        logprobs = self._shown_logprobs(output.logprobs)
+        logprobs = self._shown_logprobs(output.logprobs.block())
         return self._object(answer) | self._end(output) | logprobs
 
     async def objects(self) -> AsyncGenerator[dict[str, Any], None]:
@@ -164,7 +165,7 @@ class TextExchange:
             for piece in pieces:
                 is_last = piece.output.finish is not None
                 answer = self._parser.feed(piece.text, is_last=is_last)
-                logprobs = self._shown_logprobs([] if piece.logprobs is None else [piece.logprobs])
+                logprobs = self._shown_logprobs(piece.logprobs)
                 if answer != NOTHING or logprobs:
                     yield self._object(answer) | {"done": False} | logprobs
                 if is_last:
@@ -186,10 +187,10 @@ class TextExchange:
             **({"warnings": warnings} if warnings else {}),
         }
 
-    def _shown_logprobs(self, blocks: Sequence[Any]) -> dict[str, Any]:
-        if not self._logprobs or not blocks:
+    def _shown_logprobs(self, block: LogprobBlock | None) -> dict[str, Any]:
+        if not self._logprobs or block is None:
             return {}
-        return {"logprobs": chat_logprobs(Names(self._tokenizer), blocks)["content"]}
+        return {"logprobs": chat_logprobs(Names(self._tokenizer), block)["content"]}
 
 
 def _response(answer: Answer) -> dict[str, Any]:

@@ -228,7 +228,7 @@ class ChatChoices:
             "index": output.index,
             "message": _fields(answer, role="assistant", content=answer.text, reasoning=None),
             "logprobs": (
-                chat_logprobs(self._names, output.logprobs, asked.ids)
+                chat_logprobs(self._names, output.logprobs.block(), asked.ids)
                 if asked is not None
                 else None
             ),
@@ -247,8 +247,8 @@ class ChatChoices:
             deltas = [*deltas, *parser.end()]
         logprobs = (
             None
-            if piece.logprobs is None
-            else chat_logprobs(self._names, [piece.logprobs], output.request.options.picked_ids)
+            if (block := piece.logprobs) is None
+            else chat_logprobs(self._names, block, output.request.options.picked_ids)
         )
         is_wanted = self._every_token or logprobs is not None or output.finish is not None
         if not deltas and not is_wanted:

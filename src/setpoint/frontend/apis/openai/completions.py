@@ -150,7 +150,7 @@ class _BestOfExchange(TextExchange):
 
 def _likelihood(output: SequenceOutput) -> float:
     """The mean logprob of a sequence's tokens; 0 without any."""
-    values = [value for block in output.logprobs for value in block.values]
+    values = output.logprobs.values
     return sum(values) / len(values) if values else 0.0
 
 
@@ -177,7 +177,7 @@ class CompletionChoices:
         if self._shows_logprobs:
             maker = self._logprobs_of(output)
             echoed = maker.of_prompt(output.request, output.prompt_logprobs) if self._echo else None
-            logprobs = maker.of_outputs(output.logprobs)
+            logprobs = maker.of_outputs(output.logprobs.block())
             logprobs = logprobs if echoed is None else join(echoed, logprobs)
         return {
             "index": output.index,
@@ -198,8 +198,8 @@ class CompletionChoices:
     def choice(self, piece: Piece) -> dict[str, Any] | None:
         logprobs = (
             None
-            if piece.logprobs is None
-            else self._logprobs[piece.output.index].of_outputs([piece.logprobs])
+            if (block := piece.logprobs) is None
+            else self._logprobs[piece.output.index].of_outputs(block)
         )
         output = piece.output
         is_wanted = self._every_token or logprobs is not None or output.finish is not None

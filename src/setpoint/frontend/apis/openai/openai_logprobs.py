@@ -34,19 +34,16 @@ def _tops(block: LogprobBlock, position: int, picked: Sequence[int]) -> Iterable
     return zip(block.top_ids[position], block.top_values[position], strict=True)
 
 
-def chat_logprobs(
-    names: Names, blocks: Sequence[LogprobBlock], picked: Sequence[int] = ()
-) -> dict[str, Any]:
+def chat_logprobs(names: Names, block: LogprobBlock, picked: Sequence[int] = ()) -> dict[str, Any]:
     """``choices[].logprobs`` of /v1/chat/completions: one entry per output token."""
     content = []
-    for block in blocks:
-        for position, (value, token_id) in enumerate(zip(block.values, block.ids, strict=True)):
-            entry = _chat_entry(names, value, token_id)
-            entry["top_logprobs"] = [
-                _chat_entry(names, top_value, top_id)
-                for top_id, top_value in _tops(block, position, picked)
-            ]
-            content.append(entry)
+    for position, (value, token_id) in enumerate(zip(block.values, block.ids, strict=True)):
+        entry = _chat_entry(names, value, token_id)
+        entry["top_logprobs"] = [
+            _chat_entry(names, top_value, top_id)
+            for top_id, top_value in _tops(block, position, picked)
+        ]
+        content.append(entry)
     return {"content": content, "refusal": None}
 
 
@@ -85,10 +82,9 @@ class CompletionLogprobs:
         self._offset += len(self._prompt_text.flush())
         return fields
 
-    def of_outputs(self, blocks: Sequence[LogprobBlock]) -> dict[str, Any]:
+    def of_outputs(self, block: LogprobBlock) -> dict[str, Any]:
         fields = self._empty()
-        for block in blocks:
-            self._add_block(fields, self._output_text, block, len(block.values))
+        self._add_block(fields, self._output_text, block, len(block.values))
         return fields
 
     def _empty(self) -> dict[str, Any]:

@@ -239,7 +239,7 @@ def _scores(output: SequenceOutput, *, softmax: bool) -> list[float]:
     finish = output.finish
     if finish is not None and finish.type == "abort":
         raise RequestError(finish.message or "The request was aborted.")
-    logprobs = output.logprobs[0].picked[0]
+    logprobs = output.logprobs.block().picked[0]
     highest = max(logprobs) if softmax else 0.0
     weights = [math.exp(value - highest) for value in logprobs]
     total = sum(weights) if softmax else 1.0

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,9 @@ from setpoint.frontend.service import Service
 from setpoint.frontend.sessions import SessionParams, Turn
 from setpoint.frontend.telemetry.timings import timings_of
 from setpoint.frontend.text.processor import IDS_ONLY
+
+_WITH_LENGTH = ("output_token_logprobs", "output_token_sampling_mask")
+"""Lists whose length is in the answer, too."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -153,41 +156,74 @@ class NativeApi:
         self, output: SequenceOutput, prepared: Prepared, *, piece: Piece | None = None
     ) -> dict[str, Any]:
         """The answer of one sequence so far; with ``piece``, only the part that the piece adds."""
-        meta = self._meta(output, prepared)
+        lists = self.output_lists(output, prepared, None if piece is None else piece.num_ids)
+        return self.answer(
+            output,
+            prepared,
+            text=output.text if piece is None else piece.text,
+            lists={"output_ids": output.output_ids if piece is None else piece.ids, **lists},
+            lengths={name: len(entries) for name, entries in lists.items()},
+            prompt=self.prompt_fields(output, prepared),
+        )
+
+    def output_lists(
+        self, output: SequenceOutput, prepared: Prepared, num_new: int | None
+    ) -> dict[str, list[Any]]:
+        """The lists of ``meta_info`` with an entry for each token of a sequence, or for each of its
+        last ``num_new``."""
+        options = output.request.options
+        lists: dict[str, list[Any]] = {}
+        if options.logprobs is not None:
+            kept = output.logprobs
+            block = kept.block(0 if num_new is None else len(kept) - num_new)
+            lists |= self._logprobs(prepared).of_outputs(options.logprobs, block)
+        if SAMPLING_MASK in options.token_facts:
+            masks = output.token_facts.get(SAMPLING_MASK, [])
+            new = masks if num_new is None else masks[len(masks) - num_new :]
+            lists["output_token_sampling_mask"] = [unpack_ids(mask).tolist() for mask in new]
+        return lists
+
+    def prompt_fields(self, output: SequenceOutput, prepared: Prepared) -> dict[str, Any]:
+        """The fields about a sequence's prompt: ``prompt_token_ids`` and those of ``meta_info``, as
+        far as they are asked for."""
+        fields: dict[str, Any] = {}
+        prompt = output.request.prompt()
         asked = output.request.options.logprobs
         if asked is not None:
-            logprobs = NativeLogprobs(
-                self._service.text.known_tokenizer if prepared.text_in_logprobs else None
-            )
-            blocks = (
-                output.logprobs
-                if piece is None
-                else [piece.logprobs]
-                if piece.logprobs is not None
-                else []
-            )
-            meta.update(logprobs.of_outputs(asked, blocks))
-            prompt = output.request.prompt()
             if self._service.config.sharing.role == "decode" and output.prompt_logprobs is None:
                 # The prefill server has them, and a router puts its list before this one.
                 asked = msgspec.structs.replace(asked, start=-1)
-            meta.update(logprobs.of_prompt(asked, prompt, output.prompt_logprobs))
-        if SAMPLING_MASK in output.request.options.token_facts:
-            masks = output.token_facts.get(SAMPLING_MASK, [])
-            if piece is not None:
-                masks = masks[len(masks) - piece.num_ids :]
-            meta["output_token_sampling_mask"] = [unpack_ids(mask).tolist() for mask in masks]
-            meta["output_token_sampling_mask_length"] = len(masks)
-        told: dict[str, Any] = {"meta_info": meta}
+            fields |= self._logprobs(prepared).of_prompt(asked, prompt, output.prompt_logprobs)
         if prepared.with_prompt_ids:
-            told["prompt_token_ids"] = output.request.prompt().tolist()
-        if piece is None:
-            told = {"output_ids": output.output_ids, **told}
-        else:
-            told = {"output_ids": piece.ids, **told}
-        if self._service.text.known_tokenizer is None:
-            return told
-        return {"text": output.text if piece is None else piece.text, **told}
+            fields["prompt_token_ids"] = prompt.tolist()
+        return fields
+
+    def answer(
+        self,
+        output: SequenceOutput,
+        prepared: Prepared,
+        *,
+        text: Any,
+        lists: Mapping[str, Any],
+        lengths: Mapping[str, int],
+        prompt: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """An answer of one sequence from its parts, which may be encoded already. lists:
+        ``output_ids`` and ``output_lists``. lengths: of these lists. prompt: ``prompt_fields``."""
+        meta = self._meta(output, prepared) | dict(lists) | dict(prompt)
+        for name in _WITH_LENGTH:
+            if name in lists:
+                meta[f"{name}_length"] = lengths[name]
+        told = {"text": text} if self._service.text.known_tokenizer is not None else {}
+        told |= {"output_ids": meta.pop("output_ids"), "meta_info": meta}
+        if prepared.with_prompt_ids:
+            told["prompt_token_ids"] = meta.pop("prompt_token_ids")
+        return told
+
+    def _logprobs(self, prepared: Prepared) -> NativeLogprobs:
+        return NativeLogprobs(
+            self._service.text.known_tokenizer if prepared.text_in_logprobs else None
+        )
 
     def embedding(
         self, output: SequenceOutput, prepared: Prepared, dimensions: int | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from setpoint.core.logprobs import LogprobBlock
@@ -18,24 +17,17 @@ class NativeLogprobs:
         """tokenizer: makes the texts; if None, they are null."""
         self._tokenizer = tokenizer
 
-    def of_outputs(self, asked: LogprobOptions, blocks: Sequence[LogprobBlock]) -> dict[str, Any]:
-        values = [
-            self._entry(value, token_id)
-            for block in blocks
-            for value, token_id in zip(block.values, block.ids, strict=True)
-        ]
-        fields: dict[str, Any] = {
-            "output_token_logprobs": values,
-            "output_token_logprobs_length": len(values),
+    def of_outputs(self, asked: LogprobOptions, block: LogprobBlock) -> dict[str, list[Any]]:
+        fields: dict[str, list[Any]] = {
+            "output_token_logprobs": [
+                self._entry(value, token_id)
+                for value, token_id in zip(block.values, block.ids, strict=True)
+            ]
         }
         if asked.top:
-            fields["output_top_logprobs"] = [
-                position for block in blocks for position in self._top(block)
-            ]
+            fields["output_top_logprobs"] = self._top(block)
         if asked.ids:
-            fields["output_token_ids_logprobs"] = [
-                position for block in blocks for position in self._picked(asked, block)
-            ]
+            fields["output_token_ids_logprobs"] = self._picked(asked, block)
         return fields
 
     def of_prompt(

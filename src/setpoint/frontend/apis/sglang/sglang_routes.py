@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
+from setpoint.frontend.apis.sglang.repeated_chunks import RepeatedChunks, RepeatRate
 from setpoint.frontend.apis.sglang.sglang_bodies import UNSUPPORTED, EncodeBody, GenerateBody
 from setpoint.frontend.apis.sglang.sglang_errors import stream_end
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
-from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
-from setpoint.frontend.jobs import Job, Piece
+from setpoint.frontend.http.sse import EventStream, cancelled_with_client
+from setpoint.frontend.jobs import Job
 from setpoint.frontend.service import Service
 
 
@@ -25,6 +24,7 @@ class NativeRoutes:
         self._bodies = bodies
         self._config = service.config
         self._api = NativeApi(service)
+        self._rate = RepeatRate()
 
     def install(self, parent: APIRouter) -> None:
         router = APIRouter(tags=["native"])
@@ -35,7 +35,14 @@ class NativeRoutes:
     async def generate(self, request: Request) -> Response:
         body, prepared, job = await self._bodies.read(request, self._open_generate)
         if body.stream:
-            return EventStream(job, self._stream(job, prepared), stream_end)
+            chunks = RepeatedChunks(
+                self._api,
+                self._bodies,
+                prepared,
+                self._rate,
+                incremental=self._config.incremental_streaming_output,
+            )
+            return EventStream(job, chunks.stream(job), stream_end)
         with job, cancelled_with_client(job, request.receive):
             outputs = await job.wait()
 
@@ -75,17 +82,3 @@ class NativeRoutes:
             prepared,
             self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs),
         )
-
-    async def _stream(self, job: Job, prepared: Prepared) -> AsyncGenerator[bytes, None]:
-        async for pieces in job.pieces():
-            for piece in pieces:
-                yield await self._bodies.answer(
-                    [piece.output], partial(self._event, piece, prepared)
-                )
-
-    def _event(self, piece: Piece, prepared: Prepared) -> bytes:
-        new = piece if self._config.incremental_streaming_output else None
-        result = self._api.result(piece.output, prepared, piece=new)
-        if prepared.is_list:
-            result["index"] = piece.output.index
-        return event(result)
