@@ -18,10 +18,12 @@ HI = [{"role": "user", "content": "hi"}]
 
 def type_of(answer: dict[str, Any]) -> str:
     """The ``type`` of an error, which has one shape on every route: SGLang's flat keys, and the
-    same under ``error`` as OpenAI has it."""
+    same under ``error`` as OpenAI has it, whose ``code`` is a word or null."""
     error = answer["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert answer == {"object": "error", **error, "error": error}
+    assert error["code"] is None or isinstance(error["code"], str)
+    assert isinstance(answer["code"], int)
+    assert answer == {"object": "error", **error, "code": answer["code"], "error": error}
     return str(error["type"])
 
 

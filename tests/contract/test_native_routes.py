@@ -277,11 +277,10 @@ def test_aborts_with_a_status_become_that_status(serve: Serve) -> None:
             "message": "The request queue is full.",
             "type": "ServiceUnavailableError",
             "param": None,
-            "code": 503,
         }
         assert (response.status_code, response.json()) == (
             503,
-            {"object": "error", **error, "error": error},
+            {"object": "error", **error, "code": 503, "error": {**error, "code": None}},
         )
         server.engine.refuse = lambda request: Finish("abort", message="too long", status_code=400)
         response = await server.http.post("/generate", json={"text": "x"})

@@ -332,3 +332,48 @@ def test_a_format_is_a_schema(serve: Serve, given: Any, schema: Any) -> None:
             assert (sent if sent is None else json.loads(sent)) == schema
 
     serve(scenario, says("{}"))
+
+
+def test_numbers_may_be_floats_of_whole_value(serve: Serve) -> None:
+    """Red before: 400, "options.num_predict must be a whole number"."""
+
+    async def scenario(server: Any) -> None:
+        options = {"num_predict": 5.0, "top_k": 1.0, "seed": 3.0, "num_ctx": 256.0, "top_p": 1}
+        body = {"model": "default", "prompt": "a", "stream": False, "options": options}
+        answer = await server.http.post("/api/generate", json=body | {"top_logprobs": 2.0})
+        assert answer.status_code == 200, answer.text
+        sampling = server.engine.submitted[0].sampling
+        assert (sampling.max_new_tokens, sampling.top_k) == (5, 1)
+        for wrong in (5.5, 1e300, "5"):
+            refused = {**body, "options": {"num_predict": wrong}}
+            answer = await server.http.post("/api/generate", json=refused)
+            assert answer.status_code == 400, wrong
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/api/generate", {"prompt": "a", "stream": False}),
+        ("/v1/chat/completions", {"messages": HI}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 5}),
+        ("/api/pull", {}),
+    ],
+)
+def test_a_name_that_is_not_served_is_logged_once(
+    serve: Serve, caplog: pytest.LogCaptureFixture, route: str, body: dict[str, Any]
+) -> None:
+    """Red before: only the answer said so, which many clients do not show."""
+
+    async def scenario(server: Any) -> None:
+        name = f"never-{route}"
+        for model in (name, name, "default"):
+            answer = await server.http.post(route, json={**body, "model": model})
+            assert answer.status_code == 200, answer.text
+        told = [each for each in caplog.messages if name in each]
+        assert len(told) == 1
+        assert "org/tiny answers" in told[0]
+
+    serve(scenario, says("ok"))

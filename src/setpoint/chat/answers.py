@@ -80,7 +80,11 @@ class RemoteSource:
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise _unreachable(base_url, error) from None
         _check(response, base_url)
-        self.name = model or _first_model(response, base_url)
+        served = _served(response)
+        self.name = model or _first_model(served, base_url)
+        self.is_listed = self.name in served
+        """Whether the server has a model of this name; one with another model may answer all the
+        same."""
 
     def answer(
         self, conversation: Conversation, question: str
@@ -204,17 +208,21 @@ def _refusal(error: Any, status_code: int) -> RequestError:
     )
 
 
-def _first_model(response: httpx2.Response, url: str) -> str:
+def _served(response: httpx2.Response) -> list[str]:
+    """The names in a server's list of models."""
     try:
-        models = msgspec.json.decode(response.content, type=_Models).data
+        return [each.id for each in msgspec.json.decode(response.content, type=_Models).data]
     except msgspec.DecodeError:
-        models = []
-    if not models:
+        return []
+
+
+def _first_model(served: list[str], url: str) -> str:
+    if not served:
         raise RequestError(
             f"{url} does not list its models; name one: setpoint chat MODEL --base-url {url}",
             status_code=502,
         )
-    return models[0].id
+    return served[0]
 
 
 def _unreachable(url: str, error: Exception) -> RequestError:

@@ -68,6 +68,10 @@ def _open(line: CommandLine, env: EnvSettings, screen: Screen, api_key: str | No
         remote = RemoteSource(
             own.base_url, model=line.options.model.model_path, api_key=own.api_key or api_key
         )
+        if not remote.is_listed:
+            screen.note(
+                f"{own.base_url} does not list a model {remote.name}; another one may answer."
+            )
         screen.note(f"{remote.name} at {own.base_url} is ready. {_INVITATION}")
         return remote
     setup_logging(line.options.logs.log_level, milliseconds=env.log_ms)

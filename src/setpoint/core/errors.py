@@ -8,6 +8,7 @@ of each route.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import ClassVar
 
 
 class SetpointError(Exception):
@@ -70,6 +71,9 @@ class RequestError(SetpointError):
     status_code: the HTTP status; retry_after_s: when to try again, if that is known.
     """
 
+    code: ClassVar[str | None] = None
+    """OpenAI's code for the error, if clients act on one."""
+
     def __init__(
         self,
         message: str,
@@ -89,7 +93,20 @@ class RequestError(SetpointError):
 
 
 class ContextLengthError(RequestError):
-    """The prompt and the requested output together are longer than the context or the KV pool."""
+    """The prompt and the requested output together are longer than the context or the KV pool.
+
+    num_prompt: tokens of a prompt that is too long by itself, or the least that it can have;
+    max_prompt: the most that a prompt may have. None: only the requested output makes it too long.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(
+        self, message: str, *, num_prompt: int | None = None, max_prompt: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.num_prompt = num_prompt
+        self.max_prompt = max_prompt
 
 
 class EngineDeadError(SetpointError):

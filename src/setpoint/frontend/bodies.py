@@ -6,6 +6,7 @@ Keys that a route knows but cannot honour are refused by name, unless they ask f
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,11 @@ from setpoint.core.excerpt import excerpt
 from setpoint.core.wording import kind_of, validation_message
 from setpoint.frontend.intake import MAX_SEQUENCES
 from setpoint.frontend.json_shape import excess
+
+logger = logging.getLogger(__name__)
+
+_MAX_LOGGED_NAMES = 64
+_logged_names: set[str] = set()
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -56,7 +62,16 @@ def parse(body: dict[str, Any], kind: type[T], *, unsupported: Iterable[str] = (
 
 
 def other_model_warning(asked: str, served: str) -> str:
-    """The warning for a client that asked for a model that is not served here."""
+    """The warning for a client that asked for a model that is not served here. Each name is logged
+    once, because many clients show no warnings."""
+    if asked not in _logged_names and len(_logged_names) < _MAX_LOGGED_NAMES:
+        _logged_names.add(asked)
+        logger.warning(
+            "A client asked for the model '%s', which is not served here: %s answers (logged once"
+            " per name).",
+            excerpt(asked, 64),
+            served,
+        )
     return f"The model '{excerpt(asked, 64)}' is not served here; {served} answered."
 
 

@@ -147,7 +147,7 @@ class Intake:
         at_least = self._text.min_tokens(text) if len(text) >= self._config.context_len else 0
         if at_least >= self._config.context_len:
             if not self._config.allow_auto_truncate:
-                raise self._too_long(f"at least {at_least}")
+                raise self._too_long(at_least, is_least=True)
             text = text[: self._config.context_len * self._text.tokenizer.max_token_chars]
         return await self._text.encode(text, add_special_tokens=add_special_tokens)
 
@@ -157,7 +157,7 @@ class Intake:
             return self.check_ids(self._shortened(ids, cut), name=name)
         if len(ids) >= self._config.context_len:
             if not self._config.allow_auto_truncate:
-                raise self._too_long(str(len(ids)))
+                raise self._too_long(len(ids))
             ids = ids[: self._config.context_len]
         return self.check_ids(ids, name=name)
 
@@ -328,11 +328,13 @@ class Intake:
                     min_new_tokens=min(sampling.min_new_tokens, limit),
                 )
         if num_prompt >= context_len:
-            raise self._too_long(str(num_prompt))
+            raise self._too_long(num_prompt)
         if num_prompt >= max_input:
             raise ContextLengthError(
                 f"Input length ({num_prompt} tokens) exceeds the maximum allowed length"
-                f" ({max_input} tokens). Use a shorter input or enable --allow-auto-truncate."
+                f" ({max_input} tokens). Use a shorter input or enable --allow-auto-truncate.",
+                num_prompt=num_prompt,
+                max_prompt=self._num_fitting,
             )
         wanted = max(sampling.max_new_tokens or 0, sampling.min_new_tokens)
         if num_prompt + wanted > context_len:
@@ -343,10 +345,14 @@ class Intake:
             )
         return prompt, sampling
 
-    def _too_long(self, num_tokens: str) -> ContextLengthError:
+    def _too_long(self, num_tokens: int, *, is_least: bool = False) -> ContextLengthError:
+        """is_least: whether the prompt may have more tokens than these."""
+        least = "at least " if is_least else ""
         return ContextLengthError(
-            f"The input ({num_tokens} tokens) is longer than the model's context length"
-            f" ({self._config.context_len} tokens)."
+            f"The input ({least}{num_tokens} tokens) is longer than the model's context length"
+            f" ({self._config.context_len} tokens).",
+            num_prompt=num_tokens,
+            max_prompt=self._num_fitting,
         )
 
 

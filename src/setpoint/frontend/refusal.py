@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from setpoint.core.errors import RequestError, SetpointError
+from setpoint.core.errors import ContextLengthError, RequestError, SetpointError
 from setpoint.core.messages import Finish
 
 RETRY_AFTER_S = 5
@@ -20,7 +20,10 @@ class Refusal:
     param: str | None = None
     """The field of the body or the part of the path that is wrong."""
     code: str | None = None
-    """The API's own code for the error, if it has one."""
+    """OpenAI's code for the error, if clients act on one that does not follow from the status."""
+    excess: tuple[int, int] | None = None
+    """The tokens of a prompt that is too long (or the least that it can have), and the most that a
+    prompt may have."""
     retry_after_s: int | None = None
     """When to try again, if that is known."""
 
@@ -31,9 +34,19 @@ def refusal_of(error: SetpointError) -> Refusal:
         return Refusal(
             message=error.message,
             status_code=error.status_code,
+            code=error.code,
+            excess=_excess_of(error),
             retry_after_s=error.retry_after_s,
         )
     return Refusal(message=str(error), status_code=503, retry_after_s=RETRY_AFTER_S)
+
+
+def _excess_of(error: RequestError) -> tuple[int, int] | None:
+    if not isinstance(error, ContextLengthError):
+        return None
+    if error.num_prompt is None or error.max_prompt is None:
+        return None
+    return error.num_prompt, error.max_prompt
 
 
 def error_of_abort(finish: Finish) -> RequestError:

@@ -302,7 +302,7 @@ SERVER_SERIES = (
         ),
         ("setpoint:truncated_prompts", "Prompts cut by --allow-auto-truncate."),
         ("setpoint:lowered_limits", "max_new_tokens lowered by --allow-auto-truncate."),
-        ("setpoint:warned_requests", "Bodies with unknown keys, which were ignored."),
+        ("setpoint:warned_requests", "Bodies with unknown keys or parts, which were ignored."),
         (
             "setpoint:unenforced_schemas",
             "Requests with a JSON schema of which a part is not enforced.",

@@ -13,14 +13,18 @@ from setpoint.core.conversion import convert
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.wording import kind_of
+from setpoint.frontend.chat.passed_over import placeholder
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages for a template. Raises RequestError (400) that names the message and its field,
-    for an unknown role, for content that is not text, for a tool's result without a call before it,
-    and for a conversation in which nobody has asked anything yet.
+def checked_messages(
+    messages: Sequence[Mapping[str, Any]], passed_over: list[str]
+) -> list[dict[str, Any]]:
+    """The messages for a template. Parts of a tool's result that are not text are replaced by a
+    text that says so; ``passed_over`` gets their types. Raises RequestError (400) that names the
+    message and its field, for an unknown role, for other content that is not text, for a tool's
+    result without a call before it, and for a conversation in which nobody has asked anything yet.
 
     Arguments that are no JSON object are left as the text that they are: a model may have written
     them, and the conversation must be able to go on.
@@ -38,7 +42,10 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         role = _role_of(message, where)
         # Clients send back what they got, nulls included; templates ask whether a key is there.
         made = {key: value for key, value in message.items() if value is not None}
-        made["content"] = _content_of(message.get("content"), where, role)
+        content = message.get("content")
+        if role == "tool" and isinstance(content, list):
+            content = [_as_text_part(part, passed_over) for part in content]
+        made["content"] = _content_of(content, where, role)
         made.pop("tool_calls", None)
         if role == "assistant":
             made |= _reasoning(message) | _called(message, where)
@@ -77,6 +84,14 @@ def _content_of(content: Any, where: str, role: str) -> str | list[dict[str, str
     if not content:
         raise RequestError(f"{where}.content must not be an empty list.")
     return [{"type": "text", "text": _part_text(part, where)} for part in content]
+
+
+def _as_text_part(part: Any, passed_over: list[str]) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind in ("text", "refusal"):
+        return part
+    passed_over.append(kind)
+    return {"type": "text", "text": placeholder(kind)}
 
 
 def _part_text(part: Any, where: str) -> str:

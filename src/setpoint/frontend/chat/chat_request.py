@@ -50,6 +50,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """False: reasoning is part of the text."""
     variables: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """More variables for the chat template (``chat_template_kwargs``)."""
+    passed_over: Sequence[str] = ()
+    """Types of the parts of the history that no model can read and ``messages`` lacks."""
     cut: Cut | None = None
     """How to shorten the prompt; None: not at all."""
     continue_final_message: bool = False

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -29,6 +29,8 @@ class Prompt:
     """What the chat template wrote."""
     started: str
     """The beginning of the answer that the client supplied; it comes after ``rendered``."""
+    passed_over: Sequence[str] = ()
+    """Types of the parts of tools' results that are not text."""
 
 
 async def chat_prompt(
@@ -38,7 +40,9 @@ async def chat_prompt(
     that the request does not set. Raises RequestError (400) for messages or tools that are wrong,
     and for those that the template refuses."""
     check_tools(request)
-    messages = await _in_shape(checked_messages(request.messages), text.shapes)
+    passed_over: list[str] = []
+    messages = checked_messages(request.messages, passed_over)
+    messages = await _in_shape(messages, text.shapes)
     if not text.template_mentions("developer"):
         for message in messages:
             if message["role"] == "developer":
@@ -59,11 +63,12 @@ async def chat_prompt(
         messages = told_in_messages(messages, tools)
     variables.update(request.variables)
     if is_continued:
-        return await _continued(messages, text, variables)
+        prompt = await _continued(messages, text, variables)
+        return replace(prompt, passed_over=passed_over)
     rendered = await text.render_chat(
         messages, add_generation_prompt=request.add_generation_prompt, variables=variables
     )
-    return Prompt(rendered, "")
+    return Prompt(rendered, "", passed_over)
 
 
 async def asks_to_reason(

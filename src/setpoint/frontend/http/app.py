@@ -12,6 +12,7 @@ from setpoint.frontend.http.access import AccessLogMiddleware
 from setpoint.frontend.http.auth import ApiKeyMiddleware
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.browsers import LocalOnlyMiddleware
+from setpoint.frontend.http.content_encoding import ContentEncodingMiddleware
 from setpoint.frontend.http.dialect import Dialect, Dialects
 from setpoint.frontend.http.error_responses import ErrorHandlers
 from setpoint.frontend.http.metered import MeteredMiddleware
@@ -39,6 +40,7 @@ def create_app(
             max_body_bytes=max(each.config.max_body_bytes for each in service.models),
             dialects=dialects,
         )
+    app.add_middleware(ContentEncodingMiddleware, dialects=dialects)
     api_keys, admin_api_key = service.config.api_keys, service.config.admin_api_key
     if api_keys or admin_api_key is not None:
         app.add_middleware(

@@ -21,6 +21,17 @@ from setpoint.frontend.refusal import Refusal, refusal_of
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has closed the connection."""
+UNKNOWN_URL = "unknown_url"
+"""OpenAI's code for a path that no route has."""
+_NO_WEBSOCKET = Refusal(
+    message="This server speaks HTTP and no WebSocket; send the request with POST.",
+    status_code=426,
+)
+
+
+def _is_websocket(request: Request) -> bool:
+    """Whether the request is the handshake of a WebSocket."""
+    return request.headers.get("upgrade", "").strip().lower() == "websocket"
 
 
 def json_response(content: Any, *, status_code: int = 200) -> Response:
@@ -66,10 +77,15 @@ class ErrorHandlers:
         """Answer an HTTP exception. A 404 or 405 of the router names the route that was probably
         meant; others keep their own message."""
         assert isinstance(error, HTTPException)
+        if error.status_code == 405 and _is_websocket(request):
+            response = self._respond(request, _NO_WEBSOCKET)
+            response.headers.update({"upgrade": "HTTP/1.1", "connection": "upgrade"})
+            return response
         hint = self._dialects.of(request.url.path).hint
         refusal = Refusal(
             message=self._advice.on(request, error.status_code, hint=hint) or str(error.detail),
             status_code=error.status_code,
+            code=UNKNOWN_URL if error.status_code == 404 else None,
         )
         response = self._respond(request, refusal)
         response.headers.update(error.headers or {})

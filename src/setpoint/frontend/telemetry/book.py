@@ -28,7 +28,8 @@ class RequestBook:
     ``Intake``."""
 
     warned_bodies: int = 0
-    """Bodies with unknown keys, which were ignored; written by ``Service``."""
+    """Bodies with unknown keys, which were ignored (written by ``Service``), or with parts of a
+    conversation that no model can read (``chat/passed_over``)."""
 
     unenforced_schemas: int = 0
     """Requests with a JSON schema of which a part is not enforced; written by ``Enforcement``."""

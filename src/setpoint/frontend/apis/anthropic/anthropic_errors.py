@@ -24,7 +24,16 @@ _TYPES: Mapping[int, str] = {
 def error_body(refusal: Refusal) -> dict[str, Any]:
     status = refusal.status_code
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+    return {"type": "error", "error": {"type": kind, "message": _message(refusal)}}
+
+
+def _message(refusal: Refusal) -> str:
+    """The message, which for a prompt that is too long begins with the words by which Anthropic's
+    clients know that they must shorten the conversation."""
+    if refusal.excess is None:
+        return refusal.message
+    num_prompt, max_prompt = refusal.excess
+    return f"prompt is too long: {num_prompt} tokens > {max_prompt} maximum. {refusal.message}"
 
 
 def stream_end(refusal: Refusal | None) -> bytes:

@@ -14,6 +14,7 @@ from setpoint.core.bounds import convert_field
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.wording import kind_of
+from setpoint.frontend.chat.passed_over import placeholder
 
 Message = dict[str, Any]
 Role = Literal["system", "user", "assistant"]
@@ -53,6 +54,7 @@ class ToolResultBlock(msgspec.Struct):
 Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 Kinds = Mapping[str, type[Block]]
 
+
 _TEXT: Kinds = {"text": TextBlock}
 _KINDS: Mapping[str, Kinds] = {
     "system": _TEXT,
@@ -68,11 +70,15 @@ _KINDS: Mapping[str, Kinds] = {
 
 
 def history_of(
-    system: str | Sequence[Mapping[str, Any]] | None, messages: Sequence[Mapping[str, Any]]
+    system: str | Sequence[Mapping[str, Any]] | None,
+    messages: Sequence[Mapping[str, Any]],
+    passed_over: list[str],
 ) -> list[Message]:
-    """The conversation for a chat template. Raises RequestError (400) for a block of unknown type,
-    a block that is not text, and a tool result without its call; the message names the message and
-    the block."""
+    """The conversation for a chat template. Blocks of the assistant that this server does not know,
+    such as those of Anthropic's own tools, and blocks of a tool's result that are not text are
+    passed over; ``passed_over`` gets their types. Raises RequestError (400) for a block of the user
+    that is not text, and a tool result without its call; the message names the message and the
+    block."""
     if not messages:
         raise RequestError("messages must not be empty.")
     said: list[Message] = []
@@ -86,11 +92,14 @@ def history_of(
         if not isinstance(role, str) or role not in _KINDS:
             got = repr(excerpt(role, 64)) if isinstance(role, str) else kind_of(role)
             raise RequestError(f"{where}.role must be user, assistant or system; got {got}.")
-        blocks = _blocks(message.get("content"), f"{where}.content", _KINDS[role])
+        content = message.get("content")
+        if role == "assistant":
+            content = _readable(content, passed_over)
+        blocks = _blocks(content, f"{where}.content", _KINDS[role])
         made = (
             [_assistant(blocks, known_calls)]
             if role == "assistant"
-            else _request_messages(role, blocks, f"{where}.content", known_calls)
+            else _request_messages(role, blocks, f"{where}.content", known_calls, passed_over)
         )
         said += made
     history = _turns(said)
@@ -150,19 +159,25 @@ def _assistant(blocks: Sequence[Block], known_calls: set[str]) -> Message:
 
 
 def _request_messages(
-    role: str, blocks: Sequence[Block], where: str, known_calls: set[str]
+    role: str,
+    blocks: Sequence[Block],
+    where: str,
+    known_calls: set[str],
+    passed_over: list[str],
 ) -> list[Message]:
     """The messages of the user, the tools or the operator, in the order of the blocks."""
     messages: list[Message] = []
     for index, block in enumerate(blocks):
         if isinstance(block, ToolResultBlock):
-            messages.append(_result(block, f"{where}[{index}]", known_calls))
+            messages.append(_result(block, f"{where}[{index}]", known_calls, passed_over))
         elif isinstance(block, TextBlock):
             messages.append({"role": role, "content": block.text})
     return messages
 
 
-def _result(block: ToolResultBlock, where: str, known_calls: set[str]) -> Message:
+def _result(
+    block: ToolResultBlock, where: str, known_calls: set[str], passed_over: list[str]
+) -> Message:
     name = "id" if block.tool_use_id is None and block.id is not None else "tool_use_id"
     call_id: str | None = getattr(block, name)
     if call_id is None:
@@ -172,12 +187,43 @@ def _result(block: ToolResultBlock, where: str, known_calls: set[str]) -> Messag
             f"{where}.{name} is {excerpt(call_id, 64)!r}, but no earlier tool_use block has that"
             " id."
         )
-    text = _joined_text(_texts(block.content or "", f"{where}.content"))
+    content = block.content or ""
+    if not isinstance(content, str):
+        content = [_as_text(part, passed_over) for part in content]
+    text = _joined_text(_texts(content, f"{where}.content"))
     return {
         "role": "tool",
         "tool_call_id": call_id,
         "content": f"Error: {text}" if block.is_error else text,
     }
+
+
+def _readable(content: Any, passed_over: list[str]) -> Any:
+    """The content of a message of the assistant without the blocks that this server does not know;
+    the summary of what came before is text."""
+    if not isinstance(content, list):
+        return content
+    kept: list[Any] = []
+    for raw in content:
+        kind = raw.get("type") if isinstance(raw, Mapping) else None
+        if kind == "compaction" and isinstance(raw.get("content"), str):
+            kept.append({"type": "text", "text": raw["content"]})
+        elif isinstance(kind, str) and kind not in _KINDS["assistant"]:
+            passed_over.append(kind)
+        else:
+            kept.append(raw)
+    return kept if kept or not content else ""
+
+
+def _as_text(raw: dict[str, Any], passed_over: list[str]) -> dict[str, Any]:
+    """A block of a tool's result as a block of text."""
+    kind = raw.get("type")
+    if not isinstance(kind, str) or kind in _TEXT:
+        return raw
+    if kind == "tool_reference" and isinstance(raw.get("tool_name"), str):
+        return {"type": "text", "text": f"Found the tool {raw['tool_name']!r}."}
+    passed_over.append(kind)
+    return {"type": "text", "text": placeholder(kind)}
 
 
 def _texts(content: str | Sequence[Mapping[str, Any]], where: str) -> list[str]:

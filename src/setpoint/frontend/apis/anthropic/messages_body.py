@@ -109,9 +109,11 @@ class ConversationBody(msgspec.Struct, kw_only=True):
     def chat_request(self, sampling: SamplingParams, options: RequestOptions) -> ChatRequest:
         """The request of the neutral chat. Raises RequestError (400)."""
         mode, named = _mode_of(self.tool_choice)
+        passed_over: list[str] = []
         effort = None if self.output_config is None else self.output_config.effort
         return ChatRequest(
-            messages=history_of(self.system, self.messages),
+            messages=history_of(self.system, self.messages, passed_over),
+            passed_over=passed_over,
             sampling=sampling,
             options=options,
             tools=tuple(map(_tool_of, self.tools or ())),

@@ -28,6 +28,20 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Think = bool | Literal["low", "medium", "high"]
 
 
+def with_whole_numbers(raw: dict[str, Any]) -> dict[str, Any]:
+    """The body with whole numbers where a client has sent floats of their value (5.0), as languages
+    do that have only one kind of number: those at the top, and those of its options."""
+    made = {key: _whole(value) for key, value in raw.items()}
+    if isinstance(options := raw.get("options"), dict):
+        made["options"] = {key: _whole(value) for key, value in options.items()}
+    return made
+
+
+def _whole(value: Any) -> Any:
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53
+    return int(value) if is_whole else value
+
+
 class FunctionBody(msgspec.Struct):
     name: str
     arguments: dict[str, Any] | None = None
@@ -133,14 +147,17 @@ class OllamaChatBody(TextBody, kw_only=True):
     tools: list[FunctionTool] | None = None
 
     def history(self) -> list[dict[str, Any]]:
-        """The messages for a chat template. Raises RequestError (400) for images, and for a tool
-        result without an earlier call."""
+        """The messages for a chat template. Raises RequestError (400) for images of the user,
+        and for a tool result without an earlier call."""
         history = []
         unanswered = _Unanswered([])
         for index, message in enumerate(self.messages):
-            if message.images:
+            if message.images and message.role != "tool":
                 raise RequestError(f"messages[{index}].images: this model reads only text.")
             neutral: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+            if message.images:
+                text = {"type": "text", "text": neutral["content"]}
+                neutral["content"] = [text, *({"type": "image"} for _ in message.images)]
             if message.thinking:
                 neutral["reasoning_content"] = message.thinking
             if message.tool_calls:

@@ -19,6 +19,7 @@ from setpoint.frontend.apis.ollama.ollama_bodies import (
     OllamaChatBody,
     OllamaGenerateBody,
     TextBody,
+    with_whole_numbers,
 )
 from setpoint.frontend.apis.openai.openai_logprobs import Names, chat_logprobs
 from setpoint.frontend.chat.deltas import Answer, arguments_of
@@ -45,7 +46,9 @@ class TextApi:
     async def chat(self, raw: dict[str, Any]) -> TextExchange | LoadReply:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
         self._service.text.check_text()
-        body, warnings = self._service.read(raw, OllamaChatBody, route=CHAT_ROUTE)
+        body, warnings = self._service.read(
+            with_whole_numbers(raw), OllamaChatBody, route=CHAT_ROUTE
+        )
         warnings += body.warnings(self._service.config)
         if not body.messages:
             return self._load(body, warnings, _message)
@@ -57,7 +60,10 @@ class TextApi:
         """Like ``chat``, for one prompt."""
         self._service.text.check_text()
         body, warnings = self._service.read(
-            raw, OllamaGenerateBody, route=GENERATE_ROUTE, unsupported=UNSUPPORTED
+            with_whole_numbers(raw),
+            OllamaGenerateBody,
+            route=GENERATE_ROUTE,
+            unsupported=UNSUPPORTED,
         )
         warnings += body.warnings(self._service.config)
         if not body.prompt:

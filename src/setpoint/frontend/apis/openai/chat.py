@@ -226,7 +226,9 @@ class ChatChoices:
         asked = output.request.options.logprobs
         return {
             "index": output.index,
-            "message": _fields(answer, role="assistant", content=answer.text, reasoning=None),
+            "message": _fields(
+                answer, role="assistant", content=answer.text, refusal=None, reasoning=None
+            ),
             "logprobs": (
                 chat_logprobs(self._names, output.logprobs.block(), asked.ids)
                 if asked is not None

@@ -1,13 +1,16 @@
-"""Implements ``/v1/models``, which lists the models that are served."""
+"""Implements ``/v1/models``, which lists the models that are served, in OpenAI's or Anthropic's
+form: both APIs have this path."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from setpoint.core.excerpt import excerpt
+from setpoint.frontend.apis.anthropic import anthropic_errors
+from setpoint.frontend.apis.anthropic.model_cards import is_anthropics, model_card, model_page
 from setpoint.frontend.apis.openai.bodies.openai_bodies import DEFAULT_MODEL
 from setpoint.frontend.apis.openai.openai_errors import error_body
 from setpoint.frontend.http.error_responses import json_response
@@ -27,13 +30,18 @@ class ModelRoutes:
         add_route(router, MODELS_ROUTE, self.models, "GET", "HEAD")
         add_route(router, MODELS_ROUTE + "/{model_id:path}", self.model, "GET", "HEAD")
 
-    async def models(self) -> Response:
+    async def models(self, request: Request) -> Response:
+        if is_anthropics(request.headers):
+            return json_response(model_page(self._service.models, self._started_at))
         cards = [self._card(each) for each in self._service.models]
         return json_response({"object": "list", "data": cards})
 
-    async def model(self, model_id: str) -> Response:
+    async def model(self, request: Request, model_id: str) -> Response:
+        for_anthropic = is_anthropics(request.headers)
         for each in self._service.models:
             if model_id in (each.config.served_model_name, DEFAULT_MODEL):
+                if for_anthropic:
+                    return json_response(model_card(each, self._started_at))
                 return json_response(self._card(each))
         names = ", ".join(each.config.served_model_name for each in self._service.models)
         are = "is" if len(self._service.models) == 1 else "are"
@@ -43,7 +51,8 @@ class ModelRoutes:
             param="model",
             code="model_not_found",
         )
-        return json_response(error_body(refusal), status_code=refusal.status_code)
+        shape = anthropic_errors.error_body if for_anthropic else error_body
+        return json_response(shape(refusal), status_code=refusal.status_code)
 
     def _card(self, service: Service) -> dict[str, Any]:
         name = service.config.served_model_name

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
+from setpoint.core.errors import ContextLengthError
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.http.sse import DONE, event
 from setpoint.frontend.refusal import Refusal
@@ -47,21 +49,42 @@ def openai_type(status_code: int) -> str:
     return "rate_limit_error" if is_too_much else "invalid_request_error"
 
 
+_CODES: Mapping[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "invalid_api_key",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_exceeded",
+}
+"""Status -> OpenAI's code, where it follows from the status."""
+
+
+def openai_code(refusal: Refusal) -> str | None:
+    """OpenAI's ``code`` of an error; None where clients have nothing to act on."""
+    return refusal.code or _CODES.get(refusal.status_code)
+
+
 def error_body(refusal: Refusal) -> dict[str, Any]:
     return body_with_type(refusal, openai_type(refusal.status_code))
 
 
 def body_with_type(refusal: Refusal, kind: str) -> dict[str, Any]:
     """The body of an error: SGLang's flat keys, and the same keys again under ``error``, where
-    OpenAI's clients look for them."""
+    OpenAI's clients look for them. ``code`` is the status as SGLang has it, and under ``error``
+    OpenAI's word."""
     is_about_body = refusal.status_code == HTTPStatus.BAD_REQUEST
+    message = refusal.message
+    if refusal.code == ContextLengthError.code:
+        # LangChain looks for the code in the text, where OpenAI's clients before 3 put the body.
+        message = f"{message.rstrip('.')} ({refusal.code})."
     error = {
-        "message": refusal.message,
+        "message": message,
         "type": kind,
         "param": refusal.param or (_field_of(refusal.message) if is_about_body else None),
-        "code": refusal.code or refusal.status_code,
     }
-    return {"object": "error", **error, "error": error}
+    return {
+        "object": "error",
+        **error,
+        "code": refusal.status_code,
+        "error": {**error, "code": openai_code(refusal)},
+    }
 
 
 def stream_end(refusal: Refusal | None) -> bytes:

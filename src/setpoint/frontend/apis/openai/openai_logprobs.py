@@ -100,7 +100,9 @@ class CompletionLogprobs:
                 by_text.setdefault(
                     self._names.of(top_id), top_value
                 )  # two ids may have the same text: keep the more likely
-            self._add(fields, shown, block.ids[position], block.values[position], by_text)
+            token_id, value = block.ids[position], block.values[position]
+            by_text.setdefault(self._names.of(token_id), value)  # as OpenAI has it
+            self._add(fields, shown, token_id, value, by_text)
 
     def _add(
         self,

@@ -12,6 +12,7 @@ from setpoint.core import request as core
 from setpoint.core.constraint import compile_refusal
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.chat import passed_over
 from setpoint.frontend.chat.chat_request import ChatRequest
 from setpoint.frontend.chat.formats.format_registry import tool_format
 from setpoint.frontend.chat.formats.hermes import HERMES
@@ -51,6 +52,7 @@ class Chat:
         config = service.config
         self._text = service.text
         self._intake = service.intake
+        self._book = service.book
         self._enforcement = service.enforcement
         self._variables = config.chat_template_kwargs
         self._tools: ToolFormat | None = None
@@ -94,7 +96,9 @@ class Chat:
         ids = await self._encode(written, request.cut)
         requests = self._intake.requests(ids, sampling, options, rid=rid)
         make_parser = _parser_maker(request, calling, thinking)
-        warnings = [*calling.warnings, *told, *self._intake.without_effect(sampling)]
+        left_out = passed_over.told([*request.passed_over, *prompt.passed_over], self._book)
+        without_effect = self._intake.without_effect(sampling)
+        warnings = [*calling.warnings, *told, *without_effect, *left_out]
         if request.thinking is False and thinking is not None and thinking.is_certain:
             warnings.append("This model's reasoning cannot be turned off.")
         is_own = request.sampling.constraint is not None and not calling.is_required

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
@@ -58,9 +58,7 @@ class ResponsesApi:
         inputs, earlier = items_of(body.input, self._store.item), self._earlier(body)
         own_id = ID_PREFIX + new_rid()
         sampling = body.sampling(config.sampling_defaults)
-        prepared = await self._prepare(
-            body, toolbox, sampling, messages_of(body.instructions, earlier, inputs), own_id
-        )
+        prepared = await self._prepare(body, toolbox, sampling, earlier, inputs, own_id)
         head = ResponseHead.of(
             own_id,
             body,
@@ -95,7 +93,8 @@ class ResponsesApi:
             body,
             toolbox,
             body.sampling(self._service.config.sampling_defaults),
-            messages_of(body.instructions, asked.earlier, asked.inputs),
+            asked.earlier,
+            asked.inputs,
             response["id"],
         )
         head = ResponseHead.again(response, reasoning_tokens=prepared.reasoning_tokens)
@@ -113,13 +112,16 @@ class ResponsesApi:
         body: ResponsesBody,
         toolbox: Toolbox,
         sampling: SamplingParams,
-        messages: Sequence[Mapping[str, Any]],
+        earlier: Sequence[Item],
+        inputs: Sequence[Item],
         own_id: str,
     ) -> PreparedChat:
         options = body.options(top_logprobs_num=None)
-        return await self._chat.prepare(
-            chat_request(body, toolbox, messages, sampling, options), rid=body.rid or own_id
-        )
+        passed_over: list[str] = []
+        messages = messages_of(body.instructions, earlier, inputs, passed_over)
+        request = chat_request(body, toolbox, messages, sampling, options)
+        request = msgspec.structs.replace(request, passed_over=passed_over)
+        return await self._chat.prepare(request, rid=body.rid or own_id)
 
     def _job(self, requests: Sequence[Request], received: dict[str, Any], making: Making) -> Job:
         return self._service.job(
@@ -136,7 +138,7 @@ class ResponsesApi:
         )
         body.check()
         messages = messages_of(
-            body.instructions, self._earlier(body), items_of(body.input, self._store.item)
+            body.instructions, self._earlier(body), items_of(body.input, self._store.item), []
         )
         toolbox = Toolbox.of(body.tools)
         warnings += toolbox.warnings

@@ -14,6 +14,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.wording import kind_of
 from setpoint.frontend.apis.openai.responses.response_tools import called_name
+from setpoint.frontend.chat.passed_over import placeholder
 from setpoint.frontend.new_ids import new_hex
 
 Item = Mapping[str, Any]
@@ -34,7 +35,8 @@ _PREFIXES = {
     "apply_patch_call_output": "apco_",
     "reasoning": "rs_",
 }
-"""Type of an item -> the prefix of its ids. Other types are refused."""
+"""Type of an item -> the prefix of its ids."""
+_OTHER_PREFIX = "item_"
 
 _TEXTS = {
     "input_text": "text",
@@ -103,8 +105,16 @@ class _Output(msgspec.Struct):
     output: Parts
 
     def text(self, where: str) -> str:
-        """The text of an output. Raises RequestError (400) for an output that is not text."""
-        return _text_of(self.output, f"{where}.output")
+        """The text of an output, whose other parts are named in it."""
+        if isinstance(self.output, str):
+            return self.output
+        return _text_of(list(map(_as_text, self.output)), f"{where}.output")
+
+    def passed_over(self) -> list[str]:
+        """The types of the parts that are not text."""
+        if isinstance(self.output, str):
+            return []
+        return [part["type"] for part in self.output if part is not _as_text(part)]
 
 
 class _LocalShellOutput(msgspec.Struct, rename={"call_id": "id"}):
@@ -159,13 +169,14 @@ _AnyOutput = _Output | _LocalShellOutput | _ShellOutput | _PatchOutput
 
 
 def new_item_id(kind: str) -> str:
-    return f"{_PREFIXES[kind]}{new_hex('item')}"
+    return f"{_PREFIXES.get(kind, _OTHER_PREFIX)}{new_hex('item')}"
 
 
 def items_of(given: str | Sequence[Any], find: Callable[[str], Item | None]) -> list[Item]:
     """The ``input`` of a request as items with a type and an id. find: returns the item that an
-    ``item_reference`` names. Raises RequestError (400, or 404 for a reference to an unknown item);
-    the message names the item and its field."""
+    ``item_reference`` names. An item of a type that this server does not know is kept as it is.
+    Raises RequestError (400, or 404 for a reference to an unknown item); the message names the item
+    and its field."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
@@ -179,15 +190,15 @@ def _item(raw: Any, where: str, find: Callable[[str], Item | None]) -> Item:
     kind = raw.get("type") or ("message" if "role" in raw else None)
     if kind == "item_reference":
         return _referred(raw.get("id"), where, find)
-    if not isinstance(kind, str) or kind not in _KINDS:
-        got = repr(excerpt(kind, 64)) if isinstance(kind, str) else kind_of(kind)
+    if not isinstance(kind, str):
         raise RequestError(
-            f"{where}.type must be one of {', '.join(_KINDS)}, item_reference; got {got}. This"
-            " server runs no tools itself and reads only text."
+            f"{where}.type must be one of {', '.join(_KINDS)}, item_reference; got {kind_of(kind)}."
         )
-    checked = convert_field(raw, _KINDS[kind], where)
     own_id = raw.get("id")
     item = {**raw, "type": kind, "id": own_id if _is_name(own_id) else new_item_id(kind)}
+    if kind not in _KINDS:
+        return item
+    checked = convert_field(raw, _KINDS[kind], where)
     if isinstance(checked, _Message):
         item["content"] = _parts(checked.content, f"{where}.content", checked.role)
         item.setdefault("status", "completed")
@@ -246,11 +257,24 @@ def _text_of(content: Parts, where: str) -> str:
     return " ".join(texts)
 
 
+def _as_text(part: Any) -> Any:
+    """A part of a tool's output as a part of text."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str) or kind in _TEXTS:
+        return part
+    return {"type": "text", "text": placeholder(kind)}
+
+
 def messages_of(
-    instructions: str | None, earlier: Sequence[Item], inputs: Sequence[Item]
+    instructions: str | None,
+    earlier: Sequence[Item],
+    inputs: Sequence[Item],
+    passed_over: list[str],
 ) -> list[Message]:
     """A conversation in the form that chat templates expect. Everything that the model has said
-    between two turns of others (reasoning, text, calls) is one message. Raises RequestError (400)
+    between two turns of others (reasoning, text, calls) is one message. Items of types that this
+    server does not know, such as those of a provider's own tools, and parts of outputs that are not
+    text are passed over; ``passed_over`` gets their types. Raises RequestError (400)
     for an output that belongs to no call, and for a conversation without any question."""
     messages: list[Message] = []
     if instructions:
@@ -259,6 +283,9 @@ def messages_of(
     """Id of a call or of its item -> id of the call."""
     for index, item in enumerate([*earlier, *inputs]):
         where = f"input[{index - len(earlier)}]"
+        if item["type"] not in _KINDS:
+            passed_over.append(item["type"])
+            continue
         checked = convert_field(item, _KINDS[item["type"]], where)
         if isinstance(checked, _AnyOutput):
             call_id = known_calls.get(checked.call_id)
@@ -268,6 +295,8 @@ def messages_of(
                     " that id."
                 )
             content = checked.text(where)
+            if isinstance(checked, _Output):
+                passed_over += checked.passed_over()
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         elif isinstance(checked, _Message) and checked.role != "assistant":
             messages.append({"role": checked.role, "content": _text_of(checked.content, where)})
