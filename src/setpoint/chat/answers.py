@@ -81,7 +81,7 @@ class RemoteSource:
             raise _unreachable(base_url, error) from None
         _check(response, base_url)
         served = _served(response)
-        self.name = model or _first_model(served, base_url)
+        self.name: str = model or _first_model(served, base_url)
         self.is_listed = self.name in served
         """Whether the server has a model of this name; one with another model may answer all the
         same."""

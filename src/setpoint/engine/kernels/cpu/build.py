@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -239,24 +240,34 @@ def compile_library(compiler: str, level: str, target: Path, *, more: bool = Tru
             )
             for source, built in objects.items()
         ]
-        try:
-            for number, process in enumerate(running):
-                report(
-                    f"compiling the C++ kernels for {level}, once on this machine, {number} of"
-                    f" {len(running)} files done"
-                )
-                output, _ = process.communicate()
-                if process.returncode:
-                    raise CompileError(f"{compiler} failed: {_first_error(output)}")
-        finally:
-            for process in running:
-                if process.poll() is None:
-                    process.kill()
-                if process.stdout and not process.stdout.closed:
-                    process.communicate()
+        with ThreadPoolExecutor(len(running), thread_name_prefix="compiled") as threads:
+            try:
+                _report_compiled(level, 0, len(running))
+                ends = [threads.submit(_output_of, process) for process in running]
+                for number, end in enumerate(as_completed(ends), 1):
+                    code, output = end.result()
+                    if code:
+                        raise CompileError(f"{compiler} failed: {_first_error(output)}")
+                    _report_compiled(level, number, len(running))
+            finally:
+                for process in running:
+                    process.kill()  # nothing happens to one that has ended
         library = f"{scratch}/library.so"
         _run([compiler, "-shared", "-o", library, *objects.values()])
         os.replace(library, target)
+
+
+def _output_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit status and the output of a compiler, once it has ended."""
+    output, _ = process.communicate()
+    return process.returncode, output
+
+
+def _report_compiled(level: str, number: int, total: int) -> None:
+    report(
+        f"compiling the C++ kernels for {level}, once on this machine, {number} of {total} files"
+        " done"
+    )
 
 
 def ensure_built(level: str) -> Path:
