@@ -117,7 +117,8 @@ _OLLAMA = {
 def _instead_of_run(rest: list[str]) -> str:
     """What stands here for ``run MODEL``, which people know from Ollama."""
     model = rest[0] if rest and not rest[0].startswith("-") else ""
-    if model and ":" in model:  # a tag, which model names have not here
+    # Ollama's names have no owner, and may have a tag.
+    if model and ("/" not in model or ":" in model) and not os.path.exists(model):
         model = "owner/name"
     called = f" {model}" if model else ""
     return f" 'setpoint chat{called}' talks to a model, and 'setpoint serve{called}' serves it."

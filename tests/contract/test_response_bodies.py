@@ -26,7 +26,7 @@ REFUSED = [
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         "input[0].content[0]: this model reads only text parts",
     ),
-    ({"input": [USER, {"type": "web_search_call", "id": "x"}]}, "input[1].type"),
+    ({"input": [USER, {"type": 5, "id": "x"}]}, "input[1].type"),
     ({"input": [USER, {"type": "item_reference"}]}, "input[1].id must be a string"),
     ({"input": [USER, {"type": "function_call", "name": "f"}]}, "input[1].call_id is missing"),
     (

@@ -99,7 +99,9 @@ EQUIVALENTS = {
     "--num-batch": Equivalent(OLLAMA, "--chunked-prefill-size"),
     "--num-gpu": Equivalent(OLLAMA, advice=_CPU),
     "--keep-alive": Equivalent(
-        OLLAMA, advice="The model stays in memory as long as the server runs: leave it out."
+        OLLAMA,
+        advice="Leave it out: one model stays in memory as long as the server runs; of several, the"
+        " keep_alive of a request says how long.",
     ),
 }
 """Spelling in the other engine, with dashes for underscores -> its equivalent in Setpoint."""

@@ -508,11 +508,22 @@ def _target(spelling: str) -> str:
 
 
 def _suggestion(spelling: str, spellings: Set[str], supported: Set[str], manual: str) -> str:
+    # An option that is refused would not help, unless it was mistyped.
     close = difflib.get_close_matches(spelling, sorted(spellings), n=3, cutoff=0.75)
-    # The user has probably mistyped a supported option; an option that is refused would not help.
-    if close and close[0] in supported:
+    close = [name for name in close if _is_alike(spelling, name)]
+    mistyped = difflib.get_close_matches(spelling, close, n=1, cutoff=0.9)
+    if not mistyped or mistyped[0] in supported:
         close = [name for name in close if name in supported]
     return f" Did you mean {_listed(close, 'or')}?" if close else f" See {manual}."
+
+
+def _is_alike(spelling: str, name: str) -> bool:
+    """Whether two options resemble each other in more than the word with which many begin."""
+    for word in ("--enable-", "--disable-"):
+        if spelling.startswith(word) and name.startswith(word):
+            ends = spelling.removeprefix(word), name.removeprefix(word)
+            return difflib.SequenceMatcher(None, *ends).ratio() >= 0.6
+    return True
 
 
 def _listed(names: list[str], word: str = "and") -> str:

@@ -70,6 +70,9 @@ def test_help_of_bench_lists_its_commands(capsys: pytest.CaptureFixture[str]) ->
         (["ps"], "'setpoint top URL' shows a running server. See 'setpoint --help'."),
         (["run"], "'setpoint chat' talks to a model, and 'setpoint serve' serves it."),
         (["run", "llama3.2:1b"], "'setpoint chat owner/name' talks to a model"),
+        (["run", "llama3"], "'setpoint chat owner/name' talks to a model"),
+        (["serve", "--enable-cors"], "unknown option --enable-cors. See"),
+        (["serve", "--keep-alive", "5m"], "of several, the keep_alive of a request"),
         (
             ["bench", "servign"],
             "unknown command 'bench servign'. Did you mean 'bench serving'?"
