@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from setpoint.core.excerpt import excerpt
-from setpoint.frontend.telemetry.book import RequestBook
 
 logger = logging.getLogger(__name__)
 
@@ -25,12 +24,11 @@ def placeholder(kind: str) -> str:
     return f"[A part of the type {excerpt(kind, 64)!r} is left out: this model reads only text.]"
 
 
-def told(kinds: Sequence[str], book: RequestBook) -> list[str]:
-    """The warning about parts that were passed over, if there are any; it is also counted, and each
-    type is logged once. kinds: their types."""
+def told(kinds: Sequence[str]) -> list[str]:
+    """The warning about parts that were passed over, if there are any; each type is logged once.
+    kinds: their types."""
     if not kinds:
         return []
-    book.warned_bodies += 1
     counts = Counter(excerpt(kind, 64) for kind in kinds)
     for kind in counts:
         if kind not in _logged and len(_logged) < _MAX_LOGGED:

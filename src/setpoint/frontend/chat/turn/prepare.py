@@ -96,7 +96,8 @@ class Chat:
         ids = await self._encode(written, request.cut)
         requests = self._intake.requests(ids, sampling, options, rid=rid)
         make_parser = _parser_maker(request, calling, thinking)
-        left_out = passed_over.told([*request.passed_over, *prompt.passed_over], self._book)
+        left_out = passed_over.told([*request.passed_over, *prompt.passed_over])
+        self._book.warned_bodies += bool(left_out)
         without_effect = self._intake.without_effect(sampling)
         warnings = [*calling.warnings, *told, *without_effect, *left_out]
         if request.thinking is False and thinking is not None and thinking.is_certain:
