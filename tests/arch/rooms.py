@@ -46,7 +46,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "frontend.chat": ({"core", "frontend", "frontend.text"}, {"msgspec"}),
     "frontend.http": (
         {"core", "frontend", "frontend.telemetry.metrics"},
-        {"fastapi", "msgspec", "starlette", "uvicorn"},
+        {"fastapi", "msgspec", "starlette", "uvicorn", "zstandard"},
     ),
     "frontend.apis.openai": (
         {

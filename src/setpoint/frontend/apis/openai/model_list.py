@@ -9,8 +9,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from setpoint.core.excerpt import excerpt
-from setpoint.frontend.apis.anthropic import anthropic_errors
-from setpoint.frontend.apis.anthropic.model_cards import is_anthropics, model_card, model_page
+from setpoint.frontend.anthropic_models import (
+    is_anthropics,
+    model_card,
+    model_page,
+    no_such_model,
+)
 from setpoint.frontend.apis.openai.bodies.openai_bodies import DEFAULT_MODEL
 from setpoint.frontend.apis.openai.openai_errors import error_body
 from setpoint.frontend.http.error_responses import json_response
@@ -51,7 +55,7 @@ class ModelRoutes:
             param="model",
             code="model_not_found",
         )
-        shape = anthropic_errors.error_body if for_anthropic else error_body
+        shape = no_such_model if for_anthropic else error_body
         return json_response(shape(refusal), status_code=refusal.status_code)
 
     def _card(self, service: Service) -> dict[str, Any]:

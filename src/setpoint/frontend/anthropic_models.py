@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.service import Service
 
 _VERSION_HEADER = "anthropic-version"
@@ -39,3 +40,7 @@ def model_card(service: Service, started_at: int) -> dict[str, Any]:
         "max_input_tokens": min(config.context_len, config.max_req_input_len) - 1,
         "max_tokens": config.context_len,
     }
+
+
+def no_such_model(refusal: Refusal) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": "not_found_error", "message": refusal.message}}
