@@ -22,6 +22,7 @@ from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.routes import each_route
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
+from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
 from setpoint.testing.fake_engine import FixedOptions
@@ -39,7 +40,9 @@ def surface() -> dict[str, Any]:
         vocab_size=300,
     )
     app = create_app(
-        Service(config, EngineClient(), TextProcessor(make_byte_tokenizer()), FixedOptions()),
+        Service(
+            config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer())), FixedOptions()
+        ),
         DIALECTS,
     )
     routes = {

@@ -14,6 +14,7 @@ import openai
 import pytest
 import uvloop
 from fastapi import FastAPI
+from tokenizers import AddedToken
 
 from setpoint.batch.worker import BatchWorker
 from setpoint.frontend.apis.dialects import DIALECTS
@@ -58,10 +59,14 @@ def make_service(
     make_doctor: Callable[[Service], Doctor] | None = None,
     **options: Any,
 ) -> Service:
-    """``options``: fields of FrontendConfig, ``api_key`` for its one key, and fields of
-    FrontendSettings without ``live``."""
+    """``options``: fields of FrontendConfig, ``api_key`` for its one key, fields of
+    FrontendSettings without ``live``, and ``tokens``, texts that are one token each, from the id
+    VOCAB_SIZE on."""
     names = [each.name for each in fields(FrontendSettings) if each.name in options]
     template_source = options.pop("chat_template", CHAT_TEMPLATE)
+    tokenizer = make_byte_tokenizer()
+    tokens = [AddedToken(each, normalized=False) for each in options.pop("tokens", ())]
+    tokenizer.add_tokens(tokens)
     if (key := options.pop("api_key", None)) is not None:
         options["api_keys"] = (key,)
     own = FrontendSettings(**{name: options.pop(name) for name in names})
@@ -72,13 +77,13 @@ def make_service(
             "tokenizer_path": "/models/tiny",
             "context_len": engine.context_len,
             "max_req_input_len": engine.context_len - 5,
-            "vocab_size": VOCAB_SIZE,
+            "vocab_size": VOCAB_SIZE + len(tokens),
             "health_timeout_s": 0.2,
             **options,
         }
     )
     template = ChatTemplate(template_source, special_tokens={"eos_token": "<|eos|>"})
-    text = TextProcessor(Tokenizer(make_byte_tokenizer()), template)
+    text = TextProcessor(Tokenizer(tokenizer), template)
     service = Service(config, EngineClient(), text, live or FixedOptions(own), storage, checkpoints)
     service.watch.doctor = None if make_doctor is None else make_doctor(service)
     return service

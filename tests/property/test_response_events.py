@@ -39,7 +39,7 @@ def script(sampling: SamplingParams) -> Script:
     tools = Toolbox.of([{"type": "function", "name": "look", "parameters": {"type": "object"}}])
     made = [each.tool for each in tools.tools]
     head = ResponseHead({"id": "resp_1"}, reasoning_tokens=lambda output: 0)
-    making = Making(head, lambda: HERMES.parser(made), tools, constrains_calls=False)
+    making = Making(head, lambda: HERMES.parser(made), (), tools, constrains_calls=False)
     request = Request(rid="r", prompt_ids=pack_ids([1]), sampling=sampling, seed=1)
     return Script(making, request, TOKENIZER)
 

@@ -62,6 +62,8 @@ class SequenceOutput(MeasuredSequence):
         that of the last output token."""
         self.token_facts: dict[str, list[bytes]] = {}
         """Name -> the numbers about each of ``output_ids``, in the form of TokenEvent."""
+        self.marks: set[int] = set()
+        """The indices in ``text`` where the text of an added token begins."""
         self.embedding = b""
         """The vector of a pooled request, in the form of TokenEvent."""
         self.meter: SequenceMeter | None = None
@@ -159,23 +161,50 @@ class SequenceOutput(MeasuredSequence):
         ):
             num_shown -= 1  # the stop token itself is counted but not shown
         if self._finder is None:
-            return len(event.ids), self._detokenizer.feed(event.ids[:num_shown])
+            return len(event.ids), self._shown(event.ids[:num_shown])
         text = ""
         for position, token_id in enumerate(event.ids):
-            text += self._search(self._finder, token_id, shown=position < num_shown)
+            is_shown = position < num_shown
+            text += self._search(self._finder, token_id, shown=is_shown, num_before=len(text))
             if self._stopped:
                 return position + 1, text
         return len(event.ids), text
 
-    def _search(self, finder: StopFinder, token_id: int, *, shown: bool) -> str:
+    def _shown(self, ids: Sequence[int]) -> str:
+        """The text of more tokens that becomes final, without a search for stop strings."""
+        tokenizer = self._tokenizer
+        if tokenizer is None or tokenizer.added_tokens.keys().isdisjoint(ids):
+            return self._detokenizer.feed(ids)
+        text = ""
+        for token_id in ids:
+            text += self._detokenizer.feed((token_id,))
+            if token_id in tokenizer.added_tokens:
+                self._mark(token_id, len(text))
+        return text
+
+    def _mark(self, token_id: int, num_new: int) -> None:
+        """Remember where the text of the last token begins, which is an added one. num_new: how
+        many characters come before its end, but are not yet in ``text``."""
+        assert self._tokenizer is not None, "its tokens are known"
+        if not (
+            self.request.sampling.skip_special_tokens and token_id in self._tokenizer.special_ids
+        ):
+            length = len(self._tokenizer.added_tokens[token_id])
+            self.marks.add(len(self.text) + num_new - length)
+
+    def _search(self, finder: StopFinder, token_id: int, *, shown: bool, num_before: int) -> str:
         """Look for stop strings in the text with one more token, special or not; returns the shown
-        text that becomes final."""
+        text that becomes final. num_before: the length of the text from earlier tokens of the same
+        event."""
         tokenizer = self._tokenizer
         assert tokenizer is not None, "stop strings are refused without one"
         if self.request.sampling.skip_special_tokens and token_id in tokenizer.special_ids:
             return finder.feed(tokenizer.token_text(token_id), hidden=True)
         if shown:
-            return finder.feed(self._detokenizer.feed((token_id,)))
+            released = finder.feed(self._detokenizer.feed((token_id,)))
+            if token_id in tokenizer.added_tokens:
+                self._mark(token_id, num_before + len(released) + finder.num_held)
+            return released
         before = finder.feed(
             self._detokenizer.flush()
         )  # half a character belongs to the shown text, not to the stop token

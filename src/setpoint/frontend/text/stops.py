@@ -51,6 +51,11 @@ class StopFinder:
         end, start, _, self.matched = min(matches)
         return self._release(end if self._keep else start)
 
+    @property
+    def num_held(self) -> int:
+        """Number of characters that are held back, less those that are hidden."""
+        return len(self._held) - sum(stop - start for start, stop in self._hidden)
+
     def flush(self) -> str:
         """End the text; returns the shown part of what was held back, which is no stop string after
         all."""

@@ -52,7 +52,11 @@ class Tokenizer:
         self.config = config or {}
         """``tokenizer_config.json``, for clients that ask for it."""
         added = tokenizer.get_added_tokens_decoder()
+        self.added_tokens = {token_id: token.content for token_id, token in added.items()}
+        """Id -> text of the tokens that are found in a text before all others, special or not: no
+        other tokens are made of their text."""
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_texts = frozenset(self.added_tokens[token_id] for token_id in self.special_ids)
         self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         bos = self.special_tokens.get("bos_token")
         self.bos_id: int | None = None if bos is None else tokenizer.token_to_id(bos)

@@ -308,6 +308,25 @@ def test_reasoning_tokens_are_counted(
     assert chat.reasoning_tokens(output) == len(tokenizer.encode(reasoning))
 
 
+def test_text_like_a_marker_is_not_counted_as_reasoning() -> None:
+    chat = prepared(QWEN3, tokenizer=WITH_MARKERS, reasoning_parser="qwen3")
+    output = SequenceOutput(chat.requests[0], 0, WITH_MARKERS)
+    ids = list(b"<think> is a tag")
+    output.feed(TokenEvent(0, ids, num_prompt=1, num_outputs=len(ids)))
+    assert chat.reasoning_tokens(output) == 0
+
+
+def test_markers_that_are_special_tokens_are_shown_to_the_parser() -> None:
+    """Red before for qwen3 and others: the text was without them, so all of it was the answer."""
+    for tokenizer, skips in (
+        (tokenizer_of(special=("<think>", "</think>")), False),
+        (WITH_MARKERS, True),
+    ):
+        chat = prepared(QWEN3, tokenizer=tokenizer, reasoning_parser="qwen3")
+        assert chat.requests[0].sampling.skip_special_tokens == skips
+        assert chat.tokens == ("<think>", "</think>")
+
+
 def test_reasoning_can_be_sent_in_one_piece() -> None:
     chat = prepared(QWEN3, reasoning_parser="qwen3")
     parser = joining_reasoning(chat.make_parser)()

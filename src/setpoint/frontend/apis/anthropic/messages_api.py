@@ -16,8 +16,8 @@ from setpoint.frontend.apis.anthropic.messages_body import (
 )
 from setpoint.frontend.bodies import other_model_warning
 from setpoint.frontend.chat.output_limit import with_token_limit
-from setpoint.frontend.chat.parser import parse_answer
 from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
+from setpoint.frontend.chat.turn.token_markers import AnswerParser
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
@@ -80,7 +80,7 @@ class MessageExchange:
         self.rid = job.outputs[0].rid
         self._body = body
         self._prepared = prepared
-        self._parser = prepared.make_parser()
+        self._parser = AnswerParser(prepared.make_parser(), prepared.tokens)
         self._warnings = list(warnings)
         if body.model not in (config.served_model_name, "default"):
             self._warnings.append(other_model_warning(body.model, config.served_model_name))
@@ -91,7 +91,10 @@ class MessageExchange:
     def reply(self, outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
         """The whole message. Raises RequestError if it was aborted."""
         (output,) = outputs
-        events = [*self._events.feed(parse_answer(self._parser, output.text)), *self._events.end()]
+        events = [
+            *self._events.feed(self._parser.whole(output.text, output.marks)),
+            *self._events.end(),
+        ]
         return self._message(output, blocks_of(events)) | self._stop_fields(output)
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
@@ -104,9 +107,9 @@ class MessageExchange:
                 if not begun:
                     begun = True
                     events += [self._opening(output), {"type": "ping"}]
-                events += self._events.feed(self._parser.feed(piece.text))
+                events += self._events.feed(self._parser.feed(piece.text, output.marks))
                 if output.finish is not None:
-                    events += self._events.feed(self._parser.end())
+                    events += self._events.feed(self._parser.end(output.marks))
                     events += [*self._events.end(), self._closing(output)]
                 if events:
                     yield events

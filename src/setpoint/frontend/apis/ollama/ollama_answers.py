@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from setpoint.frontend.chat.deltas import Answer, ReasoningDelta, TextDelta, ToolCallDelta
-from setpoint.frontend.chat.parser import DeltaParser
+from setpoint.frontend.chat.turn.token_markers import AnswerParser
 from setpoint.frontend.jobs import SequenceOutput
 
 NOTHING = Answer("", "", [])
@@ -29,15 +30,15 @@ class PieceParser:
     the pieces of a call are held back until something else follows, and a call that is cut is left
     out."""
 
-    def __init__(self, parser: DeltaParser) -> None:
+    def __init__(self, parser: AnswerParser) -> None:
         self._parser = parser
         self._call: ToolCallDelta | None = None
         """The call that may not be complete yet."""
         self.warnings: list[str] = []
         """Warnings about the answer, complete after its last piece."""
 
-    def feed(self, text: str, *, is_last: bool) -> Answer:
-        deltas = [*self._parser.feed(text), *(self._parser.end() if is_last else ())]
+    def feed(self, text: str, marks: Collection[int], *, is_last: bool) -> Answer:
+        deltas = [*self._parser.feed(text, marks), *(self._parser.end(marks) if is_last else ())]
         shown = reasoning = ""
         calls = []
         for delta in deltas:

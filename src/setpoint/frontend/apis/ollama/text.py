@@ -24,8 +24,9 @@ from setpoint.frontend.apis.ollama.ollama_bodies import (
 from setpoint.frontend.apis.openai.openai_logprobs import Names, chat_logprobs
 from setpoint.frontend.chat.deltas import Answer, arguments_of
 from setpoint.frontend.chat.output_limit import with_token_limit
-from setpoint.frontend.chat.parser import MakeParser, PlainParser
+from setpoint.frontend.chat.parser import PlainParser
 from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
+from setpoint.frontend.chat.turn.token_markers import AnswerParser
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.refusal import error_of_abort
@@ -104,7 +105,7 @@ class TextApi:
             tool_schema="parameters" if prepared.constrains_calls else "",
         )
         all_warnings = [*warnings, *prepared.warnings]
-        return TextExchange(self._service, job, prepared.make_parser, all_warnings, render, body)
+        return TextExchange(self._service, job, prepared, all_warnings, render, body)
 
 
 class LoadReply:
@@ -143,7 +144,7 @@ class TextExchange:
         self,
         service: Service,
         job: Job,
-        make_parser: MakeParser,
+        prepared: PreparedChat,
         warnings: Sequence[str],
         render: Render,
         body: TextBody,
@@ -153,14 +154,14 @@ class TextExchange:
         self.keep_s = body.keep_s
         self._tokenizer = service.text.tokenizer
         self._model = service.config.served_model_name
-        self._parser = PieceParser(make_parser())
+        self._parser = PieceParser(AnswerParser(prepared.make_parser(), prepared.tokens))
         self._warnings = list(warnings)
         self._render = render
         self._logprobs = bool(body.logprobs)
 
     def reply(self, output: SequenceOutput) -> dict[str, Any]:
         """The whole answer. Raises RequestError if it was aborted."""
-        answer = self._parser.feed(output.text, is_last=True)
+        answer = self._parser.feed(output.text, output.marks, is_last=True)
         logprobs = self._shown_logprobs(output.logprobs.block())
         return self._object(answer) | self._end(output) | logprobs
 
@@ -170,7 +171,7 @@ class TextExchange:
         async for pieces in self.job.pieces():
             for piece in pieces:
                 is_last = piece.output.finish is not None
-                answer = self._parser.feed(piece.text, is_last=is_last)
+                answer = self._parser.feed(piece.text, piece.output.marks, is_last=is_last)
                 logprobs = self._shown_logprobs(piece.logprobs)
                 if answer != NOTHING or logprobs:
                     yield self._object(answer) | {"done": False} | logprobs

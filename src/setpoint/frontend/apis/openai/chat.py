@@ -4,7 +4,7 @@ without HTTP."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -18,14 +18,9 @@ from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fi
 from setpoint.frontend.bodies import asks_for_something, naming_as_sent
 from setpoint.frontend.chat.chat_request import ChatRequest
 from setpoint.frontend.chat.deltas import Answer, ToolCallDelta, join_deltas, num_whole_calls
-from setpoint.frontend.chat.parser import (
-    DeltaParser,
-    MakeParser,
-    joining_reasoning,
-    parse_answer,
-    without_reasoning,
-)
+from setpoint.frontend.chat.parser import MakeParser, joining_reasoning, without_reasoning
 from setpoint.frontend.chat.turn.prepare import Chat
+from setpoint.frontend.chat.turn.token_markers import AnswerParser
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
@@ -188,7 +183,7 @@ class ChatApi:
         elif body.stream and body.stream_reasoning is False:
             make = joining_reasoning(make)
         names = Names(self._service.text.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        maker = ChatChoices(names, make, every_token=bool(body.return_token_ids))
+        maker = ChatChoices(names, make, prepared.tokens, every_token=bool(body.return_token_ids))
         return TextExchange(job, reply, maker, is_stream=bool(body.stream))
 
 
@@ -210,19 +205,31 @@ class ChatChoices:
     """Makes the choices of a chat, whole or as a stream: first the role, then deltas, of which the
     last has the finish reason."""
 
-    def __init__(self, names: Names, make_parser: MakeParser, *, every_token: bool = False) -> None:
-        """every_token: whether each piece of a stream has a choice, even one without text."""
+    def __init__(
+        self,
+        names: Names,
+        make_parser: MakeParser,
+        tokens: Sequence[str] = (),
+        *,
+        every_token: bool = False,
+    ) -> None:
+        """tokens: see PreparedChat. every_token: whether each piece of a stream has a choice, even
+        one without text."""
         self._names = names
         self._every_token = every_token
         self._make_parser = make_parser
-        self._parsers: dict[int, DeltaParser] = {}
+        self._tokens = tokens
+        self._parsers: dict[int, AnswerParser] = {}
         """Index of each sequence of a stream -> its parser; made when the sequence's stream
         opens."""
         self._num_calls: Counter[int] = Counter()
         """Index of each sequence of a stream -> the number of its calls, less one that is cut."""
 
+    def _parser(self) -> AnswerParser:
+        return AnswerParser(self._make_parser(), self._tokens)
+
     def whole(self, output: SequenceOutput) -> dict[str, Any]:
-        answer = join_deltas(parse_answer(self._make_parser(), output.text))
+        answer = join_deltas(self._parser().whole(output.text, output.marks))
         asked = output.request.options.logprobs
         return {
             "index": output.index,
@@ -238,15 +245,15 @@ class ChatChoices:
         }
 
     def opening(self, output: SequenceOutput) -> dict[str, Any]:
-        self._parsers[output.index] = self._make_parser()
+        self._parsers[output.index] = self._parser()
         return _chunk_choice(output, _fields(_NOTHING, role="assistant", content=""))
 
     def choice(self, piece: Piece) -> dict[str, Any] | None:
         output = piece.output
         parser = self._parsers[output.index]
-        deltas = parser.feed(piece.text)
+        deltas = parser.feed(piece.text, output.marks)
         if output.finish is not None:
-            deltas = [*deltas, *parser.end()]
+            deltas = [*deltas, *parser.end(output.marks)]
         logprobs = (
             None
             if (block := piece.logprobs) is None

@@ -22,6 +22,7 @@ from setpoint.frontend.chat.parser import DeltaParser
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _FINAL = f"{_CHANNEL}final{_MESSAGE}"
 _MARKERS = Markers(_START, _CHANNEL, "<|end|>", "<|call|>", "<|return|>")
+_TOKENS = (_START, _CHANNEL, _MESSAGE, "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 _ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
 _RECIPIENT = re.compile(r"\bto=(?P<name>[^\s<]+)")
 _MAX_HEADER_CHARS = 1024
@@ -92,6 +93,7 @@ class HarmonyCalls:
 
     name = "gpt-oss"
     needs_special_tokens = True
+    markers = _TOKENS
     openings = ()
     """None: the header of a message says whether it is a call or reasoning."""
 
@@ -166,6 +168,7 @@ class HarmonyReasoning:
     needs_special_tokens = True
     begin = f"{_CHANNEL}analysis{_MESSAGE}"
     end = _FINAL
+    markers = _TOKENS
     always_ends = True
 
     def starts_inside(self, prompt: str = "", *, started: str = "") -> bool:

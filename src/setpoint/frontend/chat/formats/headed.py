@@ -15,6 +15,7 @@ from setpoint.frontend.chat.formats.json_scan import Scan
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers
 from setpoint.frontend.chat.formats.sections import SectionMachine, opening_markers
 from setpoint.frontend.chat.formats.structure import Format, calls, calls_in_section, held_arguments
+from setpoint.frontend.chat.formats.tool_format import plain
 from setpoint.frontend.chat.parser import DeltaParser
 
 _MAX_HEADER_CHARS = MAX_NAME_CHARS + 128
@@ -47,6 +48,10 @@ class HeadedCalls:
     separator: str = ""
     """What a model writes between two calls."""
     needs_special_tokens: bool = True
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (*self.section, self.begin, plain(self.header), self.between, self.end)
 
     @property
     def openings(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from setpoint.frontend.chat.formats.json_scan import json_text
 from setpoint.frontend.chat.formats.machine import CallMachine
 from setpoint.frontend.chat.formats.scanning import Markers
 from setpoint.frontend.chat.formats.structure import calls, calls_in_section, held_arguments, tag
+from setpoint.frontend.chat.formats.tool_format import plain
 from setpoint.frontend.chat.parser import DeltaParser
 
 
@@ -53,6 +54,10 @@ class JsonCalls:
     written: JsonWriting
     """How a model writes calls that a structural tag asks for."""
     needs_special_tokens: bool = True
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self.begin, self.end, "" if self.header is None else plain(self.header))
 
     @property
     def openings(self) -> tuple[str, ...]:

@@ -35,6 +35,10 @@ class PythonicCalls:
     needs_special_tokens: bool = True
 
     @property
+    def markers(self) -> tuple[str, ...]:
+        return self.section
+
+    @property
     def openings(self) -> tuple[str, ...]:
         return (self.section[0],)
 

@@ -34,6 +34,10 @@ class MarkedReasoning:
     needs_special_tokens: bool = False
     always_ends: bool = False
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self.begin, self.end)
+
     def starts_inside(self, prompt: str = "", *, started: str = "") -> bool:
         # Only the end of the prompt counts: a user may write a marker, too.
         tail = prompt.rstrip()

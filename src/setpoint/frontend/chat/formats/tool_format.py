@@ -3,6 +3,7 @@ how one family of models writes them; ``format_registry`` finds it by name."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -19,6 +20,12 @@ class ToolFormat(Protocol):
     def needs_special_tokens(self) -> bool:
         """Whether its markers are special tokens of the model: the parser sees them only if
         ``skip_special_tokens`` is off."""
+        ...
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All texts around the names and values of calls; where the tokenizer has one of them, or a
+        part, as a token, the same characters in other tokens are no marker."""
         ...
 
     @property
@@ -66,6 +73,11 @@ class ReasoningFormat(Protocol):
         ...
 
     @property
+    def markers(self) -> tuple[str, ...]:
+        """The same as in ToolFormat, for the texts around reasoning."""
+        ...
+
+    @property
     def always_ends(self) -> bool:
         """Whether the model writes ``end`` before every answer, even if it has not reasoned."""
         ...
@@ -88,6 +100,11 @@ class ReasoningFormat(Protocol):
         the reasoning text, markers included. calls: how the model writes calls; a call ends
         reasoning whose ``end`` is missing. None: only ``end`` does."""
         ...
+
+
+def plain(header: re.Pattern[str]) -> str:
+    """The pattern of a header with its markers as a model writes them."""
+    return header.pattern.replace("\\", "")
 
 
 def new_call_id() -> str:

@@ -55,6 +55,13 @@ class XmlCalls:
     needs_special_tokens: bool = True
 
     @property
+    def markers(self) -> tuple[str, ...]:
+        return (
+            *(*self.section, *self.passed, self.begin, self.name_end, self.end),
+            *(self.key_begin, self.key_end, self.value_begin, self.value_end),
+        )
+
+    @property
     def openings(self) -> tuple[str, ...]:
         return opening_markers(self.begin, self.section[0], bare=self.bare)
 

@@ -21,6 +21,7 @@ from setpoint.frontend.chat.parser import DeltaParser, MakeParser
 from setpoint.frontend.chat.prompt import Prompt, asks_to_reason, chat_prompt
 from setpoint.frontend.chat.turn.calling import Calling, calling_of, with_constraint
 from setpoint.frontend.chat.turn.thinking import Reasoning, Thinking
+from setpoint.frontend.chat.turn.token_markers import token_markers
 from setpoint.frontend.intake import Cut
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service
@@ -31,7 +32,9 @@ class PreparedChat:
     requests: list[core.Request]
     """The ``n`` requests of the turn."""
     make_parser: MakeParser
-    """Makes the parser of one sequence's text."""
+    """Makes the parser of one sequence's text, for the AnswerParser."""
+    tokens: Sequence[str] = ()
+    """The markers in that text that are tokens."""
     thinking: Thinking | None = None
     """How the turn reasons; None without a reasoning format."""
     warnings: Sequence[str] = ()
@@ -61,6 +64,11 @@ class Chat:
             self._tools = tool_format(config.tool_call_parser)
         if not self._text.template_reads("tools"):
             self._tools = HERMES  # the format in which ``tools.told_in_messages`` asks for calls
+        tokenizer = service.text.known_tokenizer
+        self._call_tokens = token_markers(tokenizer, self._tools)
+        form = None if self._reasoning is None else self._reasoning.form
+        self._reasoning_tokens = token_markers(tokenizer, form)
+        self._special = frozenset() if tokenizer is None else tokenizer.special_texts
 
     async def prompt_ids(self, request: ChatRequest) -> core.Ids:
         """The token ids of the conversation, for callers that count them or generate in another
@@ -90,8 +98,11 @@ class Chat:
                     # Without it the model could answer at once, and no constraint would ever begin.
                     written += thinking.opening
                     thinking = thinking.opened()
+        # A constraint on calls is a constraint on text, which other tokens may make.
+        tokens = (*self._reasoning_tokens, *(() if calling.structure else self._call_tokens))
         forms = (calling.form, None if thinking is None else thinking.reasoning.form)
-        if any(form is not None and form.needs_special_tokens for form in forms):
+        needs_special = any(form is not None and form.needs_special_tokens for form in forms)
+        if needs_special or not self._special.isdisjoint(self._reasoning_tokens):
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
         ids = await self._encode(written, request.cut)
         requests = self._intake.requests(ids, sampling, options, rid=rid)
@@ -104,7 +115,7 @@ class Chat:
             warnings.append("This model's reasoning cannot be turned off.")
         is_own = request.sampling.constraint is not None and not calling.is_required
         constrains_calls = calling.structure is not None and not is_own
-        return PreparedChat(requests, make_parser, thinking, warnings, constrains_calls)
+        return PreparedChat(requests, make_parser, tokens, thinking, warnings, constrains_calls)
 
     async def _reasons(self, request: ChatRequest, prompt: Prompt, thinking: Thinking) -> bool:
         """Whether reasoning, or at least the marker of its end, comes before the answer."""

@@ -23,6 +23,7 @@ class Reasoning:
         """Raises ConfigError for a format that does not exist."""
         self._tokenizer = service.text.tokenizer
         self.form = reasoning_format(service.config.reasoning_parser)
+        self._begin = tuple(self._ids(self.form.begin))
         self._end = tuple(self._ids(self.form.end))
 
     @classmethod
@@ -64,6 +65,8 @@ class Reasoning:
         if not starts_inside and not output.text.lstrip().startswith(self.form.begin):
             return 0
         ids = output.output_ids
+        if not starts_inside and len(self._begin) == 1 and self._begin[0] not in ids:
+            return 0  # the marker's text, but not the marker
         if len(self._end) == 1 and self._end[0] in ids:
             return ids.index(self._end[0]) + 1
         text = output.text

@@ -21,7 +21,6 @@ from setpoint.frontend.apis.openai.responses.response_events import Event, Outpu
 from setpoint.frontend.apis.openai.responses.response_tools import Toolbox
 from setpoint.frontend.apis.openai.responses.script import Making
 from setpoint.frontend.bodies import parse
-from setpoint.frontend.chat.parser import parse_answer
 from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
@@ -72,7 +71,9 @@ class ResponsesApi:
             ],
             reasoning_tokens=prepared.reasoning_tokens,
         )
-        making = Making(head, prepared.make_parser, toolbox, prepared.constrains_calls)
+        making = Making(
+            head, prepared.make_parser, prepared.tokens, toolbox, prepared.constrains_calls
+        )
         return ResponseExchange(
             self._job(prepared.requests, raw, making),
             body,
@@ -98,7 +99,9 @@ class ResponsesApi:
             response["id"],
         )
         head = ResponseHead.again(response, reasoning_tokens=prepared.reasoning_tokens)
-        return Making(head, prepared.make_parser, toolbox, prepared.constrains_calls)
+        return Making(
+            head, prepared.make_parser, prepared.tokens, toolbox, prepared.constrains_calls
+        )
 
     def job_again(self, asked: Asked, making: Making, prior_ids: bytes) -> Job:
         """A job that continues after these outputs. Raises RequestError like ``Service.job``."""
@@ -179,7 +182,7 @@ class ResponseExchange:
         self.raw = raw
         self.making = making
         self._head = making.head
-        self._parser = making.make_parser()
+        self._parser = making.parser()
         self._output = OutputEvents(making.toolbox)
         self._store = store
         self.inputs, self.earlier = inputs, earlier
@@ -201,9 +204,9 @@ class ResponseExchange:
                     response = self._head.begun("in_progress")
                     for name in ("created", "in_progress"):
                         events.append({"type": f"response.{name}", "response": response})
-                events += self._output.feed(self._parser.feed(piece.text))
+                events += self._output.feed(self._parser.feed(piece.text, piece.output.marks))
                 if piece.output.finish is not None:
-                    events += self._output.feed(self._parser.end())
+                    events += self._output.feed(self._parser.end(piece.output.marks))
                     is_complete = piece.output.finish.type == "stop"
                     events += self._output.end(is_complete=is_complete)
                     response = self._keep(self._head.ended(piece.output, self._output.items))
@@ -218,7 +221,7 @@ class ResponseExchange:
         return event
 
     def _read_whole(self, output: SequenceOutput) -> None:
-        self._output.feed(parse_answer(self._parser, output.text))
+        self._output.feed(self._parser.whole(output.text, output.marks))
         is_complete = output.finish is not None and output.finish.type == "stop"
         self._output.end(is_complete=is_complete)
 

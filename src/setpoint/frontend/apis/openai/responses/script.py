@@ -14,6 +14,7 @@ from setpoint.frontend.apis.openai.responses.reply import ResponseHead
 from setpoint.frontend.apis.openai.responses.response_events import Event, OutputEvents
 from setpoint.frontend.apis.openai.responses.response_tools import Toolbox
 from setpoint.frontend.chat.parser import MakeParser
+from setpoint.frontend.chat.turn.token_markers import AnswerParser
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.new_ids import RepeatableIds
 from setpoint.frontend.text.tokenizer import Tokenizer
@@ -25,9 +26,15 @@ class Making:
 
     head: ResponseHead
     make_parser: MakeParser
+    tokens: Sequence[str]
+    """See PreparedChat."""
     toolbox: Toolbox
     constrains_calls: bool
     """Whether the constraint of the request consists of the tools' schemas alone."""
+
+    def parser(self) -> AnswerParser:
+        """A parser of the answer."""
+        return AnswerParser(self.make_parser(), self.tokens)
 
 
 class Script:
@@ -39,7 +46,7 @@ class Script:
         self._head = making.head
         self._ids = RepeatableIds(making.head.id)
         self._sequence = SequenceOutput(request, 0, tokenizer)
-        self._parser = making.make_parser()
+        self._parser = making.parser()
         self._output = OutputEvents(making.toolbox)
         self._has_tokens = False
         self._num_events = 0
@@ -80,7 +87,7 @@ class Script:
             events += self.feed(ids)
             events += self._with_numbers(self._events_of(TokenEvent(0, [], finish)))
         with self._ids.used():
-            rest = self._output.feed(self._parser.end())
+            rest = self._output.feed(self._parser.end(self._sequence.marks))
             is_complete = finish is not None and finish.type == "stop"
             rest += self._output.end(is_complete=is_complete)
         return [*events, *self._with_numbers(rest)]
@@ -93,7 +100,7 @@ class Script:
     def _events_of(self, event: TokenEvent) -> list[Event]:
         piece = self._sequence.feed(event)
         with self._ids.used():
-            return self._output.feed(self._parser.feed(piece.text))
+            return self._output.feed(self._parser.feed(piece.text, self._sequence.marks))
 
     def _with_numbers(self, events: Any) -> list[Event]:
         numbered = list(events)
