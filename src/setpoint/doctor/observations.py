@@ -32,6 +32,8 @@ class Facts:
     """As in the ready line: available_gpu_mem or available_cpu_mem."""
     options: dict[str, Any] = field(default_factory=dict)
     """Server options by field name (max_running_requests, tp_size, …), as they were printed."""
+    start_values: dict[str, Any] = field(default_factory=dict)
+    """What the options that have changed since were when the server started."""
     max_total_num_tokens: int | None = None
     """Size of the KV pool in tokens."""
     max_running_requests: int | None = None
@@ -42,6 +44,8 @@ class Facts:
     context_len: int | None = None
     available_gb: float | None = None
     """Memory that is free when the server is ready: after weights, KV pool and graphs."""
+    left_after_pool_gb: float | None = None
+    """Memory that is free after weights and KV pool, before graphs are captured."""
     total_gb: float | None = None
     """Memory of the device."""
     weights_gb: float | None = None

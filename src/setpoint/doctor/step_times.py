@@ -63,15 +63,32 @@ SPREAD_UNKNOWN = 0.29
 STEP_NOISE = 0.1
 """Least standard deviation of a step's time that neither the batch nor the prompts explain."""
 MOST_SCATTER = 0.5
-EVEN_BATCH = {"gpu": 64.0, "cpu": 4.0}
+EVEN_BATCH = {"gpu": 64.0, "cpu": 10.0}
 """Batch whose own work takes as long as reading the weights. On a GPU: 16 GB of weights and 0.26 GB
 of keys and values for each request, as those of 2000 tokens of a model of 8 billion parameters. On
-a CPU: measured with the built-in model on two cores (docs/notebook.md)."""
+a CPU: steps of 1 and 64 rows of the built-in model took 9.22 and 60.1 ms on two cores
+(docs/notebook.md), which is 8.4 ms and 0.81 ms for each row."""
+PROMPT_COST = {"cpu": 0.7}
+"""What a prompt token adds to a step, in parts of what an output token does: its products are the
+same, but they have more rows. Measured like EVEN_BATCH: 4.73 s for 64 prompts of 128 tokens."""
+CHUNK_SPREAD = 3.0
+"""The fixed cost of a chunk may be so many times as large: decode steps run between chunks."""
 
 
 def even_batch(device: str | None, running: float) -> float:
     """The batch of EVEN_BATCH for the device; for an unknown device, the present batch."""
     return EVEN_BATCH.get(device or "", running)
+
+
+def chunk_gains(size: float, value: float) -> tuple[float, float, float]:
+    """The factor of the input throughput on a CPU with chunks of ``value`` instead of ``size``
+    tokens: least, expected, most. The fixed cost of a chunk is that of reading the weights."""
+    fixed = EVEN_BATCH["cpu"] / PROMPT_COST["cpu"]
+
+    def gain(cost: float) -> float:
+        return (1 + cost / size) / (1 + cost / value)
+
+    return 1.0, gain(fixed), gain(CHUNK_SPREAD * fixed)
 
 
 def careful_growth(running: float, device: str | None) -> float:
@@ -97,9 +114,10 @@ def fixed_share(steps: Sequence[Step], running: float, device: str | None) -> Fi
     mean_s = statistics.fmean(step.seconds for step in steps)
     mean_r = statistics.fmean(step.running for step in steps)
     mean_p = statistics.fmean(step.prompt_tokens for step in steps)
-    grows = mean_r + mean_p
+    prompts_like = PROMPT_COST.get(device or "", 1.0) * mean_p
+    grows = mean_r + prompts_like
     prior_s = even / (even + grows)
-    prior_e = (1 - prior_s) * mean_p / grows
+    prior_e = (1 - prior_s) * prompts_like / grows
     rows = []
     for step in steps:
         time, batch = step.seconds / mean_s, step.running / mean_r

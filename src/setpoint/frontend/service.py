@@ -315,11 +315,23 @@ class Service:
         }
 
     def known_info(self, line: EngineLine) -> dict[str, Any]:
-        """The part of ``server_info`` that the engine of this line need not be asked for."""
+        """The part of ``server_info`` that the engine of this line need not be asked for.
+        start_values: what the options that have changed since were at the start."""
         options, live = self.config.server_info, self.live.frontend
         engine = msgspec.to_builtins(line.facts)
         decisions = *options.get("decisions", ()), *engine["decisions"], *live.decisions
-        return {**options, **engine, **live.options, "decisions": list(decisions)}
+        changed = {
+            name: options[name]
+            for name, value in live.options.items()
+            if name in options and options[name] != value
+        }
+        return {
+            **options,
+            **engine,
+            **live.options,
+            "start_values": changed,
+            "decisions": list(decisions),
+        }
 
     async def change(self, values: Mapping[str, Any], *, by: str, why: str = "") -> Proposal:
         """Change options while requests run, all between the same two steps. ``by`` and ``why`` are

@@ -6,7 +6,7 @@ import math
 import statistics
 
 from setpoint.core.moments import Moment
-from setpoint.doctor.case import MANY_LINES, Case
+from setpoint.doctor.case import MANY_LINES, NEARLY, TIGHT, Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
     change,
@@ -24,6 +24,7 @@ from setpoint.doctor.checks.common import (
 from setpoint.doctor.checks.kv_conservative import is_used_up, peak_usage
 from setpoint.doctor.checks.kv_optimistic import EFFECTIVE, retracts_often
 from setpoint.doctor.checks.memory import GUIDE_DEVICE_GB, is_held_small, total_gb
+from setpoint.doctor.checks.prefill_budget import starves
 from setpoint.doctor.equations import GOOD_USAGE, mem_fraction_for, rounded
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.limits import WHOLE, binding_limit, is_full
@@ -50,6 +51,10 @@ MUCH_LEFT = 0.15
 UNLIMITED_RATIO = 8.0
 """Requests should never wait so many times as long as they run, however well the device is used."""
 GROWS = 1.6
+FEW_RUNNING, ALL_USED = 3, 0.97
+"""If so few requests use so much of the pool, their number cannot be the mistake."""
+STEADY = 1.15
+"""Below this growth, the number of running requests stays where it is."""
 FALLS = 0.5
 """A queue that shrinks by this factor is that of an offline batch."""
 
@@ -58,7 +63,8 @@ def find(case: Case) -> Finding | None:
     if not case.has_load:
         return None
     waves = is_held_small(case) and is_used_up(case)
-    full = case.decoding.where(lambda moment: _is_bound(case, moment, waves=waves))
+    grows = _grows_beside(case)
+    full = case.decoding.where(lambda moment: _is_bound(case, moment, waves=waves, grows=grows))
     share = sum(full.weights) / (sum(case.decoding.weights) or 1.0)
     usage = _usage(case, full)
     running = full.median(lambda moment: moment.running)
@@ -67,7 +73,10 @@ def find(case: Case) -> Finding | None:
         return None
     if retracts_often(case) and case.conservativeness < EFFECTIVE:
         return None  # the estimate is wrong first of all: kv-optimistic
-    found = (0.9, reserved) if (reserved := _reserved(case)) else _too_small(case, full, share)
+    if starves(case):
+        return None  # memory lets prompts in all the time: prefill-budget
+    reason = _reserved(case) or _holds_few(case, usage, running)
+    found = (0.9, reason) if reason else _too_small(case, full, share)
     if found is None:
         return None
     sure, reason = found
@@ -106,12 +115,25 @@ def _usage(case: Case, full: Load) -> float | None:
     return full.median(lambda moment: moment.usage)
 
 
-def _is_bound(case: Case, moment: Moment, *, waves: bool) -> bool:
+def _grows_beside(case: Case) -> bool:
+    """Whether the queue grows all the time beside a pool in which the reserve of the running
+    requests leaves no room for the next one: usage is high and stays where it is, and their number
+    as well."""
+    tight = case.queued().where(
+        lambda moment: (moment.usage or 0.0) >= TIGHT and moment.num_decode > 0
+    )
+    if len(tight) < MANY_LINES or len(tight) < NEARLY * len(case.decoding):
+        return False
+    running = tight.trend(lambda moment: moment.running)
+    return tight.trend(lambda moment: moment.queue) >= GROWS and running < STEADY
+
+
+def _is_bound(case: Case, moment: Moment, *, waves: bool, grows: bool) -> bool:
     """Whether requests wait beside a full pool, or beside one that will be full at the top of a
-    wave. That the prompts of those that it has room for fill their prefill batches does not change
-    it."""
+    wave, or that lets nobody in while the queue grows. That the prompts of those that it has room
+    for fill their prefill batches does not change it."""
     limit = binding_limit(moment, case.limits)
-    return limit in ("kv-full", "kv-conservative" if waves else "kv-full") or (
+    return limit in ("kv-full", "kv-conservative" if waves or grows else "kv-full") or (
         limit == "prefill-budget" and is_full(moment) and not case.limits.reasons
     )
 
@@ -125,6 +147,14 @@ def _reserved(case: Case) -> str | None:
         f"there are {per_minute(case)} although --schedule-conservativeness "
         f"{case.conservativeness:g} already reserves all of max_new_tokens"
     )
+
+
+def _holds_few(case: Case, usage: float, running: float) -> str | None:
+    """The reason, if the pool is full with so few requests that the next token of one of them takes
+    the pages of another; else None. No reserve helps where hardly two fit."""
+    if running > FEW_RUNNING or usage < ALL_USED or not case.num_retractions:
+        return None
+    return "running requests are retracted although so few of them run"
 
 
 def _too_small(case: Case, full: Load, share: float) -> tuple[float, str] | None:
@@ -161,7 +191,7 @@ def _doublings(case: Case, full: Load, running: float, queue: float) -> float:
     ratio = queue / running
     odds = math.log2(ratio) + _within(math.log2(EVEN_BATCH / running), -2.0, 2.0)
     # What is left is less than a request has at its end, half of that in the mean.
-    odds += _within((usage + WHOLE / 2 * usage / running - EVEN_USAGE) / USAGE_STEP, -2.0, 1.5)
+    odds += _within((usage + WHOLE / 2 * usage / running - EVEN_USAGE) / USAGE_STEP, -2.0, 2.0)
     odds -= PRIOR
     if ratio >= UNLIMITED_RATIO:
         odds = max(odds, 1.0)

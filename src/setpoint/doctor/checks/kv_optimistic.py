@@ -72,7 +72,9 @@ def find(case: Case) -> Finding | None:
         "usage) stays above 0.9.",
         falsify="Retractions go on with --schedule-conservativeness 1.43. Then the KV pool is too "
         "small for the load (see kv-full).",
-        share=round(sum(high.weights) / (sum(case.decoding.weights) or 1.0), 3),
+        share=round(sum(high.weights) / total, 3)
+        if (total := sum(case.decoding.weights))
+        else None,
     )
 
 

@@ -7,6 +7,7 @@ from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import confidence, during, estimate, lines_on, percent, quote
 from setpoint.doctor.checks.long_prompts import chunks_of_one, stalling_chunks
 from setpoint.doctor.checks.prefill_budget import (
+    CHUNK_WHY,
     Outlook,
     outlook,
     prefill_action,
@@ -15,6 +16,7 @@ from setpoint.doctor.checks.prefill_budget import (
 from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
 from setpoint.doctor.limits import FULL, at_budget
 from setpoint.doctor.load import Load
+from setpoint.doctor.step_times import chunk_gains
 
 MIN_SHARE = 0.1
 """Least share of the loaded time that runs of chunks take."""
@@ -69,7 +71,7 @@ def find(case: Case) -> Finding | None:
         f"{longest / size:.0f} chunks) while {held_up}.",
         evidence=quote(blocking, 4) + lines_on(case, "chunked_prefill_size"),
         action=action,
-        effect=_effect(action),
+        effect=_effect(case, action),
         ruled_out=_alternatives(case, len(blocking), len(full), usage),
         share=round(share, 3),
         **outlook(action, LARGER),
@@ -82,9 +84,16 @@ def _share(case: Case, blocking: Load) -> float:
     return max(time, len(blocking) / max(len(case.load), 1))
 
 
-def _effect(action: Action) -> Effect | None:
+def _effect(case: Case, action: Action) -> Effect | None:
     if action.direction != "increase":
         return smaller_effect(action)
+    size, value = case.limits.prefill_tokens, action.value
+    if case.facts.device == "cpu" and size and value:
+        gains = chunk_gains(size, value)
+        least, expected, most = sorted(1 / gain for gain in gains)
+        return estimate(
+            "time to first token of the requests that wait", least, expected, most, CHUNK_WHY
+        )
     return estimate(
         "time to first token of the requests that wait",
         0.6,

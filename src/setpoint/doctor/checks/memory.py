@@ -150,6 +150,15 @@ def lower_fraction(case: Case, by_gb: float, rest: str) -> Action:
     return Action(f"{lower}{rest}", flag, "decrease", value)
 
 
+def larger_workspace(flag: str) -> Action:
+    """The action if FlashInfer's workspace is full. flag: the option that makes its use smaller."""
+    return Action(
+        "Give FlashInfer's workspace more room (SGLANG_FLASHINFER_WORKSPACE_SIZE, in bytes; twice "
+        f"the failed size is a good start), or lower {flag}. It is a buffer of a fixed size: the "
+        "memory of the device has not run out."
+    )
+
+
 def is_held_small(case: Case) -> bool:
     """Whether --max-total-tokens limits the pool, and not the memory."""
     asked, tokens = case.number("max_total_tokens"), case.facts.max_total_num_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.doctor.case import MIN_COVERAGE, MIN_LINES, Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import counted, quote
+from setpoint.doctor.checks.common import quote
 from setpoint.doctor.findings import Action, Finding
 
 
@@ -30,9 +30,10 @@ def _summary(case: Case) -> str:
         )
     if not len(case.load):
         return "There is not enough evidence: only starts, ends and single requests, but no load."
-    return (
-        f"There is not enough evidence: only {counted(len(case.load), 'line')} about steady load. "
-        f"A verdict needs at least {MIN_LINES} that agree."
+    return f"There is not enough evidence: only {case.span} about steady load. " + (
+        f"A verdict needs at least {MIN_LINES} lines that agree."
+        if len(case.load) < MIN_LINES
+        else "They are of the first seconds of a load, which has not become steady yet."
     )
 
 

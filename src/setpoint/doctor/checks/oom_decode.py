@@ -7,6 +7,7 @@ from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import change, counted, lines_on, once
 from setpoint.doctor.checks.memory import (
     first_oom,
+    larger_workspace,
     last_decode,
     lower_fraction,
     running_before,
@@ -106,6 +107,8 @@ def _of_pool(case: Case) -> Action:
 
 
 def _action(case: Case, event: Event, ran: float | None) -> Action:
+    if event.values.get("workspace"):
+        return larger_workspace("--max-running-requests")
     if ran is not None and ran > FEW:
         value = max(rounded(ran * LESS), 1)
         return Action(

@@ -74,7 +74,8 @@ def _stage(case: Case, found: list[Event]) -> str:
         return "static"
     if "Free memory or use a smaller model" in texts:
         return "weights"
-    if "graphs" in doing or case.facts.available_gb is not None:
+    left = case.facts.left_after_pool_gb
+    if "graphs" in doing or left is not None or case.facts.available_gb is not None:
         return "graphs"
     if "pool" in doing or case.facts.weights_gb is not None:
         return "pool"
@@ -167,7 +168,7 @@ def _graphs(case: Case, event: Event) -> tuple[Action, str]:
             ", so that the KV pool leaves memory for the CUDA graphs. Or capture fewer graphs with "
             "a smaller --cuda-graph-max-bs.",
         )
-    left = case.facts.available_gb
+    left = case.facts.left_after_pool_gb
     rest = "" if left is None else f", with {left:.2f} GB left after the KV pool"
     return action, f"{TITLE}: capturing the CUDA graphs failed{rest}."
 

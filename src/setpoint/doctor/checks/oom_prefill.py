@@ -5,7 +5,7 @@ from __future__ import annotations
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import change, estimate, lines_on, once, whole
-from setpoint.doctor.checks.memory import first_oom, lower_fraction, tried_gb
+from setpoint.doctor.checks.memory import first_oom, larger_workspace, lower_fraction, tried_gb
 from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
 from setpoint.doctor.observations import Event, Evidence
 
@@ -80,6 +80,8 @@ def _in_what(chunk: int | None) -> str:
 
 
 def _action(case: Case, event: Event, chunk: int | None) -> Action:
+    if event.values.get("workspace"):
+        return larger_workspace("--chunked-prefill-size")
     doing = event.values.get("doing")
     note = {
         "logprobs": " The failed step computed logprobs of prompts: request fewer of them.",

@@ -29,8 +29,14 @@ from setpoint.doctor.equations import PREFILL_KEPT_GB, prefill_size_for
 from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
 from setpoint.doctor.limits import FULL, at_budget, binding_limit
 from setpoint.doctor.load import Load
+from setpoint.doctor.phases import waits
+from setpoint.doctor.step_times import chunk_gains
 
 MIN_SHARE = 0.4
+MOST = 0.8
+"""Share of the loaded time that full prefill batches take if decode starves …"""
+STARVED = 3
+"""… and how many of them there are for each line about decode steps."""
 MIN_STALLED = 0.5
 """Least share of the loaded time if no request waits …"""
 CPU_CHUNK = 256
@@ -49,6 +55,10 @@ class Outlook(TypedDict):
     falsify: str
 
 
+CHUNK_WHY = (
+    "each chunk reads the weights once, and a decode step follows most chunks of long prompts: "
+    "fewer chunks have less of both"
+)
 LARGER = Outlook(
     risk="Larger prefill batches need more memory for activations (about 1.5 MB per token), and "
     "running requests wait longer for their next token while one is computed.",
@@ -79,7 +89,8 @@ def find(case: Case) -> Finding | None:
     if not is_queue:
         bound, share = stalling(case)
     usage = case.decoding.median(lambda moment: moment.usage)
-    if not share or (usage is not None and usage >= FULL and _decodes(case)):
+    is_full_pool = usage is not None and usage >= FULL
+    if not share or (is_full_pool and _decodes(case) and not starves(case)):
         return None
     full = bound.where(lambda moment: at_budget(moment, case.limits))
     blocking, _ = chunks_of_one(case)
@@ -107,7 +118,7 @@ def find(case: Case) -> Finding | None:
         evidence=quote(full if len(full) else bound)
         + lines_on(case, "chunked_prefill_size", "max_prefill_tokens"),
         action=action,
-        effect=prefill_effect(action),
+        effect=prefill_effect(case, action),
         ruled_out=_alternatives(case, usage),
         share=round(share, 3),
         **outlook(action, LARGER),
@@ -123,6 +134,24 @@ def stalling(case: Case) -> tuple[Load, float]:
     )
     share = sum(full.weights) / (sum(case.load.weights) or 1.0)
     return full, share if share >= MIN_STALLED and len(full) >= MIN_FULL else 0.0
+
+
+def starves(case: Case) -> bool:
+    """Whether full prefill batches take nearly all of the time while many requests run: between two
+    decode lines, each of which stands for many steps, come several of them. Memory lets them in,
+    whatever the usage is, and the running requests get next to no tokens."""
+    full = case.load.where(
+        lambda moment: (
+            at_budget(moment, case.limits)
+            and moment.new_seqs >= 2 * moment.num_prefill
+            and (moment.running or 0.0) >= STALLED
+            and waits(moment)
+        )
+    )
+    share = sum(full.weights) / (sum(case.load.weights) or 1.0)
+    num_decode = sum(moment.num_decode for moment in case.load.moments if not moment.num_prefill)
+    is_logged = all(moment.line for moment in full.moments)
+    return is_logged and share >= MOST and len(full) >= max(STARVED * num_decode, MIN_FULL)
 
 
 def _decodes(case: Case) -> bool:
@@ -162,6 +191,16 @@ def prefill_action(case: Case, *, stalls: bool = False) -> Action:
     by_total = most is not None and (chunk is None or chunk <= 0 or most < chunk)
     if by_total or _refused_by(case, "token_budget") > _refused_by(case, "chunk_budget"):
         return _raise("--max-prefill-tokens", size, value)
+    start = case.facts.start_values.get("chunked_prefill_size")
+    if isinstance(start, int) and start > size:
+        text = change("increase", "--chunked-prefill-size", start, size)
+        return Action(
+            f"{text}, the value that the server started with: memory is planned for it.",
+            "--chunked-prefill-size",
+            "increase",
+            start,
+            live=True,
+        )
     action = _raise("--chunked-prefill-size", size, value)
     if most is not None and most < value:
         note = f" Raise --max-prefill-tokens to {value} as well, or it becomes the next limit."
@@ -198,7 +237,11 @@ def _refused_by(case: Case, reason: str) -> int:
     return sum(moment.refusals.get(reason, 0) for moment in case.load.moments)
 
 
-def prefill_effect(action: Action) -> Effect | None:
+def prefill_effect(case: Case, action: Action) -> Effect | None:
+    size, value = case.limits.prefill_tokens, action.value
+    if action.direction == "increase" and case.facts.device == "cpu" and size and value:
+        low, expected, high = chunk_gains(size, value)
+        return estimate("input throughput", low, expected, high, CHUNK_WHY)
     if action.direction == "increase":
         return estimate(
             "input throughput",

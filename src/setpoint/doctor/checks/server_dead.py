@@ -14,6 +14,8 @@ from setpoint.doctor.observations import Event, Evidence, Silence
 from setpoint.doctor.phases import running_of, waits
 
 _STAMP = re.compile(r"^\[[^\]]*\] ")
+NOT_BUILT = ("no kernel image", "invalid device function", "is not supported on this", "sm_")
+"""Words about kernels that were not built for the device."""
 GOES_ON_S = 5.0
 """Batches this long after an error show that the server survived it."""
 SILENT_S = 60.0
@@ -33,9 +35,17 @@ def find(case: Case) -> Finding | None:
     if found:
         first = found[0]
         what, action = _reason(case, found)
-        evidence = [Evidence(event.line, event.text) for event in [first, *found[1:][-2:]]]
+        evidence = [_quoted(event) for event in [first, *found[1:][-2:]]]
         return _finding(0.95, what, action, evidence)
     return _hangs(case)
+
+
+def _quoted(event: Event) -> Evidence:
+    """The line of an event; of a traceback, the last one, which names the exception."""
+    error, line = event.values.get("error"), event.values.get("error_line")
+    if isinstance(error, str) and isinstance(line, int):
+        return Evidence(line, error)
+    return Evidence(event.line, event.text)
 
 
 def _finding(sure: float, what: str, action: Action, evidence: list[Evidence]) -> Finding:
@@ -113,7 +123,8 @@ def _left(last: Moment) -> str:
 def _is_serving(case: Case, failed: list[Event]) -> bool:
     """Whether the server has started: while it starts, it answers health checks with 503, too."""
     said = any("ealth check failed" in event.text for event in failed)
-    return said or bool(events(case, "ready")) or case.facts.available_gb is not None
+    has_pool = case.facts.available_gb is not None or case.facts.left_after_pool_gb is not None
+    return said or bool(events(case, "ready")) or has_pool
 
 
 def _is_unfinished(case: Case, last: Moment, seconds: float, silence: Silence) -> bool:
@@ -141,6 +152,10 @@ def _reason(case: Case, found: list[Event]) -> tuple[str, Action]:
                 "prompt, raise --watchdog-timeout. Let a supervisor restart the server."
             ),
         )
+    if "slots" in ways:
+        return _no_slots(found)
+    if any("apture" in _error(event) and "failed" in _error(event) for event in found):
+        return _capture_failed(found)
     if "device" in ways:
         return (
             f"The server ended {when} after a device error: {_excerpt(found, 'device')}",
@@ -178,12 +193,56 @@ def _reason(case: Case, found: list[Event]) -> tuple[str, Action]:
     )
 
 
+def _no_slots(found: list[Event]) -> tuple[str, Action]:
+    """The reason and the action if the table of running requests is full."""
+    return (
+        f"The server ended while serving: its table of running requests had no free row: "
+        f"{_excerpt(found, 'slots')}",
+        Action(
+            "Lower --max-running-requests, as the message says: the table then keeps more rows "
+            "in reserve. It is not the device's memory that ran out.",
+            "--max-running-requests",
+            "decrease",
+        ),
+    )
+
+
+def _capture_failed(found: list[Event]) -> tuple[str, Action]:
+    """The reason and the action if the CUDA graphs could not be captured for another reason than a
+    failed allocation. Kernels that were not built for the device fail with every share of memory;
+    an error of the device may have any cause, a lack of memory among them."""
+    text = " ".join(_error(event) for event in found)
+    what = f"The server ended while starting: capturing the CUDA graphs failed: {_excerpt(found)}"
+    if any(words in text for words in NOT_BUILT):
+        return what, Action(
+            "Install a version of the kernels (torch, flashinfer, sgl-kernel) that is built for "
+            "this device, or choose another --attention-backend that is. Neither less memory nor "
+            "a start without graphs mends it."
+        )
+    return what, Action(
+        "Lower --mem-fraction-static by 0.05 first: graphs and their workspaces need memory "
+        "outside the KV pool. If the error comes back, capture fewer graphs "
+        "(--cuda-graph-max-bs), then try another --attention-backend."
+    )
+
+
+def _error(event: Event) -> str:
+    """The exception and its message, or else the line of the event."""
+    return str(event.values.get("error") or event.text)
+
+
 def _excerpt(found: list[Event], way: str = "") -> str:
-    """The line that names the error, without its time, in quotation marks."""
-    of_way = [event.text for event in found if way and event.values.get("way") == way]
-    named = [event.text for event in found if "Error: " in event.text]
-    text = _STAMP.sub("", next(iter([*of_way, *named, found[0].text]))).rstrip(": ")
-    return f'"{text if len(text) <= 160 else f"{text[:160]}…"}".'
+    """The line that names the error, without its time, in quotation marks, and where it was
+    raised."""
+    of_way = [event for event in found if way and event.values.get("way") == way]
+    named = [event for event in found if "error" in event.values or "Error: " in event.text]
+    # A device error within a traceback is an event of its own, which has no frame.
+    raised = [each for each in named if any(_error(each) in one.text for one in of_way)]
+    event = next(iter([*raised, *of_way, *named, found[0]]))
+    text = _STAMP.sub("", _error(event)).rstrip(": ")
+    frame = event.values.get("frame")
+    where = f" in {frame}" if frame and "error" in event.values else ""
+    return f'"{text if len(text) <= 200 else f"{text[:200]}…"}"{where}.'
 
 
 CHECK = Check(

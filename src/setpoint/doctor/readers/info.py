@@ -35,6 +35,7 @@ def facts_of(info: Mapping[str, Any], *, engine: Literal["setpoint", "sglang"]) 
         model=_text(info.get("served_model_name")) or _text(info.get("model_path")),
         device=_device(info.get("device")),
         options=options,
+        start_values=dict(_mapping(info.get("start_values"))),
         max_total_num_tokens=_count(info, "max_total_num_tokens")
         or _count(memory, "token_capacity"),
         max_running_requests=_count(state, "effective_max_running_requests_per_dp")

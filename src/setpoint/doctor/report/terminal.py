@@ -60,6 +60,11 @@ SCREENS = (
 """From roomy to tight: the first that fits on one screen is used."""
 
 
+SHORT = SCREENS[-1]
+SHORT_S = 30.0
+"""Charts of fewer seconds show no course of time: they are as small as on the tightest screen."""
+
+
 def width_of(console: Console) -> int:
     return min(max(console.width, MIN_WIDTH), MAX_WIDTH)
 
@@ -200,9 +205,12 @@ class _Page:
         if charts is None:
             return
         half = (self._width - 2) // 2
+        height, count = room.plot_height, room.num_plots
+        if room is not ALL and charts.seconds < SHORT_S:
+            height, count = min(height, SHORT.plot_height), min(count, SHORT.num_plots)
         drawn = [
-            plots.plot(figure, charts, width=half, height=room.plot_height, script=self._script)
-            for figure in charts.figures[: room.num_plots]
+            plots.plot(figure, charts, width=half, height=height, script=self._script)
+            for figure in charts.figures[:count]
         ]
         for index, (figure, lines) in enumerate(zip(charts.figures, drawn, strict=False)):
             if charts.phases and index >= len(drawn) - 2:

@@ -20,9 +20,18 @@ _PROGRAMS = (
     ("Ollama", re.compile(rb"\bollama\b|\[GIN\] |llama runner")),
     (
         "vLLM",
-        re.compile(rb"\bvllm\b|\bvLLM\b|GPU KV cache usage: |\(EngineCore|EngineDeadError"),
+        re.compile(
+            rb"\bvllm\b|\bvLLM\b|GPU KV cache usage: |\(EngineCore|EngineDeadError"
+            rb"|\((?:APIServer|Worker(?:_\w+)?) pid=\d+\)|Avg generation throughput: "
+        ),
     ),
-    ("llama.cpp", re.compile(rb"\bllama_|llama-server|\bslot +(?:launch_|update_slots|release)")),
+    (
+        "llama.cpp",
+        re.compile(
+            rb"\bllama_|llama-server|\bslot +(?:launch_|update_slots|release)"
+            rb"|(?m:^|[|\] ])(?:srv|slot|que) +[a-z_]+: "
+        ),
+    ),
     ("TensorRT-LLM", re.compile(rb"TensorRT-LLM|TRT-LLM")),
     ("TGI", re.compile(rb"text_generation_(?:router|launcher|server)|text-generation-inference")),
     ("LMDeploy", re.compile(rb"\blmdeploy\b")),
@@ -148,8 +157,11 @@ def program_of(lines: bytes) -> str:
 def refuse(source: Source, program: str) -> NoReturn:
     """Raise SourceError for a log in which no server was found. program: the program that wrote it,
     or "" if it is unknown."""
-    looks = f" It looks like a log of {program}." if program else ""
+    if program:
+        raise SourceError(
+            f"{source.name} is a log of {program}. The doctor reads logs of Setpoint and SGLang."
+        )
     raise SourceError(
         f"{source.name} has {source.num_lines} lines, but none that SGLang or Setpoint writes about"
-        f' its batches, start or end ("Decode batch, #running-req: …").{looks}'
+        f' its batches, start or end ("Decode batch, #running-req: …").'
     )

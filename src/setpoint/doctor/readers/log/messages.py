@@ -32,6 +32,14 @@ KEYWORDS = (
     b"ut of memory",
     b"ot enough memory",
     b"allocate memory",
+    b"failed to allocate",
+    b"OUT_OF_RESOURCES",
+    b"ALLOC_FAILED",
+    b"OUT_OF_MEMORY",
+    b"rrorOutOfMemory",
+    b"rrorMemoryAllocation",
+    b"apture cuda graph failed",
+    b"apture CUDA graph failed",
     b"bad_alloc",
     b"no room for one page",
     b"profiled value -",
@@ -62,16 +70,17 @@ KEYWORDS = (
 """The doctor reads nothing from a line with none of these."""
 
 _PREFIX = re.compile(
-    rb"(?:\[(?:[\d:. ,-]*\d)?((?: ?[A-Z][A-Za-z_]*\d+)*|gpu(?:_id)?=\d+)\]:? ?)?"
+    rb"(?:\[(?:[\d:. ,-]*\d)?((?: ?[A-Z][A-Za-z_]*\d+)*|gpu(?:_id)?=\d+)"
+    rb"(?: [\w./-]+\.py:\d+)?\]:? ?)?"
     rb"(?:[\d:. ,T-]{8,}(?: - )?)?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: - |: +))?"
 )
 _CLIENT_TEXT = re.compile(
     rb"(?:Receive|Finish)[\w /]{0,40}: obj=|\{\"event\": ?\"request\.|self\.cur_batch"
 )
-_MIB = {b"B": 1 / (1 << 20), b"bytes": 1 / (1 << 20), b"KiB": 1 / 1024, b"MiB": 1.0, b"GiB": 1024.0}
+_MIB = {b"B": 1 / (1 << 20), b"bytes": 1 / (1 << 20), b"K": 1 / 1024, b"M": 1.0, b"G": 1024.0}
 _SIZE = rb"([\d.]+) ?(bytes|[KMG]iB|B)\b"
 _TRIED = re.compile(rb"[Tt]ried to allocate " + _SIZE)
-_FREE = re.compile(_SIZE + rb"(?: is)? free")
+_FREE = re.compile(_SIZE + rb"(?: is)? free|[Ff]ree mem(?:ory)? ?[:=] ?([\d.]+) ?([KMG]i?B)\b")
 _TOTAL = re.compile(rb"total capac?i?ty of " + _SIZE + rb"|; " + _SIZE + rb" total capac")
 _RETRACTED = re.compile(rb"#retracted_reqs: (\d+)")
 _RATIO = re.compile(rb"#new_token_ratio: ([\d.]+) -> ([\d.]+)")
@@ -131,8 +140,14 @@ def event_in(text: bytes) -> Happened | None:
         return Happened("leak")
     if deaths.was_killed(text):  # the kernel calls the machine's lack of memory the same
         return Happened("killed", {"way": "killed"})
+    if _SLOTS.search(text):
+        return Happened("traceback", {"way": "slots"})
     if _NO_POOL.search(text) or (_NO_MEMORY.search(text) and not _HINT.search(text)):
-        return _oom(text)
+        failed = _oom(text)
+        free = failed.values.get("free_mib", 0.0)
+        if b"OUT_OF_RESOURCES" not in text or float(free) < MUCH_FREE_MIB:
+            return failed
+        return Happened("killed", {"way": "device"})
     if _WATCHDOG.search(text):
         return Happened("watchdog")
     if _EXCEPTION.search(text):
@@ -158,8 +173,14 @@ _NO_GRAMMAR = re.compile(
 _LEAK = re.compile(rb"(?i:leak detected)|accounting is broken")
 _NO_MEMORY = re.compile(
     rb"[Oo]ut of memory|OutOfMemoryError|[Nn]ot enough memory|allocate memory|bad_alloc"
-    rb"|no room for one page"
+    rb"|no room for one page|HSA_STATUS_ERROR_OUT_OF_RESOURCES|HSA_STATUS_ERROR_OUT_OF_MEMORY"
+    rb"|(?:CUBLAS|CUDNN|HIPBLAS|ROCBLAS|CUSOLVER)_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY"
+    rb"|(?:hip|cuda)Error(?:OutOfMemory|MemoryAllocation)"
 )
+_SLOTS = re.compile(rb"alloc_req_slots runs out of memory")
+"""The table of running requests is full, which is no memory of the device."""
+MUCH_FREE_MIB = 2048.0
+"""With so much free, a runtime that lacks resources lacks others than memory: queues, scratch."""
 _NO_POOL = re.compile(rb"profiled value -\d|tensor with negative dimension")
 """The memory profile leaves a negative size for the pool."""
 _HINT = re.compile(
@@ -210,7 +231,7 @@ def _oom(text: bytes) -> Happened:
         found = pattern.search(text)
         if found:
             number, unit = [group for group in found.groups() if group is not None]
-            values[name] = _float(number) * _MIB[unit]
+            values[name] = _float(number) * _MIB.get(unit, _MIB.get(unit[:1], 1.0))
     return Happened("oom", values)
 
 

@@ -6,8 +6,10 @@ import re
 
 from setpoint.doctor.readers.log.wrapping import STAMP
 
-_RANK = re.compile(rb"((?: [A-Za-z_]+\d+)*)\] ")
-_ONE_RANK = re.compile(rb"\[((?:[A-Z_]+\d+ ?)+|gpu(?:_id)?=\d+)\] ")
+_PLACE = rb"(?: [\w./-]+\.(?:py|cc|cpp):\d+)?"
+"""The line of the code that wrote the message, which some loggers put after the rank."""
+_RANK = re.compile(rb"((?: [A-Za-z_]+\d+)*)" + _PLACE + rb"\] ")
+_ONE_RANK = re.compile(rb"\[((?:[A-Z_]+\d+ ?)+|gpu(?:_id)?=\d+)" + _PLACE + rb"\] ")
 
 
 def prefix_pattern(lead: bytes, head: bytes) -> bytes:
@@ -16,7 +18,11 @@ def prefix_pattern(lead: bytes, head: bytes) -> bytes:
     if stamps:
         last = stamps[-1]
         rank = _RANK.fullmatch(head, last.end())
-        after = rb"((?: [A-Za-z_]+[0-9]+)*)\] " if rank else rb"()" + _general(head[last.end() :])
+        after = (
+            rb"((?: [A-Za-z_]+[0-9]+)*)" + _PLACE + rb"\] "
+            if rank
+            else rb"()" + _general(head[last.end() :])
+        )
         return _general(lead + head[: last.start()]) + stamp_pattern(last) + after
     stamp = next(STAMP.finditer(lead), None)
     if stamp is not None:
@@ -27,7 +33,7 @@ def prefix_pattern(lead: bytes, head: bytes) -> bytes:
         before = NO_STAMP + _general(lead)
     rank = next(_ONE_RANK.finditer(head), None)
     if rank:
-        pattern = rb"\[([A-Z_]+\d+(?: [A-Z_]+\d+)*|gpu(?:_id)?=\d+)\] "
+        pattern = rb"\[([A-Z_]+\d+(?: [A-Z_]+\d+)*|gpu(?:_id)?=\d+)" + _PLACE + rb"\] "
         return before + _general(head[: rank.start()]) + pattern + _general(head[rank.end() :])
     return before + rb"()" + _general(head)
 

@@ -30,6 +30,8 @@ _TOLD = {
 """Messages that name the step, wherever the source begins."""
 _OF_THE_POOL = (b"even after retracting", b"Try to lower your batch size", b"runs out of memory")
 """Messages about the KV pool, for which no memory of the device was requested."""
+_WORKSPACE = re.compile(rb"allocate memory for batch_(prefill|decode)_\w+ .*AlignedAllocator")
+"""FlashInfer's workspace is full, a buffer of a fixed size, and not the device's memory."""
 _ENGINE_DIED = re.compile(r"^(?:ERROR: )?Engine \d+(?: of model \S+)? died: ")
 _JUST_BEFORE = 3
 """Lines between a traceback and the message that belongs to it."""
@@ -196,8 +198,12 @@ class ServerLog:
             doing.append("pool")
         if b"apture" in text and b"graph" in text:
             doing.append("graphs")
-        started = self.life.is_ready or self._kind_before(number) != ""
+        serves = trace is not None and trace.serves
+        started = self.life.is_ready or self._kind_before(number) != "" or serves
         told = next((where for words, where in _TOLD.items() if words in text), None)
+        if workspace := _WORKSPACE.search(text):
+            event.values["workspace"] = 1.0
+            told = workspace[1].decode() if started else None
         step = "" if trace is None else trace.step
         if told is not None:
             where, by = told, "message"

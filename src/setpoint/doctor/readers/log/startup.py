@@ -119,7 +119,9 @@ def _cache(facts: Facts, text: str, said: Evidence) -> None:
 
 
 def _pool_end(facts: Facts, text: str, said: Evidence) -> None:
-    put(facts, "available_gb", _first(_AVAILABLE, text), said)
+    put(facts, "left_after_pool_gb", _first(_AVAILABLE, text), said)
+    if facts.options.get("disable_cuda_graph") is True:
+        put(facts, "available_gb", facts.left_after_pool_gb, said)
 
 
 def _capture(facts: Facts, text: str, said: Evidence) -> None:

@@ -48,9 +48,13 @@ _FRAMES: dict[bytes, Doing] = {
 _SCHEDULER = (b"run_scheduler_process", b"event_loop_", b"/tp_worker", b"/model_runner.py")
 """Frames of the process that computes: an exception that it does not catch ends it."""
 _LAST = re.compile(
-    rb"(?:\[rank\d+\]: ?)?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Stop|Failure)\b"
+    rb"(?:\[rank\d+\]: ?)?(?:[A-Za-z_][\w.]*)?"
+    rb"(?:Error|Exception|Interrupt|Exit|Warning|Stop|Failure)\b"
 )
-_CHAINED = (b"During handling of", b"The above exception", b"Traceback (most")
+_FRAME = re.compile(r' *File "([^"\n]{1,300})", line (\d+), in (\S{1,100})')
+_OURS = re.compile(r"/(?:sglang|sgl_kernel|setpoint)/")
+_SERVES = (b"event_loop_", b"run_batch", b"forward_batch_generation", b"handle_generate_request")
+"""Frames of the loop that serves requests, which a start does not run."""
 
 
 @dataclass(slots=True)
@@ -60,6 +64,8 @@ class Traceback:
     """Values of its event: "in" is "scheduler" if a frame is of the process that computes."""
     doing: dict[Doing, None] = field(default_factory=dict)
     """What the frames were doing, outermost first."""
+    serves: bool = False
+    """Whether a frame is of the loop that serves requests."""
     num_lines: int = 0
     ended: bool = False
 
@@ -86,7 +92,13 @@ class Traceback:
                 self.doing[doing] = None
         if any(words in text for words in _SCHEDULER):
             self.told["in"] = "scheduler"
+        self.serves = self.serves or any(words in text for words in _SERVES)
+        line = text.decode(errors="replace")
+        frame = _FRAME.match(line)
+        if frame and (_OURS.search(frame[1]) or "frame" not in self.told):
+            self.told["frame"] = f"{frame[3]} ({'/'.join(frame[1].split('/')[-2:])}:{frame[2]})"
         if _LAST.match(text):
+            self.told["error"], self.told["error_line"] = line.strip(), self.line + self.num_lines
             self.ended = True
         return True
 

@@ -39,9 +39,10 @@ _LEADS = [
         rb"\d{1,9}[:-](?=[^\d\s]|\d{4}-\d\d-\d\d)",  # grep -n
         rb"[\w.-]+ [\w.-]+ (?=\[[\dDTPg])",  # stern: pod, container
         rb"(?:DEBUG|INFO|WARNING|ERROR) +(?=\[[\dDTPg])",
-        # Python's logging: time, level, perhaps the logger
+        # Python's logging: time, level, perhaps the process and the logger
         rb"(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?) (?:- )?"
-        rb"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: - | +)(?:[a-z_]\w*(?:\.\w+)+(?: - |: | ))?",
+        rb"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: - | +)(?:\d+ +(?=\[))?"
+        rb"(?:[a-z_]\w*(?:\.\w+)+(?: - |: | ))?",
         rb"(?P<stamp>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) \S+ (?P<name>[\w@.-]+)(?:\[\d+\])?: ",
     )
 ]
