@@ -3,6 +3,7 @@ cost."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -14,9 +15,14 @@ from typing import Any
 import httpx
 import pytest
 from answers import says
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 
 from setpoint.frontend.apis.sglang import repeated_chunks
 from setpoint.frontend.http.connection import Connection
+from setpoint.frontend.http.port import bind_socket
+from setpoint.frontend.http.serve import small_server
 from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
 from setpoint.testing.fake_engine import FakeEngine
 
@@ -158,3 +164,29 @@ def test_a_client_that_does_not_read_is_left(
             time.sleep(0.05)
             metrics = httpx.get(url.join("/metrics")).text
     assert re.search(r"^setpoint:unread_bytes\S* 0(\.0)?$", metrics, re.M)
+
+
+def test_a_small_server_says_whom_it_has_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has neither metrics nor an access log."""
+    monkeypatch.setattr(Connection, "unread_s", 0.2)
+    app = Starlette(routes=[Route("/", lambda request: Response(b"x" * (64 << 20)))])
+    server = small_server(app, where="the console's port")
+
+    async def run() -> None:
+        with bind_socket("127.0.0.1", 0) as sock:
+            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            await server.listening.wait()
+            with socket.create_connection(sock.getsockname()) as client:
+                client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                while not server.server_state.connections:
+                    await asyncio.sleep(0.01)
+                while server.server_state.connections:
+                    await asyncio.sleep(0.01)
+            server.end(0.0)
+            await serving
+
+    with caplog.at_level("INFO", "setpoint"):
+        asyncio.run(run())
+    assert "the console's port: closed a connection whose client had not read" in caplog.text

@@ -11,7 +11,7 @@ import msgspec
 T = TypeVar("T", int, float)
 
 
-class LogprobBlock(msgspec.Struct, frozen=True, array_like=True):
+class LogprobBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Logprobs of consecutive positions, as plain lists (see core.result.PositionLogprobs)."""
 
     values: list[float]

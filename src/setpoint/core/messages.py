@@ -48,7 +48,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     """From the first admission to the first token or, for a request without outputs, to its end."""
 
 
-class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New outputs of one sequence, or its end. The counts are cumulative; they are final when
     ``finish`` is set."""
 

@@ -27,8 +27,9 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.mailbox import Events, Mailbox
 
-MOST_EVENTS = 32
-"""Most events of a sequence that wait for the reader one by one."""
+MOST_EVENTS = 8
+"""Most events of a sequence that wait for the reader one by one. With logprobs each is a dozen
+objects, and a full garbage collection looks at all that wait, of all streams."""
 
 
 class ClientGoneError(SetpointError):
@@ -359,7 +360,8 @@ class Job:
             if self._absorbed:
                 absorbed, self._absorbed = self._absorbed, {}
                 yield list(absorbed.values())
-            for index, event in events:
+            while events:
+                index, event = events.popleft()
                 output = self.outputs[index]
                 if index in pieces:
                     yield list(pieces.values())
@@ -389,29 +391,29 @@ class Job:
             mailbox.on_full = None
         return mailbox.arrived() if self._absorbed else await mailbox.take()
 
-    def _absorb(self, events: Events) -> Events:
-        """Take events in while the reader of the pieces waits for its client: each sequence gets
-        one piece of them. Returns the rest, from an event on that ends the request with an
+    def _absorb(self, index: int, event: TokenEvent) -> bool:
+        """Take an event in while the reader of the pieces waits for its client: each sequence gets
+        one piece of them. Returns whether it did: it leaves an event that ends the request with an
         error."""
-        for position, (index, event) in enumerate(events):
-            if _is_refusal(event.finish):
-                return events[position:]
-            if index not in self._open:
-                continue
-            output = self.outputs[index]
-            output.dp_rank = self._mailbox.ranks.get(index)
-            try:
-                piece = _fed(output, event)
-            except RequestError as error:
-                self._mailbox.fail(error)
-                return []
-            if index in self._absorbed:
-                self._absorbed[index].add(piece)
-            else:
-                self._absorbed[index] = piece
-            if output.finish is not None:
-                self._end(output)
-        return []
+        if _is_refusal(event.finish):
+            return False
+        if index not in self._open:
+            return True
+        output = self.outputs[index]
+        output.dp_rank = self._mailbox.ranks.get(index)
+        try:
+            piece = _fed(output, event)
+        except RequestError as error:
+            self._mailbox.arrived()
+            self._mailbox.fail(error)
+            return True
+        if index in self._absorbed:
+            self._absorbed[index].add(piece)
+        else:
+            self._absorbed[index] = piece
+        if output.finish is not None:
+            self._end(output)
+        return True
 
     async def wait(self) -> list[SequenceOutput]:
         """Run to the end. Raises like ``pieces``."""

@@ -106,7 +106,7 @@ class Service:
         self.workers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """Run while the server serves, and cancelled when it begins to end; filled at the start."""
         self.drain = Drain()
-        self.unread = Unread()
+        self.unread = Unread("the main port")
         self.pairing: Pairing | None = None
         self.prefill_servers: KnownServers | None = None
         """Those of a decode server."""

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from setpoint.ipc.sockets import MessageSocket
 
-PER_TURN = 1 << 16
-"""Bytes of messages that are taken in one turn of the loop: a token of some hundred streams with 10
-logprobs, a few milliseconds. A frontend that is behind finds far more, and other work needs
+PER_TURN = 1 << 15
+"""Bytes of messages that are taken in one turn of the loop: a token of 200 streams with 10
+logprobs, some milliseconds. A frontend that is behind finds far more, and other work needs
 turns."""
 
 

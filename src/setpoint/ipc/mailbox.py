@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from setpoint.core.messages import TokenEvent
 
-Events = list[tuple[int, TokenEvent]]
+Events = deque[tuple[int, TokenEvent]]
 """Events with the indices of their sequences."""
 
 AT_ONCE = 4
@@ -21,10 +21,10 @@ class Mailbox:
     """Token events of the sequences of one client request, as (index, event). One reader; one
     wake-up per message."""
 
-    def __init__(self, *, most_events: int = 32) -> None:
+    def __init__(self, *, most_events: int = 8) -> None:
         """most_events: how many wait before ``on_full`` is called."""
         self._most_events = most_events
-        self._events: list[tuple[int, TokenEvent]] = []
+        self._events: Events = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._is_early = False
         """Whether the time until which ``take`` waits is still to come."""
@@ -37,9 +37,10 @@ class Mailbox:
         self.on_admitted: Callable[[], None] = _nothing
         """Called by the EngineClient when its sequences, which waited for their model to be loaded,
         are sent to the engine."""
-        self.on_full: Callable[[Events], Events] | None = None
-        """Takes the events over when many wait, and returns those that have to go on waiting.
-        Written by the reader, which has it take them while it waits for something else."""
+        self.on_full: Callable[[int, TokenEvent], bool] | None = None
+        """Takes the oldest event over when many wait, and returns whether it did; if not, the event
+        goes on waiting. Written by the reader, which has it take them while it waits for something
+        else."""
         self.wake_ups: WakeUps | None = None
         """Wakes its reader when the time of ``take`` has come; None: nothing but the loop does.
         Written by the EngineClient."""
@@ -50,8 +51,13 @@ class Mailbox:
         """Add an event; its reader goes on after the next ``wake``."""
         self._events.append((index, event))
         self._has_end = self._has_end or event.finish is not None
-        if self.on_full is not None and len(self._events) >= self._most_events:
-            self._events = self.on_full(self._events)
+        for _ in range(2):  # not all: a message has an event for each of hundreds of sequences
+            if self.on_full is None or len(self._events) <= self._most_events:
+                break
+            oldest = self._events.popleft()
+            if not self.on_full(*oldest):
+                self._events.appendleft(oldest)
+                break
 
     def fail(self, error: Exception) -> None:
         self._error = error
@@ -79,7 +85,7 @@ class Mailbox:
 
     def arrived(self) -> Events:
         """All events that have arrived; does not wait."""
-        events, self._events = self._events, []
+        events, self._events = self._events, deque()
         self._has_end = False
         return events
 

@@ -98,8 +98,11 @@ def test_events_of_a_reader_that_is_far_behind_become_one_piece(tmp_path: Path) 
                 for count in range(1, num_tokens + 1):
                     finish = Finish("length") if count == num_tokens else None
                     event = TokenEvent(0, [65 + count % 26], finish, num_outputs=count)
+                    before = job.outputs[0].num_outputs
                     link.receive(encode(Tokens([event])))
-                assert job.outputs[0].num_outputs > num_tokens - MOST_EVENTS
+                    # a few at a time: the message may have an event for each of many streams
+                    assert job.outputs[0].num_outputs <= before + 2
+                assert job.outputs[0].num_outputs >= num_tokens - MOST_EVENTS
 
             job.before_wait = blocked
             async for pieces in job.pieces():
@@ -109,7 +112,7 @@ def test_events_of_a_reader_that_is_far_behind_become_one_piece(tmp_path: Path) 
         return found
 
     pieces = asyncio.run(scenario())
-    assert len(pieces) < MOST_EVENTS
+    assert len(pieces) <= MOST_EVENTS + 1
     expected = [65 + count % 26 for count in range(1, num_tokens + 1)]
     assert [each for _, _, ids, _ in pieces for each in ids] == expected
     assert "".join(text for _, text, _, _ in pieces) == bytes(expected).decode()

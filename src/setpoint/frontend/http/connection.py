@@ -246,7 +246,7 @@ class Connection(HttpToolsProtocol):
         elif self._num_unread - size >= self.unread_s * READ_RATE:
             self._expect_reader()
         else:
-            self._unread.num_closed += 1
+            self._unread.close(self, self.unread_s)
             came = self.scope.get(IN_SCOPE)
             if isinstance(came, Arrival):
                 came.refusal = f"The client has not read its answer for {self.unread_s:g} s."

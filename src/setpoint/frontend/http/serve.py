@@ -43,7 +43,7 @@ class Server(uvicorn.Server):
         most: int | None = None,
         where: str = "the port",
     ) -> None:
-        """unread: counts the answers that clients do not read. urgent: see ``Pace``. most: how many
+        """unread: notes the answers that clients do not read. urgent: see ``Pace``. most: how many
         connections may be open; None: as many as the process can have. where: the port, for the
         log."""
         super().__init__(config)
@@ -134,7 +134,8 @@ def small_server(app: ASGIApp, *, where: str) -> Server:
     config = uvicorn.Config(
         app, ws="none", lifespan="off", log_config=None, log_level="warning", access_log=False
     )
-    return Server(config, PlainErrors(), Drain(), Unread(), most=FEW_CONNECTIONS, where=where)
+    unread = Unread(where)
+    return Server(config, PlainErrors(), Drain(), unread, most=FEW_CONNECTIONS, where=where)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -151,6 +151,7 @@ def test_without_a_parser_every_word_is_text(text: str) -> None:
     assert whole(choices, text)["message"] == {
         "role": "assistant",
         "content": text,
+        "refusal": None,
         "reasoning": None,
         "reasoning_content": None,
     }
