@@ -63,7 +63,8 @@ class LimitedChild:
         ChildLostError."""
 
         def ask() -> bytes:
-            if self._process is None:
+            if self._process is None or self._process.poll() is not None:
+                self._end()  # no job is to blame for an end between two jobs
                 self._start()
             return self._answer(job, self._limits.wall_s if wall_s is None else wall_s)
 

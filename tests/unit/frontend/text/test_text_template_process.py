@@ -144,6 +144,18 @@ def test_a_process_that_the_system_kills_is_replaced_without_the_request_noticin
         assert template.render(HI) == "hi"
 
 
+@pytest.mark.parametrize("by", [signal.SIGSEGV, signal.SIGBUS, signal.SIGPROF])
+def test_no_request_is_blamed_for_a_process_that_ended_before_it(by: signal.Signals) -> None:
+    """Red before: the next request got a 400, as if its messages had crashed the process."""
+    with process_of("{{ messages[0].content }}") as template:
+        assert template.pid is not None
+        child = psutil.Process(template.pid)
+        child.send_signal(by)
+        while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert template.render(HI) == "hi"
+
+
 def test_a_request_whose_processes_are_killed_again_and_again_is_to_be_repeated() -> None:
     source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with process_of("{% if messages | length > 1 %}" + source + "{% endif %}") as template:
