@@ -53,7 +53,8 @@ class Moment(msgspec.Struct, kw_only=True, omit_defaults=True):
     tokens: float | None = None
     """Tokens in use (#token)."""
     pool: dict[str, int] = {}
-    """Tokens of the pool at the end by state: total, free, evictable, locked, held."""
+    """Tokens of the pool by state (total, free, evictable, locked, held): while the last step ran,
+    or, without steps, at the end."""
 
     gen_throughput: float | None = None
     """Generated tokens per second."""
@@ -97,6 +98,11 @@ class Moment(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Latencies in seconds, by names as "ttft_p95", "itl_p50" or "wait_p50" (in the queue)."""
     other: dict[str, float] = {}
     """Fields of a log line that have no field here, by their name in the line."""
+
+
+def has_steps(moment: Moment) -> bool:
+    """Whether an engine computed in the moment. In one without steps no token comes."""
+    return bool(moment.num_prefill or moment.num_decode)
 
 
 def merge(moments: Sequence[Moment]) -> Moment:

@@ -97,7 +97,7 @@ class MomentKeeper:
             self._advance(turn.at)
 
     def _step(self, step: StepDone) -> None:
-        self._sums.step(step)
+        self._sums.step(step, before=self._present.pool)
         self._rests_from = step.finished_at
         self._present.pool = step.pool
 
@@ -149,6 +149,8 @@ class _Sums:
         self.queue = self.queue_max = 0
         self.queue_min: int | None = None
         self.preparing = self.pending_tokens = 0
+        self.pool: PoolStats | None = None
+        """While the latest step ran."""
         self.usage = self.usage_max = 0.0
         self.tokens = 0
         self.new_seqs = self.largest_prefill = 0
@@ -166,8 +168,12 @@ class _Sums:
     def num_steps(self) -> int:
         return self.num_prefill + self.num_decode
 
-    def step(self, step: StepDone) -> None:
+    def step(self, step: StepDone, *, before: PoolStats | None) -> None:
+        """before: the pool after the previous step. A record has the pool after its step, when
+        the sequences that ended in it have given back what they held while it ran."""
         count_step(self.totals, step)
+        ended = before is not None and before.used > step.pool.used
+        self.pool = before if ended else step.pool
         running, queue = step.num_running, step.num_queued
         if step.num_prefill_rows:
             self.num_prefill += 1
@@ -210,7 +216,7 @@ class _Sums:
         self.ratio_before, self.ratio_after = retraction.ratio_before, retraction.ratio_after
 
     def moment(self, at: float, seconds: float, present: _Present) -> Moment:
-        pool, totals = present.pool, self.totals
+        pool, totals = self.pool or present.pool, self.totals
         moment = Moment(
             at=at,
             seconds=seconds,

@@ -125,7 +125,7 @@ def test_a_time_without_steps_is_one_moment() -> None:
     assert rest.seconds == pytest.approx(99.0, abs=0.1)
     assert (rest.running, rest.queue, rest.gen_throughput) == (0.0, 0.0, 0.0)
     assert rest.refusals == {}
-    assert rest.pool == busy.pool
+    assert rest.pool["locked"] + rest.pool["held"] == 0 < busy.pool["locked"] + busy.pool["held"]
 
 
 def test_a_rest_shows_the_pool_as_it_is_and_not_as_the_last_step_left_it() -> None:
@@ -211,3 +211,21 @@ def test_quantiles() -> None:
         4,
         4,
     ]
+
+
+def test_a_moment_with_steps_has_the_pool_as_it_was_while_they_ran() -> None:
+    """The sequences of the last step had pages in it, although the step's end has freed them."""
+    harness = Harness()
+    for number in range(3):
+        harness.submit(f"r{number}", [number] * 6, max_new_tokens=4)
+    harness.drain()
+    harness.clock.advance(100.0)
+    harness.turn()
+    ran, rest = kept(harness.recorder.records)[:2]
+    assert ran.running_max == 3.0
+    assert ran.pool["held"] + ran.pool["locked"] > 0
+    assert (
+        sum(ran.pool[name] for name in ("free", "evictable", "locked", "held"))
+        == (ran.pool["total"])
+    )
+    assert (rest.running, rest.pool["held"], rest.pool["locked"]) == (0.0, 0, 0)

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from setpoint.core.control import TierState
 from setpoint.core.errors import EngineDeadError, RequestError
-from setpoint.core.moments import Moment, add_up
+from setpoint.core.moments import Moment, add_up, has_steps
 from setpoint.frontend.telemetry.latencies import Latencies
 from setpoint.frontend.telemetry.limit_news import Diagnosis, LimitNews
 from setpoint.ipc.client import EngineClient
@@ -218,22 +218,40 @@ class Watch:
             return
         life.silence, life.tiers = "", answer.tiers
         life.next = answer.first + len(answer.moments)
+        before = life.moments[-1] if life.moments else None
         life.moments.extend(answer.moments)
         while life.moments and _end(life.moments[0]) < _end(life.moments[-1]) - KEPT_S:
             life.moments.popleft()
         is_alone = len(self._lives) == 1
         if is_alone:
-            self._add_latencies(answer.moments)
+            self._add_latencies(answer.moments, before=before)
         limits = self.doctor.limits_of(life, answer.moments) if self.doctor is not None else ()
         lane = self.lanes.setdefault(None if is_alone else life.line.rank, Lane())
         lane.add(answer.moments, limits)
 
-    def _add_latencies(self, moments: Iterable[Moment]) -> None:
-        """Clients' latencies are those of the whole server: who gets tokens does not know from
-        which engine."""
-        for moment in moments:
-            seen = self._latencies.quantiles(moment.at, moment.seconds)
-            moment.quantiles = {**moment.quantiles, **seen}
+    def _add_latencies(self, moments: Sequence[Moment], *, before: Moment | None) -> None:
+        """Add the clients' latencies to an engine's moments, of which ``before`` is the previous
+        one. They are those of the whole server: who gets tokens does not know from which engine.
+
+        They are known by the second, and a time without steps, in which no token comes, begins and
+        ends within one. So its first half belongs to the moment before it, and its second half to
+        the one after it.
+        """
+        around = [before, *moments, None]
+        for place, moment in enumerate(moments):
+            if not has_steps(moment):
+                continue
+            earlier, later = around[place], around[place + 2]
+            begin, end = moment.at, _end(moment)
+            if earlier is not None and not has_steps(earlier):
+                begin = earlier.at + earlier.seconds / 2
+            if later is not None and not has_steps(later):
+                end = later.at + later.seconds / 2
+            self._add_seen(moment, begin, end)
+
+    def _add_seen(self, moment: Moment, begin: float, end: float) -> None:
+        seen = self._latencies.quantiles(begin, end - begin)
+        moment.quantiles = {**moment.quantiles, **seen}
 
     def _add_up(self) -> None:
         """Go on with what the engines did together, as far as all have told."""
@@ -253,7 +271,7 @@ class Watch:
         for second in range(math.floor(max(first, until - KEPT_S)), math.floor(until)):
             total = add_up([lane.moments for lane in lanes], second)
             if total is not None:
-                self._add_latencies([total])
+                self._add_seen(total, total.at, _end(total))
                 whole.add([total], [_limit_in(lanes, second)])
 
 
