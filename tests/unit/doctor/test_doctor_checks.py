@@ -365,7 +365,8 @@ class TestOthers:
         assert report.verdict == "host-bound"
 
     @pytest.mark.parametrize(
-        ("cpu_s", "verdict"), [(0.08, "cpu-contended"), (0.95, "client-bound")]
+        ("cpu_s", "verdict"),
+        [(0.08, "cpu-contended"), (0.0, "cpu-contended"), (0.95, "client-bound")],
     )
     def test_a_cpu_that_others_take(self, cpu_s: float, verdict: str) -> None:
         """Red before: the server waited for requests, and no option could raise its throughput."""
@@ -377,7 +378,7 @@ class TestOthers:
         if verdict == "cpu-contended":
             effect = report.findings[0].effect
             assert effect is not None
-            assert effect.expected == 12.5
+            assert effect.expected == (12.5 if cpu_s else 100)
 
     def test_a_cpu_that_others_took_a_while_ago(self) -> None:
         lines = [decode(4, 0, 0.1, busy_s=1.0, cpu_s=0.1 if i < 9 else 0.99) for i in range(40)]

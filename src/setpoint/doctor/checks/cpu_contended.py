@@ -18,6 +18,8 @@ from setpoint.doctor.observations import EventKind, Evidence
 
 LEAST_SHARE = 0.7
 """Share of its busy time for which an undisturbed engine has a CPU (``observe.contention``)."""
+LEAST_KNOWN = 0.01
+"""A share below it counts as this one: the warning of a log rounds its times, down to 0.0 s."""
 LEAST_BUSY_S = 3.0
 KIND: EventKind = "cpu-contention"
 
@@ -28,6 +30,7 @@ def find(case: Case) -> Finding | None:
         return None
     known = case.load.where(lambda moment: bool(moment.num_decode or moment.num_prefill))
     share = cpu_s / busy_s
+    least = max(share, LEAST_KNOWN)
     return Finding(
         cause="cpu-contended",
         confidence=confidence(case, min(1.0, (1 - share) / 0.4), known),
@@ -41,9 +44,9 @@ def find(case: Case) -> Finding | None:
         ),
         effect=estimate(
             "output throughput",
-            1 + 0.5 * (1 / share - 1),
-            1 / share,
-            1.1 / share,
+            1 + 0.5 * (1 / least - 1),
+            1 / least,
+            1.1 / least,
             "the steps take as long as they compute when nothing keeps them waiting",
         ),
         ruled_out=(RuledOut("client-bound", "The engine had work that it could not compute."),),

@@ -195,7 +195,7 @@ _EXCEPTION = re.compile(
 )
 _TIER_OFF = re.compile(rb"Cache tier \w+ is off: ")
 _CONTENDED = re.compile(
-    rb"CPU contention: the engine had a CPU for ([\d.]{1,12}) s of the last ([\d.]{1,12}) s"
+    rb"CPU contention: the engine had a CPU for (\d{1,6}\.\d) s of the last (\d{1,6}\.\d) s "
 )
 _WORDS: dict[bytes, EventKind] = {
     b"engine ends": "killed",
