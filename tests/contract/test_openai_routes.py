@@ -327,6 +327,24 @@ def test_models(serve: Serve) -> None:
     serve(scenario)
 
 
+def test_a_pool_below_the_context_is_what_models_and_routes_name(serve: Serve) -> None:
+    """Red before: 256, of which 56 have no room."""
+
+    async def scenario(server: Any) -> None:
+        async def get(path: str, **headers: str) -> Any:
+            return (await server.http.get(path, headers=headers)).json()
+
+        assert (await get("/v1/models"))["data"][0]["max_model_len"] == 200
+        told = await get("/v1/models", **{"anthropic-version": "2023-06-01"})
+        assert told["data"][0]["max_tokens"] == 200
+        tokenized = await server.http.post("/tokenize", json={"prompt": "a"})
+        assert tokenized.json()["max_model_len"] == 200
+        shown = await server.http.post("/api/show", json={"model": "default"})
+        assert shown.json()["parameters"] == "num_ctx 200"
+
+    serve(scenario, pool_tokens=200)
+
+
 def test_streams_end_with_usage_by_default_if_the_server_says_so(serve: Serve) -> None:
     async def usage_chunks(server: Any, **options: Any) -> int:
         stream = await server.openai.chat.completions.create(

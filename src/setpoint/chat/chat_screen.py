@@ -100,6 +100,15 @@ class Screen:
                 f"\x1b[2m{printable(text)}\x1b[0m\n" if self._has_colour else f"{printable(text)}\n"
             )
 
+    def tell(self, text: str, text_of_pipe: str) -> None:
+        """Show what nobody may miss: ``text`` as a note, or ``text_of_pipe`` on stderr if no person
+        is at the terminal."""
+        if self.is_terminal:
+            self.note(text)
+        else:
+            self.end_line()
+            print(printable(text_of_pipe), file=self._err, flush=True)
+
     def error(self, text: str) -> None:
         self.end_line()
         print(f"error: {printable(text)}", file=self._err, flush=True)

@@ -149,12 +149,8 @@ class Session:
         started = time.perf_counter()
         first: float | None = None
         text, num_tokens, finish = "", None, None
-        # A user who sets a limit, or is not at the terminal to press Ctrl-C, gets the whole answer.
-        watch = (
-            CircleWatch()
-            if self._screen.is_terminal and "max_tokens" not in self._conversation.params
-            else None
-        )
+        # A user who sets a limit gets the whole answer. Nobody is there to stop one in a pipe.
+        watch = None if "max_tokens" in self._conversation.params else CircleWatch()
         try:
             with closing(self._source.answer(self._conversation, question)) as pieces:
                 for piece in pieces:
@@ -173,8 +169,10 @@ class Session:
             _summary(num_tokens, finish, started=started, first=first, ended=time.perf_counter())
         )
         if finish == REPEATED:
-            self._screen.note(
-                "For the whole answer: /params max_tokens=1000 (or another limit), then /retry."
+            self._screen.tell(
+                "For the whole answer: /params max_tokens=1000 (or another limit), then /retry.",
+                "An answer was stopped because it repeated itself. For the whole answer, set a"
+                " limit: --max-tokens 1000, or another number.",
             )
         return None if finish == "stopped" and not text else text
 

@@ -38,7 +38,7 @@ def model_card(service: Service, started_at: int) -> dict[str, Any]:
         "display_name": config.served_model_name,
         "created_at": datetime.fromtimestamp(started_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "max_input_tokens": min(config.context_len, config.max_req_input_len) - 1,
-        "max_tokens": config.context_len,
+        "max_tokens": config.max_model_len,
     }
 
 

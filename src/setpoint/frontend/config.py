@@ -24,6 +24,8 @@ class FrontendConfig:
     vocab_size: int
     """Size of the model's vocabulary (which may pad the tokenizer's); prompt ids must be below
     it."""
+    pool_tokens: int | None = None
+    """Size of the KV pool of one engine; None: it holds the whole context."""
     random_seed: int = 0
     """Seed of the generator that draws a seed for every request without one."""
     pooling: Pooling | None = None
@@ -83,3 +85,10 @@ class FrontendConfig:
     """How long ``/health`` waits for a sign of life from the engine."""
     watchdog_s: float = 300.0
     """How long an engine may compute one step before it is taken to hang and is ended."""
+
+    @property
+    def max_model_len(self) -> int:
+        """The tokens that a request has room for, prompt and answer together: the context length,
+        or the size of a pool that is smaller."""
+        pool = self.pool_tokens
+        return self.context_len if pool is None else min(self.context_len, pool)

@@ -53,6 +53,7 @@ def make_service(
         tokenizer_path=options.model.tokenizer_path or str(source.folder),
         context_len=config.context_len,
         max_req_input_len=facts.max_req_input_len,
+        pool_tokens=facts.max_total_num_tokens,
         vocab_size=spec.vocab_size,
         random_seed=config.random_seed,
         api_keys=api_keys(options.server),

@@ -34,6 +34,8 @@ class Script:
         if len(contents) > self.limit:
             raise ContextLengthError("Too long.")
         self.asked.append(contents)
+        while question == "repeat":
+            yield AnswerChunk("* Grey\n", 1)
         if question == "stop me at once":
             raise KeyboardInterrupt
         yield AnswerChunk(f"answer {len(self.asked)}", 1)
@@ -190,6 +192,13 @@ def test_words_that_end_the_chat(play: Play, typed: str) -> None:
     assert play(source, f"{typed}\none\n") == (0, "", "")
     play(source, f'"""{typed}"""\n')
     assert source.asked == [[typed]], "a block is always a message"
+
+
+def test_a_repeated_answer_holds_up_no_question_of_a_pipe(play: Play) -> None:
+    """Red before: the chat waited for the end of the context, for minutes, before it read on."""
+    code, out, err = play(Script(), "repeat\ntwo\n")
+    assert (code, out.splitlines()[-1]) == (0, "answer 2!")
+    assert err.startswith("An answer was stopped because it repeated itself. ")
 
 
 def test_an_answer_that_goes_in_circles_is_told_from_one_that_does_not() -> None:

@@ -64,7 +64,7 @@ class ModelApi:
             "size": size,
             "size_vram": size if line.facts.accelerator else 0,
             "expires_at": ends,
-            "context_length": self._config.context_len,
+            "context_length": self._config.max_model_len,
         }
 
     def version(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class ModelApi:
             "details": self._details(),
             "model_info": self._model_info(),
             "capabilities": self._capabilities(),
-            "parameters": f"num_ctx {self._config.context_len}",
+            "parameters": f"num_ctx {self._config.max_model_len}",
             "template": "",
             "modelfile": "",
             "license": "",

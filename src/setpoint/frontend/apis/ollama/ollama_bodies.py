@@ -82,7 +82,7 @@ class AnyBody(msgspec.Struct, kw_only=True):
     def warnings(self, config: FrontendConfig) -> list[str]:
         """Warnings for the client about its body. Raises RequestError (400)."""
         return [
-            *self.own_options.warnings(config.context_len),
+            *self.own_options.warnings(config.max_model_len),
             *_other_model(self.model, config.served_model_name),
         ]
 

@@ -67,6 +67,6 @@ class ModelRoutes:
             "owned_by": "setpoint",
             "root": name,
             "parent": None,
-            "max_model_len": service.config.context_len,
+            "max_model_len": service.config.max_model_len,
         }
         return card | {"state": service.residence.state} if service.residence.is_shared else card

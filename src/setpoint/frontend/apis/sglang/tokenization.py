@@ -100,7 +100,7 @@ class TokenizationRoutes:
             answer["token_strs"] = [[text_of(token_id) for token_id in ids] for ids in tokens]
         if not isinstance(body.prompt, list):
             answer = {key: value[0] for key, value in answer.items()}
-        max_model_len = self._service.config.context_len
+        max_model_len = self._service.config.max_model_len
         return json_response(
             {**answer, "max_model_len": max_model_len, **_warnings_field(warnings)}
         )
