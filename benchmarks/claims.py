@@ -106,12 +106,12 @@ def section(result: dict[str, Any], *, changed: bool) -> str:
         " conditions of the comparison; the [result](benchmarks/results/"
         f"{newest_result().name}) has every sample."
     )
-    warning = (
-        "\n**The kernels have changed since; these figures are to be measured again.**"
-        if changed
-        else ""
-    )
-    return "\n" + _wrap(text) + warning + "\n\n" + "\n".join(rows) + "\n\n"
+    if changed:
+        text += (
+            " The kernels have changed since that commit, and the comparison has not been run"
+            " again yet."
+        )
+    return "\n" + _wrap(text) + "\n\n" + "\n".join(rows) + "\n\n"
 
 
 def with_newest_result(page: str) -> str:

@@ -1,7 +1,7 @@
 """smg in front of Setpoint servers: its policies against each other, and servers that leave and
 join while requests run.
 
-    pip install 'setpoint[route]'
+    .venv/bin/pip install -e '.[route]'
     python benchmarks/router.py [--parts policies,leave,join] [--policies round_robin,cache_aware]
 
 "policies": two servers, requests of groups in random order; a group's requests begin with the same

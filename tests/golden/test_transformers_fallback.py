@@ -146,7 +146,7 @@ def test_without_the_library_the_error_says_what_to_install(
 ) -> None:
     write_tiny(tmp_path, CONFIGS["olmo2"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(CheckpointError, match=r'pip install "setpoint\[transformers\]"'):
+    with pytest.raises(CheckpointError, match=r"pip install -e '\.\[transformers\]'"):
         runner_of(tmp_path, model_impl="auto")
 
 
@@ -154,7 +154,9 @@ def test_an_old_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     import transformers
 
     monkeypatch.setattr(transformers, "__version__", "4.57.1")
-    with pytest.raises(CheckpointError, match=r"transformers 4.57.1 is too old; `pip install -U"):
+    with pytest.raises(
+        CheckpointError, match=r"transformers 4.57.1 is too old; `.venv/bin/pip install -U"
+    ):
         dummy_runner(tmp_path, CONFIGS["olmo2"])
 
 

@@ -1,5 +1,5 @@
-"""Parquet files as input, through pyarrow (``pip install 'setpoint[parquet]'``), which is imported
-on use.
+"""Parquet files as input, through pyarrow (``.venv/bin/pip install -e '.[parquet]'``), which is
+imported on use.
 
 A row is a request. Its columns are ``custom_id`` and either ``body`` (a struct, or JSON text; with
 ``url`` and ``method`` as in a JSONL line) or one of ``messages``, ``prompt`` and ``input``; then
@@ -164,5 +164,7 @@ def load_pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise BatchError("Parquet files need pyarrow: pip install 'setpoint[parquet]'.") from None
+        raise BatchError(
+            "Parquet files need pyarrow: .venv/bin/pip install -e '.[parquet]'."
+        ) from None
     return pyarrow

@@ -187,7 +187,7 @@ ROUTE = Command(
     summary="put several servers behind one address, with the router smg",
     description=(
         "Start the router smg in front of running servers, with the arguments that suit Setpoint's"
-        " servers. It needs pip install 'setpoint[route]'."
+        " servers. It needs .venv/bin/pip install -e '.[route]'."
     ),
     arguments="URL [URL ...] [options]",
     positional="",

@@ -29,7 +29,7 @@ from setpoint.launch.checkpoints import LaunchedCheckpoints
 from setpoint.launch.doctor import ServerDoctor
 from setpoint.launch.engine import Launched
 from setpoint.launch.live import LiveConfig
-from setpoint.launch.served import Several
+from setpoint.launch.served import Served, Several
 
 
 def make_service(
@@ -77,10 +77,7 @@ def make_service(
         storage_backend=options.tiers.hicache_storage_backend,
         spec=spec,
         model_info=_model_info(spec, options),
-        server_info={
-            **server_info(config, startup_s=startup_s),
-            "launch_command": launch_command(options, served.asked.given),
-        },
+        server_info=_server_info(served, startup_s),
         metrics=metrics_config(config, facts, startup_s=startup_s, several=served.several),
         profiles_folder=config.env.torch_profiler_dir,
         expert_records_folder=config.env.expert_distribution_recorder_dir,
@@ -93,6 +90,13 @@ def make_service(
     _add_readers(service, options)
     _know_prefill_servers(service, options)
     return service
+
+
+def _server_info(served: Served, startup_s: float) -> dict[str, Any]:
+    return {
+        **server_info(served.config, startup_s=startup_s),
+        "launch_command": launch_command(served.config.options, served.asked.given),
+    }
 
 
 def _sharing(config: ResolvedConfig) -> Sharing:

@@ -150,7 +150,7 @@ def log_weights(runner: ModelRunner, spec: ModelSpec, available: int) -> None:
     if loaded.experts:
         logger.info("Experts: %s", loaded.experts)
     if loaded.choices:
-        logger.info("Fastest on this processor at level %s: %s.", loaded.level, loaded.choices)
+        logger.debug("Fastest on this processor at level %s: %s.", loaded.level, loaded.choices)
 
 
 TAKEN = "; these are limits: memory is taken when tokens first fill it"

@@ -79,7 +79,8 @@ def check_extra(flag: str, extra: str, *modules: str) -> None:
         missing = True
     if missing:
         raise ConfigError(
-            f"{flag} needs packages that are not installed: pip install 'setpoint[{extra}]'."
+            f"{flag} needs packages that are not installed: in Setpoint's folder, run"
+            f" .venv/bin/pip install -e '.[{extra}]'."
         )
 
 

@@ -178,7 +178,7 @@ def test_without_pyarrow_the_message_says_what_to_install(
     path = table(tmp_path, [{"custom_id": "a", "prompt": "x"}])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(
-        BatchError, match=r"Parquet files need pyarrow: pip install 'setpoint\[parquet\]'"
+        BatchError, match=r"Parquet files need pyarrow: .venv/bin/pip install -e '\.\[parquet\]'"
     ):
         ParquetSource(path)
     with pytest.raises(BatchError, match="Parquet files need pyarrow"):

@@ -120,4 +120,4 @@ def test_without_pyzmq_it_says_what_to_install(tmp_path: Path) -> None:
         """with publishing(Options.of(kv_events_config='{"publisher": "zmq"}')): pass\n"""
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "pip install 'setpoint[kv-events]'" in run.stderr.splitlines()[-1]
+    assert ".venv/bin/pip install -e '.[kv-events]'" in run.stderr.splitlines()[-1]

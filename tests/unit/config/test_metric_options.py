@@ -110,7 +110,7 @@ def test_a_missing_extra_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> 
     preflight(Options.of(enable_trace=True))
     for missing in (find, lambda name: None):
         monkeypatch.setattr("setpoint.launch.preflight.find_spec", missing)
-        with pytest.raises(ConfigError, match=r"pip install 'setpoint\[trace\]'"):
+        with pytest.raises(ConfigError, match=r"pip install -e '\.\[trace\]'"):
             preflight(Options.of(enable_trace=True))
 
 

@@ -67,4 +67,4 @@ def test_without_smg_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("setpoint.launch.preflight.find_spec", lambda name: None)
     assert run("http://127.0.0.1:30000") == 2
-    assert "pip install 'setpoint[route]'" in capsys.readouterr().err
+    assert ".venv/bin/pip install -e '.[route]'" in capsys.readouterr().err

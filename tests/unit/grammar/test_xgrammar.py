@@ -151,5 +151,5 @@ def test_masks_spend_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_package_is_named_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"xgrammar needs .* pip install 'setpoint\[xgrammar\]'"):
+    with pytest.raises(ConfigError, match=r"xgrammar needs .*pip install -e '\.\[xgrammar\]'"):
         preflight.preflight(Options.of(grammar_backend="xgrammar"))

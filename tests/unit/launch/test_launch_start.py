@@ -186,7 +186,7 @@ def test_what_ray_cannot_have_is_refused_before_anything_is_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("setpoint.launch.preflight.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"--use-ray needs .* pip install 'setpoint\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"--use-ray needs .*pip install -e '\.\[ray\]'"):
         preflight(Options.of(use_ray=True))
     monkeypatch.setattr("setpoint.launch.preflight.find_spec", lambda name: object())
     preflight(Options.of(use_ray=True, device="cpu"))

@@ -358,8 +358,8 @@ def test_clients_that_are_missing_are_named(
     for name in (*names, "nixl_cu12", "nixl_cu12._api", "nixl_cu13", "nixl_cu13._api"):
         monkeypatch.setitem(sys.modules, name, None)
     for backend, config, words in (
-        ("valkey", StorageConfig(url="redis://h"), "pip install 'setpoint\\[valkey\\]'"),
-        ("obstore", StorageConfig(url="s3://b"), "pip install 'setpoint\\[obstore\\]'"),
+        ("valkey", StorageConfig(url="redis://h"), "pip install -e '\\.\\[valkey\\]'"),
+        ("obstore", StorageConfig(url="s3://b"), "pip install -e '\\.\\[obstore\\]'"),
         ("mooncake", StorageConfig(master_server_address="h:1"), "pip install mooncake-"),
         ("nixl", StorageConfig(path=str(tmp_path / "n")), "pip install nixl"),
     ):

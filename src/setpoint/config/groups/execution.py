@@ -70,8 +70,8 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             GROUP,
             "Library that constrains outputs to a schema, a regular expression or a grammar;"
-            " with none, such requests are refused. xgrammar must be installed: `pip install"
-            " 'setpoint[xgrammar]'`.",
+            " with none, such requests are refused. xgrammar must be installed:"
+            " `.venv/bin/pip install -e '.[xgrammar]'`.",
             choices=("llguidance", "xgrammar", "none"),
         ),
     ] = "llguidance"

@@ -170,7 +170,7 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
             GROUP,
             "Run each engine as a Ray actor on this machine, in the cluster at RAY_ADDRESS or,"
             " without that variable, in a Ray instance that the server starts. Only for CPUs."
-            " Needs pip install 'setpoint[ray]'.",
+            " Needs .venv/bin/pip install -e '.[ray]'.",
             server_only=True,
         ),
     ] = False

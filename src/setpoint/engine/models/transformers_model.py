@@ -86,14 +86,14 @@ def _check_library(spec: ModelSpec) -> None:
     if importlib.util.find_spec("transformers") is None:
         raise CheckpointError(
             f"Architecture {spec.architecture!r} needs the transformers library, which is not"
-            ' installed: `pip install "setpoint[transformers]"`.'
+            " installed: `.venv/bin/pip install -e '.[transformers]'`."
         )
     import transformers
 
     if int(transformers.__version__.partition(".")[0]) < OLDEST:
         raise CheckpointError(
-            f"transformers {transformers.__version__} is too old; `pip install -U"
-            ' "setpoint[transformers]"`.'
+            f"transformers {transformers.__version__} is too old;"
+            " `.venv/bin/pip install -U -e '.[transformers]'`."
         )
 
 

@@ -27,7 +27,7 @@ class ObjectClient:
             stores = importlib.import_module("obstore.store")
         except ImportError:
             raise StoreError(
-                "the package obstore is not installed: pip install 'setpoint[obstore]'."
+                "the package obstore is not installed: .venv/bin/pip install -e '.[obstore]'."
             ) from None
         self.place = shown_url(url, SCHEMES)
         more: dict[str, Any] = {}

@@ -26,7 +26,7 @@ class ValkeyClient:
             self._library = importlib.import_module("valkey")
         except ImportError:
             raise StoreError(
-                "the package valkey is not installed: pip install 'setpoint[valkey]'."
+                "the package valkey is not installed: .venv/bin/pip install -e '.[valkey]'."
             ) from None
         self.place = shown_url(url, SCHEMES)
         self._ttl_ms = None if ttl_s is None else max(int(1000 * ttl_s), 1)
