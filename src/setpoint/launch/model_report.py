@@ -228,7 +228,7 @@ def _settle(
     requests = config.options.scheduling.max_running_requests or 1
     report.memory = Memory(
         available_bytes=free,
-        needed=memory.needed(requests * config.context_len),
+        needed=memory.needed(requests),
         requests=requests,
         context_len=config.context_len,
         kv_token_bytes=memory.spec.kv_bytes_per_token(config.kv_element_bytes),

@@ -330,15 +330,19 @@ class MemoryModel:
         wide = (experts - kept.experts_parameters) * self.dtype_bytes
         return (wide + kept.experts_bytes) / self.weights_read()
 
-    def workspace(self, pool_tokens: int, footprint: Footprint | None = None) -> int:
+    def workspace(
+        self, pool_tokens: int, footprint: Footprint | None = None, *, requests: int | None = None
+    ) -> int:
         """Bytes of the largest step's temporaries and of the tables, with a pool of ``pool_tokens``
-        tokens. The measurements in ``footprint`` replace estimates.
+        tokens and so many requests; None: as many as may run at the same time in that pool. The
+        measurements in ``footprint`` replace estimates.
 
         On a CPU only the parts of the tables that sequences use take memory: the entries for the
         tokens of a full pool, and in each table one memory page (4 KiB) at the border of each
         slot's row.
         """
-        num_slots = max_running_requests(pool_tokens, self.context_len, self.requested_slots)
+        wanted = self.requested_slots if requests is None else requests
+        num_slots = max_running_requests(pool_tokens, self.context_len, wanted)
         groups = len(self.layout.groups)
         tables = table_bytes(
             num_slots,
@@ -424,16 +428,16 @@ class MemoryModel:
             limited_by=limited_by,
         )
 
-    def needed(self, num_tokens: int) -> MemoryPlan:
-        """Estimates the memory for a pool of ``num_tokens`` tokens in sequences of the whole
-        context, whatever is available."""
+    def needed(self, requests: int) -> MemoryPlan:
+        """Estimates the memory for so many requests of the whole context, whatever is available."""
+        num_tokens = requests * self.context_len
         layout = self.layout
         pool = self.costs.pool_for(num_tokens, self.context_len)
         num_pages = max(-(-pool // self.page_size), len(layout.groups))
         return MemoryPlan(
             weights_bytes=self.weights(),
             kv_bytes=(num_pages + 1) * layout.page_bytes(self.page_size, self.kv_element_bytes),
-            workspace_bytes=self.workspace(num_tokens),
+            workspace_bytes=self.workspace(num_tokens, requests=requests),
             graphs_bytes=self._captured(),
             num_pages=num_pages,
             pool_tokens=num_tokens,

@@ -16,7 +16,7 @@ from setpoint.config.environment import read_environment
 from setpoint.config.options import Options
 from setpoint.core.model import Mixture, ModelSpec
 from setpoint.launch.model_report import examine, stored_of
-from setpoint.planning.memory import MemoryModel
+from setpoint.planning.memory import MemoryModel, sampling_bytes
 from setpoint.planning.pace import Stored
 from setpoint.testing.specs import memory_of
 from setpoint.testing.tiny_models import write_tiny_llama
@@ -78,13 +78,20 @@ def test_without_weights_the_numbers_follow_from_the_dimensions() -> None:
 
 
 def test_needed_memory_grows_by_the_cache() -> None:
-    """The arithmetic of the plan, for a size that was asked for."""
+    """The arithmetic of the plan, for requests that were asked for."""
     model = memory(SPEC)
-    few, many = model.needed(64), model.needed(640)
-    assert many.kv_bytes - few.kv_bytes == 576 * SPEC.kv_bytes_per_token(2)
+    few, many = model.needed(1), model.needed(10)
+    assert many.kv_bytes - few.kv_bytes == 9 * model.context_len * SPEC.kv_bytes_per_token(2)
     assert few.weights_bytes == many.weights_bytes == model.weights()
     parts = few.weights_bytes + few.kv_bytes + few.workspace_bytes + few.graphs_bytes
     assert few.total_bytes == parts
+
+
+def test_a_step_of_one_request_samples_one_row() -> None:
+    """Red before: a large vocabulary took room for as many rows as a server samples at most."""
+    model = memory(replace(SPEC, vocab_size=262_144))
+    one, all_rows = model.needed(1).workspace_bytes, model.needed(256).workspace_bytes
+    assert one + 255 * sampling_bytes(model.spec, num_sampling=1, dtype_bytes=2) <= all_rows
 
 
 @pytest.mark.timeout(30)
