@@ -5,6 +5,9 @@ and the goldens with the newest transformers, too (scripts/test-newest-transform
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,3 +124,20 @@ def test_a_value_that_means_none_is_none(golden: Golden, tmp_path: Path) -> None
     for key, values in NONE_VALUES.items():
         for value in (*values, *([False] if 0 in values else [])):
             assert outcome(key, value) == outcome(key, None), (key, value)
+
+
+@pytest.mark.full
+def test_without_an_index_nothing_is_tested_as_the_newest(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    venv.symlink_to(sys.prefix)
+    script = Path(__file__).parents[2] / "scripts/test-newest-transformers"
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    done = subprocess.run(
+        [script, venv],
+        env=ours | {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "newest transformers cannot be fetched" in done.stdout
+    assert "The goldens" not in done.stdout
