@@ -78,7 +78,8 @@ class CallSearch:
 
     def feed(self, text: str, *, ended: bool) -> bool | None:
         """Whether a call begins with the marker; None if the text is too short to tell. text: more
-        of the text from the marker on. ended: no more of it can belong to a call."""
+        of the text from the marker on. ended: no more of it can belong to a call, because the
+        answer ends there, or the reasoning does with the marker that ``text`` ends with."""
         deltas = [*self._parser.feed(text), *(self._parser.end() if ended else ())]
         self._num_fed += len(text)
         found = _first_kind(deltas)

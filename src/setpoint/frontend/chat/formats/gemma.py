@@ -42,6 +42,10 @@ class GemmaScan:
         """"string" and "bare": more of such a value. "end": the text after one."""
         self._parts: list[str] = []
         """The present key, or the present value without marks, as far as it has come."""
+        self._comma = ""
+        """The comma that is due before the next key or value."""
+        self.told: list[str] = []
+        """Text between the brackets that is no key and no value."""
 
     def feed(self, text: str, at: int) -> tuple[str, int]:
         parts: list[str] = []
@@ -71,11 +75,14 @@ class GemmaScan:
         self._parts.append(text[at : len(text) if found is None else found.start()])
         if found is None:
             return len(text)
-        key = "".join(self._parts).replace(self._quote, "").strip().strip('"')
+        raw = "".join(self._parts)
         self._parts.clear()
         if found.group() == "}":
+            self.told.append(raw)
             return self._close(found.end(), parts)
-        parts.append(json_text(key) + ": ")
+        key = raw.replace(self._quote, "").strip().strip('"')
+        parts.append(f"{self._comma}{json_text(key)}: ")
+        self._comma = ""
         self._expected = "value"
         return found.end()
 
@@ -85,13 +92,15 @@ class GemmaScan:
             return at + 1
         if sign in "{[":
             self._open.append(sign)
-            parts.append(sign)
+            parts.append(self._comma + sign)
+            self._comma = ""
             self._expected = "key" if sign == "{" else "value"
             return at + 1
         if sign == "]" and self._open[-1] == "[":
             return self._close(at + 1, parts)
         if text.startswith(self._quote, at):
-            parts.append('"')
+            parts.append(f'{self._comma}"')
+            self._comma = ""
             self._expected = "string"
             return at + len(self._quote)
         if is_cut(text, at, self._quote):
@@ -114,7 +123,8 @@ class GemmaScan:
         stop = len(text) if found is None else found.start()
         self._parts.append(text[at:stop])
         if found is not None:
-            parts.append(as_json("".join(self._parts).strip(), ANY))
+            parts.append(self._comma + as_json("".join(self._parts).strip(), ANY))
+            self._comma = ""
             self._parts.clear()
             self._expected = "end"
         return self._end(text, stop, parts) if found is not None else stop
@@ -124,12 +134,15 @@ class GemmaScan:
         if sign in "}]":
             return self._close(at + 1, parts)
         if sign == ",":
-            parts.append(", ")
+            self._comma = ", "
             self._expected = "key" if self._open[-1] == "{" else "value"
+        else:
+            self.told.append(sign)
         return at + 1
 
     def _close(self, at: int, parts: list[str]) -> int:
         parts.append("}" if self._open.pop() == "{" else "]")
+        self._comma = ""
         self._expected = "end"
         self.is_done = not self._open
         return at

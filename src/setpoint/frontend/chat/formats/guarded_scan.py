@@ -18,6 +18,12 @@ class StringScan(Scan, Protocol):
     def is_in_string(self) -> bool: ...
 
 
+class TellingScan(StringScan, Protocol):
+    """A scan that keeps the text between arguments which is no part of them."""
+
+    told: list[str]
+
+
 class GuardedScan:
     """Implements Scan. A marker outside of a string ends the arguments. One in a string is part of
     it, if the quote that closes the string is followed by what JSON allows there."""

@@ -23,6 +23,8 @@ _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _FINAL = f"{_CHANNEL}final{_MESSAGE}"
 _MARKERS = Markers(_START, _CHANNEL, "<|end|>", "<|call|>", "<|return|>")
 _TOKENS = (_START, _CHANNEL, _MESSAGE, "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+_HEADER_ENDS = Markers(_MESSAGE, _START, "<|end|>", "<|call|>", "<|return|>")
+"""What ends a header, and what shows that there is none."""
 _ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
 _RECIPIENT = re.compile(r"\bto=(?P<name>[^\s<]+)")
 _MAX_HEADER_CHARS = 1024
@@ -55,12 +57,11 @@ class _Messages:
 
     def _header(self, at: int, ended: bool) -> tuple[Part, int]:
         text = self._text
-        stop = text.find(_MESSAGE, at, at + _MAX_HEADER_CHARS)
-        if stop >= 0:
+        end = _HEADER_ENDS.find(text, at + 1, at + _MAX_HEADER_CHARS)
+        if end is not None and end.group() == _MESSAGE:
             self._in_header = False
-            stop += len(_MESSAGE)
-            return ("header", text[at:stop]), stop
-        if len(text) - at < _MAX_HEADER_CHARS and not ended:
+            return ("header", text[at : end.end()]), end.end()
+        if end is None and len(text) - at < _MAX_HEADER_CHARS and not ended:
             return ("header", ""), at
         self._in_header = False  # what follows the marker is no header
         found = _MARKERS.find(text, at)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from setpoint.frontend.chat.chat_request import Tool
-from setpoint.frontend.chat.formats.guarded_scan import GuardedScan, StringScan
+from setpoint.frontend.chat.formats.guarded_scan import GuardedScan, TellingScan
 from setpoint.frontend.chat.formats.json_scan import Scan
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers
 from setpoint.frontend.chat.formats.sections import SectionMachine, opening_markers
@@ -36,7 +36,7 @@ class HeadedCalls:
     between: str = ""
     """What may come between the arguments and ``end``."""
     end: str = ""
-    scan: Callable[[], StringScan] | None = None
+    scan: Callable[[], TellingScan] | None = None
     """Reads arguments that are not JSON."""
     quote: str = '"'
     """What ends a string in them."""
@@ -133,6 +133,8 @@ class _Parser(SectionMachine):
         self._form = form
         self._ends = Markers(*filter(None, (form.begin, form.end, *form.section)))
         self._tools = {tool.name: tool for tool in tools}
+        self._told: list[str] = []
+        """Text in the present call that is no argument: it follows the call."""
 
     def _header(self) -> bool:
         found = read_header(
@@ -159,6 +161,7 @@ class _Parser(SectionMachine):
 
     def _new_scan(self) -> Scan:
         scan = self._form.scan() if self._form.scan else None
+        self._told = scan.told if scan else []
         return GuardedScan(self._ends, scan, quote=self._form.quote)
 
     def _find_name(self) -> bool:
@@ -181,6 +184,8 @@ class _Parser(SectionMachine):
 
     def _behind(self) -> bool:
         """The end marker is due; a call without one is a call all the same."""
+        self._say("".join(self._told).strip())
+        self._told.clear()
         if not self._form.end:
             self._state = self._between
             return True

@@ -52,6 +52,8 @@ class JsonCall:
         self._name = ""
         self._arguments = ""
         """Arguments that came before the name."""
+        self._has_others = False
+        """Whether there are keys that no call has."""
 
     @property
     def is_whole(self) -> bool:
@@ -135,6 +137,7 @@ class JsonCall:
         if self._expected == "key":
             self._key = _string(value) or ""
             self._expected = ":"
+            self._has_others |= self._key not in _KEYS
             return self._names is None or self._key in _KEYS
         self._expected = ","
         if self._streams:
@@ -159,8 +162,8 @@ class JsonCall:
 
     def _end_object(self) -> bool:
         if not self.has_begun:
-            if not self._name:
-                return False
+            if not self._name or self._has_others:
+                return False  # what the other keys have may be the arguments
             self._begin_call()
             self._argue("{}")
         return True

@@ -199,7 +199,7 @@ def _property_names(tool: Tool | None) -> list[str]:
 
 
 def _value(node: ast.expr) -> Any:
-    """The value of a node. Raises ValueError for a node that is not a literal."""
+    """The value of a node. Raises ValueError for a node that is not a literal, or has no JSON."""
     if isinstance(node, ast.Name) and node.id in _NAMES:
         return _NAMES[node.id]
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
@@ -209,4 +209,7 @@ def _value(node: ast.expr) -> Any:
             raise ValueError("not a plain dict")
         pairs = zip(node.keys, node.values, strict=True)
         return {str(_value(key)): _value(value) for key, value in pairs if key is not None}
-    return ast.literal_eval(node)
+    value = ast.literal_eval(node)
+    if value is not None and not isinstance(value, (str, int, float)):
+        raise ValueError("bytes, complex numbers and ... have no JSON")
+    return value

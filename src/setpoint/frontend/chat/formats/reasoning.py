@@ -175,7 +175,8 @@ class _Parser:
             end = self._end.find(part, 0)
             stop = self._end.cut(part, 0) if end is None and not is_last else len(part)
             stop = stop if end is None else end.start()
-            is_call = self._calls.feed(part[:stop], ended=is_last or end is not None)
+            known = part[:stop] if end is None else part[: end.end()]
+            is_call = self._calls.feed(known, ended=is_last or end is not None)
             self._searched += stop
             if is_call is None and not stop:
                 self._searched -= self._at  # the text before goes

@@ -149,7 +149,10 @@ class XmlTags:
 
     def _key(self, text: str, start: int, at: int, *, ended: bool) -> _Read:
         form = self._form
+        other = self._markers.find(text, at, at + _MAX_KEY_CHARS)
         stop = text.find(form.key_end, at, at + _MAX_KEY_CHARS)
+        if other is not None and not 0 <= stop < other.start():
+            return "text"
         if stop < 0:
             return "cut" if len(text) - at < _MAX_KEY_CHARS and not ended else "text"
         found = form.key.fullmatch(text, at, stop)
