@@ -59,7 +59,7 @@ class Answer:
         return Answer(
             output.text,
             list(output.output_ids),
-            [value for block in output.logprobs for value in block.values],
+            output.logprobs.values.tolist(),
             output.num_prompt,
             output.num_outputs,
             "" if finish is None else f"{finish.how} {finish.matched} {finish.length}",
