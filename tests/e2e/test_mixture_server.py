@@ -16,7 +16,8 @@ from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.server_process import PATIENCE_S, running_server
 
 BROKEN_ID = 77
-"""A token whose embedding is NaN, and so are its scores of all experts."""
+"""A token whose scores of all experts are infinite, so that their shares are NaN. Weights that are
+NaN themselves are refused at the start."""
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,14 @@ def test_a_router_without_an_answer_fails_one_request(tmp_path: Path, name: str)
     model = write_tiny(tmp_path / "model", golden.config)
     write_byte_tokenizer(model)
     tensors = load_file(model / "model.safetensors")
-    tensors["model.embed_tokens.weight"][BROKEN_ID] = float("nan")
+    # The first dimension is zero for every other token up to the first router, whose weight is huge.
+    tensors["model.embed_tokens.weight"][:, 0] = 0.0
+    tensors["model.embed_tokens.weight"][BROKEN_ID, 0] = 100.0
+    for each, values in tensors.items():
+        if each.startswith("model.layers.0.self_attn.o_proj."):
+            values[0] = 0.0
+        if each in ("model.layers.0.mlp.gate.weight", "model.layers.0.mlp.router.weight"):
+            values[:, 0] = 3e38
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
     sampling = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
 
