@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -85,8 +86,14 @@ def body_of(path: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
 @settings(max_examples=15, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(sorted(KEYS)).flatmap(body_of), min_size=15, max_size=25))
 def test_no_body_is_answered_with_500(
-    serve: Serve, tmp_path: Path, calls: list[tuple[str, dict[str, Any]]]
+    serve: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    calls: list[tuple[str, dict[str, Any]]],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.gz").touch()  # the profile that the simulated engine says it has written
+
     async def scenario(server: Any) -> None:
         for path, body in calls:
             if path == "/generate":
