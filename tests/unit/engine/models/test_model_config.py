@@ -49,8 +49,8 @@ def build(folder: Path, family: str, **changes: Any) -> Any:
         ),
         (
             "qwen2",
-            {"sliding_window": 0},
-            "config.json: 'sliding_window' must be a positive integer, not 0.",
+            {"sliding_window": -2},
+            "config.json: 'sliding_window' must be a positive integer, not -2.",
         ),
         (
             "qwen2",
