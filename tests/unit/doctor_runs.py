@@ -58,9 +58,7 @@ class Keeping:
         self.records.append(record)
 
 
-def run_for(
-    seconds: float, folder: Path, *, load: Load, users: int, think_s: float = 0.0, **settings: Any
-) -> Run:
+def run_for(seconds: float, folder: Path, *, load: Load, users: int, **settings: Any) -> Run:
     used = Settings(
         **{
             "max_running_requests": 64,
@@ -75,7 +73,7 @@ def run_for(
     readers = EngineReaders(
         device="cpu", decode_log_interval=4, request_times=False, metrics=True, epoch=BEGAN_AT
     )
-    traffic = Traffic(load, Arrivals(users=users, think_s=think_s), seed=1)
+    traffic = Traffic(load, Arrivals(users=users), seed=1)
     simulation = Simulation(engine, traffic, traffic.num_outputs, Tee(readers, kept))
     metrics = _metrics()
     pages: list[tuple[float, str]] = []

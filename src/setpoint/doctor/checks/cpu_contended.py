@@ -15,9 +15,8 @@ from setpoint.doctor.checks.common import (
 )
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.observations import EventKind, Evidence
+from setpoint.observe.contention import LEAST_SHARE
 
-LEAST_SHARE = 0.7
-"""Share of its busy time for which an undisturbed engine has a CPU (``observe.contention``)."""
 LEAST_KNOWN = 0.01
 """A share below it counts as this one: the warning of a log rounds its times, down to 0.0 s."""
 LEAST_BUSY_S = 3.0

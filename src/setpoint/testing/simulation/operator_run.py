@@ -55,12 +55,7 @@ def operator_plan_of(seed: int) -> Plan:
             "random_seed": 0,
         }
     )
-    setting = Setting(
-        options,
-        overlap_depth=rng.choice([0, 1]),
-        is_strict=rng.random() < 0.2,
-        slow_s=rng.choice([0.005, 0.02, 0.1]),
-    )
+    setting = Setting.drawn(options, rng, [0, 1])
     return Plan(
         seed,
         setting,

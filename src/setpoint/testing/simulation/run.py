@@ -102,12 +102,7 @@ def plan_of(seed: int) -> Plan:
             "random_seed": 0,
         }
     )
-    setting = Setting(
-        options,
-        overlap_depth=rng.choice([0, 0, 1]),
-        is_strict=rng.random() < 0.2,
-        slow_s=rng.choice([0.005, 0.02, 0.1]),
-    )
+    setting = Setting.drawn(options, rng, [0, 0, 1])
     orders = list(draw_orders(rng, NUM_ORDERS, seconds=BUSY_S, ranks=ranks))
     return Plan(
         seed,

@@ -72,12 +72,7 @@ def tier_plan_of(seed: int) -> Plan:
             ),
         }
     )
-    setting = Setting(
-        options,
-        overlap_depth=rng.choice([0, 1]),
-        is_strict=rng.random() < 0.2,
-        slow_s=rng.choice([0.005, 0.02, 0.1]),
-    )
+    setting = Setting.drawn(options, rng, [0, 1])
     return Plan(
         seed,
         setting,

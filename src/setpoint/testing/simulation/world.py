@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -62,6 +62,16 @@ class Setting:
     """Whether every invariant is checked after each turn."""
     slow_s: float = 0.02
     """The longest step, and the longest way of a message."""
+
+    @classmethod
+    def drawn(cls, options: Options, rng: random.Random, depths: Sequence[int]) -> Setting:
+        """A server with these options. depths: of which the overlap depth is one."""
+        return cls(
+            options,
+            overlap_depth=rng.choice(depths),
+            is_strict=rng.random() < 0.2,
+            slow_s=rng.choice([0.005, 0.02, 0.1]),
+        )
 
 
 @cache

@@ -71,7 +71,8 @@ class StorageRoutes:
         self._check_key()
         await self._engine.on_all(lambda line: line.operate(ClearStorage()))
         deadline = time.monotonic() + CLEAR_S
-        while any(tiers.num_clearings for tiers in await self._tiers()):
+        found = await self._tiers()
+        while any(tiers.num_clearings for tiers in found):
             if time.monotonic() > deadline:
                 raise RequestError(
                     f"The storage is still being cleared after {CLEAR_S:g} s; GET {ROUTE} shows"
@@ -79,7 +80,8 @@ class StorageRoutes:
                     status_code=503,
                 )
             await asyncio.sleep(POLL_S)
-        if errors := sorted({tiers.clear_error for tiers in await self._tiers()} - {""}):
+            found = await self._tiers()
+        if errors := sorted({tiers.clear_error for tiers in found} - {""}):
             raise RequestError(
                 f"The storage could not be cleared: {'; '.join(errors)}", status_code=503
             )
