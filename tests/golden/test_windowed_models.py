@@ -167,7 +167,7 @@ def test_the_language_model_of_a_gemma3_with_an_image_tower(
             {"hidden_activation": "relu"},
             "'hidden_activation' = 'relu' .* gelu_pytorch_tanh",
         ),
-        (MISTRAL, {"sliding_window": 0}, "'sliding_window' must be a positive integer"),
+        (MISTRAL, {"sliding_window": -2}, "'sliding_window' must be a positive integer"),
         (MISTRAL, {"layer_types": ["full_attention", "sliding_attention"]}, "'layer_types'"),
     ],
 )

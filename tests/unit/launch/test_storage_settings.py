@@ -92,9 +92,9 @@ def test_what_holds_as_long_as_the_server_runs_is_not_changed_in_silence() -> No
     )
 
 
-def test_the_log_says_that_a_restart_undoes_a_change(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_how_long_a_change_holds(caplog: pytest.LogCaptureFixture) -> None:
     assert attach('{"path": "/x"}') == ""
-    assert "An engine that is started again uses that of the command line" in caplog.text
+    assert "until this server ends, or a client changes that again" in caplog.text
 
 
 @pytest.mark.parametrize(
