@@ -191,7 +191,7 @@ def test_ready_shows_a_pause_and_misses_an_engine_that_stands_still_unasked(serv
         await http.post("/release_memory_occupation", json={"tags": ["kv_cache"]})
         server.engine.emit(Alive(stands_still=True))
         line.still_since -= 3600
-        assert await told(server) == (200, "engine 0: stands still\n")
+        assert await told(server) == (200, "engine 0: memory released\n")
         ranks = (await http.get("/server_info")).json()["ranks"]
         assert ranks[0]["idle_s"] > 3600
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 
 from rich.console import Console
@@ -113,9 +114,13 @@ def _explain(console: Console, cause: str) -> int:
         print_list(console, CHECKS)
         return 0
     if cause not in BY_CAUSE:
+        near = get_close_matches(cause, BY_CAUSE, n=1) or [
+            known for known in BY_CAUSE if known.startswith(cause)
+        ]
+        meant = f" Did you mean {near[0]}?" if near else ""
         raise ConfigError(
-            f"the doctor knows no cause {cause!r}; 'setpoint doctor --explain list' lists all"
-            " causes."
+            f"the doctor knows no cause {cause!r}.{meant} 'setpoint doctor --explain list' lists"
+            " all causes."
         )
     print_check(console, BY_CAUSE[cause])
     return 0

@@ -30,6 +30,8 @@ class Standing:
     idle_s: float = 0.0
     """For how long it has computed nothing, because it is not there or stands still: it is paused,
     or memory is released. 0 if it computes, or would."""
+    is_released: bool = False
+    """Whether an operator has released memory, and it computes nothing until all is resumed."""
     is_missed: bool = False
     """Whether that has lasted longer than a restart may take, or will never end, and no operator
     has asked for it."""
@@ -37,11 +39,15 @@ class Standing:
     @property
     def is_still(self) -> bool:
         """Whether it is there and computes nothing, or is about to."""
-        return self.state == "ready" and (self.paused is not None or self.idle_s > 0)
+        return self.state == "ready" and (
+            self.paused is not None or self.is_released or self.idle_s > 0
+        )
 
     def __str__(self) -> str:
         if self.state == "ready" and self.paused is not None:
             return f"engine {self.dp_rank}: paused ({self.paused})"
+        if self.state == "ready" and self.is_released:
+            return f"engine {self.dp_rank}: memory released"
         if self.state == "ready" and self.idle_s:
             return f"engine {self.dp_rank}: stands still"
         return f"engine {self.dp_rank}: {self.state}"

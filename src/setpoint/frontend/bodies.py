@@ -36,6 +36,8 @@ class InvalidBodyError(RequestError):
 def decode_object(data: bytes) -> dict[str, Any]:
     """Decode a JSON object. Raises InvalidBodyError for anything else, and for an object that would
     take long to decode."""
+    if not data.strip():
+        raise InvalidBodyError("The body is empty; send a JSON object, such as {}.")
     too_much = excess(data)
     if too_much is not None:
         raise InvalidBodyError(f"The body {too_much}.")

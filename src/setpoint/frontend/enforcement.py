@@ -45,7 +45,7 @@ class Enforcement:
         if report.unenforced and strict:
             raise RequestError(
                 f"{compile_refusal('json_schema')}strict is true, but {report.unenforced}. Leave"
-                " them out, or send strict: false."
+                " that out of the schema, or send strict: false."
             )
         self._book.unenforced_schemas += bool(report.unenforced)
         if text != constraint.text:
@@ -59,7 +59,7 @@ class Enforcement:
         if report.unenforced:
             raise RequestError(
                 f"The tool {name!r} has strict: true, but {report.unenforced} in its parameters."
-                " Leave them out, or send strict: false."
+                " Leave that out, or send strict: false."
             )
 
     async def _rewritten(self, constraint: Constraint) -> tuple[str, Report]:

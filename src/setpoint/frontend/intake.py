@@ -332,7 +332,8 @@ class Intake:
         if num_prompt >= max_input:
             raise ContextLengthError(
                 f"Input length ({num_prompt} tokens) exceeds the maximum allowed length"
-                f" ({max_input} tokens). Use a shorter input or enable --allow-auto-truncate.",
+                f" ({self._num_fitting} tokens). Use a shorter input, or start the server with"
+                " --allow-auto-truncate.",
                 num_prompt=num_prompt,
                 max_prompt=self._num_fitting,
             )

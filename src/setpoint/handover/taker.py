@@ -141,8 +141,8 @@ class RoomTaker:
         key = self._key_of(host, port)
         if key is None:
             raise HandoverError(
-                f"this server and the prefill server at {host}:{port} have no key in common: give"
-                " both the same --api-key"
+                f"this server and the prefill server at {host}:{port} have no key in common:"
+                " either the prefill server has ended, or both need the same --api-key"
             )
         return key
 

@@ -121,6 +121,11 @@ class Orders:
         return bool(self._pauses.get(rank) or self._state.released)
 
     @property
+    def holds_released(self) -> bool:
+        """Whether memory is released, or about to be, and not resumed."""
+        return bool(self._state.released)
+
+    @property
     def storage(self) -> StorageOrder | None:
         """What engines that are started now do about their storage; None: as at the start."""
         return self._started_with.storage

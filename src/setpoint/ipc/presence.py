@@ -81,6 +81,7 @@ class Presence:
             len(deaths),
             why_never or death,
             idle_s=round(max(gone_s, still_s), 3),
+            is_released=orders.holds_released,
             is_missed=is_still or (is_gone and line.rank not in self._retired),
         )
 

@@ -109,7 +109,8 @@ class LaunchedCheckpoints:
             inside = False
         if not inside:
             raise RequestError(
-                "model_path must be a folder below the folder of --update-weights-folder.",
+                "model_path must be a folder below the folder of --update-weights-folder, or the"
+                " path of the served model, which /model_info shows.",
                 status_code=403,
             )
         if folder.is_file():

@@ -103,9 +103,10 @@ class Standstill:
         memory."""
         state, num_running, drops_cache = self._state, len(self._state.running), False
         if isinstance(operation, NEEDS_REST) and not state.is_at_rest:
+            num_open = len(state.by_id)
             raise RequestError(
-                f"The engine is not idle: {len(state.by_id)} requests are open. Pause it first"
-                " (/pause_generation), or wait."
+                f"The engine is not idle: {num_open} request{' is' if num_open == 1 else 's are'} open."
+                " Pause it first (/pause_generation), or wait."
             )
         match operation:
             case ReleaseMemory(parts):

@@ -161,6 +161,7 @@ def test_grammars_in_larks_syntax() -> None:
         ("json_schema", "[" * 100_000, "not valid JSON"),
         ("regex", "(", "regex grammar: "),
         ("regex", r"(a)\1", "backreferences are not supported"),
+        ("regex", r"\d{3", 'grammar: invalid regex "[0-9]{3": unclosed counted repetition'),
         ("ebnf", "not a grammar", "ebnf grammar: the grammar cannot be read"),
         ("ebnf", "root ::= x", "Rule 'x' not found"),
         ("ebnf", 'start: start "a"', "ebnf grammar: it allows no token"),

@@ -113,10 +113,16 @@ class Shape:
     stamp_is_last: bool
 
 
+_OF_A_PAUSE = (b"Generation paused (", b"Generation continued after ")
+"""What begins Setpoint's lines about pauses, which count requests as lines about batches do."""
+
+
 def looks_like_batch(line: bytes) -> bool:
     """Whether the line reports a batch, or begins to and is cut off."""
     return (b" batch" in line[:400] and _START.search(line, 0, 400) is not None) or (
-        b"#running-req: " in line[:200] and b"#queue-req" in line
+        b"#running-req: " in line[:200]
+        and b"#queue-req" in line
+        and not any(words in line for words in _OF_A_PAUSE)
     )
 
 

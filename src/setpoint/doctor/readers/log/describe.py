@@ -161,7 +161,9 @@ def refuse(source: Source, program: str) -> NoReturn:
         raise SourceError(
             f"{source.name} is a log of {program}. The doctor reads logs of Setpoint and SGLang."
         )
+    name = "Standard input" if source.name == "-" else source.name
+    lines = "1 line" if source.num_lines == 1 else f"{source.num_lines} lines"
     raise SourceError(
-        f"{source.name} has {source.num_lines} lines, but none that SGLang or Setpoint writes about"
+        f"{name} has {lines}, but none that SGLang or Setpoint writes about"
         f' its batches, start or end ("Decode batch, #running-req: …").'
     )

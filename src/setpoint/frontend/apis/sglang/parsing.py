@@ -84,8 +84,8 @@ def _chosen(key: str, wanted: str | None, own: str) -> str:
     name = own if wanted in (None, "auto") else wanted
     if name is None or name == "none":
         raise RequestError(
-            f"{key} is missing, and this server has no default format, because the chat template"
-            " does not show one."
+            f"{key} must name a format here: the model's chat template shows none that this server"
+            " could use by itself (docs/tools-and-reasoning.md lists them)."
         )
     return name
 

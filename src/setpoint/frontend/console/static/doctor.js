@@ -105,6 +105,8 @@ function replaced(command, flag, typed) {
 
 const without = (command, flag) => command.replace(given(flag), "");
 
+const capitalised = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 function effect(found) {
   if (!found?.figure) return null;
   const factor = (value) => Number(value.toFixed(value < 10 ? 2 : 0));
@@ -112,9 +114,9 @@ function effect(found) {
     "p",
     {},
     make("b", {}, "What to expect: "),
-    `${found.figure.charAt(0).toUpperCase()}${found.figure.slice(1)} should be ${factor(found.expected)} times today's `,
+    `${capitalised(found.figure)} should be ${factor(found.expected)} times today's `,
     `(between ${factor(found.low)} and ${factor(found.high)} times). `,
-    make("span", { class: "hint" }, found.why ? `${found.why}.` : ""),
+    make("span", { class: "hint" }, found.why ? `${capitalised(found.why)}.` : ""),
   );
 }
 

@@ -29,6 +29,7 @@ const CAUSES = {
   "rank-imbalance": ["Uneven ranks", "warn", "--s-olive"],
   "host-bound": ["Device waits for host", "warn", "--s-olive"],
   "backend-suboptimal": ["Slow attention backend", "warn", "--s-olive"],
+  "cpu-contended": ["Other programs take the CPU", "warn", "--s-red"],
   "cache-tier": ["The cache tier is off or does not pay", "warn", "--s-olive"],
   "parallelism-suboptimal": ["Copies would be faster", "warn", "--s-olive"],
   "server-dead": ["Server ended", "bad", "--s-red"],
