@@ -39,6 +39,9 @@ CONTROLS = [
 
 
 class Anything:
+    def license(self) -> str:
+        return ""
+
     def find(self, model_path: str, load_format: str | None) -> Checkpoint:
         return Checkpoint("/folder", "auto")
 

@@ -11,6 +11,7 @@ from ollama_answers import lines, post
 
 from setpoint.core.model import Pooling
 from setpoint.frontend.apis.ollama.model_tags import OLLAMA_VERSION
+from setpoint.testing.byte_tokenizer import CHAT_TEMPLATE
 from setpoint.testing.specs import tiny_spec
 
 Serve = Callable[..., None]
@@ -63,6 +64,10 @@ def test_what_clients_ask_about_the_model(serve: Serve) -> None:
         shown = await post(server, "/api/show", {"model": "org/tiny:latest"})
         assert shown["details"] == entry["details"]
         assert shown["capabilities"] == ["completion", "tools", "thinking"]
+        assert shown["template"] == CHAT_TEMPLATE
+        assert shown["modelfile"].startswith('FROM org/tiny\nTEMPLATE """')
+        assert shown["modelfile"].endswith("PARAMETER num_ctx 256\n")
+        assert shown["license"] == ""
         info = shown["model_info"]
         assert info["general.architecture"] == "llama"
         assert info["llama.context_length"] == 256

@@ -12,6 +12,7 @@ from answers import HI, says
 from ollama_answers import ASK, BODY, CHAT, GENERATE, lines, post
 
 from setpoint.core.messages import Finish
+from setpoint.testing.byte_tokenizer import EOS_ID
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
@@ -243,7 +244,14 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, {"prompt": 5}, "prompt must be a string, got a whole number."),
     (GENERATE, {"suffix": "b"}, "suffix is not supported by this server yet."),
     (GENERATE, {"template": "{{ .Prompt }}"}, "template is not supported by this server yet."),
-    (GENERATE, {"context": [1, 2]}, "context is not supported by this server yet."),
+    (GENERATE, {"context": "a"}, "context must be a list, got a string."),
+    (GENERATE, {"context": [1, "a"]}, "context[1] must be a whole number"),
+    (GENERATE, {"context": [1.5]}, "context[0] must be a whole number"),
+    (GENERATE, {"context": [-1]}, "context"),
+    (GENERATE, {"context": [1 << 40]}, "context"),
+    (GENERATE, {"context": [97] * 300}, "longer than the model's context"),
+    (GENERATE, {"context": [97] * 250}, "longer than the model's context"),
+    (GENERATE, {"context": [97], "raw": True}, "context cannot be combined with raw."),
     (GENERATE, {"images": ["aGk="]}, "images is not supported by this server yet."),
     (GENERATE, {"prompt": "a" * 5000}, "longer than the model's context"),
     ("/api/embed", {"input": 5}, "input must be a string or a list, got a whole number."),
@@ -377,3 +385,41 @@ def test_a_name_that_is_not_served_is_logged_once(
         assert "org/tiny answers" in told[0]
 
     serve(scenario, says("ok"))
+
+
+def test_a_context_continues_the_conversation(serve: Serve) -> None:
+    """Red before: no context in the answer, and 400 for one in the request."""
+
+    async def scenario(server: Any) -> None:
+        first = await post(server, GENERATE, ASK)
+        begun = server.engine.submitted[0].prompt().tolist()
+        assert first["context"] == [*begun, *b"Hello", EOS_ID]
+        *_, last = await lines(server, GENERATE, without(ASK, "stream"))
+        assert last["context"] == first["context"]
+        again = ASK | {"prompt": "more", "context": [float(each) for each in first["context"]]}
+        second = await post(server, GENERATE, again)
+        sent = server.engine.submitted[-1].prompt().tolist()
+        assert sent[: len(first["context"])] == first["context"]
+        rest = bytes(token for token in sent[len(first["context"]) :] if token < 256).decode()
+        assert rest.endswith("user\nmore\nassistant\n")
+        assert "EARLIER" not in rest
+        assert second["context"][: len(sent)] == sent
+        assert "context" not in await post(server, GENERATE, ASK | {"raw": True})
+        assert "context" not in await post(server, CHAT, BODY)
+
+    serve(scenario, says("Hello"))
+
+
+def test_a_marker_between_context_and_turn_stands_once(serve: Serve) -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}"
+        "{% endif %}{% endfor %}"
+    )
+
+    async def scenario(server: Any) -> None:
+        await post(server, GENERATE, ASK | {"prompt": "b", "context": [97, EOS_ID]})
+        assert server.engine.submitted[-1].prompt().tolist() == [97, EOS_ID, 98]
+        await post(server, GENERATE, ASK | {"prompt": "b", "context": [97]})
+        assert server.engine.submitted[-1].prompt().tolist() == [97, EOS_ID, 98]
+
+    serve(scenario, says("Hello"), chat_template=template)

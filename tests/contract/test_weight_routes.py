@@ -22,6 +22,9 @@ UPDATE = "/update_weights_from_disk"
 class Found:
     """Knows one checkpoint."""
 
+    def license(self) -> str:
+        return ""
+
     def find(self, model_path: str, load_format: str | None) -> Checkpoint:
         if model_path != "new":
             raise RequestError("model_path must name a folder.", status_code=403)

@@ -22,9 +22,16 @@ class Checkpoints(Protocol):
         model."""
         ...
 
+    def license(self) -> str:
+        """The text of the served model's license, or its name; "" if its files have neither."""
+        ...
+
 
 class NoCheckpoints:
     """The names of a service whose engine loads no other weights: none."""
 
     def find(self, model_path: str, load_format: str | None) -> Checkpoint:
         raise RequestError("This server cannot load other weights.")
+
+    def license(self) -> str:
+        return ""

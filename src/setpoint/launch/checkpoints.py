@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from setpoint.checkpoint.license import license_of
 from setpoint.checkpoint.other_models import CONFIG_NAME
 from setpoint.checkpoint.source import ModelSource
 from setpoint.checkpoint.spec import read_spec
@@ -54,6 +55,10 @@ class LaunchedCheckpoints:
         self._spec = spec
         folder = options.server.update_weights_folder
         self._allowed = None if folder is None else Path(folder).resolve()
+
+    def license(self) -> str:
+        file = Path(self._source.name).expanduser()
+        return license_of(file if file.is_file() else self._source.folder)
 
     def find(self, model_path: str, load_format: str | None) -> Checkpoint:
         load_format = self._options.model.load_format if load_format is None else load_format

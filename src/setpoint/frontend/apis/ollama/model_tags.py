@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -92,17 +93,33 @@ class ModelApi:
         """The answer of ``/api/show``."""
         body, warnings = self._service.read(raw, ShowBody, route="/api/show")
         warnings += body.warnings(self._config.served_model_name)
+        template = self._service.text.chat_template or ""
+        parameters = self._parameters()
+        modelfile = [
+            f"FROM {self._config.model_path}",
+            *([f'TEMPLATE """{template}"""'] if template else ()),
+            *(f"PARAMETER {each}" for each in parameters),
+        ]
         return {
             "modified_at": self._started_at,
             "details": self._details(),
             "model_info": self._model_info(),
             "capabilities": self._capabilities(),
-            "parameters": f"num_ctx {self._config.max_model_len}",
-            "template": "",
-            "modelfile": "",
-            "license": "",
+            "parameters": "\n".join(parameters),
+            "template": template,
+            "modelfile": "\n".join(modelfile) + "\n",
+            "license": await asyncio.to_thread(self._service.checkpoints.license),
             **_warnings_field(warnings),
         }
+
+    def _parameters(self) -> list[str]:
+        """The room of a request and the recommended sampling, in the words of a Modelfile."""
+        names = {"repetition_penalty": "repeat_penalty"}
+        defaults = self._config.sampling_defaults.items()
+        return [
+            f"num_ctx {self._config.max_model_len}",
+            *(f"{names.get(name, name)} {value}" for name, value in defaults),
+        ]
 
     def _entry(self) -> dict[str, Any]:
         config = self._config

@@ -21,7 +21,7 @@ from setpoint.frontend.chat.chat_request import ChatRequest
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import check_key
 
-UNSUPPORTED = ("suffix", "template", "context", "images", "width", "height", "steps")
+UNSUPPORTED = ("suffix", "template", "images", "width", "height", "steps")
 """Keys of ``/api/generate`` that are refused by name."""
 
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
@@ -30,10 +30,13 @@ Think = bool | Literal["low", "medium", "high"]
 
 def with_whole_numbers(raw: dict[str, Any]) -> dict[str, Any]:
     """The body with whole numbers where a client has sent floats of their value (5.0), as languages
-    do that have only one kind of number: those at the top, and those of its options."""
+    do that have only one kind of number: those at the top, those of its options, and
+    token ids."""
     made = {key: _whole(value) for key, value in raw.items()}
     if isinstance(options := raw.get("options"), dict):
         made["options"] = {key: _whole(value) for key, value in options.items()}
+    if isinstance(context := raw.get("context"), list):
+        made["context"] = list(map(_whole, context))
     return made
 
 
@@ -178,6 +181,13 @@ class OllamaGenerateBody(TextBody, kw_only=True):
     prompt: str | None = ""
     system: str | None = None
     raw: bool | None = False
+    context: list[int] | None = None
+    """The token ids of an earlier answer's ``context``: the conversation goes on after them."""
+
+    def warnings(self, config: FrontendConfig) -> list[str]:
+        if self.raw and self.context:
+            raise RequestError("context cannot be combined with raw.")
+        return super().warnings(config)
 
     def history(self) -> list[dict[str, Any]]:
         system = [{"role": "system", "content": self.system}] if self.system else []

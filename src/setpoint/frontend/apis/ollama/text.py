@@ -4,9 +4,15 @@ HTTP."""
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import msgspec
+import numpy as np
+
+from setpoint.core.errors import RequestError
 from setpoint.core.logprobs import LogprobBlock
+from setpoint.core.request import Ids
 from setpoint.frontend.apis.ollama.ollama_answers import (
     DURATIONS,
     NOTHING,
@@ -22,6 +28,7 @@ from setpoint.frontend.apis.ollama.ollama_bodies import (
     with_whole_numbers,
 )
 from setpoint.frontend.apis.openai.openai_logprobs import Names, chat_logprobs
+from setpoint.frontend.chat.chat_request import ChatRequest
 from setpoint.frontend.chat.deltas import Answer, arguments_of
 from setpoint.frontend.chat.output_limit import with_token_limit
 from setpoint.frontend.chat.parser import PlainParser
@@ -34,6 +41,14 @@ from setpoint.frontend.service import Service
 
 CHAT_ROUTE = "/api/chat"
 GENERATE_ROUTE = "/api/generate"
+
+_ANSWER = "AN_EARLIER_ANSWER"
+_EARLIER = (
+    {"role": "user", "content": "A question."},
+    {"role": "assistant", "content": _ANSWER},
+)
+"""Stand for a conversation of which only the token ids are known, while a turn after it is
+rendered."""
 
 Render = Callable[[Answer], dict[str, Any]]
 """Makes the fields of a route's answer that hold its content."""
@@ -71,13 +86,43 @@ class TextApi:
             return self._load(body, warnings, _response)
         turn = body.chat_request(body.history(), self._defaults)
         if body.raw or not self._service.text.has_chat_template:
-            ids = await self._service.intake.encode(body.prompt)
+            ids = await self._ids_after(body.context or [], body.prompt)
             sampling, all_warnings = await self._service.enforcement.applied(turn.sampling)
             requests = self._service.intake.requests(ids, sampling, turn.options)
             prepared = PreparedChat(requests, PlainParser, warnings=all_warnings)
+        elif body.context:
+            prepared = await self._continued(turn, body.context)
         else:
             prepared = await self._chat.prepare(turn, rid=new_rid())
         return self._exchange(raw, body, prepared, warnings, _response)
+
+    async def _continued(self, turn: ChatRequest, context: list[int]) -> PreparedChat:
+        """The turn after a conversation of which only the token ids are known. The chat template
+        writes it after an answer that stands for the known ones, and what it writes behind that
+        follows them."""
+        turn = msgspec.structs.replace(turn, messages=[*_EARLIER, *turn.messages])
+        _, found, written = (await self._chat.prompt_text(turn)).partition(_ANSWER)
+        if not found:
+            raise RequestError("context: the model's chat template leaves earlier answers out.")
+        prepared = await self._chat.prepare(turn, rid=new_rid())
+        (first,) = prepared.requests
+        ids = await self._ids_after(context, written)
+        options = msgspec.structs.replace(first.options, logprobs=turn.options.logprobs)
+        requests = self._service.intake.requests(ids, first.sampling, options, rid=first.rid)
+        return replace(prepared, requests=requests)
+
+    async def _ids_after(self, context: list[int], text: str) -> Ids:
+        """The ids of a prompt that begins with a conversation's and goes on with a text. A marker
+        that ends the one and begins the other stands there once."""
+        intake = self._service.intake
+        ids = await intake.encode(text, add_special_tokens=not context)
+        if not context:
+            return ids
+        known = intake.prompt_ids(context, name="context")
+        special = self._service.text.tokenizer.special_ids
+        if len(ids) and known[-1] == ids[0] and int(ids[0]) in special:
+            known = known[:-1]
+        return np.concatenate([known, ids])
 
     @property
     def _defaults(self) -> Mapping[str, float]:
@@ -158,6 +203,7 @@ class TextExchange:
         self._warnings = list(warnings)
         self._render = render
         self._logprobs = bool(body.logprobs)
+        self._shows_context = isinstance(body, OllamaGenerateBody) and not body.raw
 
     def reply(self, output: SequenceOutput) -> dict[str, Any]:
         """The whole answer. Raises RequestError if it was aborted."""
@@ -191,6 +237,7 @@ class TextExchange:
             "done": True,
             "done_reason": finish.type,
             **durations(output),
+            **({"context": _context(output)} if self._shows_context else {}),
             **({"warnings": warnings} if warnings else {}),
         }
 
@@ -198,6 +245,11 @@ class TextExchange:
         if not self._logprobs or block is None:
             return {}
         return {"logprobs": chat_logprobs(Names(self._tokenizer), block)["content"]}
+
+
+def _context(output: SequenceOutput) -> list[int]:
+    """The token ids of a prompt and its answer, with which a client continues."""
+    return [*output.request.prompt().tolist(), *output.output_ids]
 
 
 def _response(answer: Answer) -> dict[str, Any]:
