@@ -318,11 +318,31 @@ def test_what_has_no_kernel_is_bf16_as_before(tmp_path: Path) -> None:
     assert torch.equal(logits_of(kept, ids), logits_of(wide, ids))
 
 
-def test_fp32_multiplies_the_values_of_bf16(tmp_path: Path) -> None:
-    folder = convert(tmp_path)
-    runner = runner_of(folder, dtype="float32")
-    assert kinds_kept(runner) == {"": 9}
-    assert runner.report.weights == "float32"
+@pytest.mark.parametrize("model_impl", ["auto", "transformers"])
+@pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0])
+def test_fp32_multiplies_the_exact_values(tmp_path: Path, kind: Kind, model_impl: str) -> None:
+    """They are those of a file that has them in F32."""
+    model = tiny_gguf.TinyLlama()
+    tensors = {
+        name: torch.from_numpy(tensor).bfloat16().float().numpy()  # as norms are in trained models
+        for name, tensor in tiny_gguf.gguf_tensors(model, model.weights()).items()
+    }
+    exact = {
+        name: gguf.dequantize(gguf.quantize(tensor, kind), kind) if tensor.ndim == 2 else tensor
+        for name, tensor in tensors.items()
+    }
+    ids, found = list(range(3, 30)), []
+    for name, values, each in (("blocks", tensors, kind), ("f32", exact, Kind.F32)):
+        folder = tmp_path / name
+        folder.mkdir()
+        path = tiny_gguf.write(folder / "m.gguf", values, tiny_gguf.metadata(model), kind=each)
+        converted = converted_under(folder, path)
+        assert (converted / BLOCKS_FILE).exists() == (name == "blocks")
+        runner = runner_of(converted, dtype="float32", model_impl=model_impl)
+        assert kinds_kept(runner).keys() == {""} or model_impl == "transformers"
+        assert runner.report.weights == "float32"
+        found.append(logits_of(runner, ids))
+    assert torch.equal(*found)
 
 
 def test_a_file_that_changes_or_goes_is_refused(

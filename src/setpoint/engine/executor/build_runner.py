@@ -244,6 +244,8 @@ def _load(
 def _how(config: EngineConfig, device: torch.device, method: LinearMethod) -> dict[str, Any]:
     """The arguments of ``load_weights``."""
     dtype = _dtype(config.dtype)
+    # What w8a8_int8 rounds are the same values under every dtype.
+    is_exact = dtype.itemsize >= 4 and config.quantization in (None, "unquant")
     return {
         "load_format": config.load_format,
         "dtype": dtype,
@@ -254,6 +256,7 @@ def _how(config: EngineConfig, device: torch.device, method: LinearMethod) -> di
         "seed": config.seed,
         "wrapped": bool(config.spec.wrapper),
         "matrices": config.spec.quantised,
+        "values": torch.float32 if is_exact else torch.bfloat16,
     }
 
 

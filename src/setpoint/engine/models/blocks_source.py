@@ -22,19 +22,19 @@ from setpoint.engine.quant.linear_method import Blocks
 class GGUFBlocks:
     """Implements StoredTensor: a matrix [N, K].
 
-    as_values: whether it is read as bf16 values, [N, K], or as its blocks, uint8
-    [N, bytes of a row]."""
+    values: the dtype of the values, [N, K], as which it is read; None: it is read as its blocks,
+    uint8 [N, bytes of a row]."""
 
     file: Path
     handle: BufferedReader
     name: str
     stored: StoredBlocks
-    as_values: bool
+    values: torch.dtype | None
 
     @property
     def shape(self) -> tuple[int, ...]:
         rows, k = self.stored.shape
-        return rows, k if self.as_values else BLOCK_KINDS[self.stored.kind].row_bytes(k)
+        return rows, k if self.values else BLOCK_KINDS[self.stored.kind].row_bytes(k)
 
     def read(self, slices: Slices = ()) -> torch.Tensor:
         rows, *columns = slices or (slice(None),)
@@ -43,9 +43,9 @@ class GGUFBlocks:
         else:
             begin, end, _ = rows.indices(self.shape[0])
             found = self._rows(begin, end)
-        if not self.as_values:
+        if self.values is None:
             return found
-        return dequantised(Blocks(self.stored.kind, found))[:, *columns]
+        return dequantised(Blocks(self.stored.kind, found), self.values)[:, *columns]
 
     def _rows(self, begin: int, end: int) -> torch.Tensor:
         row_bytes = BLOCK_KINDS[self.stored.kind].row_bytes(self.stored.shape[1])
@@ -57,10 +57,10 @@ class GGUFBlocks:
 
 
 def in_gguf(
-    folder: Path, stack: ExitStack
+    folder: Path, stack: ExitStack, dtype: torch.dtype
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
-    """(the matrices that the folder's table of blocks names, their blocks as "NAME.KIND"). The
-    stack closes the file."""
+    """(the matrices that the folder's table of blocks names, as values in ``dtype``, their blocks
+    as "NAME.KIND"). The stack closes the file."""
     table = read_blocks_table(folder)
     if table is None:
         return {}, {}
@@ -69,8 +69,8 @@ def in_gguf(
     blocks: dict[str, StoredTensor] = {}
     for name, stored in table.tensors.items():
         path, handle = parts[stored.part]
-        values[name] = GGUFBlocks(path, handle, name, stored, as_values=True)
-        blocks[f"{name}.{stored.kind}"] = GGUFBlocks(path, handle, name, stored, as_values=False)
+        values[name] = GGUFBlocks(path, handle, name, stored, values=dtype)
+        blocks[f"{name}.{stored.kind}"] = GGUFBlocks(path, handle, name, stored, values=None)
     return values, blocks
 
 

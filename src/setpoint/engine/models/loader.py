@@ -39,6 +39,7 @@ def load_weights(
     seed: int,
     wrapped: bool = False,
     matrices: Sequence[QuantisedMatrix] = (),
+    values: torch.dtype = torch.bfloat16,
     only: Container[nn.Module] | None = None,
 ) -> int:
     """Allocate and fill every parameter. Returns the size of the weights in bytes.
@@ -48,8 +49,9 @@ def load_weights(
     folder holds a multimodal model, and ``model`` is its language model. matrices: those that it
     stores as codes and scales. exact: the method for layers that are never quantised
     (``is_exact``). blocks: method for weights that the folder also holds as blocks; None: they are
-    loaded in ``dtype``. only: the layers to fill, of a model that has been loaded from this folder;
-    None: all. Layers are refused if a file is not the one that the model was loaded from.
+    loaded in ``dtype``. values: see ``Checkpoint``. only: the layers to fill, of a model that has
+    been loaded from this folder; None: all. Layers are refused if a file is not the one that the
+    model was loaded from.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(
@@ -59,8 +61,15 @@ def load_weights(
         source: Dummy | Checkpoint = Dummy(seed)
         if load_format != "dummy":
             is_fused = getattr(model, "fused_experts", False)
-            kinds = {"with_blocks": blocks is not None, "fused_experts": is_fused}
-            source = Checkpoint(Path(folder), stack, wrapped=wrapped, matrices=matrices, **kinds)
+            source = Checkpoint(
+                Path(folder),
+                stack,
+                wrapped=wrapped,
+                with_blocks=blocks is not None,
+                fused_experts=is_fused,
+                matrices=matrices,
+                values=values,
+            )
         if only is None:
             model.loaded_files, model.weight_notes = source.identities, source.notes
         else:

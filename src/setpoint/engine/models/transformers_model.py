@@ -49,9 +49,10 @@ def load_transformers_model(
     device: torch.device,
     method: LinearMethod,
     seed: int,
+    values: torch.dtype = torch.bfloat16,
 ) -> tuple[TransformersModel, int]:
-    """(model with its weights, size of the weights in bytes). Reads only safetensors, runs no code
-    of the checkpoint and uses no network.
+    """(model with its weights, size of the weights in bytes). values: see ``Checkpoint``. Reads
+    only safetensors and a GGUF's blocks, runs no code of the checkpoint and uses no network.
 
     Raises CheckpointError for a model that cannot be served this way, and OutOfMemoryError.
     """
@@ -63,7 +64,15 @@ def load_transformers_model(
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()
         causal_lm = (
-            _load(_config(spec), spec, folder, load_format=load_format, dtype=dtype, seed=seed)
+            _load(
+                _config(spec),
+                spec,
+                folder,
+                load_format=load_format,
+                dtype=dtype,
+                seed=seed,
+                values=values,
+            )
             .to(device)
             .eval()
         )
@@ -160,7 +169,14 @@ def _config(spec: ModelSpec) -> Any:
 
 
 def _load(
-    config: Any, spec: ModelSpec, folder: str, *, load_format: str, dtype: torch.dtype, seed: int
+    config: Any,
+    spec: ModelSpec,
+    folder: str,
+    *,
+    load_format: str,
+    dtype: torch.dtype,
+    seed: int,
+    values: torch.dtype,
 ) -> nn.Module:
     import transformers
 
@@ -172,7 +188,7 @@ def _load(
             )
     is_gguf = (Path(folder) / BLOCKS_FILE).is_file()
     with ExitStack() as stack:
-        tensors = Checkpoint(Path(folder), stack).read_all() if is_gguf else None
+        tensors = Checkpoint(Path(folder), stack, values=values).read_all() if is_gguf else None
     if spec.quantised:
         tensors = values_in(Path(folder), spec.quantised)
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

@@ -113,9 +113,11 @@ class Checkpoint:
         with_blocks: bool = False,
         fused_experts: bool = False,
         matrices: Sequence[QuantisedMatrix] = (),
+        values: torch.dtype = torch.bfloat16,
     ) -> None:
         """fused_experts: the experts of a layer are in one tensor (``stored_tensors``). matrices:
-        those that the folder stores as codes and scales."""
+        those that the folder stores as codes and scales. values: the dtype in which a GGUF's blocks
+        are read where they are not kept as such, rounded once."""
         self.folder = folder
         files = _files(folder)
         table = read_blocks_table(folder)
@@ -124,7 +126,7 @@ class Checkpoint:
         """Taken before the files are opened: a file that is replaced meanwhile has another one."""
         opened = _open(files, stack)
         stored: dict[str, Any] = with_matrices(opened, matrices, folder) if matrices else opened
-        values, blocks = in_gguf(folder, stack)
+        values, blocks = in_gguf(folder, stack, values)
         if wrapped:
             stored = {
                 inner: tensor

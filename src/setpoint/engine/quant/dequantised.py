@@ -18,12 +18,12 @@ from setpoint.engine.quant.linear_method import Blocks
 CHUNK_ROWS = 4096
 
 
-def dequantised(blocks: Blocks) -> torch.Tensor:
-    """The weight [N, K] in bf16."""
+def dequantised(blocks: Blocks, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """The weight [N, K] in this dtype."""
     kind = BLOCK_KINDS[blocks.kind]
     rows, row_bytes = blocks.rows.shape
     k = row_bytes // kind.num_bytes * kind.num_values
-    out = torch.empty((rows, k), dtype=torch.bfloat16, device=blocks.rows.device)
+    out = torch.empty((rows, k), dtype=dtype, device=blocks.rows.device)
     for begin in range(0, rows, CHUNK_ROWS):
         raw = blocks.rows[begin : begin + CHUNK_ROWS].reshape(-1, kind.num_bytes)
         out[begin : begin + CHUNK_ROWS] = VALUES[blocks.kind](raw).view(-1, k)
