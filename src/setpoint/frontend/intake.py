@@ -151,6 +151,16 @@ class Intake:
             text = text[: self._config.context_len * self._text.tokenizer.max_token_chars]
         return await self._text.encode(text, add_special_tokens=add_special_tokens)
 
+    async def encode_after(self, known: Sequence[int], text: str, *, name: str) -> Ids:
+        """The token ids of a prompt that begins with known ones and goes on with a text. A marker
+        that ends the one and begins the other stands there once."""
+        before = self.prompt_ids(known, name=name)
+        ids = await self.encode(text, add_special_tokens=False)
+        special = self._text.tokenizer.special_ids
+        if len(ids) and before[-1] == ids[0] and int(ids[0]) in special:
+            before = before[:-1]
+        return np.concatenate([before, ids])
+
     def prompt_ids(self, ids: Sequence[int], *, name: str, cut: Cut | None = None) -> Ids:
         """A prompt given as token ids, its length checked before each id is."""
         if cut is not None:

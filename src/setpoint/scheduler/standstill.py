@@ -104,9 +104,9 @@ class Standstill:
         state, num_running, drops_cache = self._state, len(self._state.running), False
         if isinstance(operation, NEEDS_REST) and not state.is_at_rest:
             num_open = len(state.by_id)
+            are_open = "1 request is open" if num_open == 1 else f"{num_open} requests are open"
             raise RequestError(
-                f"The engine is not idle: {num_open} request{' is' if num_open == 1 else 's are'} open."
-                " Pause it first (/pause_generation), or wait."
+                f"The engine is not idle: {are_open}. Pause it first (/pause_generation), or wait."
             )
         match operation:
             case ReleaseMemory(parts):

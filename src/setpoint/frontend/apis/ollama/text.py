@@ -8,11 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from setpoint.core.errors import RequestError
 from setpoint.core.logprobs import LogprobBlock
-from setpoint.core.request import Ids
 from setpoint.frontend.apis.ollama.ollama_answers import (
     DURATIONS,
     NOTHING,
@@ -86,7 +84,12 @@ class TextApi:
             return self._load(body, warnings, _response)
         turn = body.chat_request(body.history(), self._defaults)
         if body.raw or not self._service.text.has_chat_template:
-            ids = await self._ids_after(body.context or [], body.prompt)
+            intake = self._service.intake
+            ids = (
+                await intake.encode_after(body.context, body.prompt, name="context")
+                if body.context
+                else await intake.encode(body.prompt)
+            )
             sampling, all_warnings = await self._service.enforcement.applied(turn.sampling)
             requests = self._service.intake.requests(ids, sampling, turn.options)
             prepared = PreparedChat(requests, PlainParser, warnings=all_warnings)
@@ -106,23 +109,10 @@ class TextApi:
             raise RequestError("context: the model's chat template leaves earlier answers out.")
         prepared = await self._chat.prepare(turn, rid=new_rid())
         (first,) = prepared.requests
-        ids = await self._ids_after(context, written)
+        ids = await self._service.intake.encode_after(context, written, name="context")
         options = msgspec.structs.replace(first.options, logprobs=turn.options.logprobs)
         requests = self._service.intake.requests(ids, first.sampling, options, rid=first.rid)
         return replace(prepared, requests=requests)
-
-    async def _ids_after(self, context: list[int], text: str) -> Ids:
-        """The ids of a prompt that begins with a conversation's and goes on with a text. A marker
-        that ends the one and begins the other stands there once."""
-        intake = self._service.intake
-        ids = await intake.encode(text, add_special_tokens=not context)
-        if not context:
-            return ids
-        known = intake.prompt_ids(context, name="context")
-        special = self._service.text.tokenizer.special_ids
-        if len(ids) and known[-1] == ids[0] and int(ids[0]) in special:
-            known = known[:-1]
-        return np.concatenate([known, ids])
 
     @property
     def _defaults(self) -> Mapping[str, float]:
