@@ -9,7 +9,7 @@ checkpoint and model is a CheckpointError that names the tensor.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -60,13 +60,12 @@ def load_weights(
     with ExitStack() as stack:
         source: Dummy | Checkpoint = Dummy(seed)
         if load_format != "dummy":
-            is_fused = getattr(model, "fused_experts", False)
             source = Checkpoint(
                 Path(folder),
                 stack,
                 wrapped=wrapped,
                 with_blocks=blocks is not None,
-                fused_experts=is_fused,
+                fused_experts=getattr(model, "fused_experts", False),
                 matrices=matrices,
                 values=values,
             )
@@ -78,22 +77,28 @@ def load_weights(
         plan = {name: list(_parts(module, name, source.files)) for name, module in modules}
         if isinstance(source, Checkpoint) and only is None:
             _check_tensors(model, plan, source)
-        try:
-            num_bytes = 0
+        num_bytes = 0
+        with _lack_of_memory_told(device):
             for number, (name, module) in enumerate(modules):
                 if number % (len(modules) // 20 + 1) == 0:
                     _report_and_trim(100 * number // len(modules))
-                is_exact = getattr(module, "is_exact", False)
-                how = (exact, None) if is_exact else (method, blocks)
+                how = (exact, None) if getattr(module, "is_exact", False) else (method, blocks)
                 num_bytes += _fill(module, plan[name], source, dtype, device, *how)
-            _check_same(model, identities(source.identities))
-            return num_bytes
-        except RuntimeError as error:
-            if "memory" in str(error):
-                raise OutOfMemoryError(
-                    f"The weights do not fit into the memory of {device}: {error}"
-                ) from None
-            raise
+        _check_same(model, identities(source.identities))
+        return num_bytes
+
+
+@contextmanager
+def _lack_of_memory_told(device: torch.device) -> Iterator[None]:
+    """Raise OutOfMemoryError where torch cannot allocate on the device."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "memory" in str(error):
+            raise OutOfMemoryError(
+                f"The weights do not fit into the memory of {device}: {error}"
+            ) from None
+        raise
 
 
 def _report_and_trim(percent: int) -> None:
