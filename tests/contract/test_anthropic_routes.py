@@ -218,7 +218,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is missing."),
     (
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-        "thinking.budget_tokens must be at least 1024 and less than max_tokens, got 1024.",
+        "thinking.budget_tokens must be at least 1024 and less than max_tokens (100), got 1024.",
     ),
     ({"service_tier": "gold"}, "service_tier must be 'auto' or 'standard_only', not 'gold'"),
     ({"output_config": {"format": {"type": "xml", "schema": {}}}}, "output_config.format.type"),

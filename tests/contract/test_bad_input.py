@@ -337,3 +337,38 @@ def test_no_chat_template_is_a_400(serve: Serve) -> None:
         assert "chat template" in response.json()["message"]
 
     serve(scenario)
+
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HI, "max_tokens": 5.0, "seed": 3.0, "n": 1.0},
+    "/v1/completions": {"prompt": [[1.0, 2.0]], "max_tokens": 5.0, "logprobs": 1.0},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 5.0},
+    "/v1/messages": {"messages": HI, "max_tokens": 5.0, "top_k": 2.0},
+    "/generate": {
+        "input_ids": [1.0, 2.0],
+        "sampling_params": {"max_new_tokens": 5.0, "stop_token_ids": [9.0]},
+        "bootstrap_room": 4.0,
+    },
+    "/api/generate": {
+        "model": "m",
+        "prompt": "a",
+        "stream": False,
+        "options": {"num_predict": 5.0},
+    },
+}
+
+
+@pytest.mark.parametrize("route", WHOLE)
+def test_whole_numbers_may_be_floats(serve: Serve, route: str) -> None:
+    """Red before, on all routes but Ollama's: "got a number that is not whole"."""
+
+    async def scenario(server: Any) -> None:
+        answer = await server.http.post(route, json={"model": "default"} | WHOLE[route])
+        assert answer.status_code == 200, answer.text
+        assert server.engine.submitted[-1].sampling.max_new_tokens == 5
+        text = json.dumps({"model": "default"} | WHOLE[route])
+        answer = await server.http.post(route, content=text.replace("5.0", "5.5"))
+        assert answer.status_code == 400
+        assert "not whole" in answer.text
+
+    serve(scenario)

@@ -265,7 +265,10 @@ def test_a_rank_that_was_given_up_is_tried_again(server: ServerProcess) -> None:
     [
         ({}, "instruction"),
         ({"instruction": "explode"}, "instruction must be 'pause', 'retry' or 'scale_down', not"),
-        ({"instruction": "pause", "params": {"ranks": [1]}}, "params.ranks is not known"),
+        (
+            {"instruction": "pause", "params": {"ranks": [1]}},
+            "params.ranks is not known. Known here: dp_ranks,",
+        ),
         ({"instruction": "scale_down"}, "params.removed_dp_ranks must name at least one rank"),
         ({"instruction": "scale_down", "params": {"removed_dp_ranks": []}}, "at least one rank"),
         ({"instruction": "scale_down", "params": {"dp_ranks": [1]}}, "use params.removed_dp_ranks"),

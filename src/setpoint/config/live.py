@@ -26,6 +26,7 @@ from setpoint.config.pool import PoolConfig, resolve_pool
 from setpoint.config.resolve import resolve
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.control import OptionChange
+from setpoint.core.conversion import as_whole
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import ModelSpec
 
@@ -191,6 +192,6 @@ def _value(field: Field[Option], value: Any) -> Scalar:
     if isinstance(value, (bool, list, dict)):
         raise ConfigError(f"{field.name} must be a single value, got {value!r}.")
     try:
-        return converter(field)(str(value))
+        return converter(field)(str(as_whole(value)))
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"{field.name}: {error}.") from None

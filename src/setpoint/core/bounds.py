@@ -48,7 +48,7 @@ def convert_field(value: Any, kind: Any, name: str) -> Any:
             raise RequestError(
                 f"{name} must be {_range(*bounds)}, got {number_text(value)}."
             ) from None
-        raise RequestError(validation_message(error, name=name)) from None
+        raise RequestError(validation_message(error, name=name, kind=kind)) from None
 
 
 def bounds_of(kind: Any) -> tuple[float, float] | None:

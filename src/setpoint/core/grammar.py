@@ -32,6 +32,10 @@ class Grammar(Protocol):
     def accept(self, token: int) -> None:
         """Advance by one committed token. Never raises NotReady."""
 
+    def allows(self, token: int) -> bool:
+        """Whether the token may come after the committed ones."""
+        ...
+
     def forced(self, most: int) -> Sequence[int]:
         """The forced tokens that follow the committed ones, at most ``most``. At the position of
         each the mask allows no other token, and after each another token may come."""

@@ -246,7 +246,7 @@ def _field_value(field: msgspec.structs.FieldInfo, value: Any) -> Any:
         return constraint_text(field.name, value)
     if (
         field.name in ("stop", "stop_regex", "stop_token_ids")
-        and isinstance(value, str | int)
+        and isinstance(value, str | int | float)
         and not isinstance(value, bool)
     ):
         value = (value,)

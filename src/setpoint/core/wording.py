@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from setpoint.core.conversion import alternatives, inner_types
+
 _WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -68,44 +70,57 @@ def validation_message(
         got = "" if expected["got"] is None else f", got {_got(expected['got'], types)}"
         return f"{subject} must be {wanted}{got}."
     inside = "" if subject == whole else f"{subject}."
+    path = place["path"] if place else "$"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", message):
-        return f"{inside}{missing[1]} is missing."
+        choices = _one_of(_allowed(_declared(kind, f"{path}.{missing[1]}")))
+        return f"{inside}{missing[1]} is missing{f': {choices}' if choices else ''}."
+    nodes = _declared(kind, path)
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL):
-        return f"{inside}{unknown[1]} is not known."
-    if enumerated := re.fullmatch(r"Invalid enum value (.*)", message, re.DOTALL):
-        allowed = _allowed(kind, place["path"] if place else "$") or "one of its allowed values"
+        return f"{inside}{unknown[1]} is not known.{_known_keys(nodes)}"
+    if enumerated := re.fullmatch(r"Invalid (?:enum )?value (.*)", message, re.DOTALL):
+        allowed = _one_of(_allowed(nodes)) or "one of its allowed values"
         return f"{subject} must be {allowed}, not {enumerated[1]}."
     return f"{subject}: {message[:1].lower()}{message[1:]}."
 
 
-def _allowed(kind: Any, path: str) -> str:
-    """The values that ``kind`` allows at msgspec's path, as "'a', 'b' or 'c'"; "" if it does not
-    say."""
-    nodes = _alternatives(inspect.type_info(kind))
-    for step in re.findall(r"\.\.\.|[^.\[\]$]+", path):
-        inside: list[inspect.Type] = []
-        for node in nodes:
-            if isinstance(node, inspect.StructType):
-                inside += [each.type for each in node.fields if each.encode_name == step]
-            elif isinstance(node, inspect.ListType):
-                inside.append(node.item_type)
-            elif isinstance(node, inspect.DictType):
-                inside.append(node.value_type)
-        nodes = [each for node in inside for each in _alternatives(node)]
+def _declared(kind: Any, path: str) -> list[inspect.Type]:
+    """The types that ``kind`` declares at msgspec's path. At the tag of a union of objects, which
+    no field declares, that is the type of its values."""
+    nodes = alternatives(inspect.type_info(kind))
+    for step in re.findall(r"\.\.\.|\[\d+\]|[^.\[\]$]+", path):
+        tags = [
+            each.tag
+            for each in nodes
+            if isinstance(each, inspect.StructType) and each.tag_field == step
+        ]
+        nodes = inner_types(nodes, None if step[0] == "[" else step)
+        if tags and not nodes:
+            nodes = [inspect.LiteralType(tuple(tags))]
+    return nodes
+
+
+def _allowed(nodes: list[inspect.Type]) -> list[Any]:
+    """The values that types list."""
     values: list[Any] = []
     for node in nodes:
         if isinstance(node, inspect.LiteralType):
             values += node.values
         elif isinstance(node, inspect.EnumType):
             values += [each.value for each in node.cls]
+    return values
+
+
+def _known_keys(nodes: list[inspect.Type]) -> str:
+    """A sentence with the keys of an object; "" if there are none, or several kinds of object."""
+    objects = [each for each in nodes if isinstance(each, inspect.StructType)]
+    names = [field.encode_name for field in objects[0].fields] if len(objects) == 1 else []
+    return f" Known here: {', '.join(names)}." if names else ""
+
+
+def _one_of(values: list[Any]) -> str:
+    """Values as "'a', 'b' or 'c'"; "" if there are none."""
     *others, last = map(repr, values or [""])
     return f"{', '.join(others)} or {last}" if others else last if values else ""
-
-
-def _alternatives(node: inspect.Type) -> list[inspect.Type]:
-    if isinstance(node, inspect.UnionType):
-        return [each for option in node.types for each in _alternatives(option)]
-    return _alternatives(node.type) if isinstance(node, inspect.Metadata) else [node]
 
 
 def _subject(path: str, name: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from setpoint.core.bounds import INT64_MAX
+from setpoint.core.conversion import as_whole
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.request import Request
@@ -40,7 +41,7 @@ def _asked_rank(received: Mapping[str, Any], num_ranks: int) -> int | None:
     name, wanted = RANK_HEADER, arrival().headers.get(RANK_HEADER.lower())
     for field in RANK_FIELDS:
         if wanted is None:
-            name, wanted = field, received.get(field)
+            name, wanted = field, as_whole(received.get(field))
     if wanted is None:
         return None
     text = str(wanted)
@@ -70,9 +71,10 @@ def _rooms(given: Any, count: int) -> list[int]:
         rooms = [room for room in given for _ in range(count // len(given))]
     else:
         rooms = [given] * count
+    rooms = list(map(as_whole, rooms))
     for room in rooms:
         if not isinstance(room, int) or isinstance(room, bool) or not 0 <= room <= INT64_MAX:
             raise RequestError(
                 f"{ROOM_FIELD} must be a number from 0 to {INT64_MAX}, not {excerpt(str(room))}."
             )
-    return rooms if isinstance(given, list) else [given + index for index in range(count)]
+    return rooms if isinstance(given, list) else [room + index for index, room in enumerate(rooms)]

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from setpoint.core.bounds import INT64_MAX
+from setpoint.core.conversion import as_whole
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.handover import Role
@@ -88,7 +89,8 @@ def _overridden(name: str, received: Mapping[str, Any], sharing: Sharing) -> Any
     header = OVERRIDE + name.replace("_", "-")
     text = arrival().headers.get(header) if sharing.header_overrides else None
     if text is None:
-        return received.get(name)
+        given = received.get(name)
+        return list(map(as_whole, given)) if isinstance(given, list) else as_whole(given)
     if name == HOST:
         return text
     if not text.isdecimal() or len(text) > MAX_DIGITS:

@@ -15,9 +15,68 @@ and its own state."""
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 """The place of an expression in llguidance's own grammar, which the client did not write."""
 
-_PARSE_ERROR = re.compile(r" \(in regex\): (?:regex parse error:.*\berror: )?", re.DOTALL)
-"""The picture of an expression, between the expression and the reason. It has several lines, which
-neither a line of the log nor a JSON string can show."""
+_SAID: list[tuple[str, str]] = [
+    # The picture of an expression has several lines, which neither a line of the log nor a JSON
+    # string can show.
+    (r" \(in regex\): (?:regex parse error:.*\berror: )?", ": "),
+    (r"regex parse error:\s+(?P<a>[^\n]*)\n.*\berror: ", r"invalid regex \g<a>: "),
+    (
+        r"lookarounds not supported yet; Word\w* in regex .*",
+        r"the edge of a word (\\b, \\B) cannot be enforced; leave it out",
+    ),
+    (
+        r"lookarounds not supported yet; (?:Start|End)\w* in regex .*",
+        "'^' may only be at the beginning of the text, and '$' at its end, not between characters"
+        " or lines",
+    ),
+    (
+        r"look-around, including look-ahead and look-behind, is not supported",
+        "look-around ((?=…), (?!…), (?<=…), (?<!…)) cannot be enforced; leave it out",
+    ),
+    (
+        r"backreferences are not supported",
+        r"a reference to a group (\\1) cannot be enforced; leave it out",
+    ),
+    (
+        r"unrecognized flag",
+        "'(?' may be followed by the flags i, m, s and x, by ':' or by the name of a group",
+    ),
+    (
+        r"Invalid type: (?P<a>.*)",
+        r"type must be null, boolean, object, array, number, integer or string, not \g<a>",
+    ),
+    (
+        r"Unimplemented keys: \[(?P<a>.*?)\]",
+        r"these keywords cannot be enforced here; leave them out: \g<a>",
+    ),
+    (r"Unsatisfiable schema: ", "no JSON value satisfies the schema: "),
+    (r"Expected f64 for", "Expected a number for"),
+    (
+        r"Resource '(?P<a>.*?)' is not present in a registry.*",
+        r"'\g<a>' is outside of the schema, and nothing is fetched; write what is meant under"
+        r" $defs and refer to '#/$defs/NAME'",
+    ),
+    (r"Pointer '(?P<a>.*?)' does not exist", r"$ref leads to '#\g<a>', which the schema has not"),
+    (
+        r"patternProperty regexes (?P<a>.*) and (?P<b>.*) are not disjoint",
+        r"a name may match only one expression of patternProperties, and some names match both"
+        r" \g<a> and \g<b>",
+    ),
+    (
+        r"Failed to generate regex for integer range: .*",
+        "the bounds of an integer must be numbers of 64 bits",
+    ),
+    (
+        r"unknown special token: (?P<a>.*); following special tokens are available: .*",
+        r"the tokenizer has no special token \g<a>",
+    ),
+]
+"""What llguidance says, and what a client is told, who knows neither the library nor its language.
+"""
+_TOLD = [(re.compile(said, re.DOTALL), told) for said, told in _SAID]
+
+_OWN = re.compile(r'^invalid regex ".*": ', re.DOTALL)
+"""An expression as it was given to llguidance, in other words than the client's."""
 
 MAX_WORDS = 1000
 """Longest reason that a client gets."""
@@ -27,5 +86,8 @@ def not_compiled(constraint: Constraint, why: str) -> RequestError:
     why = _LISTING.sub("", why).strip()
     if constraint.kind != "ebnf":
         why = _PLACE.sub("", why)
-    why = _PARSE_ERROR.sub(": ", why)
+    for said, told in _TOLD:
+        why = said.sub(told, why)
+    if constraint.kind == "regex":
+        why = _OWN.sub("the expression cannot be used: ", why)
     return RequestError(compile_refusal(constraint.kind) + excerpt(why, MAX_WORDS))

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from setpoint.core.constraint import Constraint
@@ -44,6 +44,25 @@ def definition(
         raise not_compiled(constraint, error.message) from None
 
 
+def check_whitespace(expression: str) -> None:
+    """Raise RequestError (400) if an expression cannot be compiled, or matches anything but
+    whitespace of JSON."""
+    constraint = Constraint("regex", expression)
+    try:
+        others = f"start: T\nT: /{as_terminal(expression)}/ & ~/[ \\n\\r\\t]*/"
+    except RequestError as error:
+        raise not_compiled(constraint, error.message) from None
+    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(others), log_level=0)
+    if matcher.is_error():
+        raise not_compiled(constraint, matcher.get_error())
+    matcher.compute_bitmask()
+    if not matcher.is_error():  # otherwise nothing is left
+        raise RequestError(
+            "it matches more than spaces, tabs and line breaks, and only these may be between the"
+            " parts of a JSON text"
+        )
+
+
 def _json_schema(text: str, spacing: JsonSpacing) -> str:
     schema = llguidance_schema(read_schema(text), spacing)
     return LLMatcher.grammar_from_json_schema(json.dumps(schema))
@@ -52,7 +71,7 @@ def _json_schema(text: str, spacing: JsonSpacing) -> str:
 def _lark(text: str) -> str:
     """The grammar in Lark's syntax, converted if it is in the EBNF of llama.cpp and xgrammar."""
     if _IN_LARK.search(text):
-        return NO_FORCING + text
+        return f"{text}\n{NO_FORCING}"  # behind it, so that the lines in errors are the client's
     if text.count("::=") > MAX_RULES:
         raise RequestError(f"the grammar has more than {MAX_RULES} rules")
     try:

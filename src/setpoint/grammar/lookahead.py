@@ -54,6 +54,11 @@ class Lookahead:
         self._is_current = False
         self._automaton.accept(token)
 
+    def allows(self, token: int) -> bool:
+        words = np.zeros_like(self._words)
+        self.fill_mask(words, 0)
+        return bool(words.view(np.uint32)[token // 32] >> np.uint32(token % 32) & np.uint32(1))
+
     def forced(self, most: int) -> list[int]:
         if self._error is None:
             try:

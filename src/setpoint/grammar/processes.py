@@ -38,7 +38,7 @@ from setpoint.grammar.process_messages import (
     from_process,
     pack,
 )
-from setpoint.sandbox.limits import Ending, ending
+from setpoint.sandbox.limits import STOPPED, Ending, Standstill, ending, is_stopped
 
 COMPILE_S = 20.0
 """Computing time in which a constraint must be compiled."""
@@ -98,8 +98,8 @@ class Listener(Protocol):
 class GrammarProcess:
     """The process of one constraint. Safe to use from several threads."""
 
-    def __init__(self, link: socket.socket, status: int) -> None:
-        """status: where its parent writes how it has ended."""
+    def __init__(self, link: socket.socket, status: int, parent: int) -> None:
+        """status: where its parent writes how it has ended. parent: its parent's id."""
         link.setblocking(False)
         self._status = status
         self._ending: Ending | None = None
@@ -114,6 +114,8 @@ class GrammarProcess:
         self._is_lost = self._was_killed = False
         self._pid_fd: list[int] = []
         """The descriptor of the process, once it has said that it is there."""
+        self._pid = parent
+        """The process; until it has said that it is there, its parent."""
         self.num_bytes = 0
         """Memory of the compiled constraint."""
         weakref.finalize(self, _end, link, status, self._pid_fd)
@@ -126,6 +128,7 @@ class GrammarProcess:
             started = self._answer()
             assert isinstance(started, Started)
             self._pid_fd.append(os.pidfd_open(started.pid))
+            self._pid = started.pid
             self._link.setblocking(True)  # the text may be longer than what the kernel buffers
             self._link.sendall(pack(Compile(constraint.kind, constraint.text)))
             self._link.setblocking(False)
@@ -167,7 +170,7 @@ class GrammarProcess:
     def wait(self, listener: Listener, timeout_s: float) -> bool:
         """Wait until the listener has all its answers; False if it takes longer. Raises
         ProcessLostError."""
-        until = time.monotonic() + timeout_s
+        until, standstill = time.monotonic() + timeout_s, Standstill()
         while True:
             with self._lock:
                 self._read()
@@ -178,9 +181,10 @@ class GrammarProcess:
             left = until - time.monotonic()
             if left <= 0:
                 return False
-            self._poll(min(left, POLL_S))
+            self._poll(min(left, POLL_S), standstill)
 
     def _answer(self, is_wanted: Callable[[], bool] = lambda: True) -> Started | Compiled:
+        standstill = Standstill()
         while True:
             with self._lock:
                 self._read()
@@ -191,10 +195,14 @@ class GrammarProcess:
             if not is_wanted():
                 self._kill()
                 raise _UnwantedError
-            self._poll(POLL_S)
+            self._poll(POLL_S, standstill)
 
-    def _poll(self, timeout_s: float) -> None:
+    def _poll(self, timeout_s: float, standstill: Standstill) -> None:
+        """Wait for a message. A process that is stopped is ended."""
         _wait_for(self._link.fileno(), timeout_s)
+        if standstill.lasts(self._pid):
+            self._ending = STOPPED
+            self._kill()
 
     def _how_it_ended(self) -> Ending:
         if self._ending is None:
@@ -319,7 +327,8 @@ class Nursery:
             finally:
                 theirs.close()
                 os.close(write_status)
-            process = GrammarProcess(ours, status)
+            assert self._parent is not None
+            process = GrammarProcess(ours, status, self._parent.pid)
             self._living.add(process)
             return process
 
@@ -344,6 +353,9 @@ class Nursery:
         return process
 
     def _send(self, descriptors: list[int]) -> None:
+        if self._parent is not None and is_stopped(self._parent.pid):
+            self._parent.kill()
+            self._parent.wait()
         if self._parent is None or self._parent.poll() is not None:  # it has crashed
             self._start()
         assert self._control is not None

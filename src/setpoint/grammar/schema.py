@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from setpoint.core.errors import RequestError
 from setpoint.schemas.document import LISTS, MAPS, SINGLE, schemas_in
+from setpoint.schemas.expressions import for_grammars
 from setpoint.schemas.reading import checked_schema
 from setpoint.schemas.rewriting import OPTIONS
 
@@ -81,11 +82,15 @@ def _prepared(schema: Any, *, closes: bool) -> Any:
     kept: dict[str, Any] = {}
     for key, value in schema.items():
         if key in MAPS and isinstance(value, dict):
-            kept[key] = {name: _prepared(each, closes=closes) for name, each in value.items()}
+            names = map(for_grammars, value) if key == "patternProperties" else value
+            inner = (_prepared(each, closes=closes) for each in value.values())
+            kept[key] = dict(zip(names, inner, strict=True))
         elif (key in LISTS or key == "items") and isinstance(value, list):
             kept[key] = [_prepared(each, closes=closes) for each in value]
         elif key in SINGLE:
             kept[key] = _prepared(value, closes=closes)
+        elif key == "pattern":
+            kept[key] = for_grammars(value)
         elif not _changes_nothing(key, value):
             kept[key] = value
     if closes and lists_all(schema):

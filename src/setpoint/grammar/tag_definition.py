@@ -19,12 +19,13 @@ from setpoint.core.errors import RequestError
 from setpoint.grammar import tags
 from setpoint.grammar.schema import JsonSpacing, llguidance_schema
 from setpoint.grammar.tags import Format
+from setpoint.schemas.expressions import for_grammars
 
 _ANY = "/(?s:.*)/"
 _SPACE = r"/[ \n\t]{0,16}/"
 
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
-"""First line of every Lark grammar. Without it the library writes down all that must follow before
+"""A line of every Lark grammar. Without it the library writes down all that must follow before
 it makes a mask, and never returns where text is forced without end: start: A "b" with A: "b"+."""
 
 MAX_CHARS = 8 << 20
@@ -35,8 +36,9 @@ written for each parameter in the style qwen_xml, so a definition can be much lo
 
 def as_terminal(expression: str) -> str:
     """A regular expression as it stands between slashes in Lark, where ``\\d`` and ``\\w`` are the
-    characters of ASCII that JSON Schema means by them; to the library they are Unicode's."""
-    return regex_to_lark(expression, "dw")
+    characters of ASCII that JSON Schema means by them; to the library they are Unicode's. Raises
+    RequestError (400)."""
+    return regex_to_lark(for_grammars(expression), "dw")
 
 
 def lark_of(

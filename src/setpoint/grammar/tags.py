@@ -150,11 +150,11 @@ def parse_tag(text: str) -> Format:
         raw = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise RequestError(f"structural_tag is not valid JSON: {error}") from None
-    legacy = isinstance(raw, dict) and "structures" in raw
+    kind: Any = _Legacy if isinstance(raw, dict) and "structures" in raw else _Current
     try:
-        found = convert(raw, cast(Any, _Legacy if legacy else _Current))
+        found = convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise RequestError(validation_message(error, name="structural_tag")) from None
+        raise RequestError(validation_message(error, name="structural_tag", kind=kind)) from None
     except RecursionError:
         raise _too_deep() from None
     if isinstance(found, _Legacy):

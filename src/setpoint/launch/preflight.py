@@ -9,7 +9,8 @@ from pathlib import Path
 
 from setpoint.config.hardware import probe_hardware, why_no_cuda
 from setpoint.config.options import Options
-from setpoint.core.errors import ConfigError
+from setpoint.core.constraint import compile_refusal
+from setpoint.core.errors import ConfigError, RequestError
 
 OTLP_MODULE = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
@@ -39,6 +40,8 @@ def preflight(options: Options) -> None:
     if options.execution.grammar_backend == "xgrammar":
         # xgrammar imports the two other packages, but can be installed without them.
         check_extra("--grammar-backend xgrammar", "xgrammar", "xgrammar", "tvm_ffi", "transformers")
+    if options.execution.constrained_json_whitespace_pattern is not None:
+        _check_whitespace(options.execution.constrained_json_whitespace_pattern)
     if options.recording.record is not None:
         from setpoint.recording.segments import check_new
 
@@ -69,6 +72,16 @@ def _check_ray(options: Options) -> None:
         raise ConfigError(
             "--use-ray places engines on CPUs only: add --device cpu, or leave it out."
         )
+
+
+def _check_whitespace(pattern: str) -> None:
+    from setpoint.grammar.definition import check_whitespace
+
+    try:
+        check_whitespace(pattern)
+    except RequestError as error:
+        why = error.message.removeprefix(compile_refusal("regex"))
+        raise ConfigError(f"--constrained-json-whitespace-pattern {pattern!r}: {why}.") from None
 
 
 def check_extra(flag: str, extra: str, *modules: str) -> None:

@@ -43,6 +43,7 @@ from setpoint.recording.surroundings import (
     RecordedPreparer,
     RecordedTaker,
 )
+from setpoint.scheduler.handed_checks import FORBIDDEN
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 
@@ -227,6 +228,9 @@ class Replay:
                     self._comparison.expected.append(row)
                 case KeptRecord("TokensForced", [seq_id, num_tokens]):
                     self._preparer.forced[seq_id] = num_tokens
+                    self._comparison.expected.append(row)
+                case KeptRecord("HandedOver", [_, seq_id, why, *_]) if why == FORBIDDEN:
+                    self._preparer.forbids_handed.add(seq_id)
                     self._comparison.expected.append(row)
                 case KeptRecord("Operated", [call_id, _, parts, error]):
                     self._operator.outcomes[call_id] = frozenset(map(MemoryPart, parts)), error

@@ -75,6 +75,10 @@ class RecordedPreparer:
         self.forced: dict[int, int] = {}
         """seq_id -> number of tokens that its grammar forces next; up to this turn."""
 
+        self.forbids_handed: set[int] = set()
+        """The sequences whose grammar does not allow the token that a prefill server has handed
+        over."""
+
         self.late: dict[int, bool] = {}
         """seq_id -> ``GrammarLate.discards``, for the grammars that are late in this turn."""
 
@@ -95,8 +99,8 @@ class RecordedPreparer:
 
 
 class RecordedGrammar:
-    """A grammar that only knows how many tokens it forces, when it is late, and when and how it
-    ends."""
+    """A grammar that only knows whether it allows a handed token, how many tokens it forces, when
+    it is late, and when and how it ends."""
 
     def __init__(self, seq_id: int, recorded: RecordedPreparer) -> None:
         self._seq_id = seq_id
@@ -117,6 +121,9 @@ class RecordedGrammar:
         finish, discards = self._recorded.ended.get(self._seq_id, (None, False))
         if finish is not None and discards:
             raise EndOfOutput(finish)
+
+    def allows(self, token: int) -> bool:
+        return self._seq_id not in self._recorded.forbids_handed
 
     def forced(self, most: int) -> list[int]:
         if self._is_late(discards=False):

@@ -1,8 +1,8 @@
 """A child process that answers jobs under limits, and is replaced when it has ended.
 
 Contract: a job that exceeds a limit, or crashes the child, ends that child and nothing else. A
-child that somebody else has ended is replaced, and the job is tried once more, so that only a
-machine that ends children again and again is noticed.
+child that somebody else has ended, or stopped, is replaced, and the job is tried once more, so that
+only a machine that ends children again and again is noticed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from setpoint.core.framing import Unpacker, framed
-from setpoint.sandbox.limits import Limits, ending
+from setpoint.sandbox.limits import STOPPED, STOPPED_S, Limits, Standstill, ending
 
 _CHUNK = 1 << 20
 _OURS = (signal.SIGINT, signal.SIGTERM)
@@ -108,22 +108,34 @@ class LimitedChild:
         return b"" if self._opening is None else self._answer(self._opening, self._limits.wall_s)
 
     def _answer(self, job: bytes, wall_s: float) -> bytes:
-        link, unpacker, until = self._link, Unpacker(), time.monotonic() + wall_s
+        link, process = self._link, self._process
         assert link is not None
-        try:
-            link.settimeout(wall_s)
-            link.sendall(framed(job))
-            while data := link.recv(_CHUNK):
-                for answer in unpacker.feed(data):
-                    return answer
-                link.settimeout(max(until - time.monotonic(), 1e-3))
-        except TimeoutError:
-            self._end()
-            raise ChildLostError(f"gives no answer in {wall_s:g} s") from None
-        except OSError:
-            pass  # it ended before it had read the job
-        assert self._process is not None
-        code = self._process.wait()
+        assert process is not None
+        unpacker, standstill, until = Unpacker(), Standstill(), time.monotonic() + wall_s
+        unsent = memoryview(framed(job))
+        while True:
+            left = until - time.monotonic()
+            link.settimeout(max(min(left, STOPPED_S / 2), 1e-3))
+            try:
+                if unsent:
+                    unsent = unsent[link.send(unsent) :]
+                    continue
+                data = link.recv(_CHUNK)
+            except TimeoutError:
+                if standstill.lasts(process.pid):
+                    self._end()
+                    raise _EndedFromOutsideError(STOPPED.why) from None
+                if left <= 0:
+                    self._end()
+                    raise ChildLostError(f"gives no answer in {wall_s:g} s") from None
+                continue
+            except OSError:
+                break  # it ended before it had read the job
+            if not data:
+                break
+            for answer in unpacker.feed(data):
+                return answer
+        code = process.wait()
         self._end()
         how = ending(code, cpu_s=self._limits.cpu_s, memory_bytes=self._limits.memory_bytes)
         raise (TooMuchError if how.is_its_own else _EndedFromOutsideError)(how.why)

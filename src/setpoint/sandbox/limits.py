@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import resource
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 OUT_OF_MEMORY = 3
 """Exit code of a process that has caught its MemoryError."""
+STOPPED_S = 1.0
+"""How long a process may be stopped by a signal (SIGSTOP) until it counts as ended. It keeps its
+answer and what it has locked, and nobody knows whether it will ever go on."""
 _ITS_OWN = {
     signal.SIGSEGV,
     signal.SIGBUS,
@@ -75,3 +79,33 @@ def ending(code: int, *, cpu_s: float, memory_bytes: int) -> Ending:
     if -code in _ITS_OWN:
         return Ending(f"crashes its process ({name})", True)
     return Ending(f"was ended by {name}", False)
+
+
+STOPPED = Ending("was stopped by a signal (SIGSTOP)", False)
+
+
+class Standstill:
+    """Notices that a process is stopped, by looking again and again."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def lasts(self, pid: int) -> bool:
+        """Whether the process has been stopped for ``STOPPED_S``, as far as the looks tell."""
+        if not is_stopped(pid):
+            self._since = None
+            return False
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        return now - self._since >= STOPPED_S
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b") ")[2][:1]
+    except OSError:
+        return False
+    return state in (b"T", b"t")

@@ -11,6 +11,7 @@ from setpoint.core.request import MAX_SAMPLING_MASK, LogprobOptions, unpack_ids
 from setpoint.scheduler.sequence import Sequence
 
 OTHER_PROMPT = "the prefill server has handed over another prompt's tokens"
+FORBIDDEN = "the prefill server has sampled a token that the request's grammar does not allow"
 MOST_ROUNDING = 1e-3
 """A logprob may be above 0 by so much."""
 
@@ -22,6 +23,8 @@ def what_is_wrong(seq: Sequence, handed: Handed, vocab_size: int) -> str:
         return OTHER_PROMPT
     if any(token >= vocab_size for token in ids):
         return "the prefill server has sampled a token that the model does not have"
+    if seq.request.sampling.min_new_tokens and any(token in seq.stop_ids for token in ids):
+        return "the prefill server has ended the answer before min_new_tokens"
     given = seq.request.sampling.sampling_seed is not None
     if given and handed.seed != seq.request.seed:
         return "the prefill server has used another seed"
@@ -35,6 +38,16 @@ def what_is_wrong(seq: Sequence, handed: Handed, vocab_size: int) -> str:
     ):
         return "the prefill server has sent impossible facts about its token"
     return ""
+
+
+def is_forbidden(seq: Sequence, handed: Handed) -> bool:
+    """Whether the sequence's grammar, which is ready, does not allow a token."""
+    if seq.grammar is None:
+        return False
+    try:
+        return not all(map(seq.grammar.allows, handed.ids))
+    except Exception:  # it ends the sequence with its reason when it gets the token
+        return False
 
 
 def _fits(

@@ -37,7 +37,7 @@ from setpoint.core.preparation import Need
 from setpoint.core.records import HandedOver, Observer
 from setpoint.core.transfers import Direction, Place
 from setpoint.scheduler.emit import joined_logprobs
-from setpoint.scheduler.handed_checks import what_is_wrong
+from setpoint.scheduler.handed_checks import FORBIDDEN, is_forbidden, what_is_wrong
 from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.state import State
 
@@ -326,6 +326,10 @@ class DecodeSide:
         if handed is None or seq.needs != {Need.KV}:
             return None
         del self._handed[seq.seq_id]
+        if is_forbidden(seq, handed):
+            self._observer.on(HandedOver(seq.rid, seq.seq_id, FORBIDDEN, 0, 0.0, 0.0))
+            self._miss(seq)
+            return None
         event = self._adopt(seq, handed)
         if seq.finish is None:
             self._state.preparing.end(seq, Need.KV, "loaded")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
-from setpoint.schemas.document import Node
+from setpoint.schemas.expressions import ends_in_escape
 from setpoint.schemas.values import is_integral
 
 TYPES = ("null", "boolean", "object", "array", "number", "integer", "string")
@@ -16,19 +17,25 @@ COUNTS = (
     *("minContains", "maxContains"),
 )
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
 _MAPS = (
     *("properties", "patternProperties", "dependentSchemas", "dependentRequired"),
     *("dependencies", "$defs", "definitions"),
 )
+_WHOLE = "that does not end with a backslash which nothing follows"
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "enum")
 
 
-def check_keywords(node: Node) -> None:
-    """Raise RequestError (400) that names the first keyword whose value is not of its type."""
-    for key, value in node.schema.items():
-        wanted = _wanted(key, value)
-        if wanted:
-            raise RequestError(f"{excerpt(node.path, 200)}/{key}: the value must be {wanted}")
+def check_keywords(schema: dict[str, Any], path: str, *, is_old: bool = False) -> None:
+    """Raise RequestError (400) that names the first keyword whose value is not of its type.
+    is_old: whether exclusive bounds may be true or false, as in draft 4."""
+    for key, value in schema.items():
+        if is_old and key in _EXCLUSIVE and isinstance(value, bool):
+            continue
+        if wanted := _wanted(key, value):
+            got = excerpt(json.dumps(value, ensure_ascii=False), 64)
+            place = excerpt(path, 200)
+            raise RequestError(f"{place}/{key}: the value must be {wanted}; it is {got}")
 
 
 def _wanted(key: str, value: Any) -> str:
@@ -40,11 +47,16 @@ def _wanted(key: str, value: Any) -> str:
         if key == "multipleOf":
             return "" if is_number and value > 0 else "a number above 0"
         return "" if is_number else "a number"
+    if key == "patternProperties" and isinstance(value, dict):
+        is_open = any(map(ends_in_escape, value))
+        return f"an object of which each key is a regular expression {_WHOLE}" if is_open else ""
     if key in _MAPS:
         return "" if isinstance(value, dict) else "an object"
     if key in _LISTS:
         return "" if isinstance(value, list) else "a list"
-    if key in ("pattern", "$ref", "$dynamicRef"):
+    if key == "pattern" and isinstance(value, str):
+        return f"a regular expression {_WHOLE}" if ends_in_escape(value) else ""
+    if key in ("pattern", "format", "$ref", "$dynamicRef"):
         return "" if isinstance(value, str) else "a string"
     if key == "uniqueItems":
         return "" if isinstance(value, bool) else "true or false"

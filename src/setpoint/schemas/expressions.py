@@ -6,6 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
+from setpoint.core.errors import RequestError
+from setpoint.core.excerpt import excerpt
+from setpoint.schemas.ignored_case import with_case_ignored
+
 _NOT_REGULAR = re.compile(
     r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\((?:\?P?<\w+>)?[^)]*\)(?:.*(?<!\\)(?:\\\\)*)\\[1-9]|\\k<|\\[bB])",
     re.DOTALL,
@@ -19,6 +23,22 @@ MAX_REPEATED = 3
 MAX_TEXT = 256
 """Python's search takes exponential time for some expressions. One with at most this many
 repetitions, none of them of a group, in a text of at most this length is always quick."""
+
+
+def ends_in_escape(pattern: str) -> bool:
+    """Whether an expression ends with a backslash that nothing follows."""
+    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
+
+
+def for_grammars(pattern: str) -> str:
+    """The expression as the grammar libraries get it. Raises RequestError (400) for what they would
+    drop without a word."""
+    if ends_in_escape(pattern):
+        raise RequestError(
+            f"the expression {excerpt(pattern, 64)} ends with a backslash that nothing follows; a"
+            r" backslash in the text is \\"
+        )
+    return with_case_ignored(pattern)
 
 
 def is_regular(pattern: str) -> bool:
@@ -36,10 +56,10 @@ def is_found(pattern: str, text: str) -> bool | None:
     if not is_quick:
         return None
     # In JSON Schema, $ is only the end of the text, and \d are the ten digits.
-    ended = re.sub(r"(?<!\\)((?:\\\\)*)\$$", r"\1\\Z", pattern)
     try:
+        ended = re.sub(r"(?<!\\)((?:\\\\)*)\$$", r"\1\\Z", with_case_ignored(pattern))
         return re.search(ended, text, re.ASCII) is not None
-    except (re.error, OverflowError, RecursionError):
+    except (re.error, RequestError, OverflowError, RecursionError):
         return None
 
 

@@ -63,7 +63,7 @@ class Keywords:
         node = self._document.nodes[demand.node]
         if isinstance(node.schema, bool):
             return everything() if node.schema == demand.holds else {}
-        check_keywords(node)
+        check_keywords(node.schema, node.path)
         return self._holding(node) if demand.holds else unseen(self._opposite(node))
 
     def _holding(self, node: Node) -> Shape:

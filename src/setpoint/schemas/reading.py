@@ -6,6 +6,9 @@ import json
 from typing import Any
 
 from setpoint.core.errors import RequestError
+from setpoint.core.excerpt import excerpt
+from setpoint.schemas.checks import check_keywords
+from setpoint.schemas.document import parts_of, schemas_in
 
 ANY_JSON = "$$ANY$$"
 """The ``json_schema`` that means any JSON (SGLang's word)."""
@@ -23,13 +26,21 @@ def read_schema(text: str) -> Any:
 
 
 def checked_schema(schema: Any) -> dict[str, Any]:
-    """A schema as an object. Raises RequestError (400) for what is no schema or is too deep."""
+    """A schema as an object. Raises RequestError (400) for what is no schema, has a keyword with a
+    value of another type, or is too deep."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):
         raise RequestError("a schema must be an object, true or false")
     if _is_deeper(schema, MAX_DEPTH):
         raise RequestError(f"lists and objects in the schema are nested more than {MAX_DEPTH} deep")
+    for each, path in schemas_in(schema):
+        check_keywords(each, path, is_old=True)
+        for step, inner in parts_of(each):
+            if not isinstance(inner, dict | bool):
+                raise RequestError(
+                    f"{excerpt(path + step, 200)}: a schema must be an object, true or false"
+                )
     return schema
 
 

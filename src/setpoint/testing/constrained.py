@@ -51,6 +51,9 @@ class Patient:
         self._grammar.accept(token)
         self._grammar.make_ready()
 
+    def allows(self, token: int) -> bool:
+        return self._grammar.allows(token)
+
     def forced(self, most: int) -> list[int]:
         while True:
             try:

@@ -1,12 +1,17 @@
-"""Types that two threads convert to for the first time at once. A child process does it: what used
-to go wrong ends the process."""
+"""Types that two threads convert to for the first time at once, in a child process, which what used
+to go wrong ends; and whole numbers that are written as floats."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
+import msgspec
 import pytest
+
+from setpoint.core.conversion import convert
+from setpoint.core.sampling import SamplingParams
 
 RACE = """
 import importlib, sys, threading
@@ -55,3 +60,59 @@ def test_two_threads_learn_a_type_at_once(module: str, call: str) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+class Inner(msgspec.Struct):
+    count: int | None = None
+
+
+class Outer(msgspec.Struct):
+    count: int = 0
+    share: float = 0.0
+    either: int | str | None = None
+    wide: float | int = 0.0
+    ids: list[int] | None = None
+    lists: list[list[int]] | None = None
+    named: dict[str, int] | None = None
+    inner: list[Inner] | None = None
+    anything: Any = None
+    free: dict[str, Any] | None = None
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"count": 5.0}, {"count": 5}),
+        ({"count": 1e3}, {"count": 1000}),
+        ({"either": -2.0}, {"either": -2}),
+        ({"ids": [1.0, 2]}, {"ids": [1, 2]}),
+        ({"lists": [[1.0], [2]]}, {"lists": [[1], [2]]}),
+        ({"named": {"a": 7.0}}, {"named": {"a": 7}}),
+        ({"inner": [{"count": 3.0}]}, {"inner": [Inner(3)]}),
+        (
+            {"count": 1.0, "share": 1.0, "wide": 2.0, "anything": 3.0, "free": {"a": [4.0]}},
+            {"count": 1, "share": 1.0, "wide": 2.0, "anything": 3.0, "free": {"a": [4.0]}},
+        ),
+    ],
+)
+def test_whole_numbers_may_be_floats(given: dict[str, Any], found: dict[str, Any]) -> None:
+    """Red before: "must be a whole number, got a number that is not whole"."""
+    value = convert(given, Outer)
+    assert value == Outer(**found)
+    assert repr(value) == repr(Outer(**found)), "5 and 5.0 are equal"
+
+
+@pytest.mark.parametrize("given", [{"count": 5.5}, {"count": "5"}, {"ids": [1.0, 1.5]}])
+def test_what_is_no_whole_number_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        convert(given, Outer)
+    with pytest.raises(msgspec.ValidationError):
+        convert({"count": float("inf")}, Outer)
+
+
+def test_sampling_parameters_may_be_floats() -> None:
+    params = SamplingParams.parse(
+        {"max_new_tokens": 5.0, "top_k": 2.0, "stop_token_ids": 3.0, "n": 1.0, "temperature": 1}
+    )
+    assert (params.max_new_tokens, params.top_k, params.stop_token_ids) == (5, 2, (3,))
+    assert SamplingParams.parse({"stop_token_ids": [3.0]}).stop_token_ids == (3,)

@@ -202,6 +202,43 @@ def test_a_constraint_whose_process_is_killed_is_compiled_by_another(
     assert len(killed) == 1
 
 
+@pytest.mark.parametrize("whose", ["its process", "the nursery"])
+def test_a_constraint_whose_process_is_stopped_is_compiled_by_another(
+    whose: str, nursery: Nursery, tmp_path: Path
+) -> None:
+    """Red before: its request waited for ever."""
+    go, stopped = tmp_path / "go", list[psutil.Process]()
+    compiled(nursery, "quick")  # so that there is a nursery
+    if whose == "the nursery":
+        assert nursery._parent is not None
+        psutil.Process(nursery._parent.pid).suspend()
+        go.touch()
+
+    def is_wanted() -> bool:
+        if not go.exists() and (found := children(nursery)):
+            stopped.extend(found)
+            found[-1].suspend()
+            go.touch()
+        return True
+
+    nursery.compiled(Constraint("regex", f"late {go}"), is_wanted)
+    assert bool(stopped) == (whose == "its process")
+
+
+def test_a_sequence_whose_process_is_stopped_is_to_be_repeated(nursery: Nursery) -> None:
+    """Red before: it waited for ever."""
+    process = compiled(nursery, "quick")
+    sequence = automaton(process)
+    ready_mask(sequence)
+    (child,) = children(nursery)
+    child.suspend()
+    sequence.accept(1)
+    with pytest.raises(RequestError, match="of the grammar was stopped by a signal") as caught:
+        sequence.make_ready()
+    assert caught.value.status_code == 503
+    assert ready_mask(automaton(compiled(nursery, "quick"))) == -1
+
+
 def test_a_constraint_whose_processes_are_killed_again_and_again_is_to_be_repeated(
     nursery: Nursery,
 ) -> None:

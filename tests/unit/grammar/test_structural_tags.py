@@ -159,7 +159,7 @@ def nested(depth: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("tag", "words"),
     [
-        ({"type": "token", "token": 3}, "structural_tag.format.type: invalid value 'token'"),
+        ({"type": "token", "token": 3}, "'triggered_tags' or 'tags_with_separator', not 'token'"),
         ({"type": "any_text", "max_tokens": 3}, "structural_tag.format"),
         ({"type": "const_string"}, "structural_tag.format"),
         (const(3), "structural_tag.format.value must be a string"),  # type: ignore[arg-type]
@@ -173,8 +173,14 @@ def nested(depth: int) -> dict[str, Any]:
         (triggered(excludes=[""]), "excludes must not contain an empty string"),
         ({**A, "end": []}, "structural_tag.format.end must not be empty"),
         ({**A, "begin": {"type": "token", "token": 1}}, "format.begin must be a string"),
-        ({"type": "json_schema", "json_schema": {"not": {}}}, 'Unimplemented keys: ["not"]'),
-        ({"type": "json_schema", "json_schema": {"type": "x"}}, "Invalid type: x"),
+        (
+            {"type": "json_schema", "json_schema": {"not": {}}},
+            'cannot be enforced here; leave them out: "not"',
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"type": "x"}},
+            "#/type: the value must be one of null",
+        ),
         ({"type": "regex", "pattern": "("}, "unclosed group"),
         ({"type": "grammar", "grammar": "x"}, "the grammar cannot be read"),
         ({"type": "qwen_xml_parameter", "json_schema": {"properties": 1}}, "needs the schema"),
@@ -196,7 +202,22 @@ def test_what_is_refused(tag: dict[str, Any], words: str) -> None:
         ("{", "structural_tag is not valid JSON"),
         ("[]", "structural_tag must be an object"),
         ("{}", "structural_tag"),
-        ('{"type": "tag", "format": {"type": "any_text"}}', "structural_tag"),
+        (
+            '{"type": "tag", "format": {"type": "any_text"}}',
+            "structural_tag.type must be 'structural_tag', not 'tag'",
+        ),
+        (
+            '{"type": "structural_tag", "format": {"type": "nope"}}',
+            "structural_tag.format.type must be 'any_text', 'const_string', 'json_schema'",
+        ),
+        (
+            '{"type": "structural_tag", "format": {}}',
+            "structural_tag.format.type is missing: 'any_text', 'const_string'",
+        ),
+        (
+            '{"type": "structural_tag", "format": {"type": "any_text"}, "x": 1}',
+            "structural_tag.x is not known. Known here: type, format.",
+        ),
         (
             '{"type": "structural_tag", "structures": [], "triggers": ["a"]}',
             "tags must not be empty",

@@ -307,6 +307,16 @@ def test_what_makes_sense_is_taken() -> None:
         assert "impossible facts" in what_is_wrong(masked, lie, VOCABULARY)
 
 
+def test_an_answer_that_ends_too_early_is_told() -> None:
+    """Red before: the decode server ended it, too, below min_new_tokens."""
+    request = sequence().request
+    sampling = SamplingParams(sampling_seed=5, max_new_tokens=4, min_new_tokens=2)
+    asked = msgspec.structs.replace(request, sampling=sampling)
+    ending = Sequence(1, asked, asked.prompt(), 4, frozenset({7}))
+    assert "before min_new_tokens" in what_is_wrong(ending, GOOD, VOCABULARY)
+    assert what_is_wrong(ending, changed(GOOD, ids=[8]), VOCABULARY) == ""
+
+
 @pytest.mark.parametrize("name", LIES)
 def test_a_lie_is_told(name: str) -> None:
     """Red before: status 500 with a traceback, or 2,147,483,647 cached tokens in the answer."""

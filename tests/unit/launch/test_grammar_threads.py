@@ -40,6 +40,9 @@ class Grammar:
     def fill_mask(self, words: Ids, num_forced: int) -> None:
         words[:] = -1
 
+    def allows(self, token: int) -> bool:
+        return True
+
     def forced(self, most: int) -> list[int]:
         return []
 

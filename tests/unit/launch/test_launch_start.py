@@ -152,6 +152,15 @@ def test_a_gpu_is_missed_before_anything_is_started(
     assert hardware.why_no_cuda(tmp_path) == ""
 
 
+def test_an_expression_for_whitespace_is_compiled_before_anything_is_started() -> None:
+    """Red before: it was accepted, and every client of a schema got a 400."""
+    flag = "--constrained-json-whitespace-pattern"
+    for pattern, why in (("(?=x)", "look-around"), ("ab", "more than spaces"), ("[", "unclosed")):
+        with pytest.raises(ConfigError, match=f"{flag} .*{why}"):
+            preflight(Options.of(constrained_json_whitespace_pattern=pattern))
+    preflight(Options.of(constrained_json_whitespace_pattern=r"[\n ]*"))
+
+
 def test_a_chat_template_is_read_before_anything_is_started(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--chat-template /nope: no such file"):
         preflight(Options.of(chat_template="/nope"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import string
 from typing import Annotated
 
 import msgspec
@@ -108,26 +106,22 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_spacing(options: ExecutionOptions) -> None:
-    """Raise ConfigError for an expression that is not about whitespace, or has no effect."""
+    """Raise ConfigError for an expression that has no effect. Whether it can be compiled is known
+    to ``launch.preflight``."""
     name, pattern = (
         "--constrained-json-whitespace-pattern",
         options.constrained_json_whitespace_pattern,
     )
     if pattern is None:
         return
+    if not pattern:
+        raise ConfigError(
+            f"{name} is empty; for JSON without whitespace give"
+            " --constrained-json-disable-any-whitespace."
+        )
     if options.constrained_json_disable_any_whitespace:
         raise ConfigError(
             f"{name} and --constrained-json-disable-any-whitespace contradict each other."
         )
     if options.grammar_backend != "llguidance":
         raise ConfigError(f"{name} is for --grammar-backend llguidance alone; leave it out.")
-    try:
-        matches = re.compile(pattern).fullmatch
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ConfigError(f"{name} is not a regular expression: {error}") from None
-    for character in sorted({*string.printable} - {*" \n\r\t"}):
-        if matches(character):
-            raise ConfigError(
-                f"{name} matches {character!r}. Between the parts of a JSON text there may only be"
-                " spaces, tabs and line breaks."
-            )

@@ -15,7 +15,7 @@ from setpoint.core.constraint import Constraint, ConstraintKind
 from setpoint.core.errors import RequestError
 from setpoint.core.plan import forbid
 from setpoint.core.request import Ids
-from setpoint.engine.grammar.xgrammar_schema import check_expression, enforced_schema
+from setpoint.engine.grammar.xgrammar_schema import enforced_expression, enforced_schema
 from setpoint.grammar.tags import parse_tag
 from setpoint.grammar.vocabulary import Vocabulary
 from setpoint.schemas.reading import read_schema
@@ -146,8 +146,7 @@ def _definition(constraint: Constraint) -> str:
         case "json_schema":
             return json.dumps(enforced_schema(read_schema(constraint.text)))
         case "regex":
-            check_expression(constraint.text)
-            return constraint.text
+            return enforced_expression(constraint.text)
         case "ebnf":
             return constraint.text
         case "structural_tag":
@@ -157,21 +156,21 @@ def _definition(constraint: Constraint) -> str:
 def _structural_tag(text: str) -> str:
     """A structural tag of either form, in xgrammar's own form. Raises RequestError (400)."""
     tag = msgspec.to_builtins(parse_tag(text))
-    _check_schemas(tag)
+    _prepare(tag)
     return json.dumps({"type": "structural_tag", "format": tag})
 
 
-def _check_schemas(node: object) -> None:
-    """Raise RequestError (400) if a schema or an expression of a structural tag contains what
-    xgrammar would ignore."""
+def _prepare(node: object) -> None:
+    """Write the schemas and expressions of a structural tag as xgrammar compiles them, in place.
+    Raises RequestError (400) if one contains what xgrammar would ignore."""
     if isinstance(node, list):
         for each in node:
-            _check_schemas(each)
+            _prepare(each)
     if isinstance(node, dict):
         for key, value in node.items():
             if key == "json_schema":
-                enforced_schema(value)
+                node[key] = enforced_schema(value)
             elif key == "pattern":
-                check_expression(value)
+                node[key] = enforced_expression(value)
             else:
-                _check_schemas(value)
+                _prepare(value)

@@ -12,6 +12,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.grammar.schema import FORMATS, lists_all
 from setpoint.schemas.document import schemas_in
+from setpoint.schemas.expressions import for_grammars
 from setpoint.schemas.reading import checked_schema
 
 _ANNOTATIONS = frozenset(
@@ -49,6 +50,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 _NO_ANCHOR = re.compile(r"(?<!\\)(?:\\\\)*(\\[ABGZz])")
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
+_ESCAPED_OR_CLASS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_INNER_ANCHOR = re.compile(r"(?<![|(^)])(?<!\A)\^|\$(?!\)*(?:\||\Z))")
+"""Where an anchor can hold nowhere. A parenthesis before ^ may be that of flags."""
 _UNESCAPED = re.compile(r'["]|\\\\|\\x|\\u00|\\c')
 
 
@@ -58,12 +62,19 @@ MAX_REPEATED = 100
 xgrammar allows quotes that end the string too early."""
 
 
-def check_expression(regex: str) -> None:
-    """Raise RequestError (400) for syntax that xgrammar ignores or takes literally."""
+def enforced_expression(regex: str) -> str:
+    """The expression as xgrammar compiles it. Raises RequestError (400) for syntax that xgrammar
+    ignores or takes literally."""
     if found := _NO_ANCHOR.search(regex) or _LOOK_AROUND.search(regex):
         raise RequestError(
             f"xgrammar does not support '{found[found.lastindex or 0]}' in regular expressions"
         )
+    if found := _INNER_ANCHOR.search(_ESCAPED_OR_CLASS.sub("x", regex)):
+        raise RequestError(
+            f"xgrammar ignores '{found[0][-1]}' in the middle of an expression: '^' may only begin"
+            " it, and '$' end it"
+        )
+    return for_grammars(regex)
 
 
 def enforced_schema(schema: Any) -> dict[str, Any]:
@@ -110,7 +121,7 @@ def _check_string(schema: dict[str, Any]) -> None:
         raise RequestError("xgrammar does not enforce 'pattern' and 'format' together")
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
-        check_expression(pattern)
+        schema["pattern"] = enforced_expression(pattern)
         if _UNESCAPED.search(pattern):
             raise RequestError(
                 "a pattern must not contain quotes, backslashes or control characters, because"

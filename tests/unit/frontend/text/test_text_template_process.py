@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -141,6 +142,40 @@ def test_a_process_that_the_system_kills_is_replaced_without_the_request_noticin
     with process_of("{{ messages[0].content }}") as template:
         assert template.pid is not None
         os.kill(template.pid, signal.SIGKILL)
+        assert template.render(HI) == "hi"
+
+
+def test_a_process_that_is_stopped_is_replaced_without_the_request_noticing() -> None:
+    """Red before: chats waited for a minute, and got a 503."""
+    with process_of("{{ messages[0].content }}") as template:
+        assert template.pid is not None
+        stopped = template.pid
+        os.kill(stopped, signal.SIGSTOP)
+        long = [{"role": "user", "content": "hi" * (1 << 20)}]
+        assert template.render(long) == long[0]["content"], "longer than what a socket holds"
+        assert template.pid != stopped
+        assert not psutil.pid_exists(stopped)
+
+
+def test_a_request_whose_processes_are_stopped_again_and_again_is_to_be_repeated() -> None:
+    with process_of("{{ messages[0].content }}") as template:
+        over = threading.Event()
+
+        def stop() -> None:
+            while not over.wait(0.001):
+                if (pid := template.pid) is not None:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGSTOP)
+
+        stopper = threading.Thread(target=stop)
+        stopper.start()
+        try:
+            with pytest.raises(RequestError, match="process was stopped by a signal") as caught:
+                deque((template.render(HI) for _ in range(100_000)), maxlen=0)
+        finally:
+            over.set()
+            stopper.join()
+        assert caught.value.status_code == 503
         assert template.render(HI) == "hi"
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from setpoint.core.bounds import Count
+from setpoint.core.bounds import Count, number_text
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.request import RequestOptions
@@ -159,7 +159,7 @@ class MessagesBody(ConversationBody, kw_only=True):
         if not MIN_THINKING_BUDGET <= tokens < self.max_tokens:
             raise RequestError(
                 f"thinking.budget_tokens must be at least {MIN_THINKING_BUDGET} and less than"
-                f" max_tokens, got {tokens}."
+                f" max_tokens ({number_text(self.max_tokens)}), got {number_text(tokens)}."
             )
         return ["thinking.budget_tokens has no effect here; max_tokens limits the whole answer."]
 

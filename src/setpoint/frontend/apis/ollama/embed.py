@@ -11,7 +11,6 @@ from setpoint.core.request import Ids
 from setpoint.frontend.apis.ollama.ollama_bodies import (
     EmbedBody,
     EmbeddingsBody,
-    with_whole_numbers,
 )
 from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.intake import MAX_SEQUENCES
@@ -28,16 +27,14 @@ class EmbedApi:
 
     async def open(self, raw: dict[str, Any]) -> EmbedExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
-        body, warnings = self._service.read(with_whole_numbers(raw), EmbedBody, route=EMBED_ROUTE)
+        body, warnings = self._service.read(raw, EmbedBody, route=EMBED_ROUTE)
         warnings += body.warnings(self._service.config)
         texts = [body.input] if isinstance(body.input, str) else body.input
         return await self._exchange(raw, body, texts, warnings)
 
     async def open_one(self, raw: dict[str, Any]) -> EmbedExchange:
         """Like ``open``, for the older route."""
-        body, warnings = self._service.read(
-            with_whole_numbers(raw), EmbeddingsBody, route=EMBEDDINGS_ROUTE
-        )
+        body, warnings = self._service.read(raw, EmbeddingsBody, route=EMBEDDINGS_ROUTE)
         warnings += body.warnings(self._service.config)
         return await self._exchange(raw, body, [body.prompt], warnings)
 

@@ -28,23 +28,6 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Think = bool | Literal["low", "medium", "high"]
 
 
-def with_whole_numbers(raw: dict[str, Any]) -> dict[str, Any]:
-    """The body with whole numbers where a client has sent floats of their value (5.0), as languages
-    do that have only one kind of number: those at the top, those of its options, and
-    token ids."""
-    made = {key: _whole(value) for key, value in raw.items()}
-    if isinstance(options := raw.get("options"), dict):
-        made["options"] = {key: _whole(value) for key, value in options.items()}
-    if isinstance(context := raw.get("context"), list):
-        made["context"] = list(map(_whole, context))
-    return made
-
-
-def _whole(value: Any) -> Any:
-    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53
-    return int(value) if is_whole else value
-
-
 class FunctionBody(msgspec.Struct):
     name: str
     arguments: dict[str, Any] | None = None

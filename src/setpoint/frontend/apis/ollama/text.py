@@ -23,7 +23,6 @@ from setpoint.frontend.apis.ollama.ollama_bodies import (
     OllamaChatBody,
     OllamaGenerateBody,
     TextBody,
-    with_whole_numbers,
 )
 from setpoint.frontend.apis.openai.openai_logprobs import Names, chat_logprobs
 from setpoint.frontend.chat.chat_request import ChatRequest
@@ -60,9 +59,7 @@ class TextApi:
     async def chat(self, raw: dict[str, Any]) -> TextExchange | LoadReply:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
         self._service.text.check_text()
-        body, warnings = self._service.read(
-            with_whole_numbers(raw), OllamaChatBody, route=CHAT_ROUTE
-        )
+        body, warnings = self._service.read(raw, OllamaChatBody, route=CHAT_ROUTE)
         warnings += body.warnings(self._service.config)
         if not body.messages:
             return self._load(body, warnings, _message)
@@ -74,7 +71,7 @@ class TextApi:
         """Like ``chat``, for one prompt."""
         self._service.text.check_text()
         body, warnings = self._service.read(
-            with_whole_numbers(raw),
+            raw,
             OllamaGenerateBody,
             route=GENERATE_ROUTE,
             unsupported=UNSUPPORTED,

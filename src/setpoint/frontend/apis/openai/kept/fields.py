@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from setpoint.core.conversion import as_whole
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 
@@ -21,7 +22,7 @@ def expiry_seconds(value: Mapping[str, Any] | None, name: str) -> int | None:
         return None
     if value.get("anchor") != "created_at":
         raise RequestError(f"{name}.anchor must be 'created_at'.")
-    seconds = value.get("seconds")
+    seconds = as_whole(value.get("seconds"))
     most = _MOST_DAYS * _DAY_S
     if type(seconds) is not int or not _HOUR_S <= seconds <= most:
         raise RequestError(f"{name}.seconds must be a whole number from {_HOUR_S} to {most}.")
