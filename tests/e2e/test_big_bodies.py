@@ -3,6 +3,7 @@ meanwhile."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -159,6 +160,7 @@ def test_a_stream_goes_on_while_big_bodies_come(tiny: ServerProcess) -> None:
     sampling = {"max_new_tokens": 500, "ignore_eos": True}
     posting = threading.Thread(target=post)
     times: list[float] = []
+    last = ""
     processor = Processor(tiny)
     posting.start()
     try:
@@ -168,15 +170,17 @@ def test_a_stream_goes_on_while_big_bodies_come(tiny: ServerProcess) -> None:
             json={"text": "a", "stream": True, "sampling_params": sampling},
             timeout=PATIENCE_S,
         ) as stream:
-            times = [
-                processor.seconds() for line in stream.iter_lines() if line.startswith("data: {")
-            ]
+            for line in stream.iter_lines():
+                if line.startswith("data: {"):
+                    times.append(processor.seconds())
+                    last = line
     finally:
         stop.set()
         posting.join()
     longest = max(after - before for before, after in pairwise(times))
-    print(f"\nmost processor time between two tokens {longest * 1e3:.0f} ms")
-    assert len(times) == 500
+    print(f"\nmost processor time between two chunks {longest * 1e3:.0f} ms")
+    # A chunk may have several tokens, if the frontend was busy.
+    assert json.loads(last.removeprefix("data: "))["meta_info"]["completion_tokens"] == 500
     assert longest < NOT_FROZEN_S
 
 

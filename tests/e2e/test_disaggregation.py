@@ -220,7 +220,7 @@ def test_a_request_without_a_room_is_refused(pair: Pair) -> None:
         ):
             answer = httpx.post(server.url + path, json=body, timeout=PATIENCE_S)
             assert answer.status_code == 400
-            assert "Disaggregated request received without bootstrap room id" in answer.text
+            assert "bootstrap_room is missing" in answer.text
     room = {"bootstrap_room": 5}
     answer = httpx.post(
         f"{pair.decode.url}/generate", json={"text": "a", **room}, timeout=PATIENCE_S

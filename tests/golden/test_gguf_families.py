@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
+from transformers import AutoModelForCausalLM
 
 from setpoint.checkpoint.spec import read_spec
+from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.quant.grouped import KernelExperts
@@ -33,8 +36,11 @@ def convert(path: Path) -> Path:
     return converted_under(path.parent / "cache", path)
 
 
-def runner_of(folder: Path) -> ModelRunner:
-    runner = build_runner(EngineConfig(str(folder), read_spec(folder), page_size=4, num_threads=2))
+def runner_of(folder: Path, dtype: str = "bfloat16") -> ModelRunner:
+    spec = read_spec(folder)
+    runner = build_runner(
+        EngineConfig(str(folder), spec, dtype=dtype, kv_dtype=dtype, page_size=4, num_threads=2)
+    )
     allocate_rows(runner, num_rows=64, max_slots=4, context_len=64)
     return runner
 
@@ -45,6 +51,30 @@ def logits_of(runner: ModelRunner, ids: list[int]) -> torch.Tensor:
     driver.admit(plan, 0, ids)
     plan.add_row(0, 0, 0, len(ids), 1)
     return runner.forward(plan.build()).logits
+
+
+def sum_of_logprobs(runner: ModelRunner, ids: list[int]) -> float:
+    driver = Driver(InprocExecutor(runner), 4, 16, runner.num_groups)
+    plan = driver.plan()
+    wanted = RequestOptions(logprobs=LogprobOptions())
+    driver.admit(plan, 0, ids, options=wanted, logprob_start=1)
+    plan.add_row(0, 0, 0, len(ids), 1)
+    return float(driver.run(plan).prompt_logprobs[0].values.sum(dtype=np.float64))
+
+
+@pytest.mark.parametrize("kinds", ["Q4_1 and Q8_0", "Q4_K_M"])
+def test_texts_are_as_likely_as_transformers_says(tmp_path: Path, kinds: str) -> None:
+    """In float32. Red before, when the blocks were rounded to bfloat16."""
+    path, checkpoint = write_model(tmp_path, "llama/dense", KINDS[kinds])
+    runner = runner_of(convert(path), "float32")
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    rng = np.random.default_rng(3)
+    for length in range(8, 32):
+        ids = rng.integers(0, 320, length).tolist()
+        with torch.inference_mode():
+            logprobs = model(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)
+        theirs = float(logprobs[range(length - 1), ids[1:]].sum())
+        assert sum_of_logprobs(runner, ids) == pytest.approx(theirs, abs=0.01)
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)

@@ -7,12 +7,11 @@ only. In it is a folder of links for each path from which the file is served.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from setpoint.core.blocksfile import BLOCKS_FILE, digest_of_parts, link_to_part
@@ -42,25 +41,6 @@ def known_digest(parts: Sequence[Path]) -> str | None:
             found.append(noted_digest(path, state_of(file)))
     known = [digest for digest in found if digest is not None]
     return digest_of_parts(known) if len(known) == len(parts) else None
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock in the block, and remove its file then. Who has waited for a file that was
-    removed meanwhile waits for the next one."""
-    while True:
-        with path.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                is_still_there = os.path.samestat(path.stat(), os.fstat(lock.fileno()))
-            except FileNotFoundError:
-                is_still_there = False
-            if is_still_there:
-                try:
-                    yield
-                finally:
-                    path.unlink(missing_ok=True)
-                return
 
 
 def new_folder(root: Path, path: Path, digest: str) -> Path:

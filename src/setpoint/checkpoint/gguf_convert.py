@@ -32,7 +32,6 @@ from setpoint.checkpoint.gguf_cache import (
     folder_for_path,
     found_folder,
     known_digest,
-    locked,
     new_folder,
     remove_earlier,
     sizes_of,
@@ -55,6 +54,7 @@ from setpoint.core.content_digest import (
     forget_missing,
 )
 from setpoint.core.errors import CheckpointError
+from setpoint.core.file_lock import locked
 from setpoint.core.model import BLOCK_KINDS
 from setpoint.core.progress import report
 from setpoint.core.weightfiles import SINGLE_NAME

@@ -8,6 +8,7 @@ from typing import Literal
 
 from setpoint.core.moments import Moment
 from setpoint.doctor.phases import running_of, waits
+from setpoint.observe.contention import LEAST_SHARE
 
 Limit = Literal[
     "idle",
@@ -19,10 +20,12 @@ Limit = Literal[
     "grammar-queue",
     "other-pool-full",
     "admission-delayed",
+    "cpu-contended",
     "unknown",
 ]
 """What keeps more requests from running. kv-full: memory is in use, which is right if the queue is
-moderate. client-bound: nothing waits. unknown: the moment shows too little."""
+moderate. client-bound: nothing waits. cpu-contended: other programs take the CPU, and none of the
+scheduler's own limits binds. unknown: the moment shows too little."""
 
 FULL = 0.9
 """Usage from which the guides call the memory well used."""
@@ -32,6 +35,11 @@ what a running one has in the mean: 1 if prompts are long, 2 if answers are."""
 OTHER_FULL = 0.95
 AT_CAP = 0.95
 AT_BUDGET = 0.9
+MIN_BUSY_S = 0.1
+"""Of a moment in which the engine was busy for less, its share of the CPU says nothing."""
+BY_CONTENTION: tuple[Limit, ...] = ("client-bound", "prefill-budget")
+"""What a moment looks like in which other programs take the CPU: nothing waits, or prompts wait for
+steps that take long."""
 
 # The admission's reasons (core.records.Refusal); "blocked" only repeats the reason of the first.
 REASONS: dict[str, Limit] = {
@@ -93,9 +101,20 @@ def other_pool(moment: Moment) -> str | None:
     return full[0] if full and (moment.usage or 0.0) < FULL else None
 
 
+def is_disturbed(moment: Moment) -> bool:
+    """Whether other programs took the CPU while the engine had work."""
+    busy_s = moment.busy_s or 0.0
+    return moment.cpu_s is not None and busy_s >= MIN_BUSY_S and moment.cpu_s < LEAST_SHARE * busy_s
+
+
 def binding_limit(moment: Moment, limits: Limits) -> Limit:
     """The limit that keeps more requests from running. Reasons that the scheduler itself gives for
     its refusals count for more than figures."""
+    limit = _of_scheduler(moment, limits)
+    return "cpu-contended" if limit in BY_CONTENTION and is_disturbed(moment) else limit
+
+
+def _of_scheduler(moment: Moment, limits: Limits) -> Limit:
     if not waits(moment) and not (moment.queue is None and moment.refusals):
         return _without_queue(moment)
     reason = _reason(moment)

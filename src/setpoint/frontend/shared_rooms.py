@@ -28,7 +28,14 @@ HOST_NAME = re.compile(r"\[?[A-Za-z0-9._:%-]{1,255}\]?")
 """Names and addresses, of which those with colons may have brackets."""
 MAX_DIGITS = 20
 """Of a number in a header."""
-NO_ROOM = "Invalid request: Disaggregated request received without bootstrap room id. req.rid="
+NO_ROOM = (
+    f"{ROOM} is missing. This server computes only a part of each request: send the request to the"
+    " router in front of it, which adds the room."
+)
+HALF_A_ROOM = (
+    f"{ROOM} is missing, although another field or header names a prefill server. Leave them all"
+    " out: this server chooses a prefill server itself."
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,7 +70,7 @@ def with_rooms(
     if sharing.finds_pairs and not names_room(received, sharing):
         return requests
     if given[ROOM] is None:
-        raise RequestError(f"{NO_ROOM}{requests[0].rid}")
+        raise RequestError(HALF_A_ROOM if sharing.finds_pairs else NO_ROOM)
     count = len(requests)
     rooms = _for_each(given[ROOM], count, ROOM, counts_up=True)
     hosts = _for_each(given[HOST], count, HOST)

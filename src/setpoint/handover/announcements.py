@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from msgspec import Meta
 from setpoint.core.content_digest import cache_folder
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
+from setpoint.core.file_lock import locked
 from setpoint.core.own_files import open_own
 from setpoint.handover.secrets import SIZE
 from setpoint.handover.segments import machine_name
@@ -30,6 +32,8 @@ WILDCARDS = ("", "0.0.0.0", "::")
 LOOPBACKS = ("127.0.0.1", "::1")
 MAX_FILE = 4096
 FLAG = "--disaggregation-prefill-servers"
+NAME = re.compile(r"[0-9a-f]{32}")
+"""The names of the files (``_path``)."""
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -46,14 +50,13 @@ def folder() -> Path:
 @contextmanager
 def announced(host: str, port: int, key: bytes) -> Iterator[None]:
     """A context in which decode servers of this user find the bootstrap server that listens at this
-    address. If the file cannot be written, they do not, and the log says so."""
+    address. If the file cannot be written, they do not, and the log says so. The files of servers
+    that were killed are removed."""
     path = _path(host, port)
     reached = LOOPBACKS[0] if host in WILDCARDS else host
     data = msgspec.json.encode(Announcement(reached, port, key))
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # of a server that was killed: this one has got its port
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = _create(path, data)
     except OSError as error:
         logger.warning(
             "Decode servers of this machine do not know this server unless they name it with %s,"
@@ -63,13 +66,43 @@ def announced(host: str, port: int, key: bytes) -> Iterator[None]:
         yield
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.write(descriptor, data)
         yield
     finally:
         with suppress(OSError):
             path.unlink()
         os.close(descriptor)
+
+
+def _create(path: Path, data: bytes) -> int:
+    """Write and lock a server's file. Returns its descriptor, which holds the lock. Raises
+    OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Without this lock another server might take a file that is not locked yet for one left behind.
+    with locked(path.parent / "lock"):
+        _remove_left_behind(path.parent)
+        path.unlink(missing_ok=True)  # of a server that was killed: this one has got its port
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.write(descriptor, data)
+        except OSError:
+            os.close(descriptor)
+            raise
+    return descriptor
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Remove the files of servers that were killed: nobody holds their locks."""
+    for path in folder.iterdir():
+        with suppress(OSError):
+            descriptor = open_own(path) if NAME.fullmatch(path.name) else None
+            if descriptor is None:
+                continue
+            try:
+                if not _is_locked(descriptor):
+                    path.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def find(host: str, port: int) -> Announcement | None:

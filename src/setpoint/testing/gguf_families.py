@@ -274,6 +274,8 @@ NAMES = (
     (r"block_sparse_moe\.experts\.(\d+)\.w3", r"ffn_up_exps.\1"),
 )
 """(pattern in a checkpoint's names, what GGUF has in its place)."""
+JOINED = ("attn_k_b.weight", "attn_v_b.weight")
+"""Endings of the matrices that the conversion puts together as one, in bfloat16."""
 AFTER_ATTENTION = ("gemma2", "gemma3", "gpt-oss", "glm4moe")
 """Architectures in which GGUF keeps the name post_attention_norm."""
 
@@ -297,7 +299,7 @@ def write_model(
 ) -> tuple[Path, Path]:
     """Write a model of CONFIGS with random weights below ``folder``. kind_of: GGUF's name of a
     matrix -> its kind. keys: other values for its config. Returns (GGUF file, folder of a
-    checkpoint with the same values in bfloat16)."""
+    checkpoint with the same values in float32, whose config asks for bfloat16)."""
     config, architecture = CONFIGS[model] | keys, model.partition("/")[0]
     checkpoint = write_tiny(folder / "checkpoint", config)
     (weights,) = checkpoint.glob("*.safetensors")
@@ -318,6 +320,8 @@ def write_model(
         kind, order = kind_of(old), _row_order(architecture, config, old)
         blocks = _blocks(whole, kind)
         decoded = gguf.dequantize(blocks, kind)
+        if old.endswith(JOINED):
+            decoded = _rounded(decoded)
         for view, values in zip(views, decoded if is_stack else [decoded], strict=True):
             view[...] = values
         raw[old] = (blocks if order is None else blocks[order], kind)
@@ -329,20 +333,22 @@ def write_model(
 
 
 def _in_file(name: str, tensor: Array) -> Array:
-    """A tensor that may be written to; vectors have values that bfloat16 can hold."""
-    if tensor.ndim > 1 or name.endswith("e_score_correction_bias"):
-        return tensor.copy()
-    rounded: Array = from_numpy(tensor.copy()).to(bfloat16).float().numpy()
+    """A tensor that may be written to, in values that bfloat16 can hold, as in trained models: the
+    conversion keeps what is not in blocks in that type, except for a router's correction."""
+    return tensor.copy() if name.endswith("e_score_correction_bias") else _rounded(tensor)
+
+
+def _rounded(values: Array) -> Array:
+    """The nearest values that bfloat16 can hold."""
+    rounded: Array = from_numpy(values.copy()).to(bfloat16).float().numpy()
     return rounded
 
 
 def _save(checkpoint: Path, weights: Path, tensors: dict[str, Array]) -> None:
-    rounded = {
-        name: tensor if name.endswith("e_score_correction_bias") else tensor.to(bfloat16)
-        for name, each in tensors.items()
-        for tensor in [from_numpy(np.ascontiguousarray(each))]
-    }
-    save_file(rounded, weights, {"format": "pt"})
+    """Values of blocks stay in float32: bfloat16 would round them, which a runner in float32 does
+    not."""
+    whole = {name: from_numpy(np.ascontiguousarray(each)) for name, each in tensors.items()}
+    save_file(whole, weights, {"format": "pt"})
     config = json.loads((checkpoint / "config.json").read_text()) | {"torch_dtype": "bfloat16"}
     (checkpoint / "config.json").write_text(json.dumps(config))
 

@@ -10,6 +10,7 @@ from doctor_cases import decode, prefill, rank, retract, seen
 from setpoint.core.moments import Moment
 from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.findings import Report
+from setpoint.doctor.limits import Limits, binding_limit
 from setpoint.doctor.observations import Rank
 
 READY: dict[str, Any] = {
@@ -379,6 +380,30 @@ class TestOthers:
             effect = report.findings[0].effect
             assert effect is not None
             assert effect.expected == (12.5 if cpu_s else 100)
+
+    @pytest.mark.parametrize(
+        ("cpu_s", "queue", "limit"),
+        [
+            (0.08, 0, "cpu-contended"),
+            (0.08, 9, "cpu-contended"),
+            (0.95, 0, "client-bound"),
+            (0.95, 9, "prefill-budget"),
+            (None, 0, "client-bound"),
+        ],
+    )
+    def test_the_limit_of_a_moment_in_which_others_take_the_cpu(
+        self, cpu_s: float | None, queue: int, limit: str
+    ) -> None:
+        """Red before: the console's band said that the server waited for requests."""
+        refusals = {"token_budget": 30} if queue else {}
+        moment = decode(4, queue, 0.1, busy_s=1.0, cpu_s=cpu_s, refusals=refusals)
+        assert binding_limit(moment, Limits(reasons=True)) == limit
+        moment.busy_s, moment.cpu_s = 0.01, 0.0
+        assert binding_limit(moment, Limits(reasons=True)) != "cpu-contended"
+
+    def test_a_limit_of_the_scheduler_stands_although_others_take_the_cpu(self) -> None:
+        moment = decode(4, 9, 0.1, busy_s=1.0, cpu_s=0.1, refusals={"no_slot": 30})
+        assert binding_limit(moment, Limits(reasons=True)) == "seq-cap"
 
     def test_a_cpu_that_others_took_a_while_ago(self) -> None:
         lines = [decode(4, 0, 0.1, busy_s=1.0, cpu_s=0.1 if i < 9 else 0.99) for i in range(40)]

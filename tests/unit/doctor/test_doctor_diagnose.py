@@ -43,6 +43,7 @@ def moments(draw: st.DrawFn) -> Moment:
         refusals=draw(st.dictionaries(st.sampled_from([*Refusal]), st.integers(0, 50))),
         model_s=draw(SHARES),
         busy_s=draw(SHARES),
+        cpu_s=draw(SHARES),
         quantiles=draw(st.dictionaries(st.just("itl_p50"), st.floats(0, 2))),
     )
 
@@ -110,6 +111,10 @@ def test_every_report_is_consistent(observations: Observations) -> None:
         effect = finding.effect
         assert effect is None or effect.low <= effect.expected <= effect.high
         assert finding.cause not in [each.cause for each in finding.ruled_out]
+    ruled_out: set[str] = set()
+    for finding in report.findings:
+        assert finding.cause not in ruled_out
+        ruled_out |= {each.cause for each in finding.ruled_out}
     for one in report.findings:
         assert not any(opposed(one.action, other.action) for other in report.findings)
     assert msgspec.json.decode(msgspec.json.encode(report))["verdict"] == report.verdict

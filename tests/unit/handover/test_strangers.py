@@ -232,6 +232,25 @@ def test_what_a_killed_server_has_left_counts_for_nothing(own_folder: Path) -> N
         assert found.key == key
 
 
+def test_a_start_removes_what_killed_servers_have_left(own_folder: Path) -> None:
+    """Red before: such files stayed for ever."""
+    with announced(HOST, 8998, new_bytes()), announced(HOST, 8999, new_bytes()):
+        living = set(own_folder.iterdir())
+        for port in (9000, 9001):
+            with announced(HOST, port, new_bytes()):
+                (path,) = set(own_folder.iterdir()) - living
+                data = path.read_bytes()
+            path.write_bytes(data)
+        others = [own_folder / "notes.txt", own_folder / ("0" * 32)]
+        others[0].write_text("of the user")
+        others[1].symlink_to(others[0])
+        with announced(HOST, 9002, new_bytes()):
+            found = set(own_folder.iterdir())
+            assert len(found) == len(living) + len(others) + 1
+            assert found > living | set(others)
+    assert set(own_folder.iterdir()) == set(others)
+
+
 def test_a_folder_that_cannot_be_written_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -68,6 +68,8 @@ def test_the_doctor_reads_it_in_a_log(
     assert report.verdict == verdict
     if every:
         assert "CPU contention" in report.findings[0].evidence[0].text
+        # Red before: also client-bound, with the advice to send more requests.
+        assert [finding.cause for finding in report.findings] == ["cpu-contended"]
 
 
 def test_the_loop_measures_its_own_cpu_time() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -14,6 +13,7 @@ from setpoint.doctor.checks.common import (
     quote_events,
 )
 from setpoint.doctor.findings import Action, Finding, RuledOut
+from setpoint.doctor.limits import is_disturbed
 from setpoint.doctor.observations import EventKind, Evidence
 from setpoint.observe.contention import LEAST_SHARE
 
@@ -33,27 +33,28 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="cpu-contended",
         confidence=confidence(case, min(1.0, (1 - share) / 0.4), known),
-        summary=f"Other programs take the CPU: while it had work, the engine had a CPU for"
-        f" {percent(share)} of the time ({cpu_s:.1f} s of {busy_s:.1f} s).",
+        summary=f"Other programs take the CPU: the engine had work for {busy_s:.1f} s, and a CPU"
+        f" for {cpu_s:.1f} s of them ({percent(share)}).",
         evidence=evidence,
         action=Action(
-            "End the other programs on this machine, or give the server CPUs of its own (taskset,"
-            " or the cpuset of its container); in a container, raise its CPU limit. Options of the"
-            " server cannot give it a CPU."
+            "End the other programs on this machine, or give the server CPUs of its own (with"
+            " taskset, or with the cpuset of its container). If the server runs in a container with"
+            " a CPU limit, raise that limit. No option of the server helps."
         ),
         effect=estimate(
             "output throughput",
             1 + 0.5 * (1 / least - 1),
             1 / least,
             1.1 / least,
-            "the steps take as long as they compute when nothing keeps them waiting",
+            f"with CPUs of its own, the engine does in {least * busy_s:.1f} s what took"
+            f" {busy_s:.1f} s",
         ),
-        ruled_out=(RuledOut("client-bound", "The engine had work that it could not compute."),),
-        risk="None for the server; the other programs get less of the CPU.",
-        verify="The share of its CPU in the report, or the absence of the warning in the log; steps"
-        " become shorter.",
-        falsify="The machine is idle beside the server (`top`), and the time of a step stays as it"
-        " is. Then the engine waits for something else, such as memory that is swapped out.",
+        ruled_out=(RuledOut("client-bound", "The engine has work, but no CPU to do it with."),),
+        risk="None for the server. The other programs get less of the CPU, or end.",
+        verify="The log has no new line that begins with “CPU contention”, and output throughput"
+        " (gen throughput) rises.",
+        falsify="Output throughput stays the same although `top` shows no other program that uses"
+        " the CPU. Then the engine waits for something else, such as memory that was swapped out.",
         share=round(1 - share, 3),
     )
 
@@ -65,7 +66,7 @@ def _from_moments(case: Case) -> tuple[float, float, tuple[Evidence, ...]] | Non
         return None
     busy_s = sum(moment.busy_s or 0.0 for moment in known.moments)
     cpu_s = sum(moment.cpu_s or 0.0 for moment in known.moments)
-    slow = known.where(_is_disturbed)
+    slow = known.where(is_disturbed)
     return busy_s, cpu_s, quote(slow)
 
 
@@ -81,10 +82,6 @@ def _from_log(case: Case) -> tuple[float, float, tuple[Evidence, ...]]:
     return busy_s, cpu_s, quote_events(case, KIND, 3)
 
 
-def _is_disturbed(moment: Moment) -> bool:
-    return (moment.cpu_s or 0.0) < LEAST_SHARE * (moment.busy_s or 0.0)
-
-
 CHECK = Check(
     cause="cpu-contended",
     title="Other programs take the CPU",
@@ -94,12 +91,12 @@ CHECK = Check(
     " for a CPU in the middle of its steps. Everything becomes slower, and no option of the server"
     " changes that.",
     rule="While it has work, the engine has a CPU for less than 70 % of the time. Setpoint's own"
-    " records tell that; its log has a warning that begins with “CPU contention”, which the doctor"
-    " reads if the warnings cover at least half of the time under load.",
-    counter_evidence="Time in which the server waits for requests does not count. Of an engine on"
-    " a GPU nothing is said, because its thread waits for the device.",
+    " records say for how much. In a log, the doctor reads the warnings that begin with “CPU"
+    " contention”; they must cover at least half of the time under load.",
+    counter_evidence="Time in which the server waits for requests does not count. An engine on a"
+    " GPU is not judged, because its thread waits for the device.",
     advice="End the other programs, or give the server CPUs of its own.",
-    guide="The guides are about servers that have their machine to themselves.",
+    guide="The guides assume that a server has its machine to itself.",
     picture="""\
 CPU 0   [step.....][other program][.....step][other program][step...
                     the step waits            the step waits""",

@@ -96,7 +96,7 @@ def diagnose(seen: Observations) -> Report:
     elif case.is_excerpt:
         limits = [finding for finding in limits if finding.share is None or finding.share >= AGREE]
     findings = without_overdraft(without_residual(rank_findings(limits)))
-    findings = without_contradictions(findings)
+    findings = without_contradictions(without_ruled_out(findings))
     findings = [replace(each, evidence=_located(seen, each.evidence)) for each in findings]
     state = states.get("healthy") or states.get("not-enough-evidence")
     if findings:
@@ -203,6 +203,15 @@ def _needs_headroom(action: Action) -> bool:
     if action.direction == "increase":
         return action.flag in HEADROOM_FLAGS
     return action.direction == "decrease" and action.flag == "--mem-fraction-static"
+
+
+def without_ruled_out(findings: list[Finding]) -> list[Finding]:
+    """Without findings that one before them rules out: it says why."""
+    kept: list[Finding] = []
+    for finding in findings:
+        if not any(finding.cause == each.cause for other in kept for each in other.ruled_out):
+            kept.append(finding)
+    return kept
 
 
 def without_contradictions(findings: list[Finding]) -> list[Finding]:

@@ -35,8 +35,8 @@ ROOM = frozenset(
 )
 """Routes that would interfere with the change of models."""
 NO_ROOM = (
-    "This route is refused because the server has several models and loads and unloads them by"
-    " itself; /models/load and /models/unload ask for one."
+    "A server with several models loads and unloads them itself, so it refuses this route. Use"
+    " /models/load and /models/unload."
 )
 
 
