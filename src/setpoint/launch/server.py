@@ -231,6 +231,8 @@ class _Serving:
             await asyncio.wait([self._working], timeout=LEAVE_S)
         if asked.end.is_set():
             await _drain(service, self.drain_s, asked)
+            for each in service.models:
+                each.text.close()  # the chats that wait for it would be refused behind it
         session.shutdown()
         if asked.at_once.is_set():
             until = min(until, time.monotonic())

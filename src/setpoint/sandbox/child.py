@@ -24,6 +24,9 @@ _OURS = (signal.SIGINT, signal.SIGTERM)
 parent."""
 
 
+CLOSED = "has ended, because the server is shutting down"
+
+
 class TooMuchError(Exception):
     """The job exceeds a limit, or crashes the child. The message says how; the rest of a sentence
     that begins with "it"."""
@@ -84,7 +87,7 @@ class LimitedChild:
             return act()
         except _EndedFromOutsideError:
             if self._is_closed:
-                raise ChildLostError("was closed") from None
+                raise ChildLostError(CLOSED) from None
         try:
             return act()
         except _EndedFromOutsideError as error:
@@ -92,7 +95,7 @@ class LimitedChild:
 
     def _start(self) -> bytes:
         if self._is_closed:
-            raise ChildLostError("was closed")
+            raise ChildLostError(CLOSED)
         self._link, theirs = socket.socketpair()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
         try:
