@@ -92,9 +92,11 @@ def outcome(name: str, broken: Broken) -> str:
     unfinished = tuple(call.name for call in answer.calls if not is_whole(call))
     if unfinished != broken.cut:
         return "a wrong half call"
+    if any(call.is_cut == is_whole(call) for call in answer.calls):
+        return "a wrong end"
     if broken.told not in answer.text:
         return "lost text"
-    if not broken.told and answer.text.strip():
+    if broken.is_exact and answer.text.replace(broken.told, "", 1).strip():
         return "markers in the text"
     return "as told"
 
@@ -125,14 +127,23 @@ def check(name: str, seed: int) -> None:
 
 
 def check_cut(name: str, seed: int, step: int) -> None:
-    """Of an answer that is cut off, every finished call is one of the whole answer."""
-    for way in ("nothing", "an end in a value"):
+    """An answer that is cut off has those calls of the whole answer whose arguments have begun, and
+    nothing of one that has begun is text."""
+    for way in ("nothing", "an end in a value", "arguments that are no object"):
         _, broken = broken_by(name, way, seed)
         if broken is None:
             continue
         for stop in range(seed % step, len(broken.raw), step):
-            whole = whole_calls(answer_of(name, broken.raw[:stop]))
+            answer = answer_of(name, broken.raw[:stop])
+            whole = whole_calls(answer)
             assert whole == broken.whole[: len(whole)], broken.raw[:stop]
+            for call in answer.calls:
+                assert call.is_cut != is_whole(call), broken.raw[:stop]
+            num_begun = sum(begin < stop for begin in broken.begins)
+            assert len(answer.calls) >= num_begun, broken.raw[:stop]
+            next_at = broken.begins[num_begun:][:1]
+            if num_begun and not next_at:
+                assert not answer.text.strip(), broken.raw[:stop]
 
 
 NAMES = sorted({form.name: name for name, form in sorted(TOOL_FORMATS.items())}.values())
@@ -161,7 +172,10 @@ def test_many_broken_calls(name: str) -> None:
 def table(seeds: int = 20) -> str:
     """The worst outcome of each format and way."""
     rows = [["", *NAMES]]
-    worst = ["a wrong call", "a wrong half call", "a lost call", "lost text", "markers in the text"]
+    worst = [
+        *("a wrong call", "a wrong half call", "a lost call", "a wrong end", "lost text"),
+        "markers in the text",
+    ]
     for way in WAYS:
         row = [way]
         for name in NAMES:

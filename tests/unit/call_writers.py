@@ -56,6 +56,12 @@ class Writer:
     swallows: bool = False
     """Whether an open string leaves the whole list text, as Python's syntax has no other end."""
     is_json: bool = False
+    quote: str = ""
+    """What stands before and after a string."""
+    framed: Callable[[str, str], str] | None = None
+    """A call, given the function and the text of all its arguments."""
+    names_end: bool = False
+    """Whether a name with a space in it is none."""
     number: Callable[[str, str], str] = field(default=lambda key, text: "")
     """An argument whose value is this text."""
 
@@ -88,8 +94,13 @@ def _object(parts: list[str]) -> str:
 
 
 def _json_writer(before: str, behind: str, key: str = "arguments", **more: Any) -> Writer:
+    def framed(name: str, arguments: str) -> str:
+        return f'{before}{{"name": "{name}", "{key}": {arguments}}}{behind}'
+
     return Writer(
-        call=lambda name, parts: f'{before}{{"name": "{name}", "{key}": {_object(parts)}}}{behind}',
+        call=lambda name, parts: framed(name, _object(parts)),
+        framed=framed,
+        quote='"',
         argument=_pair,
         value_end='"',
         malformed='"x": }',
@@ -100,8 +111,13 @@ def _json_writer(before: str, behind: str, key: str = "arguments", **more: Any) 
 
 
 def _headed(before: str, behind: str, **more: Any) -> Writer:
+    def framed(name: str, arguments: str) -> str:
+        return before.format(name) + arguments + behind
+
     return Writer(
-        call=lambda name, parts: before.format(name) + _object(parts) + behind,
+        call=lambda name, parts: framed(name, _object(parts)),
+        framed=framed,
+        quote='"',
         argument=_pair,
         value_end='"',
         call_end=behind,
@@ -132,6 +148,7 @@ def _xml(
 
     return Writer(
         call=lambda name, parts: begin.format(name) + "".join(parts) + end,
+        names_end=True,
         argument=write,
         value_end=framing + value_end,
         call_end=end,
@@ -226,6 +243,7 @@ def _gemma(begin: str, end: str, quote: str) -> Writer:
     return Writer(
         call=lambda name, parts: f"{begin}call:{name}{{{','.join(parts)}}}{end}",
         argument=lambda key, each: f"{key}:{value(each)}",
+        quote=quote,
         value_end=quote,
         call_end=end,
         inside=(end, "}", '"'),
@@ -300,6 +318,10 @@ class Broken:
     """The functions of calls whose arguments are not complete."""
     told: str = ""
     """What the text must contain."""
+    is_exact: bool = True
+    """Whether the text must contain nothing else."""
+    begins: tuple[int, ...] = ()
+    """Where the arguments of the calls begin: an answer that ends behind has the call."""
 
 
 def _open_value(writer: Writer, call: Call) -> Broken | None:
@@ -308,12 +330,12 @@ def _open_value(writer: Writer, call: Call) -> Broken | None:
     last = ("edit", {**others, "text": "z"})
     raw = writer.one(last)
     at = raw.rfind(writer.value_end)
-    if not writer.value_end or writer is WRITERS["gpt-oss"]:
+    if not writer.value_end:
         return None
     raw = raw[:at] + raw[at + len(writer.value_end) :]
     answer = writer.answer([raw, writer.one(GOOD)])
     if writer.swallows:
-        return Broken(answer, [], told=raw)
+        return Broken(answer, [], told=raw, is_exact=False)
     if (
         not writer.is_json
         and "tool_call" not in writer.value_end
@@ -349,7 +371,7 @@ def _no_call_end(writer: Writer, call: Call) -> Broken | None:
     raw = writer.one(call).removesuffix(writer.call_end)
     answer = writer.answer([raw, writer.one(GOOD)])
     if writer.swallows:
-        return Broken(answer, [], told=raw)
+        return Broken(answer, [], told=raw, is_exact=False)
     return Broken(answer, [call, GOOD])
 
 
@@ -392,7 +414,7 @@ def _malformed(writer: Writer, call: Call) -> Broken | None:
 
 def _open_bracket(writer: Writer, call: Call) -> Broken | None:
     """Malformed arguments before a good call."""
-    if not writer.is_json or not writer.call_end or writer is WRITERS["gpt-oss"]:
+    if not writer.is_json or not writer.call_end:
         return None
     raw = writer.call("edit", ['"path": {"a": {"b": {"c": 1}'])
     return Broken(writer.answer([raw, writer.one(GOOD)]), [GOOD], ("edit",))
@@ -418,8 +440,89 @@ def _text_between(writer: Writer, call: Call) -> Broken | None:
     return Broken(begin + "".join(calls) + end, [call, GOOD], told="And then:")
 
 
+def _begins(writer: Writer, raw: str, calls: list[Call]) -> tuple[int, ...]:
+    """See Broken.begins. Calls of Python's syntax are whole, or text."""
+    if writer.swallows:
+        return ()
+    begins = []
+    for _, arguments in calls:
+        key, value = next(iter(arguments.items()))
+        first = writer.argument(key, value)
+        begins.append(raw.index(first) + first.index(key) - 1)
+    return tuple(begins)
+
+
+def _nothing(writer: Writer, call: Call) -> Broken:
+    raw = writer.written([call, GOOD])
+    return Broken(raw, [call, GOOD], begins=_begins(writer, raw, [call, GOOD]))
+
+
+def _no_object(writer: Writer, call: Call) -> Broken | None:
+    """Arguments without brackets, and lists."""
+    if writer.framed is None:
+        return None
+    values = ['["a", {"b": [1, 2]}]', '"a \\"b"', "12", "true", "Bern"]
+    value = values[len(call[1]["path"]) % len(values)]
+    raw = writer.answer([writer.framed("edit", value), writer.one(GOOD)])
+    begins = (raw.index(value, raw.index("edit")), *_begins(writer, raw, [GOOD]))
+    return Broken(raw, [GOOD], ("edit",), begins=begins)
+
+
+def _no_quote(behind: bool) -> Callable[[Writer, Call], Broken | None]:
+    """A string in the middle of the arguments lacks a quote. One that lacks its last one may hold
+    all that follows, so nothing shows where the call ends but its marker."""
+
+    def way(writer: Writer, call: Call) -> Broken | None:
+        if not writer.quote or writer.between == ", ":
+            return None
+        parts = [writer.argument(key, f"v, {key}") for key in ("path", "text")]
+        at = parts[0].index("v,") - len(writer.quote) if not behind else -len(writer.quote)
+        stop = at + len(writer.quote)
+        parts[0] = parts[0][:at] + (parts[0][stop:] if stop else "")
+        raw = writer.call("edit", [*parts, writer.argument("line", 3)])
+        return Broken(writer.answer([raw, writer.one(GOOD)]), [GOOD], ("edit",), is_exact=False)
+
+    return way
+
+
+def _bad_header(writer: Writer, call: Call, *, without: str = "") -> Broken | None:
+    """A call whose name is none, between good calls. without: what the first of them lacks at its
+    end."""
+    if not writer.names_end:
+        return None
+    path = call[1]["path"]
+    first, bad = (
+        writer.one((name, {key: path})) for name, key in (("edit", "path"), ("lo ok", "text"))
+    )
+    broken = first.removesuffix(without)
+    if without and broken == first:
+        return None
+    cut = without.startswith(writer.value_end)
+    raw = writer.answer([broken + ("\n" if without else ""), bad, writer.one(GOOD)])
+    whole = [*([] if cut else [("edit", {"path": path})]), GOOD]
+    return Broken(raw, whole, ("edit",) if cut else (), told="lo ok", is_exact=False)
+
+
+def _bad_header_open_call(writer: Writer, call: Call) -> Broken | None:
+    return _bad_header(writer, call, without=writer.call_end) if writer.call_end else None
+
+
+def _bad_header_open_value(writer: Writer, call: Call) -> Broken | None:
+    one = writer.one(("edit", {"path": "x"}))
+    return _bad_header(writer, call, without=one[one.rindex(writer.value_end) :])
+
+
+def _too_many(writer: Writer, call: Call) -> Broken | None:
+    """A bracket too many behind the arguments."""
+    if not writer.is_json or not writer.call_end:
+        return None
+    assert writer.framed is not None
+    raw = writer.framed("edit", _object([_pair(*each) for each in call[1].items()]) + "}")
+    return Broken(writer.answer([raw, writer.one(GOOD)]), [call, GOOD], told="}")
+
+
 WAYS: dict[str, Callable[[Writer, Call], Broken | None]] = {
-    "nothing": lambda writer, call: Broken(writer.written([call, GOOD]), [call, GOOD]),
+    "nothing": _nothing,
     "no end of a value": _open_middle,
     "no end of the last value": _open_value,
     "no end of a call": _no_call_end,
@@ -431,4 +534,11 @@ WAYS: dict[str, Callable[[Writer, Call], Broken | None]] = {
     "malformed arguments": _open_bracket,
     "numbers in other notations": _number,
     "text between calls": _text_between,
+    "arguments that are no object": _no_object,
+    "no quote before a string": _no_quote(behind=False),
+    "no quote behind a string": _no_quote(behind=True),
+    "a malformed header": _bad_header,
+    "a malformed header behind a call without its end": _bad_header_open_call,
+    "a malformed header behind a value without its end": _bad_header_open_value,
+    "a bracket behind the arguments": _too_many,
 }

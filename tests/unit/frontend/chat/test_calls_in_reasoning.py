@@ -114,6 +114,34 @@ def test_a_call_may_follow_a_mention() -> None:
     assert said(parser_of("qwen3", "hermes"), raw) == ("Done.", "A <tool_call> is due.", ["ping"])
 
 
+@pytest.mark.parametrize("tools", CALLS)
+@pytest.mark.parametrize("behind", ["", "\n\nSo.", "again"])
+def test_the_end_of_the_reasoning_behind_a_call_is_no_text(tools: str, behind: str) -> None:
+    """Red before: "</think>" was shown to the user."""
+    call = CALLS[tools]
+    raw = f"Hm.\n{call}\n</think>{call if behind == 'again' else behind}"
+    text, names = ("", ["ping", "ping"]) if behind == "again" else (behind.strip(), ["ping"])
+    assert said(parser_of("qwen3", tools), raw) == (text, "Hm.", names)
+    check_cuts(lambda: parser_of("qwen3", tools), raw)
+
+
+def test_only_the_first_end_behind_a_call_belongs_to_the_reasoning() -> None:
+    raw = f"Hm.\n{CALL}\nSo. </think>\nIt is </think>, and </thi"
+    text = "So. It is </think>, and </thi"
+    assert said(parser_of("qwen3", "hermes"), raw) == (text, "Hm.", ["ping"])
+    check_cuts(lambda: parser_of("qwen3", "hermes"), raw)
+    shown = said(parser_of("qwen3", "hermes", separate=False), f"Hm.\n{CALL}\n</think>So.")
+    assert shown == ("Hm.\n</think>So.", "", ["ping"])
+
+
+def test_the_end_of_the_reasoning_in_an_argument_stays() -> None:
+    call = CALL.replace("{}", '{"a": "</think>"}')
+    raw = f"Hm.\n{CALL}\n{call}\n</think>So."
+    answer = join_deltas(parse_answer(parser_of("qwen3", "hermes"), raw))
+    assert [call.arguments for call in answer.calls] == ["{}", '{"a": "</think>"}']
+    assert answer.text == "So."
+
+
 def test_reasoning_that_stays_in_the_text_is_ended_as_well() -> None:
     parser = parser_of("qwen3", "hermes", separate=False)
     assert said(parser, f"Hm.\n{CALL}") == ("Hm.\n", "", ["ping"])

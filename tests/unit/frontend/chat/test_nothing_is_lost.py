@@ -77,6 +77,36 @@ CASES = {
         'text:<|"|>y<|"|>',
         [("edit", {"path": "x", "line": 3}), LOOK],
     ),
+    "a malformed argument of Gemma with signs in it": (
+        "gemma4",
+        f'<|tool_call>call:edit{{line:3,path<|"|>a, b: c}}<|"|>,force:true}}<tool_call|>{GEMMA_LOOK}',
+        'path<|"|>a, b: c}<|"|>',
+        [("edit", {"line": 3, "force": True}), LOOK],
+    ),
+    "a call of Gemma in parentheses": (
+        "gemma4",
+        f'<|tool_call>call:edit(path:<|"|>x<|"|>)<tool_call|>{GEMMA_LOOK}',
+        'call:edit(path:<|"|>x<|"|>)',
+        [LOOK],
+    ),
+    "text behind the arguments of gpt-oss": (
+        "gpt-oss",
+        HARMONY_LOOK.replace("<|call|>", "} and more.<|call|>") + HARMONY_LOOK,
+        "} and more.",
+        [LOOK, LOOK],
+    ),
+    "no arguments, in the words of JSON": (
+        "kimi_k2",
+        "<|tool_call_begin|>functions.stop:0<|tool_call_argument_begin|>null<|tool_call_end|>",
+        "",
+        [("stop", {})],
+    ),
+    "an object in a string": (
+        "gpt-oss",
+        HARMONY + 'look<|message|>"{\\"place\\": \\"Bern\\"}"<|call|>',
+        "",
+        [LOOK],
+    ),
     "a comma behind the last argument of Gemma": (
         "gemma4",
         '<|tool_call>call:edit{path:<|"|>x<|"|>,tags:[<|"|>y<|"|>,],}<tool_call|>',

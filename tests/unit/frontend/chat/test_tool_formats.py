@@ -139,7 +139,7 @@ HERMES = [
     Case(
         "too many braces",
         '<tool_call>{"name": "ping", "arguments": {}}}</tool_call>',
-        text="}</tool_call>",
+        text="}",
         calls=(("ping", "{}"),),
     ),
 ]

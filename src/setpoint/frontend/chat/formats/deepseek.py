@@ -37,7 +37,10 @@ DEEPSEEK_V3 = HeadedCalls(
     name="deepseekv3",
     section=_SECTION,
     begin=_BEGIN,
-    header=re.compile(rf"\s*function{_SEP}\s*(?P<name>[^\s{{<]+)\s*(?:```(?:json)?\s*)?"),
+    header=re.compile(
+        rf"\s*function{_SEP}\s*(?P<name>[^\s{{<]+)"
+        r"\s*(?:(?P<due>```(?:json)?[^\S\n]*\n)\s*|```(?:json)?\s*)?"
+    ),
     between="```",
     end=_END,
     tag=lambda name, arguments: tag(
@@ -50,7 +53,7 @@ DEEPSEEK_V31 = HeadedCalls(
     name="deepseekv31",
     section=_SECTION,
     begin=_BEGIN,
-    header=re.compile(rf"\s*(?P<name>[^\s{{<]+)\s*{_SEP}\s*"),
+    header=re.compile(rf"\s*(?P<name>[^\s{{<]+)\s*(?P<due>{_SEP})\s*"),
     end=_END,
     tag=lambda name, arguments: tag(f"{_BEGIN}{name}{_SEP}", arguments, _END),
 )

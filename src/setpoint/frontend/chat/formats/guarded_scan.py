@@ -9,6 +9,9 @@ from setpoint.frontend.chat.formats.json_scan import JsonScan, Scan
 from setpoint.frontend.chat.formats.scanning import Markers, is_cut
 
 _AFTER_STRING = ",:}]"
+_WINDOW = 1024
+"""Characters in which markers are looked for at once, so that a short value in a long text costs
+little."""
 
 
 class StringScan(Scan, Protocol):
@@ -21,7 +24,10 @@ class StringScan(Scan, Protocol):
 class TellingScan(StringScan, Protocol):
     """A scan that keeps the text between arguments which is no part of them."""
 
-    told: list[str]
+    def told(self, *, ended: bool) -> str:
+        """That text. ended: the answer has ended in the arguments, so the beginning of a key is
+        only cut off."""
+        ...
 
 
 class GuardedScan:
@@ -77,8 +83,9 @@ class GuardedScan:
             parts.append(part)
             self.is_done = self._scan.is_done
             return at
-        found = self._markers.find(text, at)
-        stop = self._markers.cut(text, at) if found is None else found.start()
+        limit = at + _WINDOW
+        found = self._markers.find(text, at, limit + self._markers.longest)
+        stop = min(limit, self._markers.cut(text, at)) if found is None else found.start()
         part, used = self._scan.feed(text[at:stop], 0)
         parts.append(part)
         at += used

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.deltas import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from setpoint.frontend.chat.formats.arguments_text import OtherArguments
 from setpoint.frontend.chat.formats.json_scan import JsonScan
-from setpoint.frontend.chat.formats.scanning import Markers
+from setpoint.frontend.chat.formats.scanning import Markers, Trimmed
 from setpoint.frontend.chat.formats.tool_format import ToolFormat, new_call_id
 from setpoint.frontend.chat.parser import DeltaParser
 
@@ -113,11 +114,14 @@ class _CallParser:
 
     def __init__(self) -> None:
         self._messages = _Messages()
-        self._scan: JsonScan | None = None
-        """Reads the arguments while a call is open."""
+        self._is_call = False
+        """Whether the present message is a call."""
+        self._scan: JsonScan | OtherArguments | None = None
+        """Reads its arguments, once they have begun."""
         self._rest = ""
-        """Half an escape at the end of the arguments."""
-        self._has_arguments = False
+        """Half an escape at the end of the arguments, or behind them what may be half a marker."""
+        self._behind = Trimmed(at_start=True)
+        """Text behind the arguments."""
         self._num_calls = 0
 
     def feed(self, text: str) -> Sequence[Delta]:
@@ -128,38 +132,55 @@ class _CallParser:
     def end(self) -> Sequence[Delta]:
         parts = self._messages.feed("", ended=True)
         deltas = [delta for part in parts for delta in self._deltas(*part)]
-        if self._scan is not None and not self._scan.is_done:
-            deltas.append(ToolCallDelta(index=self._num_calls - 1, is_cut=True))
-        return deltas
+        return [*deltas, *self._close(ended=True)]
 
     def _deltas(self, kind: str, text: str) -> Sequence[Delta]:
-        index = self._num_calls - 1
         if kind == "header":
-            return self._begin(_called(text))
+            return [*self._close(), *self._begin(_called(text))]
         if kind == "end":
-            is_empty = self._scan is not None and not self._has_arguments
-            self._scan = None
-            return (ToolCallDelta(index=index, arguments="{}"),) if is_empty else ()
-        if self._scan is None:
-            return (TextDelta(text),)
-        text = self._rest + text
-        if not self._has_arguments:
-            text = text.lstrip()
-        arguments, at = self._scan.feed(text, 0)
-        self._rest = "" if self._scan.is_done else text[at:]
-        if not arguments:
-            return ()
-        self._has_arguments = True
-        return (ToolCallDelta(index=index, arguments=arguments),)
+            return self._close()
+        return self._argue(text) if self._is_call else (TextDelta(text),)
 
     def _begin(self, name: str) -> Sequence[Delta]:
         """A message begins that calls a function; an empty name: one that is text."""
-        self._scan = JsonScan() if name else None
-        self._rest, self._has_arguments = "", False
+        self._is_call = bool(name)
         if not name:
             return ()
+        self._scan, self._rest = None, ""
+        self._behind = Trimmed(at_start=True)
         self._num_calls += 1
         return (ToolCallDelta(index=self._num_calls - 1, id=new_call_id(), name=name),)
+
+    def _argue(self, text: str) -> Sequence[Delta]:
+        text = self._rest + text
+        if self._scan is None:
+            text = text.lstrip()
+            if not text:
+                return ()
+            self._scan = JsonScan() if text[0] == "{" else OtherArguments(Markers())
+        arguments, at = ("", 0) if self._scan.is_done else self._scan.feed(text, 0)
+        stop = _MARKERS.cut(text, at) if self._scan.is_done else at
+        self._rest = text[stop:]
+        behind = self._behind.feed(text[at:stop])
+        return [*self._more(arguments), *([TextDelta(behind)] if behind else ())]
+
+    def _more(self, arguments: str) -> list[Delta]:
+        index = self._num_calls - 1
+        return [ToolCallDelta(index=index, arguments=arguments)] if arguments else []
+
+    def _close(self, *, ended: bool = False) -> Sequence[Delta]:
+        """The present message ends. ended: because the answer does."""
+        if not self._is_call:
+            return ()
+        self._is_call = False
+        if self._scan is None and not ended:
+            return self._more("{}")
+        last: list[Delta] = []
+        if self._scan is not None and not self._scan.is_done:
+            last = self._more(self._scan.end())
+        if self._scan is None or not self._scan.is_done or self._scan.is_broken:
+            last.append(ToolCallDelta(index=self._num_calls - 1, is_cut=True))
+        return last
 
 
 class HarmonyReasoning:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from setpoint.frontend.chat.chat_request import Tool
+from setpoint.frontend.chat.formats.arguments_text import OtherArguments
 from setpoint.frontend.chat.formats.guarded_scan import GuardedScan, TellingScan
 from setpoint.frontend.chat.formats.json_scan import Scan
-from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers
+from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers, is_cut
 from setpoint.frontend.chat.formats.sections import SectionMachine, opening_markers
 from setpoint.frontend.chat.formats.structure import Format, calls, calls_in_section, held_arguments
 from setpoint.frontend.chat.formats.tool_format import plain
@@ -31,8 +32,9 @@ class HeadedCalls:
     begin: str
     """The text before the header."""
     header: re.Pattern[str]
-    """Matches all between ``begin`` and the arguments. Its group "name" is the function, its group
-    "id", if it has one, the call."""
+    """Matches all between ``begin`` and the arguments. Its group "name" is the function; its group
+    "id", if it has one, the call; its group "due", if it has one, the text behind which nothing but
+    arguments can come."""
     between: str = ""
     """What may come between the arguments and ``end``."""
     end: str = ""
@@ -93,14 +95,26 @@ class Header(NamedTuple):
     """The index after the header."""
     is_empty: bool = False
     """Whether the call has no arguments: its end follows."""
+    is_object: bool = True
+    """Whether the arguments begin with a brace."""
 
 
 def read_header(
-    pattern: re.Pattern[str], text: str, at: int, *, end: str, ended: bool
+    pattern: re.Pattern[str], text: str, at: int, *, end: str, ended: bool, markers: Markers
 ) -> Header | None:
     """The header that begins at ``at``; None if the text is too short to tell. It ends where a
-    brace or ``end`` follows."""
+    brace or ``end`` follows, or behind the text that makes arguments due. markers: what ends
+    arguments."""
     limit = at + _MAX_HEADER_CHARS
+    due = pattern.match(text, at, limit)
+    if due is not None and due.groupdict().get("due"):
+        stop = due.end()
+        marker = markers.find(text, stop, stop + markers.longest)
+        if marker is None or marker.start() != stop:
+            if markers.cut(text, stop) == stop:  # also where nothing follows yet
+                return Header("") if ended else None
+            is_object = text[stop] == "{"
+            return Header(due["name"], due.groupdict().get("id") or "", stop, is_object=is_object)
     brace = text.find("{", at, limit)
     empty = text.find(end, at, brace if brace >= 0 else limit) if end else -1
     stop = empty if empty >= 0 else brace
@@ -132,13 +146,21 @@ class _Parser(SectionMachine):
         super().__init__(form.begin, section=form.section)
         self._form = form
         self._ends = Markers(*filter(None, (form.begin, form.end, *form.section)))
+        closing = form.between + form.end
+        self._behind_ends = Markers(*filter(None, (form.begin, form.end, closing, *form.section)))
+        """What ends the text behind the arguments, and arguments that are no object."""
         self._tools = {tool.name: tool for tool in tools}
-        self._told: list[str] = []
-        """Text in the present call that is no argument: it follows the call."""
+        self._telling: TellingScan | None = None
+        """Has text in the present call that is no argument: it follows the call."""
 
     def _header(self) -> bool:
         found = read_header(
-            self._form.header, self._text, self._at, end=self._form.end, ended=self._ended
+            self._form.header,
+            self._text,
+            self._at,
+            end=self._form.end,
+            ended=self._ended,
+            markers=self._behind_ends,
         )
         if found is None:
             return False
@@ -155,13 +177,14 @@ class _Parser(SectionMachine):
         if found.is_empty:
             self._argue("{}")
             self._state = self._behind
-        else:
+        elif found.is_object:
             self._read_arguments(self._new_scan(), self._behind)
+        else:
+            self._read_arguments(OtherArguments(self._behind_ends), self._behind)
         return True
 
     def _new_scan(self) -> Scan:
-        scan = self._form.scan() if self._form.scan else None
-        self._told = scan.told if scan else []
+        self._telling = scan = self._form.scan() if self._form.scan else None
         return GuardedScan(self._ends, scan, quote=self._form.quote)
 
     def _find_name(self) -> bool:
@@ -184,8 +207,9 @@ class _Parser(SectionMachine):
 
     def _behind(self) -> bool:
         """The end marker is due; a call without one is a call all the same."""
-        self._say("".join(self._told).strip())
-        self._told.clear()
+        if self._telling is not None:
+            self._say(self._telling.told(ended=not self._scan.is_done))
+            self._telling = None
         if not self._form.end:
             self._state = self._between
             return True
@@ -197,7 +221,26 @@ class _Parser(SectionMachine):
                 return False
             if fence:
                 return True
-        if self._closes(self._form.end) is None:
+        closes = self._closes(self._form.end)
+        if closes is None:
             return False
         self._state = self._between
+        if not closes and not self._begins_here():
+            self._markers = self._behind_ends
+            self._state = self._outside
         return True
+
+    def _begins_here(self) -> bool:
+        """Whether what may follow a call is here, or the beginning of it."""
+        follows = filter(None, (self._form.begin, *self._form.section))
+        at = self._at
+        return any(
+            self._text.startswith(each, at) or is_cut(self._text, at, each) for each in follows
+        )
+
+    def _opened(self, marker: str) -> None:
+        if marker in (self._form.end, self._form.between + self._form.end):
+            self._outside_text.interrupt()
+            self._state = self._between
+        else:
+            super()._opened(marker)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
-
+from setpoint.frontend.chat.formats.arguments_text import arguments_object, decoded_string
 from setpoint.frontend.chat.formats.guarded_scan import GuardedScan
-from setpoint.frontend.chat.formats.json_scan import JsonScan
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers
 
 ARGUMENTS = ("arguments", "parameters")
@@ -19,8 +17,8 @@ Outcome = Literal["more", "done", "broken"]
 
 class JsonCall:
     """Reads ``{"name": …, "arguments": {…}}``, the keys in any order and among others. It tells of
-    the call as soon as that is certain: the name is known and the arguments begin with a brace.
-    """
+    the call as soon as that is certain: the name is known and the arguments begin. Arguments that
+    are no object (``arguments_object``) are passed on as they are, and the call is not whole."""
 
     def __init__(
         self,
@@ -42,7 +40,7 @@ class JsonCall:
         self.taken_back = ""
         """Text that has been read, but is no more of the call."""
         self._markers = markers
-        self._scan: JsonScan | GuardedScan | None = None
+        self._scan: GuardedScan | None = None
         """Reads the present key or value."""
         self._streams = False
         """Whether the present value goes to ``argue`` as it comes."""
@@ -52,17 +50,19 @@ class JsonCall:
         self._name = ""
         self._arguments = ""
         """Arguments that came before the name."""
+        self._is_cut = False
+        """Whether the arguments are no object."""
         self._has_others = False
         """Whether there are keys that no call has."""
 
     @property
     def is_whole(self) -> bool:
         """Whether the call has begun and its arguments are complete."""
-        return self.has_begun and not self._streams
+        return self.has_begun and not self._streams and not self._is_cut
 
     def raw(self) -> str:
         """The text read so far if the call has not begun, so that it is no call."""
-        return "".join(self._raw)
+        return "".join(self._raw).removesuffix(self.taken_back)
 
     def feed(self, text: str, at: int) -> tuple[Outcome, int]:
         """Read on. The second result is where the next text to read begins; "broken" means that no
@@ -78,8 +78,8 @@ class JsonCall:
                     self._parts.append(part)
                 if not self._scan.is_done:
                     return "more", at
-                if isinstance(self._scan, GuardedScan) and self._scan.is_broken:
-                    self.taken_back = self._scan.taken_back
+                if self._scan.is_broken:
+                    self._break_off()
                     return "broken", at
                 if not self._end_scan():
                     return "broken", at
@@ -95,12 +95,31 @@ class JsonCall:
 
     def end(self) -> Outcome:
         """The answer has ended in the call."""
-        if self._streams and self._scan is not None:
-            self._argue(self._scan.end())
-            if self._scan.is_done:
-                self.taken_back = self._scan.taken_back
-                return "broken"
-        return "more"
+        if self._scan is None:
+            return "more"
+        part = self._scan.end()
+        if self._streams:
+            self._argue(part)
+        else:
+            self._parts.append(part)
+        is_broken = self._scan.is_broken
+        self._break_off()
+        return "broken" if is_broken else "more"
+
+    def _break_off(self) -> None:
+        """The present key or value does not end."""
+        assert self._scan is not None, "it has begun"
+        self.taken_back = self._scan.taken_back
+        value = "".join(self._parts)
+        if self._is_argument and self._name and value and not self.has_begun:
+            self._is_cut = True
+            self._begin_call()
+            self._argue(value)
+
+    @property
+    def _is_argument(self) -> bool:
+        """Whether the present value is the arguments."""
+        return self._expected == "value" and self._key in ARGUMENTS
 
     def _keep(self, raw: str) -> None:
         if not self.has_begun:
@@ -112,7 +131,7 @@ class JsonCall:
         if self._expected == "value":
             self._start_value(sign)
         elif self._expected == "key" and sign == '"':
-            self._scan = JsonScan()
+            self._scan = GuardedScan(self._markers)
         elif sign == "}" and self._expected in ("key", ","):
             return ("done" if self._end_object() else "broken"), at + 1
         elif sign == self._expected:
@@ -123,10 +142,9 @@ class JsonCall:
         return "more", at
 
     def _start_value(self, sign: str) -> None:
-        self._scan = JsonScan()
-        if sign == "{" and self._name and self._key in ARGUMENTS and not self.has_begun:
+        self._scan = GuardedScan(self._markers)
+        if sign == "{" and self._name and self._is_argument and not self.has_begun:
             self._streams = True
-            self._scan = GuardedScan(self._markers)
             self._begin_call()
 
     def _end_scan(self) -> bool:
@@ -135,7 +153,7 @@ class JsonCall:
         self._parts.clear()
         self._scan = None
         if self._expected == "key":
-            self._key = _string(value) or ""
+            self._key = decoded_string(value) or ""
             self._expected = ":"
             self._has_others |= self._key not in _KEYS
             return self._names is None or self._key in _KEYS
@@ -146,15 +164,17 @@ class JsonCall:
         if self.has_begun:
             return True
         if self._key == "name":
-            self._name = _string(value) or ""
+            self._name = decoded_string(value) or ""
             if not 0 < len(self._name) <= MAX_NAME_CHARS:
                 return False
             if self._names is not None and self._name not in self._names:
                 return False
         elif self._key in ARGUMENTS:
-            self._arguments = _object(value)
-            if not self._arguments:
+            if not value:
                 return False
+            found = arguments_object(value)
+            self._is_cut = not found
+            self._arguments = found or value
         if self._name and self._arguments:
             self._begin_call()
             self._argue(self._arguments)
@@ -171,26 +191,3 @@ class JsonCall:
     def _begin_call(self) -> None:
         self.has_begun = True
         self._begin(self._name)
-
-
-def _string(value: str) -> str | None:
-    decoded = _decoded(value)
-    return decoded if isinstance(decoded, str) else None
-
-
-def _object(value: str) -> str:
-    """Arguments as the text of a JSON object: some models write null for none, or put the object
-    into a string. Empty for anything else."""
-    if value == "null":
-        return "{}"
-    if value.startswith("{"):
-        return value
-    inner = (_string(value) or "").strip()
-    return inner if isinstance(_decoded(inner), dict) else ""
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (ValueError, RecursionError):
-        return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from setpoint.frontend.chat.chat_request import Tool
+from setpoint.frontend.chat.formats.arguments_text import OtherArguments
 from setpoint.frontend.chat.formats.guarded_scan import GuardedScan
 from setpoint.frontend.chat.formats.headed import read_header
 from setpoint.frontend.chat.formats.json_call import JsonCall
@@ -97,7 +98,8 @@ class JsonCalls:
 
 class JsonMachine(CallMachine):
     def __init__(self, form: JsonCalls, tools: Sequence[Tool]) -> None:
-        super().__init__(Markers(form.begin) if form.begin else Markers())
+        self._begins = Markers(*filter(None, (form.begin,)))
+        super().__init__(self._begins)
         self._form = form
         self._ends = Markers(*filter(None, (form.begin, form.end)))
         self._names = frozenset(tool.name for tool in tools)
@@ -122,6 +124,10 @@ class JsonMachine(CallMachine):
         return follows
 
     def _opened(self, marker: str) -> None:
+        self._markers = self._begins
+        if marker == self._form.end:  # of the call before
+            self._outside_text.interrupt()
+            return
         self._lead = [marker]
         self._marked = True
         self._state = self._open
@@ -155,7 +161,9 @@ class JsonMachine(CallMachine):
         """No JSON follows the marker: a name and the arguments, or nothing that is known."""
         if self._form.header is None:
             return self._give_up()
-        found = read_header(self._form.header, self._text, self._at, end="", ended=self._ended)
+        found = read_header(
+            self._form.header, self._text, self._at, end="", ended=self._ended, markers=self._ends
+        )
         if found is None:
             return False
         if not found.name:
@@ -163,7 +171,8 @@ class JsonMachine(CallMachine):
         self._lead = []
         self._begin_call(found.name, found.call_id)
         self._at = found.stop
-        self._read_arguments(GuardedScan(self._ends), self._behind)
+        scan = GuardedScan(self._ends) if found.is_object else OtherArguments(self._ends)
+        self._read_arguments(scan, self._behind)
         return True
 
     def _give_up(self) -> bool:
@@ -182,16 +191,16 @@ class JsonMachine(CallMachine):
         outcome, self._at = self._call.feed(self._text, self._at)
         if outcome == "more" and not self._ended:
             return False
+        if outcome == "more":
+            outcome = self._call.end()
+        if outcome == "more" and self._call.has_begun:
+            self._at = len(self._text)  # half an escape, which nobody could read
+        self._put_back(self._call.taken_back)
         if not self._call.has_begun:
             self._lead.append(self._call.raw())
             return self._give_up()
-        if outcome == "more":
-            outcome = self._call.end()
-        if outcome == "more":
-            self._at = len(self._text)  # half an escape, which nobody could read
         if not self._call.is_whole:
             self._cut_call()
-        self._put_back(self._call.taken_back)
         self._lead = []
         self._in_list = self._in_list and outcome == "done"
         self._state = self._behind
@@ -216,7 +225,10 @@ class JsonMachine(CallMachine):
             self._at += is_separator
             self._state = self._open
             return True
-        if self._form.end and self._closes(self._form.end) is None:
+        closes = self._closes(self._form.end) if self._form.end else True
+        if closes is None:
             return False
+        if not closes:
+            self._markers = self._ends
         self._state = self._outside
         return True

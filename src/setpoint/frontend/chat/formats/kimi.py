@@ -34,8 +34,7 @@ KIMI_K2 = HeadedCalls(
     begin=_BEGIN,
     header=re.compile(
         r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s{<:]+)(?::[0-9]+)?)\s*"
-        + re.escape(_ARGUMENTS)
-        + r"\s*"
+        + rf"(?P<due>{re.escape(_ARGUMENTS)})\s*"
     ),
     end=_END,
     counts=True,

@@ -120,7 +120,8 @@ class CallMachine:
         elif self._ended:
             self._at = len(self._text)  # half an escape, which nobody could read
             self._cut_call()
-        return self._scan.is_done
+            self._state = self._then
+        return self._scan.is_done or self._ended
 
     def _put_back(self, text: str) -> None:
         """Text that has been read is still to be read."""

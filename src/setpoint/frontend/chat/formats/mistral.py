@@ -33,7 +33,7 @@ MISTRAL = _Mistral(
     name="mistral",
     begin="[TOOL_CALLS]",
     header=re.compile(
-        r"\s*(?P<name>[^\s\[\]{]+)(?:\[CALL_ID\](?P<id>[^\s\[\]{]+))?(?:\[ARGS\])?\s*"
+        r"\s*(?P<name>[^\s\[\]{]+)(?:\[CALL_ID\](?P<id>[^\s\[\]{]+))?(?P<due>\[ARGS\])?\s*"
     ),
     written=JsonWriting(section=("[TOOL_CALLS] [", "]")),
 )

@@ -9,6 +9,7 @@ from typing import Literal
 
 from setpoint.frontend.chat.deltas import Delta, ReasoningDelta, TextDelta
 from setpoint.frontend.chat.formats.call_search import CallSearch
+from setpoint.frontend.chat.formats.late_end import LateEnd
 from setpoint.frontend.chat.formats.scanning import Markers, Trimmed, is_cut
 from setpoint.frontend.chat.formats.tool_format import ToolFormat
 from setpoint.frontend.chat.parser import DeltaParser
@@ -184,6 +185,8 @@ class _Parser:
                 return False
         if not is_call:
             self._pass_to(self._call_marker_end, deltas)
+        elif self._separate:
+            self._after = LateEnd(self._after, self._form.end)
         self._where = "behind" if is_call else "inside"
         return True
 

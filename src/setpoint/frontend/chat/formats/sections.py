@@ -29,7 +29,7 @@ class SectionMachine(CallMachine):
         section_begin, section_end = section
         super().__init__(Markers(*opening_markers(call_begin, section_begin, bare=bare)))
         self._markers_outside = self._markers
-        self._markers_inside = Markers(*filter(None, (call_begin, *section)))
+        self._markers_inside = Markers(*filter(None, (call_begin, *section, *passed)))
         self._call_begin = call_begin
         self._passed = passed
         self._section_end = section_end
@@ -50,6 +50,8 @@ class SectionMachine(CallMachine):
             self._leave()
         elif marker == self._call_begin:
             self._state = self._header
+        elif marker in self._passed:
+            self._state = self._first_call
         else:
             self._in_section = True
             self._num_before = self._num_calls

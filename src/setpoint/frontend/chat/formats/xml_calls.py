@@ -140,7 +140,7 @@ class _Parser(SectionMachine):
 
     def _argument(self) -> bool:
         """An argument or the end of the call is due. What is neither is told behind the call."""
-        tag, start = self._tags.find(self._text, self._at)
+        tag, start = self._tags.find(self._text, self._at, malformed=True, leads=True)
         self._told.append(self._text[self._at : start])
         self._at = start
         if tag is None:
@@ -153,7 +153,7 @@ class _Parser(SectionMachine):
             self._told.append(self._text[start : tag.stop])
         else:
             self._at = tag.stop if tag.kind == "end" else start
-            if self._is_open_value and tag.kind == "call":
+            if self._is_open_value and tag.kind in ("call", "bad call"):
                 self._cut_call()
                 self._leave_call(self._between)
             else:
@@ -246,7 +246,7 @@ class _Parser(SectionMachine):
             self._take(text)
             self._at = len(text)
             return False
-        tag, start = self._tags.find(text, at)
+        tag, start = self._tags.find(text, at, malformed=True)
         if tag is None and self._ended:
             return self._cut_value(text[at:start])
         closes = tag is not None and tag.kind == "value_end"
@@ -317,13 +317,18 @@ class _Parser(SectionMachine):
         closes something, or else there."""
         text, at = self._text, self._at
         stop: Tag | None = None
+        bad: Tag | None = None
+        """The beginning of a malformed call. It is one only if an argument follows, for which the
+        present value must have ended."""
         while True:
-            tag, at = self._tags.find(text, at)
+            tag, at = self._tags.find(text, at, malformed=True)
             if tag is None or self._offset + tag.start >= self._settled:
                 break
-            if tag.kind in ("key", "call"):
-                if stop is not None or self._is_likely(tag):
-                    stop = stop or tag
+            if tag.kind == "bad call":
+                bad = bad or (tag if self._is_likely(tag) else None)
+            elif tag.kind in ("key", "call"):
+                if stop or bad or self._is_likely(tag):
+                    stop = stop or bad or tag
                     break
             elif self._tags.follows(text, tag, ended=self._ended):
                 if tag.kind == "value_end" or stop is None:
@@ -344,10 +349,11 @@ class _Parser(SectionMachine):
     def _is_likely(self, tag: Tag) -> bool:
         """Whether a tag in a value that no closing tag ends begins the next argument or call, and
         is not text: the request defines its name, or it begins a line."""
-        before = self._text[max(tag.start - MAX_GAP, self._at) : tag.start].rstrip(" \t")
-        if before.endswith("\n") or not (before or self._has_begun):
+        before = self._text[max(tag.start - MAX_GAP, self._at) : tag.start]
+        lead = self._tags.lead(before)
+        if "\n" in before[lead:] or not (lead or self._has_begun):
             return tag.name not in self._given
-        if tag.kind == "call":
+        if tag.kind != "key":
             return tag.name in self._tools
         schema = self._tool.parameters if self._tool is not None else None
         properties = schema.get("properties") if isinstance(schema, dict) else None

@@ -13,14 +13,15 @@ _MAX_KEY_CHARS = MAX_NAME_CHARS + 32
 MAX_GAP = 256
 """Most characters of whitespace between two tags that follow each other."""
 
-Kind = Literal["key", "value_end", "end", "call", "section_end"]
+Kind = Literal["key", "value_end", "end", "call", "section_end", "bad call", "lead"]
 
 
 class Tag(NamedTuple):
     """A tag that is written as the format has it."""
 
     kind: Kind
-    """What it begins or ends: a "key" is the beginning of an argument, a "call" of a call."""
+    """What it begins or ends: a "key" is the beginning of an argument, a "call" of a call, a
+    "bad call" of one whose name is none; a "lead" may stand before a call."""
     start: int
     stop: int
     """The indices of its first character, and behind its last."""
@@ -88,18 +89,27 @@ class XmlTags:
         leads = "|".join(map(re.escape, (*filter(None, (section_begin,)), *form.passed)))
         self._lead = re.compile(rf"(?:\s|{leads})*\Z" if leads else r"\s*\Z")
 
-    def find(self, text: str, at: int) -> tuple[Tag | None, int]:
+    def find(
+        self, text: str, at: int, *, malformed: bool = False, leads: bool = False
+    ) -> tuple[Tag | None, int]:
         """The first tag from ``at`` on, and the index of its first character. If there is none, the
-        index before which no later text can make one."""
+        index before which no later text can make one. malformed: find the beginnings of malformed
+        calls, too. leads: and what may stand before a call."""
+        markers = self._with_leads if leads else self._markers
         while True:
-            found = self._markers.find(text, at)
+            found = markers.find(text, at)
             if found is None:
                 return None, self._with_leads.cut(text, at)
+            kind = self._kinds.get(found.group())
+            if kind is None:
+                return Tag("lead", found.start(), found.end()), found.start()
             read = self._read(text, found.group(), found.start(), ended=False)
             if read == "cut":
                 return None, found.start()
             if read != "text":
                 return read, found.start()
+            if malformed and kind == "call":
+                return Tag("bad call", found.start(), found.end()), found.start()
             at = found.end()
 
     def may_begin_in(self, text: str) -> bool:
