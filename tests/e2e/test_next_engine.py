@@ -8,17 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from setpoint import Engine
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
+from setpoint.core.progress import report
 from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.service import Service
-from setpoint.launch.engine import launch_engine
+from setpoint.launch import configuration
+from setpoint.launch.engine import ITS_TURN, launch_engine
 from setpoint.launch.engine_session import EngineSession
 from setpoint.launch.phases import Phases
+from setpoint.launch.served import Served, Several
+from setpoint.observe.waiting import Display
 from setpoint.offline.program_calls import Calls
+from setpoint.testing.server_process import wait_until
 
 PROMPTS = ["Once upon a time", "a"]
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "n": 2, "max_new_tokens": 12, "ignore_eos": True}
@@ -62,3 +68,37 @@ def test_a_request_is_the_same_on_the_next_engine(tiny_model: Path) -> None:
     with Engine(str(tiny_model), dtype="float32", random_seed=7) as engine:
         assert [each["text"] for each in engine.generate(PROMPTS, SAMPLED)] == texts
         assert [each["text"] for each in engine.generate(PROMPTS, SAMPLED)] != texts
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_the_progress_of_a_start_is_what_is_done_now(
+    tiny_model: Path, tmp_path: Path, is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: it stayed the last step of the configuration, also while other models were
+    loaded."""
+    settle = configuration.settle
+
+    def slow_settle(*arguments: Any) -> Served:
+        report("converting, 3 of 3 files")
+        return settle(*arguments)
+
+    monkeypatch.setattr(configuration, "settle", slow_settle)
+    options = Options.of(model_path=str(tiny_model), dtype="float32", served_model_name="m")
+    given = frozenset({"model_path", "dtype", "served_model_name"})
+    shown: list[str] = []
+    with launch_engine(
+        options,
+        EnvSettings(),
+        given=given,
+        phases=Phases(),
+        display=Display(shown.append, 0.01),
+        several=Several(1, str(tmp_path)) if is_shared else None,
+    ) as launched:
+        shown.clear()
+        wait_until(lambda: len(shown) > 1)
+        assert "converting" not in shown[-1]
+        assert (ITS_TURN in shown[-1]) == is_shared
+        launched.start_first(0)
+        shown.clear()
+        wait_until(lambda: len(shown) > 1)
+        assert ITS_TURN not in shown[-1]

@@ -97,3 +97,32 @@ def test_a_drain_does_not_wait_for_an_engine_that_is_loading(
         server.process.send_signal(signal.SIGTERM)
         assert server.wait_end() == 0
         assert time.monotonic() - began < 300
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+def test_an_order_that_one_engine_refuses_changes_none(
+    server: ServerProcess, tiny_model: Path, busy: int
+) -> None:
+    """Red before: the idle engine loaded the weights and was then ended, because engines must
+    agree."""
+    all_serve(server)
+    before = [each["pid"] for each in engines(server)]
+    sampling = {"max_new_tokens": 3000, "ignore_eos": True}
+    body = {"text": "a", "sampling_params": sampling, "stream": True, "routed_dp_rank": busy}
+    with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=PATIENCE_S) as response:
+        lines = response.iter_lines()
+        next(lines)
+        update = post(server, UPDATE, model_path=str(tiny_model))
+        release = post(server, "/release_memory_occupation")
+        flush = post(server, "/flush_cache")
+        assert [each.status_code for each in (update, release, flush)] == [400, 400, 400]
+        assert "not idle" in update.text
+        assert "not idle" in release.text
+        # The idle engine takes requests again.
+        server.generate(text="a", sampling_params={"max_new_tokens": 1}, routed_dp_rank=1 - busy)
+        assert next(lines) is not None
+    all_serve(server)
+    assert [each["pid"] for each in engines(server)] == before
+    assert "Cache flushed" not in server.errors
+    wait_until(lambda: post(server, UPDATE, model_path=str(tiny_model)).is_success)
+    all_serve(server)

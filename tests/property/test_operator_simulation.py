@@ -4,7 +4,9 @@ last order says (``testing.simulation.operator_run``)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -20,11 +22,12 @@ HAPPENS = (
     *("killed", "stopped", "refusing", "start crashes", "start hangs", "start refuses"),
     *("pause abort", "pause retract", "pause in_place", "resumes", "updates", "changes"),
     *("updates that abort", "releases", "restores", "attaches", "detaches", "profiles"),
-    *("scale_down", "flushes", "refused operators"),
+    *("scale_down", "flushes", "refused operators", "refused for requests"),
 )
 FOUND = {
     229: "A request that a pause had ended went on, because its engine was killed before it knew.",
     100: "An update that failed left all engines paused.",
+    233: "A release was in force and called refused, because all engines died at its end.",
 }
 """Seeds that have found a fault, with the fault."""
 
@@ -78,6 +81,12 @@ def has_started_with_nothing(self: Orders, line: EngineLine) -> None:
     self._told[line].paused = self.paused.get(line.rank)
 
 
+@asynccontextmanager
+async def as_it_is(self: Orders, *, flushes: bool) -> AsyncIterator[None]:
+    """No engine is asked before an order begins."""
+    yield
+
+
 GO_ON, ATTACHED = Submission.go_on, Orders.attached
 
 
@@ -88,10 +97,11 @@ GO_ON, ATTACHED = Submission.go_on, Orders.attached
         (Orders, "_take_back", nothing),
         (Submission, "go_on", goes_on_although_aborted),
         (Orders, "attached", has_started_with_nothing),
+        (Orders, "at_rest", as_it_is),
     ],
 )
 def test_a_fault_is_found(
-    owner: type, name: str, broken: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    owner: type, name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
-    assert any(simulate_operators(seed).wrong for seed in (*range(60), 229))
+    assert any(simulate_operators(seed).wrong for seed in (*range(60), 132, 229))

@@ -92,8 +92,18 @@ class Pause(msgspec.Struct, frozen=True, tag=True):
     mode: PauseMode
 
 
+class Hold(msgspec.Struct, frozen=True, tag=True):
+    """Plan no further step until Continue, if no step could be planned anyway: no request is open,
+    or all wait for the end of a pause, which keeps its mode. Answered by Done; refused if requests
+    are open otherwise."""
+
+    id: int
+    flushes: bool
+    """Refuse also if paused requests keep memory."""
+
+
 class Continue(msgspec.Struct, frozen=True, tag=True):
-    """End a Pause; does nothing without one. Answered by Done."""
+    """End a Pause or a Hold; does nothing without one. Answered by Done."""
 
     id: int
 
@@ -426,7 +436,9 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Phase of the start -> seconds."""
 
 
-Call = GetState | GetMoments | ListRequests | FlushCache | Change | Pause | Continue | Operate
+Call = (
+    GetState | GetMoments | ListRequests | FlushCache | Change | Pause | Hold | Continue | Operate
+)
 Answer = (
     Refused | Done | Standstill | OperationDone | CacheFlush | Moments | RequestList | InternalState
 )

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -367,7 +366,8 @@ class Service:
         changed, and EngineDeadError."""
         operation = LoadWeights(checkpoint.folder, checkpoint.load_format, flush_cache=flush_cache)
         orders = self.engine.orders
-        async with orders.held(keep_pause=keep_pause) if aborts else nullcontext():
+        held = orders.held(keep_pause=keep_pause) if aborts else orders.at_rest(flushes=flush_cache)
+        async with held:
             done = await orders.load(operation)
             # Before anything else may happen: an engine that starts now has these weights.
             self.loaded(model_path=model_path, weight_version=weight_version, checkpoint=checkpoint)

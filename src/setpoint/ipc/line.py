@@ -29,6 +29,7 @@ from setpoint.core.control import (
     FlushCache,
     GetMoments,
     GetState,
+    Hold,
     InternalState,
     ListRequests,
     Moments,
@@ -266,6 +267,11 @@ class EngineLine:
     async def pause(self, mode: PauseMode) -> Standstill:
         """Pause the engine; returns when it is paused."""
         return await self._ask(lambda call_id: Pause(call_id, mode), Standstill)
+
+    async def hold(self, *, flushes: bool) -> None:
+        """Have the engine stand still, which refuses if requests are open that are not paused.
+        flushes: or if paused requests keep memory."""
+        await self._ask(lambda call_id: Hold(call_id, flushes), Done, OPERATION_TIMEOUT_S)
 
     async def resume(self) -> None:
         """End a pause."""

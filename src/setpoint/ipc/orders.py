@@ -9,14 +9,14 @@ request, so all engines work under the same orders. A pause may be one of some r
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from setpoint.core.control import PAUSED, OperationDone, OptionChange, PauseMode, Standstill
-from setpoint.core.errors import RequestError
+from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.operations import (
     AttachStorage,
     DetachStorage,
@@ -210,10 +210,38 @@ class Orders:
             yield
             is_kept = keep_pause
         finally:
-            self._holds.remove(hold)
             if is_kept:
                 for rank in ranks:
                     self._pauses[rank] = self._pauses.get(rank) or [hold]
+            await self._end_hold(hold, ranks)
+
+    @asynccontextmanager
+    async def at_rest(self, *, flushes: bool) -> AsyncIterator[None]:
+        """Have no engine compute within the block, and end no request. Raises RequestError, with no
+        engine changed, if one has requests that no pause holds up; flushes: or paused requests that
+        keep memory. Requests that arrive meanwhile wait."""
+        ranks = list(self._fleet.ranks)
+        if len(ranks) == 1:  # the engine itself does what it is told, or refuses
+            yield
+            return
+        hold = _Pause(PauseMode.RETRACT)
+
+        async def stand_still(line: EngineLine) -> None:
+            if (told := self._told.get(line)) is not None:  # it may have ended
+                # Also if it refuses: it is told to continue then, which does nothing.
+                told.paused = told.paused or hold.mode
+            await line.hold(flushes=flushes)
+
+        self._holds.append(hold)
+        try:
+            await self._fleet.on(None, stand_still)
+            yield
+        finally:
+            await self._end_hold(hold, ranks)
+
+    async def _end_hold(self, hold: _Pause, ranks: Collection[int]) -> None:
+        self._holds.remove(hold)
+        with suppress(EngineDeadError):  # what the work has done holds for the next engine, too
             await self._go_on(ranks)
 
     async def _stop(self, mode: PauseMode, ranks: Collection[int]) -> int:
@@ -273,8 +301,8 @@ class Orders:
         self._started_with = replace(self._started_with, settings=settings)
 
     async def load(self, weights: LoadWeights) -> list[OperationDone]:
-        """Have all engines compute with these weights, and note that engines which are started from
-        now on have them from their start."""
+        """Have all engines, which are ``held`` or ``at_rest``, compute with these weights, and note
+        that engines which are started from now on have them from their start."""
 
         async def load(line: EngineLine) -> OperationDone:
             done = await line.operate(weights)
@@ -298,7 +326,9 @@ class Orders:
 
     async def release(self, parts: Collection[MemoryPart]) -> None:
         """Have all engines give these parts of their memory back."""
-        await self._keep_released(self._state.released | set(parts), ReleaseMemory(list(parts)))
+        async with self.at_rest(flushes=MemoryPart.KV_CACHE in parts):
+            wanted = self._state.released | set(parts)
+            await self._keep_released(wanted, ReleaseMemory(list(parts)))
 
     async def restore(self, parts: Collection[MemoryPart]) -> None:
         """Have all engines take these parts of their memory again."""

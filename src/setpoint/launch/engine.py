@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ITS_TURN = "waiting for the models that are loaded before it"
+
 
 @dataclass(slots=True, frozen=True)
 class Launched:
@@ -50,6 +52,7 @@ class Launched:
         """Give the first process of a rank its job, if several models are served; a model that is
         alone has it already."""
         if self.several is not None:
+            self.waiting.doing("")
             with suppress(StartupError):  # it has ended, which its session notices and tells
                 self.processes[rank].hand_over(self.served.job(rank=rank))
 
@@ -117,6 +120,7 @@ def launch_engine(
                 text = TextProcessor.from_folder(
                     served.tokenizer, served.template, is_shared=several is not None
                 )
+            waiting.doing("" if several is None else ITS_TURN)
             phases.mark("tokenizer")
             announce(served, os.environ)
             if several is None:

@@ -18,6 +18,7 @@ from setpoint.core.control import (
     FlushCache,
     GetMoments,
     GetState,
+    Hold,
     ListRequests,
     Operate,
     Pause,
@@ -193,6 +194,7 @@ class Withheld:
             FlushCache,
             Change,
             Pause,
+            Hold,
             Continue,
             Operate,
         }

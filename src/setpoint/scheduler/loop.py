@@ -24,6 +24,7 @@ from setpoint.core.control import (
     FlushCache,
     GetMoments,
     GetState,
+    Hold,
     InternalState,
     ListRequests,
     Moments,
@@ -380,7 +381,7 @@ class Loop:
     def _control(self, call: Call) -> None:
         """Carry out a control call and answer it. An exception becomes the answer, except one in
         finishing the steps in flight, which concerns these steps and not the call."""
-        if isinstance(call, Pause | Operate):
+        if isinstance(call, Pause | Hold | Operate):
             self._commit_all()
         try:
             reply = Reply(call.id, self._answer(call))
@@ -414,6 +415,9 @@ class Loop:
             case Pause(_, mode):
                 self._scheduler.pause(mode)
                 return Standstill(state.num_paused)
+            case Hold(_, flushes):
+                self._scheduler.hold(flushes=flushes)
+                return Done()
             case Continue():
                 self._scheduler.resume()
                 return Done()

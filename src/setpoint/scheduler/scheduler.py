@@ -312,6 +312,11 @@ class Scheduler:
         end are among the next ``take_events``."""
         self._standstill.pause(mode, self._events.append)
 
+    def hold(self, *, flushes: bool) -> None:
+        """Plan nothing until ``resume``; no step may be in flight. Raises RequestError if requests
+        are open that no pause holds up; flushes: or if paused ones keep memory."""
+        self._standstill.hold(flushes=flushes)
+
     def resume(self) -> None:
         """Plan again, after a pause."""
         self._standstill.resume()

@@ -60,6 +60,12 @@ class Standstill:
             )
         )
 
+    def hold(self, *, flushes: bool) -> None:
+        """Stand still if no step could be planned; a pause in force keeps its mode."""
+        self._check_rest(flushes=flushes)
+        if self._state.pause is None:
+            self.pause(PauseMode.RETRACT, emit=lambda event: None)  # none runs
+
     def resume(self) -> None:
         """End the pause. The engine continues unless memory is still given back."""
         state = self._state
@@ -101,13 +107,9 @@ class Standstill:
     def _check(self, operation: Operation) -> None:
         """Raise RequestError if the operation does not fit the state of the requests or of the
         memory."""
-        state, num_running, drops_cache = self._state, len(self._state.running), False
-        if isinstance(operation, NEEDS_REST) and not state.is_at_rest:
-            num_open = len(state.by_id)
-            are_open = "1 request is open" if num_open == 1 else f"{num_open} requests are open"
-            raise RequestError(
-                f"The engine is not idle: {are_open}. Pause it first (/pause_generation), or wait."
-            )
+        state, drops_cache = self._state, False
+        if isinstance(operation, NEEDS_REST):
+            self._check_rest(flushes=False)
         match operation:
             case ReleaseMemory(parts):
                 again = sorted(state.released.intersection(parts))
@@ -123,10 +125,23 @@ class Standstill:
                     )
             case LoadWeights():
                 drops_cache = operation.flush_cache
-        if drops_cache and not state.can_flush:
+        if drops_cache:
+            self._check_rest(flushes=True)
+
+    def _check_rest(self, *, flushes: bool) -> None:
+        """Raise RequestError if a step may be planned, or, for what flushes, if requests keep
+        memory."""
+        state = self._state
+        if not state.is_at_rest:
+            num_open = len(state.by_id)
+            are_open = "1 request is open" if num_open == 1 else f"{num_open} requests are open"
             raise RequestError(
-                f"{num_running} paused requests keep memory in the KV cache. Pause with the mode"
-                " retract or abort to release it."
+                f"The engine is not idle: {are_open}. Pause it first (/pause_generation), or wait."
+            )
+        if flushes and not state.can_flush:
+            raise RequestError(
+                f"{len(state.running)} paused requests keep memory in the KV cache. Pause with the"
+                " mode retract or abort to release it."
             )
 
     def _follow(self, released: frozenset[MemoryPart]) -> None:

@@ -29,6 +29,7 @@ from setpoint.core.control import (
     FlushCache,
     GetMoments,
     GetState,
+    Hold,
     InternalState,
     ListRequests,
     MemoryUsage,
@@ -205,6 +206,11 @@ class FakeEngine:
                 if mode is PauseMode.ABORT:
                     self._abort_all()
                 return Standstill(len(self.running))
+            case Hold():
+                if self.running and self.paused is None:
+                    return Refused("The engine is not idle.")
+                self.paused = self.paused or PauseMode.RETRACT
+                return Done()
             case Continue():
                 self.paused = None
                 self._tick_later()

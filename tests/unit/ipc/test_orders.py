@@ -15,6 +15,7 @@ from setpoint.core.control import (
     Change,
     Continue,
     Done,
+    Hold,
     Operate,
     OperationDone,
     Pause,
@@ -53,6 +54,8 @@ class Engine:
     rank: int
     refuses: bool = False
     is_silent: bool = False
+    is_busy: bool = False
+    """It has requests that no pause holds up."""
     got: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -74,7 +77,7 @@ class Engine:
                 self.got.append(type(message).__name__)
         if isinstance(message, Change) and self.rank:
             return  # its reply is the test's
-        if isinstance(message, Pause | Continue | Operate | Change) and not self.is_silent:
+        if isinstance(message, Pause | Hold | Continue | Operate | Change) and not self.is_silent:
             reply = Reply(message.id, self._answer(message))
             asyncio.get_running_loop().call_soon(self.receiver, encode(reply))
 
@@ -82,6 +85,8 @@ class Engine:
         match call:
             case Pause():
                 return Standstill(0)
+            case Hold() | Operate() if self.is_busy:
+                return Refused("The engine is not idle.")
             case Operate() if self.refuses:
                 return Refused("It has no memory.")
             case Operate():
@@ -278,8 +283,8 @@ def test_memory_that_one_engine_does_not_release_is_released_by_none() -> None:
         with pytest.raises(RequestError, match="no memory"):
             await client.orders.release([MemoryPart.WEIGHTS])
         assert first.got == [
+            "Hold",
             "ReleaseMemory weights",
-            "Pause retract",
             "RestoreMemory weights",
             "Continue",
         ]
@@ -460,5 +465,123 @@ def test_a_profile_is_of_those_that_were_there_when_it_began() -> None:
                 undo=lambda line: line.operate(StopProfile()),
             )
         assert following.got == ["Operate", "Operate"], "begun, and ended again"
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------ orders that one engine refuses
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+def test_weights_are_loaded_by_none_if_one_has_requests(busy: int) -> None:
+    """Red before: the idle engine loaded them and was ended, because engines must agree."""
+
+    async def scenario() -> None:
+        engines = [Engine(0), Engine(1)]
+        client = client_of(*engines)
+        engines[1].is_ready()
+        engines[busy].is_busy = True
+        with pytest.raises(RequestError, match="not idle"):
+            async with client.orders.at_rest(flushes=True):
+                await client.orders.load(WEIGHTS)
+        assert [each.got for each in engines] == [["Hold", "Continue"]] * 2
+        assert client.orders.paused == {}
+        engines[busy].is_busy = False
+        async with client.orders.at_rest(flushes=True):
+            box = mailed(client)  # it waits in the engine that gets it
+            await client.orders.load(WEIGHTS)
+        assert sorted(each.got[2:] for each in engines) == [
+            ["Hold", "Operate", "Continue"],
+            ["Hold", "Submit", "Operate", "Continue"],
+        ]
+        box.fail(EngineDeadError("The test is over."))
+
+    asyncio.run(scenario())
+
+
+def test_memory_is_released_and_caches_are_flushed_by_none_if_one_has_requests() -> None:
+    """Red before: the idle engine gave its memory back and took it again, or had an empty cache."""
+
+    async def scenario() -> None:
+        first, second = Engine(0), Engine(1, is_busy=True)
+        client = client_of(first, second)
+        second.is_ready()
+        with pytest.raises(RequestError, match="not idle"):
+            await client.orders.release([MemoryPart.KV_CACHE])
+        assert not await client.flush_cache()
+        assert first.got == second.got == ["Hold", "Continue"] * 2
+
+    asyncio.run(scenario())
+
+
+def test_pauses_that_begin_while_engines_are_at_rest() -> None:
+    async def scenario() -> None:
+        first, second = Engine(0), Engine(1)
+        client = client_of(first, second)
+        second.is_ready()
+        orders = client.orders
+        await orders.pause(PauseMode.IN_PLACE, [0])
+        async with orders.at_rest(flushes=False):
+            await orders.pause(PauseMode.ABORT, [1])
+        assert first.got == ["Pause in_place", "Hold"], "it stays as it is"
+        assert second.got == ["Hold", "Pause abort"]
+        async with orders.at_rest(flushes=False):
+            await orders.resume()
+        assert first.got[-1] == second.got[-1] == "Continue"
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_is_born_while_the_others_are_at_rest_waits_too() -> None:
+    async def scenario() -> None:
+        first, second = Engine(0), Engine(1)
+        client = client_of(first, second)
+        async with client.orders.at_rest(flushes=True):
+            second.is_ready()
+            await client.orders.load(WEIGHTS)
+        assert second.got == ["Pause retract", "Operate", "Continue"]
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_is_held_and_paused_before_its_answer_goes_on_with_the_pauses_end() -> None:
+    async def scenario() -> None:
+        first, second = Engine(0), Engine(1, is_silent=True)
+        client = client_of(first, second)
+        second.is_ready()
+
+        async def flush() -> bool:
+            return await client.flush_cache()
+
+        flushing = asyncio.create_task(flush())
+        await turns()
+        pausing = asyncio.create_task(client.orders.pause(PauseMode.ABORT))
+        await turns()
+        second.receiver(encode(Reply(1, Refused("The engine is not idle."))))
+        second.receiver(encode(Reply(2, Standstill(0))))
+        second.is_silent = False
+        await pausing
+        assert not await flushing
+        assert second.got == ["Hold", "Pause abort"]
+        await client.orders.resume()
+        assert second.got[-1] == "Continue"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("aborts", [True, False])
+def test_an_order_holds_although_an_engine_dies_before_it_goes_on(aborts: bool) -> None:
+    """Red before: the client was told of a failure, and the next engine had the new weights."""
+
+    async def scenario() -> None:
+        first, second = Engine(0), Engine(1)
+        client = client_of(first, second)
+        orders = client.orders
+        async with orders.held() if aborts else orders.at_rest(flushes=True):
+            await orders.load(WEIGHTS)
+            first.is_silent = True
+            asyncio.get_running_loop().call_later(0.01, first.line.died, "It is dead.")
+        second.is_ready()
+        assert second.got == ["Pause retract", "Operate", "Continue"]
 
     asyncio.run(scenario())

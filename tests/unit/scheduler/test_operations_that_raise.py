@@ -19,6 +19,7 @@ from setpoint.core.control import (
     FlushCache,
     GetMoments,
     GetState,
+    Hold,
     ListRequests,
     Operate,
     Pause,
@@ -69,6 +70,7 @@ CONTROLS: dict[str, Callable[[int], Call]] = {
         f"Pause {mode}": lambda number, mode=mode: Pause(number, mode)  # type: ignore[misc]
         for mode in PauseMode
     },
+    "Hold": lambda number: Hold(number, flushes=True),
     "Continue": Continue,
     **{
         type(operation).__name__: lambda number, operation=operation: Operate(number, operation)  # type: ignore[misc]

@@ -28,6 +28,9 @@ class SimulatedOperator:
         self.released: frozenset[MemoryPart] = frozenset()
         self.weights = job.folder
         """The folder of those that it has."""
+        self.loaded: set[str] = set()
+        """The folders from which it has loaded weights since its start."""
+        self.num_releases = 0
         attached = job.storage
         self.storage = attached.backend if isinstance(attached, AttachStorage) else None
         """That of cached prefixes; without ``EngineTiers`` nothing is kept in it."""
@@ -40,9 +43,11 @@ class SimulatedOperator:
         match operation:
             case LoadWeights(folder):
                 self.weights = folder
+                self.loaded.add(folder)
                 self.released -= {MemoryPart.WEIGHTS}
             case ReleaseMemory(parts):
                 self.released |= set(parts)
+                self.num_releases += 1
             case RestoreMemory(parts):
                 self.released -= set(parts)
                 if MemoryPart.KV_CACHE in parts:

@@ -1,15 +1,17 @@
 """Simulated runs in which operators give orders of every kind while engines are killed, are born, are
 stopped by signals and refuse. Whatever an order meets: afterwards every engine that serves is as the
-last order says, also one that was not there.
+last order says, also one that was not there. An order that open requests stand in the way of changes no
+engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from setpoint.core.control import PauseMode
@@ -24,6 +26,7 @@ from setpoint.core.operations import (
 from setpoint.frontend.checkpoint_names import Checkpoint
 from setpoint.frontend.participants import Participants
 from setpoint.testing.simulation.clients import draw_orders
+from setpoint.testing.simulation.engine import SimulatedEngine
 from setpoint.testing.simulation.run import Plan, Report, Run, alone, judge
 from setpoint.testing.simulation.world import Setting, options_of
 
@@ -76,6 +79,7 @@ class OperatorRun(Run):
             asyncio.Lock(),
         )
         self._num_busy = 0
+        self._folders = count()
         self._must_end: set[int] = set()
         """Numbers of the requests that a pause has ended."""
 
@@ -144,21 +148,24 @@ class OperatorRun(Run):
             await self.service.engine.orders.resume()
 
     async def _update(self) -> None:
-        folder, aborts = f"weights {self.rng.randrange(9)}", self.rng.random() < 0.6
+        folder, aborts = f"weights {next(self._folders)}", self.rng.random() < 0.6
         keep_pause = aborts and self.rng.random() < 0.2
         self.seen["updates that abort" if aborts else "updates"] += 1
         if aborts:
             self.seen["pause abort"] += 1
         async with self.loading:
+            if not aborts:
+                await self._until_busy()
             self._note(f"loads {folder}{' and aborts' * aborts}{' and pauses' * keep_pause}")
             running = set(self.service.engine._open)
             async with self._pausing if keep_pause else nullcontext():
-                await self.service.load(
-                    Checkpoint(folder, "dummy"),
-                    flush_cache=True,
-                    aborts=aborts,
-                    keep_pause=keep_pause,
-                )
+                with self._all_or_none(lambda engine: folder in engine.operator.loaded):
+                    await self.service.load(
+                        Checkpoint(folder, "dummy"),
+                        flush_cache=True,
+                        aborts=aborts,
+                        keep_pause=keep_pause,
+                    )
                 if keep_pause:
                     kept = dict.fromkeys(self.service.engine.ranks, PauseMode.ABORT)
                     self._last.pauses = kept | self._last.pauses
@@ -167,14 +174,38 @@ class OperatorRun(Run):
             if aborts:
                 self._must_end |= running
 
+    async def _until_busy(self) -> None:
+        """Often, wait until an engine has a request, but not for ever."""
+        if self.rng.random() < 0.5:
+            for _ in range(100):
+                if self.service.engine._sent:
+                    break
+                await asyncio.sleep(0.01)
+
+    @contextmanager
+    def _all_or_none(self, is_changed: Callable[[SimulatedEngine], bool]) -> Iterator[None]:
+        """An order for which engines must be at rest, and which changes none if one is not."""
+        try:
+            yield
+        except RequestError as error:
+            if "not idle" in error.message or "keep memory" in error.message:
+                self.seen["refused for requests"] += 1
+                changed = [each.pid for each in self.world.serving() if is_changed(each)]
+                if changed:
+                    self.world.wrong.append(f"{changed} did what another refused: {error}")
+            raise
+
     async def _release(self) -> None:
         parts = {MemoryPart.KV_CACHE}
         if self.rng.random() < 0.5:
             parts.add(MemoryPart.WEIGHTS)
         async with self.loading:
+            await self._until_busy()
             self.seen["releases"] += 1
             self._note(f"releases {sorted(parts)}")
-            await self.service.engine.orders.release(sorted(parts))
+            before = {each: each.operator.num_releases for each in self.world.serving()}
+            with self._all_or_none(lambda x: x.operator.num_releases > before.get(x, 0)):
+                await self.service.engine.orders.release(sorted(parts))
             self._note("has released")
             self._last.released |= parts
 

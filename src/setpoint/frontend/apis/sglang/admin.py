@@ -143,8 +143,8 @@ class AdminRoutes:
         return json_response(await self._service.server_info())
 
     async def flush_cache(self, timeout: float = 0.0) -> Response:
-        """Wait until the engine is idle, for at most ``timeout`` seconds, and ask it to flush the
-        cache. An engine that cannot flush its cache logs that."""
+        """Wait until the engines are idle, for at most ``timeout`` seconds, and ask them to flush
+        their caches, which all do or none does."""
         if self._flushing:
             return PlainTextResponse(
                 "Another flush_cache is already in progress.\n", status_code=400
