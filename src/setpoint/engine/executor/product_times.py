@@ -7,8 +7,6 @@ A bandwidth alone would promise too much: codes of 4 bits must be converted for 
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 
@@ -16,6 +14,7 @@ import torch
 
 from setpoint.core.model import BLOCK_KINDS
 from setpoint.engine.executor.build_runner import DTYPES
+from setpoint.engine.kernels.cpu.limits import fastest
 from setpoint.engine.quant.linear_method import (
     Blocks,
     PackedWeight,
@@ -24,13 +23,7 @@ from setpoint.engine.quant.linear_method import (
 )
 
 ROWS = (1, 16, 64)
-"""Numbers of rows that are measured."""
-SECONDS = 0.3
-"""Seconds for each of them; the fastest product counts, as in ``kernels.cpu.limits``."""
-ATTEMPTS = 4
-"""Times that a number of rows is measured at most, while other programs take the processor."""
-UNDISTURBED = 0.8
-"""Share of the threads' time that they have on an idle machine; they spin while they wait."""
+"""Numbers of rows that are measured, each as ``kernels.cpu.limits`` measures."""
 LARGEST_BYTES = 1 << 28
 """Most bytes of the matrices of a kind: larger than the caches of most machines."""
 MULTIPLE = 256
@@ -53,37 +46,26 @@ def product_times(
         weights = list(_weights(kind, DTYPES[dtype], (outputs, inputs), size))
         curve = {}
         for rows in ROWS:
-            seconds, alone = _undisturbed(weights, torch.randn(rows, inputs).to(DTYPES[dtype]))
+            seconds, alone = _seconds(weights, torch.randn(rows, inputs).to(DTYPES[dtype]))
             curve[rows] = seconds / (outputs * inputs)
             disturbed |= not alone
         found[kind] = curve
     return found, disturbed
 
 
-def _undisturbed(weights: Sequence[PackedWeight], x: torch.Tensor) -> tuple[float, bool]:
-    """(seconds of the fastest product of x; whether the threads had the processor for themselves in
-    at least one of the attempts, of which there are as many as that takes, up to ATTEMPTS)."""
-    best = math.inf
-    for _ in range(ATTEMPTS):
-        began, had = time.perf_counter(), time.process_time()
-        best = min(best, _best(weights, x))
-        spent = (time.perf_counter() - began) * torch.get_num_threads()
-        if time.process_time() - had >= UNDISTURBED * spent:
-            return best, True
-    return best, False
+def _seconds(weights: Sequence[PackedWeight], x: torch.Tensor) -> tuple[float, bool]:
+    """(seconds of a product of x; whether the threads had the processor for themselves)."""
+    threads, following = torch.get_num_threads(), cycle(weights)
 
+    def run(num_threads: int) -> None:
+        if torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
+        next(following)(x)
 
-def _best(weights: Sequence[PackedWeight], x: torch.Tensor) -> float:
-    """Seconds of the fastest product of x in SECONDS with one of the weights after the other."""
-    best, end = float("inf"), time.perf_counter() + SECONDS
-    for weight in cycle(weights):
-        began = time.perf_counter()
-        weight(x)
-        now = time.perf_counter()
-        best = min(best, now - began)
-        if now >= end:
-            break
-    return best
+    try:
+        return fastest(run, threads)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _weights(

@@ -24,6 +24,10 @@ SMALLEST, LARGEST = 1 << 20, 1 << 29
 more than half a GiB is read no slower."""
 SECONDS = 0.3
 """Seconds for each measurement; its fastest run counts."""
+CPU_SECONDS = 0.1
+"""Seconds of one thread for the same, if other programs take the processor."""
+UNDISTURBED = 0.8
+"""Share of the threads' time that they have on an idle machine; they spin while they wait."""
 ROUNDS = 100_000
 """Rounds of products in a run. It takes about a millisecond, so that the start of a parallel region
 is negligible."""
@@ -44,9 +48,11 @@ class CpuLimits:
         size = 1 << min(max(num_bytes, SMALLEST), LARGEST).bit_length() - 1
         if size not in self._reads:
             block = in_huge_pages((size,), torch.uint8).zero_()
-            self._reads[size] = size / _best(
-                lambda: self._kernels.read_memory(block.data_ptr(), size, self._threads)
+            seconds, _ = fastest(
+                lambda threads: self._kernels.read_memory(block.data_ptr(), size, threads),
+                self._threads,
             )
+            self._reads[size] = size / seconds
         return self._reads[size]
 
     def flops(self, product: str) -> float:
@@ -54,10 +60,13 @@ class CpuLimits:
         counts as float32, and so does bfloat16 on processors where that is faster."""
         if product not in self._flops:
             number = PRODUCTS.get(product, PRODUCTS["float32"])
-            operations = self._kernels.multiply(number, 1, self._threads) * ROUNDS * self._threads
-            measured = operations / _best(
-                lambda: self._kernels.multiply(number, ROUNDS, self._threads)
+            rounds = ROUNDS * self._threads  # of all threads together
+            operations = self._kernels.multiply(number, 1, self._threads) * rounds
+            seconds, _ = fastest(
+                lambda threads: self._kernels.multiply(number, rounds // threads, threads),
+                self._threads,
             )
+            measured = operations / seconds
             if product == "bfloat16":
                 measured = max(measured, self.flops("float32"))
             self._flops[product] = measured
@@ -82,13 +91,30 @@ def machine_limits(device: str, *, threads: int) -> CpuLimits | None:
         return None
 
 
-def _best(run: Callable[[], object]) -> float:
-    """Seconds of the fastest of the runs that fit into SECONDS; there is at least one."""
-    best, end = float("inf"), time.perf_counter() + SECONDS
+def fastest(run: Callable[[int], object], threads: int) -> tuple[float, bool]:
+    """(seconds of the fastest ``run(threads)``; whether the threads had the processor for
+    themselves).
+
+    If they had not, they have hardly ever run at the same time, and each has waited for the others
+    while these had no core. The processor time of ``run(1)`` does not depend on that; the threads
+    are then taken to share it evenly, which is too fast where all of them together reach the
+    memory's bandwidth.
+    """
+    began, had = time.perf_counter(), time.process_time()
+    best = _best(lambda: run(threads), time.perf_counter, SECONDS)
+    spent = (time.perf_counter() - began) * threads
+    if time.process_time() - had >= UNDISTURBED * spent:
+        return best, True
+    return min(best, _best(lambda: run(1), time.thread_time, CPU_SECONDS) / threads), False
+
+
+def _best(run: Callable[[], object], clock: Callable[[], float], seconds: float) -> float:
+    """Seconds of the fastest of the runs that fit into so many seconds; there is at least one."""
+    best, end = float("inf"), clock() + seconds
     while True:
-        begin = time.perf_counter()
+        begin = clock()
         run()
-        now = time.perf_counter()
+        now = clock()
         best = min(best, now - begin)
         if now >= end:
             return best
