@@ -28,7 +28,9 @@ from setpoint.planning.memory import format_bytes
 
 SERVED, NOT_SERVED = 0, 1
 """Exit codes. ``cli`` ends with 2 if an option cannot be honoured."""
-DISTURBED = "Other programs were busy while the speed was measured; without them it is higher"
+DISTURBED = (
+    "Other programs were busy meanwhile, so the speed follows from the processor time of one thread"
+)
 LABEL = 15
 """Columns of the labels in the details of a model."""
 

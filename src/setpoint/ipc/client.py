@@ -254,22 +254,6 @@ class EngineClient:
             ),
         )
 
-    async def flush_cache(self) -> bool:
-        """Flush the caches if all engines can: each is idle, or its paused requests keep no memory,
-        and no signal has stopped it. Returns whether they have."""
-        if any(line.is_suspended for line in self.lines):
-            return False
-        try:
-            async with self.orders.at_rest(flushes=True):
-                done = await self.on_all(lambda line: line.flush_cache())
-        except RequestError as error:
-            if error.status_code != 400:
-                raise
-            return False
-        return all(each.is_flushed for each in done) and not any(
-            line.is_suspended for line in self.lines
-        )
-
     async def on(
         self, ranks: Collection[int] | None, call: Callable[[EngineLine], Awaitable[T]]
     ) -> list[T]:

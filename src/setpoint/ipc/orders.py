@@ -50,6 +50,11 @@ class Fleet(Protocol):
         ...
 
     @property
+    def lines(self) -> list[EngineLine]:
+        """The latest line of each rank."""
+        ...
+
+    @property
     def ranks(self) -> Collection[int]:
         """All ranks."""
         ...
@@ -323,6 +328,22 @@ class Orders:
         from now on."""
         await self._order(lambda line: line.operate(storage), storage=storage)
         self._started_with = replace(self._started_with, storage=storage)
+
+    async def flush(self) -> bool:
+        """Flush the caches if all engines can: each is idle, or its paused requests keep no memory,
+        and no signal has stopped it. Returns whether they have."""
+        if any(line.is_suspended for line in self._fleet.lines):
+            return False
+        try:
+            async with self.at_rest(flushes=True):
+                done = await self._fleet.on(None, lambda line: line.flush_cache())
+        except RequestError as error:
+            if error.status_code != 400:
+                raise
+            return False
+        return all(each.is_flushed for each in done) and not any(
+            line.is_suspended for line in self._fleet.lines
+        )
 
     async def release(self, parts: Collection[MemoryPart]) -> None:
         """Have all engines give these parts of their memory back."""

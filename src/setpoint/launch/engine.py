@@ -113,8 +113,7 @@ def launch_engine(
                 served = settle(options, env, given, several)
                 served = replace(served, tells_prefixes=tells_prefixes or served.num_engines > 1)
                 phases.mark("model and configuration")
-                # Read now, while the engine processes import torch: errors in the tokenizer are
-                # reported before weights are loaded.
+                # Read now, so that an error in it is reported before weights are loaded.
                 from setpoint.frontend.text.processor import TextProcessor
 
                 text = TextProcessor.from_folder(

@@ -91,7 +91,7 @@ class Calls:
         self.service.engine.abort(rid, abort_all=abort_all)
 
     async def flush_cache(self) -> bool:
-        return await self.service.engine.flush_cache()
+        return await self.service.engine.orders.flush()
 
     async def _generate(self, body: GenerateBody) -> Any:
         prepared = await self._native.prepare(body, max_sequences=None)

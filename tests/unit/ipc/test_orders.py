@@ -508,7 +508,7 @@ def test_memory_is_released_and_caches_are_flushed_by_none_if_one_has_requests()
         second.is_ready()
         with pytest.raises(RequestError, match="not idle"):
             await client.orders.release([MemoryPart.KV_CACHE])
-        assert not await client.flush_cache()
+        assert not await client.orders.flush()
         assert first.got == second.got == ["Hold", "Continue"] * 2
 
     asyncio.run(scenario())
@@ -551,7 +551,7 @@ def test_an_engine_that_is_held_and_paused_before_its_answer_goes_on_with_the_pa
         second.is_ready()
 
         async def flush() -> bool:
-            return await client.flush_cache()
+            return await client.orders.flush()
 
         flushing = asyncio.create_task(flush())
         await turns()

@@ -406,7 +406,7 @@ class Run:
 
     async def _flush(self) -> None:
         self.seen["flushes"] += 1
-        await self.service.engine.flush_cache()
+        await self.service.engine.orders.flush()
 
     # ------------------------------------------------------------------ what must hold at the end
 

@@ -205,7 +205,7 @@ class TierRun(Run):
             await orders.pause(PauseMode.RETRACT)
             try:
                 self.seen["flushes at rest"] += 1
-                await self.service.engine.flush_cache()
+                await self.service.engine.orders.flush()
             finally:
                 await orders.resume()
 

@@ -155,7 +155,8 @@ class AdminRoutes:
             while time.monotonic() < deadline and await self._busy():
                 await asyncio.sleep(_FLUSH_POLL_S)
             while (
-                not (is_flushed := await self._engine.flush_cache()) and time.monotonic() < deadline
+                not (is_flushed := await self._engine.orders.flush())
+                and time.monotonic() < deadline
             ):
                 await asyncio.sleep(_FLUSH_POLL_S)
         finally:
