@@ -112,7 +112,10 @@ def read_header(
         marker = markers.find(text, stop, stop + markers.longest)
         if marker is None or marker.start() != stop:
             if markers.cut(text, stop) == stop:  # also where nothing follows yet
-                return Header("") if ended else None
+                if not ended:
+                    return None
+                if end or stop == len(text):
+                    return Header("")  # the answer has ended in a marker
             is_object = text[stop] == "{"
             return Header(due["name"], due.groupdict().get("id") or "", stop, is_object=is_object)
     brace = text.find("{", at, limit)
