@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from setpoint.core.errors import RequestError
-from setpoint.core.messages import Finish
+from setpoint.core.messages import Alive, Finish
 from setpoint.frontend.http.access import AccessLogMiddleware
 from setpoint.testing.fake_engine import FakeEngine
 from setpoint.testing.server_process import wait_until
@@ -69,6 +69,39 @@ def test_several_sequences_share_a_line(serve: Serve, caplog: pytest.LogCaptureF
     (line,) = lines(caplog)
     assert "rid=a_0 and 1 more, " in line
     assert line.endswith("prompt 4, cached 0, output 6, length")
+
+
+def test_a_refused_order_has_its_reason(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    """Red before: routes whose refusals have a format of their own said nothing in the log."""
+    caplog.set_level("INFO")
+
+    async def scenario(server: Any) -> None:
+        async def refused(status: int, path: str, body: Any = None, method: str = "POST") -> str:
+            caplog.clear()
+            answer = await server.http.request(method, path, json=body)
+            assert answer.status_code == status, answer.text
+            (line,) = lines(caplog)
+            return line.partition(", refused: ")[2]
+
+        server.engine.max_running = 0
+        busy = asyncio.create_task(server.generate(text="a", sampling_params={"max_new_tokens": 1}))
+        while not server.engine.running:
+            await asyncio.sleep(0)
+        why = "Cache not flushed: there are pending requests. Pause first (POST /pause_generation"
+        assert (await refused(400, "/flush_cache")).startswith(why)
+        server.engine.max_running = 1
+        await busy
+        body = {"model_path": "elsewhere"}
+        why = await refused(400, "/update_weights_from_disk", body)
+        assert why == "This server cannot load other weights."
+        assert "'nope' does not exist" in await refused(404, "/v1/models/nope", method="GET")
+        server.engine.emit(Alive(stands_still=True))
+        server.line.still_since -= 3600
+        assert await refused(503, "/ready", method="GET") == "engine 0: stands still"
+        server.service.drain.is_on = True
+        assert await refused(503, "/health", method="GET") == "draining"
+
+    serve(scenario, FakeEngine())
 
 
 def test_a_probe_has_a_short_line(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:

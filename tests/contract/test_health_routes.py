@@ -185,6 +185,8 @@ def test_ready_shows_a_pause_and_misses_an_engine_that_stands_still_unasked(serv
         line.still_since -= 3600
         assert await told(server) == (200, "engine 0: paused (in_place)\n")
         await http.post("/continue_generation", json={})
+        assert await told(server) == (200, ""), "what it said before counts no more"
+        server.engine.emit(Alive(stands_still=True))
         assert await told(server) == (503, "engine 0: stands still\n"), "nobody has asked for it"
         server.engine.emit(Alive(stands_still=False))
         assert await told(server) == (200, "")

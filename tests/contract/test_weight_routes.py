@@ -53,7 +53,7 @@ def test_release_and_resume(serve: Serve) -> None:
         again = await http.post("/release_memory_occupation", json={})
         assert again.status_code == 400
         assert "already released" in again.json()["message"]
-        engine.refuse_operation = "The engine is not idle: 3 requests are open."
+        engine.refuse_operation = "An engine is not idle: 3 requests are open."
         refused = await http.post("/resume_memory_occupation", json={"tags": ["weights"]})
         assert refused.status_code == 400
         assert refused.json()["message"] == engine.refuse_operation

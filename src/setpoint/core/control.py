@@ -81,6 +81,8 @@ class PauseMode(enum.StrEnum):
 
 PAUSED = "Aborted, because generation was paused."
 """What the requests are told that a pause ends."""
+PAUSE_FIRST = 'Pause first (POST /pause_generation with {"mode": "retract"}), or wait'
+"""What to do about open requests that an order does not allow; no request ends."""
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):

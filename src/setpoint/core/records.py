@@ -362,6 +362,8 @@ class Paused(msgspec.Struct, frozen=True, tag=True):
     """Requests that wait afterwards, including those in preparation."""
     num_running: int
     """Requests that keep their memory."""
+    is_hold: bool = False
+    """Whether it is for an order to all engines, and no operator has asked for it."""
 
 
 class Continued(msgspec.Struct, frozen=True, tag=True):
@@ -371,6 +373,7 @@ class Continued(msgspec.Struct, frozen=True, tag=True):
     """How long the pause lasted. It does not count towards the time limits of requests."""
     num_queued: int
     num_running: int
+    was_hold: bool = False
 
 
 class Operated(msgspec.Struct, frozen=True, tag=True):

@@ -4,7 +4,7 @@ becomes of it."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,8 @@ class Arrival:
     is_in_background: bool = False
     """Whether they go on without the client."""
     refusal: str = ""
-    """Why it was refused or its answer cut short; written where errors get their shape."""
+    """Why it was refused or its answer cut short; written where errors get their shape
+    (``note_refusal``)."""
 
 
 ARRIVED_AT = "setpoint.arrived_at"
@@ -35,6 +36,12 @@ IN_SCOPE = "setpoint.arrival"
 ARRIVAL: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
 """Set while a body is read and made into a Job. A context variable, so that the dialects between
 HTTP and the Job need not pass it on."""
+
+
+def note_refusal(scope: MutableMapping[str, Any], why: str) -> None:
+    """Note for the access log why the request of an ASGI scope is refused."""
+    if IN_SCOPE in scope:
+        scope[IN_SCOPE].refusal = why
 
 
 def arrival() -> Arrival:

@@ -73,6 +73,8 @@ CALL_TIMEOUT_S = 20.0
 OPERATION_TIMEOUT_S = 3600.0
 """Weights may come from a slow disk."""
 MISSED = "the engine had missed a change"
+ORDERS = (Pause, Hold, Continue, Operate)
+"""The calls with which a standstill begins or ends."""
 CUT_S = 2.0
 """How long the watcher of the process has to report why the engine's end of the link is closed."""
 
@@ -138,6 +140,9 @@ class EngineLine:
         """When a signal has stopped the process; None: it runs."""
         self.still_since: float | None = None
         """Since when the engine says that it plans no steps; None: it does."""
+        self._is_outdated, self._open_order = False, 0
+        """Whether it said so before it carried out the last order, and the order's id until it is
+        answered."""
         self.in_step_with: Callable[[], Collection[EngineLine]] = tuple
         """Returns the lines of the engines that compute in step with this one; written by the code
         that starts engines, before ``start``."""
@@ -210,6 +215,12 @@ class EngineLine:
         """Seconds since the engine's last tokens for any request."""
         return self.clock.now() - self._result_at
 
+    @property
+    def still_s(self) -> float:
+        """For how long the engine says that it plans no steps; 0 as long as it has said nothing
+        about that since it carried out the last order."""
+        return 0.0 if self._is_outdated else self.seconds_since(self.still_since)
+
     def seconds_since(self, at: float | None) -> float:
         """By the line's clock; 0 for None."""
         return 0.0 if at is None else self.clock.now() - at
@@ -233,6 +244,8 @@ class EngineLine:
         """Send a message. Raises OverflowError or UnicodeEncodeError for a number or a text
         that no message can carry; then nothing is sent."""
         self._link.send(encode(message))
+        if isinstance(message, ORDERS):
+            self._open_order, self._is_outdated = message.id, True
 
     @property
     def facts(self) -> EngineFacts:
@@ -457,6 +470,7 @@ class EngineLine:
             case Alive(stands_still):
                 since = self.clock.now() if self.still_since is None else self.still_since
                 self.still_since = since if stands_still else None
+                self._is_outdated = self._open_order != 0
             case Cached() | Blocks():
                 self._on_cached(message)
             case Ready(facts):
@@ -469,6 +483,8 @@ class EngineLine:
                 self._end(EngineState.DEAD, reason)
 
     def _answered(self, call_id: int, answer: Answer) -> None:
+        if call_id == self._open_order:
+            self._open_order = 0
         future = self._calls.get(call_id)
         if future is not None and not future.done():
             future.set_result(answer)

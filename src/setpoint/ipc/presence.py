@@ -69,7 +69,7 @@ class Presence:
         state = _state(line, is_last=why_never is not None, is_first=not deaths)
         death = line.death if line.has_ended else deaths[-1] if deaths else ""
         gone_s = line.seconds_since(self._gone_since.get(line.rank, line.suspended_at))
-        still_s = line.seconds_since(line.still_since)
+        still_s = line.still_s
         is_gone = state == "ended" or gone_s > self.most_s
         is_still = still_s > self.most_s and not orders.asks_for_standstill(line.rank)
         return Standing(

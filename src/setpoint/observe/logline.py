@@ -64,6 +64,8 @@ CONTENDED = (
     "CPU contention: the engine had a CPU for %.1f s of the last %.1f s of its steps (%.0f %%)."
     " Other programs, or a limit of its container, take the rest."
 )
+HELD = "Held for an order to all engines."
+RELEASED = "Not held any more for an order to all engines, after %.1f s."
 CONTINUED = "Generation continued after %.1f s. #running-req: %d, #queue-req: %d"
 
 _ExceptionInfo = (
@@ -197,10 +199,14 @@ class LogLines:
             case SettingsChanged(settings):
                 _settings_change(record)
                 self._request_times = settings.log_request_times
+            case Paused(is_hold=True):
+                logger.debug(HELD)
             case Paused():
                 _pause(record)
             case Operated():
                 _operation(record)
+            case Continued(paused_s, was_hold=True):
+                logger.debug(RELEASED, paused_s)
             case Continued(paused_s, num_queued, num_running):
                 logger.info(CONTINUED, paused_s, num_running, num_queued)
             case PoolRebuilt(violations):

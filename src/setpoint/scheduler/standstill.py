@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from setpoint.core.control import PAUSED, Operate, PauseMode
+from setpoint.core.control import PAUSE_FIRST, PAUSED, Operate, PauseMode
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.operations import (
@@ -33,14 +33,18 @@ class Standstill:
     def __init__(self, state: State, observer: Observer) -> None:
         self._state = state
         self._observer = observer
+        self._is_hold = False
+        """Whether the pause is for an order to all engines, and no operator has asked for it."""
 
-    def pause(self, mode: PauseMode, emit: Callable[[TokenEvent], object]) -> None:
+    def pause(
+        self, mode: PauseMode, emit: Callable[[TokenEvent], object], *, is_hold: bool = False
+    ) -> None:
         """Stand still from now on; a pause in force gets the new mode. ``emit`` gets the event of
         each request as soon as it has ended, so that none is lost if the next one raises."""
         state = self._state
         assert not state.inflight, "the loop takes all results first"
         self._begin()
-        state.pause = mode
+        state.pause, self._is_hold = mode, is_hold
         num_aborted = num_retracted = 0
         if mode is PauseMode.ABORT:
             num_aborted = len(state.by_id)
@@ -57,6 +61,7 @@ class Standstill:
                 num_retracted=num_retracted,
                 num_queued=len(state.queue) + len(state.preparing),
                 num_running=len(state.running),
+                is_hold=is_hold,
             )
         )
 
@@ -64,7 +69,7 @@ class Standstill:
         """Stand still if no step could be planned; a pause in force keeps its mode."""
         self._check_rest(flushes=flushes)
         if self._state.pause is None:
-            self.pause(PauseMode.RETRACT, emit=lambda event: None)  # none runs
+            self.pause(PauseMode.RETRACT, lambda event: None, is_hold=True)  # none runs
 
     def resume(self) -> None:
         """End the pause. The engine continues unless memory is still given back."""
@@ -73,6 +78,7 @@ class Standstill:
             return
         state.pause = None
         self._end()
+        self._is_hold = False
 
     def operate(self, message: Operate, operator: Operator) -> str:
         """Carry out an operation. Returns the result of ``Operator.operate``. Raises SetpointError
@@ -133,15 +139,15 @@ class Standstill:
         memory."""
         state = self._state
         if not state.is_at_rest:
-            num_open = len(state.by_id)
-            are_open = "1 request is open" if num_open == 1 else f"{num_open} requests are open"
-            raise RequestError(
-                f"The engine is not idle: {are_open}. Pause it first (/pause_generation), or wait."
-            )
+            num = len(state.by_id)
+            are_open = "1 request is open" if num == 1 else f"{num} requests are open"
+            raise RequestError(f"An engine is not idle: {are_open}. {PAUSE_FIRST}.")
         if flushes and not state.can_flush:
+            num = len(state.running)
+            keep = "1 paused request keeps" if num == 1 else f"{num} paused requests keep"
             raise RequestError(
-                f"{len(state.running)} paused requests keep memory in the KV cache. Pause with the"
-                " mode retract or abort to release it."
+                f"{keep} memory in the KV cache. Pause again with"
+                ' {"mode": "retract"}, which releases it and ends no request.'
             )
 
     def _follow(self, released: frozenset[MemoryPart]) -> None:
@@ -174,5 +180,6 @@ class Standstill:
                 paused_s=state.now - state.still_since,
                 num_queued=len(state.queue) + len(state.preparing),
                 num_running=len(state.running),
+                was_hold=self._is_hold,
             )
         )

@@ -208,7 +208,7 @@ class FakeEngine:
                 return Standstill(len(self.running))
             case Hold():
                 if self.running and self.paused is None:
-                    return Refused("The engine is not idle.")
+                    return Refused("An engine is not idle.")
                 self.paused = self.paused or PauseMode.RETRACT
                 return Done()
             case Continue():

@@ -86,7 +86,7 @@ class Engine:
             case Pause():
                 return Standstill(0)
             case Hold() | Operate() if self.is_busy:
-                return Refused("The engine is not idle.")
+                return Refused("An engine is not idle.")
             case Operate() if self.refuses:
                 return Refused("It has no memory.")
             case Operate():
@@ -557,7 +557,7 @@ def test_an_engine_that_is_held_and_paused_before_its_answer_goes_on_with_the_pa
         await turns()
         pausing = asyncio.create_task(client.orders.pause(PauseMode.ABORT))
         await turns()
-        second.receiver(encode(Reply(1, Refused("The engine is not idle."))))
+        second.receiver(encode(Reply(1, Refused("An engine is not idle."))))
         second.receiver(encode(Reply(2, Standstill(0))))
         second.is_silent = False
         await pausing

@@ -65,7 +65,7 @@ def test_a_busy_engine_refuses_every_operation(depth: int) -> None:
         LoadWeights("w", "auto", flush_cache=True),
     ):
         h.operate(operation)
-        refused(h, "The engine is not idle: 2 requests are open.")
+        refused(h, "An engine is not idle: 2 requests are open. Pause first")
     h.drain()
     assert not operator.done
     assert h.outcomes["running"].ids == expected(12)
@@ -111,9 +111,9 @@ def test_memory_that_paused_requests_keep_is_not_released() -> None:
     h.pause(PauseMode.IN_PLACE)
     h.turn()
     h.operate(ReleaseMemory(ALL))
-    refused(h, "1 paused requests keep memory in the KV cache.")
+    refused(h, "1 paused request keeps memory in the KV cache. Pause again with")
     h.operate(LoadWeights("w", "auto", flush_cache=True))
-    refused(h, "1 paused requests keep memory in the KV cache.")
+    refused(h, "1 paused request keeps memory in the KV cache. Pause again with")
     assert not operator.done
     h.operate(ReleaseMemory([WEIGHTS, GRAPH]))
     done(h)

@@ -3,17 +3,31 @@ token is lost or changed, and nothing is planned in between."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from setpoint.core.control import CacheFlush, FlushCache, Pause, PauseMode, Standstill
-from setpoint.core.messages import Reply
+from setpoint.core.control import (
+    CacheFlush,
+    Continue,
+    FlushCache,
+    Hold,
+    Operate,
+    Pause,
+    PauseMode,
+    Standstill,
+)
+from setpoint.core.messages import Reply, ToLoop
+from setpoint.core.operations import MemoryPart, ReleaseMemory, RestoreMemory
 from setpoint.core.records import Continued, Paused, RequestAdmitted, StepPlanned, Turn
+from setpoint.observe.figures import Figures
+from setpoint.observe.logline import LogLines
 from setpoint.recording.format import OFF, ON
 from setpoint.testing.harness import VOCAB, Harness
+from setpoint.testing.operators import ScriptedOperator
 from setpoint.testing.preparers import AnyToken, ScriptedPreparer
 from setpoint.testing.recordings import record, replayed
 from setpoint.testing.scripted import hashed_token, reference
@@ -221,3 +235,35 @@ def test_a_flood_during_a_pause_waits_and_is_served() -> None:
     h.resume()
     h.drain()
     assert all(h.outcomes[f"r{number}"].ids == expected(1) for number in range(1000))
+
+
+def test_a_hold_for_an_order_is_logged_as_no_pause(caplog: pytest.LogCaptureFixture) -> None:
+    """Red before: each order of several engines logged a pause that no operator had asked for."""
+    h, lines = (
+        Harness(operator=ScriptedOperator()),
+        LogLines(Figures(decode_log_interval=1), device="cpu"),
+    )
+
+    def logged(*messages: ToLoop) -> list[tuple[str, str]]:
+        caplog.clear()
+        h.recorder.records.clear()
+        for message in messages:
+            h.wire.post(message)
+            h.turn()
+        for each in [*h.recorder.of(Paused), *h.recorder.of(Continued)]:
+            lines.on(each)
+        return [(each.levelname, each.getMessage()[:30]) for each in caplog.records]
+
+    with caplog.at_level(logging.DEBUG):
+        assert logged(Hold(1, flushes=True), Continue(2)) == [
+            ("DEBUG", "Held for an order to all engin"),
+            ("DEBUG", "Not held any more for an order"),
+        ]
+        released = Operate(4, ReleaseMemory([MemoryPart.KV_CACHE]))
+        back = Operate(6, RestoreMemory([MemoryPart.KV_CACHE]))
+        told = logged(Hold(3, flushes=True), released, Continue(5), back)
+        assert told[1][1] == "Generation continued after 0.0", "it has stood still for longer"
+        assert logged(Hold(7, flushes=False), Pause(8, PauseMode.ABORT), Continue(9))[1:] == [
+            ("INFO", "Generation paused (abort). #ab"),
+            ("INFO", "Generation continued after 0.0"),
+        ]

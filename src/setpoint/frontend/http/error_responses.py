@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
-from setpoint.frontend.arrival import IN_SCOPE
+from setpoint.frontend.arrival import note_refusal
 from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.http.routes import Advice
 from setpoint.frontend.jobs import ClientGoneError
@@ -42,8 +42,7 @@ def json_response(content: Any, *, status_code: int = 200) -> Response:
 
 def error_response(dialects: Dialects, scope: Scope, refusal: Refusal) -> Response:
     path = scope["path"]
-    if IN_SCOPE in scope:
-        scope[IN_SCOPE].refusal = refusal.message
+    note_refusal(scope, refusal.message)
     response = json_response(dialects.error_body(path, refusal), status_code=refusal.status_code)
     response.headers.update(dialects.of(path).error_headers(scope))
     if refusal.retry_after_s is not None:

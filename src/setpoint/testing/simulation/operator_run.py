@@ -188,7 +188,7 @@ class OperatorRun(Run):
         try:
             yield
         except RequestError as error:
-            if "not idle" in error.message or "keep memory" in error.message:
+            if "not idle" in error.message or "memory in the KV cache" in error.message:
                 self.seen["refused for requests"] += 1
                 changed = [each.pid for each in self.world.serving() if is_changed(each)]
                 if changed:

@@ -17,6 +17,7 @@ from setpoint.frontend.anthropic_models import (
 )
 from setpoint.frontend.apis.openai.bodies.openai_bodies import DEFAULT_MODEL
 from setpoint.frontend.apis.openai.openai_errors import error_body
+from setpoint.frontend.arrival import note_refusal
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.refusal import Refusal
@@ -56,6 +57,7 @@ class ModelRoutes:
             code="model_not_found",
         )
         shape = no_such_model if for_anthropic else error_body
+        note_refusal(request.scope, refusal.message)
         return json_response(shape(refusal), status_code=refusal.status_code)
 
     def _card(self, service: Service) -> dict[str, Any]:

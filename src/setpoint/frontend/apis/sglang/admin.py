@@ -11,6 +11,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from setpoint.core.control import PAUSE_FIRST
+from setpoint.frontend.arrival import note_refusal
 from setpoint.frontend.drain import WORD, without_weights
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
@@ -73,31 +75,33 @@ class AdminRoutes:
         names = ", ".join(each.config.served_model_name for each in self._service.models)
         return PlainTextResponse(f"Setpoint serves {names}.\n")
 
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> Response:
         if self._config.health_generates or self._service.drain.is_on:
-            return await self.health_generate()
+            return await self.health_generate(request)
         return Response()
 
-    async def health_generate(self) -> Response:
+    async def health_generate(self, request: Request) -> Response:
         if self._service.drain.is_on:
-            return PlainTextResponse(f"{WORD}\n", status_code=503)
+            return _refused(request, WORD, status_code=503)
         healthy = await asyncio.gather(*(each.is_healthy() for each in self._service.models))
         if any(healthy):
-            return self._probe_response(200)
-        return self._probe_response(503, otherwise="The engine gives no sign of life.")
+            return self._probe_response(request, 200)
+        return self._probe_response(request, 503, otherwise="The engine gives no sign of life.")
 
-    async def ready(self) -> Response:
+    async def ready(self, request: Request) -> Response:
         if self._service.drain.is_on:
-            return PlainTextResponse(f"{WORD}\n", status_code=503)
+            return _refused(request, WORD, status_code=503)
         if self._engine.orders.why_no_weights:
-            return PlainTextResponse(f"{without_weights(self._engine)}\n", status_code=503)
+            return _refused(request, without_weights(self._engine), status_code=503)
         models = self._service.models
         is_ready = any(each.engine.is_ready for each in models)
         # Of several models, the others are there for their requests.
         misses = len(models) == 1 and any(each.is_missed for each in self._engine.standings())
-        return self._probe_response(200 if is_ready and not misses else 503)
+        return self._probe_response(request, 200 if is_ready and not misses else 503)
 
-    def _probe_response(self, status_code: int, *, otherwise: str = "") -> Response:
+    def _probe_response(
+        self, request: Request, status_code: int, *, otherwise: str = ""
+    ) -> Response:
         """The answer to a probe. Its body has a line for each engine that computes nothing.
         otherwise: the body if there is none."""
         found = [
@@ -107,9 +111,10 @@ class AdminRoutes:
             if standing.state != "ready" or (standing.is_still and not each.residence.is_shared)
         ]
         lines = found or ([otherwise] if otherwise else [])
-        if not lines:
-            return Response(status_code=status_code)
-        return PlainTextResponse("\n".join(lines) + "\n", status_code=status_code)
+        if lines and status_code != 200:
+            note_refusal(request.scope, "; ".join(lines))
+        text = "".join(f"{line}\n" for line in lines)
+        return PlainTextResponse(text, status_code=status_code)
 
     def _named_models(self) -> list[tuple[Service, str]]:
         """The models, each with the beginning of a line about it; of one alone, nothing is said."""
@@ -142,13 +147,11 @@ class AdminRoutes:
     async def server_info(self) -> Response:
         return json_response(await self._service.server_info())
 
-    async def flush_cache(self, timeout: float = 0.0) -> Response:
+    async def flush_cache(self, request: Request, timeout: float = 0.0) -> Response:
         """Wait until the engines are idle, for at most ``timeout`` seconds, and ask them to flush
         their caches, which all do or none does."""
         if self._flushing:
-            return PlainTextResponse(
-                "Another flush_cache is already in progress.\n", status_code=400
-            )
+            return _refused(request, "Another flush_cache is already in progress.")
         self._flushing = True
         try:
             deadline = time.monotonic() + min(timeout, _MAX_FLUSH_WAIT_S)
@@ -163,15 +166,13 @@ class AdminRoutes:
             self._flushing = False
         if is_flushed:
             return PlainTextResponse("Cache flushed.\n")
-        return PlainTextResponse(
-            f"Cache not flushed: {self._why_not_flushed()}.\n", status_code=400
-        )
+        return _refused(request, f"Cache not flushed: {self._why_not_flushed()}.")
 
     def _why_not_flushed(self) -> str:
         stopped = [str(line.rank) for line in self._engine.lines if line.is_suspended]
         if stopped:
             return f"a signal has stopped the process of engine {', '.join(stopped)}"
-        return "there are pending requests"
+        return f"there are pending requests. {PAUSE_FIRST} ({FLUSH_ROUTE}?timeout=60)"
 
     async def _busy(self) -> bool:
         return any(
@@ -200,6 +201,12 @@ class AdminRoutes:
 
     async def _read_settings(self, raw: dict[str, Any]) -> tuple[SettingsBody, list[str]]:
         return self._service.read(raw, SettingsBody, route="/set_internal_state")
+
+
+def _refused(request: Request, why: str, *, status_code: int = 400) -> Response:
+    """A refusal in plain text."""
+    note_refusal(request.scope, why)
+    return PlainTextResponse(f"{why}\n", status_code=status_code)
 
 
 def _format_name(parser: str) -> str | None:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from setpoint.core.errors import RequestError, err_type_of
 from setpoint.core.operations import MemoryPart
 from setpoint.frontend.apis.sglang.controls import ControlBodies
+from setpoint.frontend.arrival import note_refusal
 from setpoint.frontend.drain import without_weights
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
@@ -108,6 +109,7 @@ class WeightRoutes:
                 )
             except RequestError as error:
                 answer = {"success": False, "message": error.message}
+                note_refusal(request.scope, error.message)
                 status_code = error.status_code
             else:
                 num_paused, status_code = sum(each.num_paused_reqs for each in done), 200
