@@ -246,7 +246,7 @@ def _gemma(begin: str, end: str, quote: str) -> Writer:
         quote=quote,
         value_end=quote,
         call_end=end,
-        inside=(end, "}", '"'),
+        inside=(end, begin, "}", '"'),
         number=lambda key, text: f"{key}:{text}",
     )
 
@@ -258,13 +258,13 @@ WRITERS = {
         "\n```<｜tool▁call▁end｜>",
         section=_V3,
         between="\n",
-        inside=("<｜tool▁call▁end｜>",),
+        inside=("<｜tool▁call▁end｜>", "<｜tool▁call▁begin｜>", *_V3),
     ),
     "deepseekv31": _headed(
         "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>",
         "<｜tool▁call▁end｜>",
         section=_V3,
-        inside=("<｜tool▁call▁end｜>",),
+        inside=("<｜tool▁call▁end｜>", "<｜tool▁call▁begin｜>", *_V3),
     ),
     "deepseekv32": _dsml("function_calls"),
     "deepseekv4": _dsml("tool_calls"),
@@ -287,7 +287,11 @@ WRITERS = {
     ),
     "hunyuan": _HY3,
     "hunyuan_a13b": _json_writer(
-        "", "", section=("<tool_calls>[", "]</tool_calls>"), between=", ", inside=("</tool_calls>",)
+        "",
+        "",
+        section=("<tool_calls>[", "]</tool_calls>"),
+        between=", ",
+        inside=("</tool_calls>", "<tool_calls>"),
     ),
     "kimi_k2": _headed(
         "<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>",
@@ -296,7 +300,9 @@ WRITERS = {
         inside=("<|tool_call_end|>", "<|tool_call_begin|>"),
     ),
     "lfm2": _python(("<|tool_call_start|>", "<|tool_call_end|>")),
-    "llama3": _json_writer("<|python_tag|>", "", "parameters", between="; "),
+    "llama3": _json_writer(
+        "<|python_tag|>", "", "parameters", between="; ", inside=("<|python_tag|>",)
+    ),
     "minimax-m2": _MINIMAX,
     "mistral": _headed("[TOOL_CALLS]{}[ARGS]", "", inside=("[TOOL_CALLS]",)),
     "pythonic": _python(("", "")),
@@ -386,6 +392,23 @@ def _closer_inside(writer: Writer, call: Call) -> Broken | None:
     text = "".join(f"a {each} b " for each in writer.inside) + "."
     given = ("edit", {**call[1], "text": text})
     return Broken(writer.written([given, GOOD]), [given, GOOD])
+
+
+def _markers_inside(writer: Writer, call: Call) -> Broken | None:
+    """Every string of every call is a marker, or mentions one where a marker alone ends a value."""
+    if not writer.inside:
+        return None
+    form = "{}" if writer.quote else "a {} b"
+    shift = len(call[1]["path"])
+    texts = [
+        form.format(writer.inside[(shift + each) % len(writer.inside)]) for each in (0, 0, 1, 2, 2)
+    ]
+    given: list[Call] = [
+        ("edit", {"path": texts[0], "text": texts[1]}),
+        ("look", {"place": texts[2]}),
+        ("edit", {"path": texts[3], "line": 3, "text": texts[4]}),
+    ]
+    return Broken(writer.written(given), given)
 
 
 def _call_inside(writer: Writer, call: Call) -> Broken | None:
@@ -528,6 +551,7 @@ WAYS: dict[str, Callable[[Writer, Call], Broken | None]] = {
     "no end of a call": _no_call_end,
     "no end of the section": _no_section_end,
     "an end in a value": _closer_inside,
+    "markers in several values": _markers_inside,
     "a call in a value": _call_inside,
     "an unknown function": _unknown,
     "a malformed argument": _malformed,

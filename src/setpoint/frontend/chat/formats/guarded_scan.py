@@ -127,8 +127,8 @@ class GuardedScan:
         if text[at] in _AFTER_STRING:
             self._held = []
             parts.append(self._scan.feed(held, 0)[0])
-        else:
-            self._take_back(held)
+            return self._read(text, at, parts)
+        self._take_back(held)
         return at
 
     def _take_back(self, held: str) -> None:
