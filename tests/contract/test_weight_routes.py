@@ -177,6 +177,18 @@ def test_an_update_may_abort_what_runs(serve: Serve, keep: bool) -> None:
     serve(scenario, FakeEngine(step_s=0.002), checkpoints=Found())
 
 
+def test_an_update_of_an_idle_server_may_leave_it_paused(serve: Serve) -> None:
+    """Red before: the pause was kept only beside abort_all_requests."""
+
+    async def scenario(server: Any) -> None:
+        body = {"model_path": "new", "keep_pause": True}
+        assert (await server.http.post(UPDATE, json=body)).status_code == 200
+        assert server.engine.paused == PauseMode.RETRACT
+        assert server.service.engine.orders.paused == {0: PauseMode.RETRACT}
+
+    serve(scenario, checkpoints=Found())
+
+
 def test_a_server_without_checkpoints_refuses(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         answer = await server.http.post(UPDATE, json={"model_path": "org/tiny"})

@@ -342,8 +342,8 @@ class Intake:
         if num_prompt >= max_input:
             raise ContextLengthError(
                 f"Input length ({num_prompt} tokens) exceeds the maximum allowed length"
-                f" ({self._num_fitting} tokens). Use a shorter input, or start the server with"
-                " --allow-auto-truncate.",
+                f" ({self._num_fitting} tokens). Use a shorter input, or enable"
+                " --allow-auto-truncate at the start.",
                 num_prompt=num_prompt,
                 max_prompt=self._num_fitting,
             )

@@ -366,8 +366,11 @@ class Service:
         changed, and EngineDeadError."""
         operation = LoadWeights(checkpoint.folder, checkpoint.load_format, flush_cache=flush_cache)
         orders = self.engine.orders
-        held = orders.held(keep_pause=keep_pause) if aborts else orders.at_rest(flushes=flush_cache)
-        async with held:
+        async with (
+            orders.held(keep_pause=keep_pause)
+            if aborts
+            else orders.at_rest(flushes=flush_cache, keep_pause=keep_pause)
+        ):
             done = await orders.load(operation)
             # Before anything else may happen: an engine that starts now has these weights.
             self.loaded(model_path=model_path, weight_version=weight_version, checkpoint=checkpoint)

@@ -208,25 +208,17 @@ class Orders:
         operator had asked for it."""
         hold = _Pause(PauseMode.ABORT)
         ranks = list(self._fleet.ranks)
-        self._holds.append(hold)
-        is_kept = False
-        try:
+        async with self._held_by(hold, ranks, keep_pause=keep_pause):
             await self._stop(hold.mode, ranks)
             yield
-            is_kept = keep_pause
-        finally:
-            if is_kept:
-                for rank in ranks:
-                    self._pauses[rank] = self._pauses.get(rank) or [hold]
-            await self._end_hold(hold, ranks)
 
     @asynccontextmanager
-    async def at_rest(self, *, flushes: bool) -> AsyncIterator[None]:
+    async def at_rest(self, *, flushes: bool, keep_pause: bool = False) -> AsyncIterator[None]:
         """Have no engine compute within the block, and end no request. Raises RequestError, with no
         engine changed, if one has requests that no pause holds up; flushes: or paused requests that
-        keep memory. Requests that arrive meanwhile wait."""
+        keep memory. Requests that arrive meanwhile wait. keep_pause: as of ``held``."""
         ranks = list(self._fleet.ranks)
-        if len(ranks) == 1:  # the engine itself does what it is told, or refuses
+        if len(ranks) == 1 and not keep_pause:  # the engine itself does what it is told, or refuses
             yield
             return
         hold = _Pause(PauseMode.RETRACT)
@@ -237,17 +229,25 @@ class Orders:
                 told.paused = told.paused or hold.mode
             await line.hold(flushes=flushes)
 
-        self._holds.append(hold)
-        try:
+        async with self._held_by(hold, ranks, keep_pause=keep_pause):
             await self._fleet.on(None, stand_still)
             yield
-        finally:
-            await self._end_hold(hold, ranks)
 
-    async def _end_hold(self, hold: _Pause, ranks: Collection[int]) -> None:
-        self._holds.remove(hold)
-        with suppress(EngineDeadError):  # what the work has done holds for the next engine, too
-            await self._go_on(ranks)
+    @asynccontextmanager
+    async def _held_by(
+        self, hold: _Pause, ranks: Collection[int], *, keep_pause: bool
+    ) -> AsyncIterator[None]:
+        """A hold is in force within the block, and with keep_pause after one that does not
+        raise."""
+        self._holds.append(hold)
+        try:
+            yield
+            for rank in ranks if keep_pause else ():
+                self._pauses[rank] = self._pauses.get(rank) or [hold]
+        finally:
+            self._holds.remove(hold)
+            with suppress(EngineDeadError):  # what the work has done holds for the next engine, too
+                await self._go_on(ranks)
 
     async def _stop(self, mode: PauseMode, ranks: Collection[int]) -> int:
         """Pause engines; returns how many requests are paused. With ``abort``, all requests end

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -182,8 +182,7 @@ def spawn_child(
     model together. stderr: the descriptor for its log, if not this process's. inherits: further
     descriptors that it gets (``launch.step_memory``)."""
     link, theirs = socket.socketpair()
-    with theirs, ExitStack() as unless_returned:
-        unless_returned.callback(link.close)
+    with theirs:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             popen = subprocess.Popen(
@@ -196,12 +195,12 @@ def spawn_child(
                 env=engine_environment(gpu=gpu),
                 pass_fds=[theirs.fileno(), *inherits],
             )
-            process = ChildProcess(popen, link)
-            unless_returned.callback(process.end)
+        except BaseException:
+            link.close()
+            raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)  # raises what has come meanwhile
-        unless_returned.pop_all()
-        return process
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return ChildProcess(popen, link)
 
 
 def engine_environment(*, gpu: int | None = None) -> dict[str, str]:

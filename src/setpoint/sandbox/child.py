@@ -84,14 +84,17 @@ class LimitedChild:
 
     def _tried(self, act: Callable[[], bytes]) -> bytes:
         try:
-            return act()
-        except _EndedFromOutsideError:
-            if self._is_closed:
-                raise ChildLostError(CLOSED) from None
-        try:
+            try:
+                return act()
+            except _EndedFromOutsideError:
+                if self._is_closed:
+                    raise ChildLostError(CLOSED) from None
             return act()
         except _EndedFromOutsideError as error:
             raise ChildLostError(str(error)) from None
+        except BaseException:
+            self._end()  # after a KeyboardInterrupt the answer would be taken for the next job's
+            raise
 
     def _start(self) -> bytes:
         if self._is_closed:

@@ -52,8 +52,8 @@ def new_sequence(
     if num_input + len(outputs) >= config.max_req_input_len:
         raise RequestError(
             f"Input length ({num_input + len(outputs)} tokens) exceeds the maximum allowed length"
-            f" ({config.max_req_input_len - 1} tokens). Use a shorter input, or start the server"
-            " with --allow-auto-truncate."
+            f" ({config.max_req_input_len - 1} tokens). Use a shorter input, or enable"
+            " --allow-auto-truncate at the start."
         )
     wanted = (
         UNLIMITED if request.sampling.max_new_tokens is None else request.sampling.max_new_tokens

@@ -353,6 +353,10 @@ def test_pauses_that_begin_or_end_while_engines_are_held() -> None:
             pass
         assert orders.paused == {0: PauseMode.ABORT, 1: PauseMode.ABORT}
         await orders.resume()
+        async with orders.at_rest(flushes=False, keep_pause=True):
+            pass
+        assert orders.paused == {0: PauseMode.RETRACT, 1: PauseMode.RETRACT}
+        await orders.resume()
         with pytest.raises(RequestError):
             async with orders.held(keep_pause=True):
                 raise RequestError("The weights cannot be read.")

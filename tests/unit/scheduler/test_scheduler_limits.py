@@ -73,7 +73,7 @@ def test_a_retracted_request_is_not_refused_by_a_full_queue() -> None:
             [1] * 58,
             (
                 "Input length (58 tokens) exceeds the maximum allowed length (57 tokens). Use a"
-                " shorter input, or start the server with --allow-auto-truncate."
+                " shorter input, or enable --allow-auto-truncate at the start."
             ),
         ),
     ],

@@ -214,6 +214,23 @@ def test_a_request_whose_processes_are_killed_again_and_again_is_to_be_repeated(
         assert template.render(HI) == ""
 
 
+def test_an_interrupted_request_leaves_no_answer_for_the_next_one() -> None:
+    """Red before: the process went on, and its answer became that of the next request. One that was
+    interrupted while its template was compiled was never ended."""
+    source = (
+        "{% if messages[0].content == 'long' %}{% for i in range(999) %}{% for j in range(99999) %}"
+        "{% endfor %}{% endfor %}{% endif %}{{ messages[0].content }}"
+    )
+    with closing(TemplateProcess(source)) as process:
+        first = process.pid
+        assert first is not None
+        threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,)).start()
+        with pytest.raises(KeyboardInterrupt):
+            process.render([{"role": "user", "content": "long"}])
+        assert process.render([{"role": "user", "content": "short"}]) == "short"
+        assert not psutil.pid_exists(first)
+
+
 def test_closing_ends_it_even_while_it_renders() -> None:
     source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     template = TemplateProcess(source)
