@@ -175,7 +175,15 @@ def test_the_command_prints_old_and_new_values(
         (["set", "127.0.0.1:1"], "did you mean http://127.0.0.1:1?"),
         (["top", "localhost:1"], "did you mean http://localhost:1?"),
         (["doctor", "127.0.0.1:1"], "did you mean http://127.0.0.1:1?"),
-        (["set", "http://127.0.0.1:1", "a"], "'a' is not of the form NAME=VALUE."),
+        (
+            ["set", "http://127.0.0.1:1", "a"],
+            "changes are written NAME=VALUE, and 'a' has no value.",
+        ),
+        (
+            ["set", "--url", "http://127.0.0.1:1", "max_running_requests", "0"],
+            "changes are written NAME=VALUE: max_running_requests=0.",
+        ),
+        (["set", "http://127.0.0.1:1", "a", "0"], "changes are written NAME=VALUE: a=0."),
         (["set", "http://127.0.0.1:1", "a=1", "a=2"], "a is given twice."),
         (["set", "http://127.0.0.1:1", "a=1", "--whi", "x"], "--whi"),
     ],
@@ -185,6 +193,12 @@ def test_a_command_line_that_makes_no_sense(
 ) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_url_may_stand_behind_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """Red before: the first change was taken for a second URL."""
+    assert main(["set", "--url", "http://127.0.0.1:1", "a=1", "b=2"]) == 1
+    assert "cannot be reached" in capsys.readouterr().err
 
 
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

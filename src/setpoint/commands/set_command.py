@@ -50,10 +50,12 @@ def set_options(wanted: SetOptions, *, api_key: str | None) -> int:
 
 def _values(changes: tuple[str, ...]) -> dict[str, str]:
     values: dict[str, str] = {}
-    for change in changes:
+    for change, following in zip(changes, (*changes[1:], "="), strict=True):
         name, equals, value = change.partition("=")
+        if not equals and "=" not in following:
+            raise ConfigError(f"changes are written NAME=VALUE: {change}={following}.")
         if not equals:
-            raise ConfigError(f"{change!r} is not of the form NAME=VALUE.")
+            raise ConfigError(f"changes are written NAME=VALUE, and {change!r} has no value.")
         if name in values:
             raise ConfigError(f"{name} is given twice.")
         values[name] = value

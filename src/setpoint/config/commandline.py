@@ -118,26 +118,41 @@ class _Reader:
             parsed, rest = parser.parse_known_intermixed_args(tokens)
         else:
             parsed, rest = parser.parse_known_args(tokens)
+        values = vars(parsed)
         if rest:
+            if self._command.listens and named_model(rest[0])[1]:
+                models = [values.get(_POSITIONAL), *rest]
+                raise ConfigError(f"unexpected argument {rest[0]!r}. {_each_with_option(models)}")
             raise ConfigError(
                 f"unexpected argument {rest[0]!r}; see 'setpoint {self._command.name} --help'."
             )
-        values = vars(parsed)
         for field in self._command.fields():
             if field.is_list and field.name in values:
                 values[field.name] = tuple(values[field.name])
         argument = values.pop(_POSITIONAL, None)
         name = self._command.positional
-        if argument is not None:
-            if name in values:
-                what, flag = name.partition("_")[0], "--" + name.replace("_", "-")
-                raise ConfigError(
-                    f"the {what} is given twice: {argument!r} and {flag} {values[name]!r}."
-                )
+        further = values.pop(_REST, None) or []
+        if argument is not None and name in values and self._command.rest:
+            further = [argument, *further]
+        elif argument is not None and name in values:
+            self._refuse_second(name, argument, values[name])
+        elif argument is not None:
             values[name] = argument
-        if further := values.pop(_REST, None):
+        if further:
             values[self._command.rest] = (*values.get(self._command.rest, ()), *further)
         return values
+
+    def _refuse_second(self, name: str, argument: str, given: Any) -> NoReturn:
+        """Refuse an argument without an option whose option is given, too."""
+        with_option = given if isinstance(given, list) else [given]
+        if self._command.listens and named_model(argument)[1]:
+            advice = _each_with_option([*with_option, argument])
+            raise ConfigError(f"{argument!r} stands without an option. {advice}")
+        what, flag = name.partition("_")[0], "--" + name.replace("_", "-")
+        raise ConfigError(
+            f"the {what} is given twice: {argument!r} and {flag}"
+            f" {' and '.join(map(repr, with_option))}."
+        )
 
     def _canonical_tokens(self, argv: list[str]) -> tuple[list[str], frozenset[str]]:
         """Returns two things: ``argv`` with every option in its canonical spelling and without the
@@ -264,6 +279,12 @@ class _Reader:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message.removeprefix("argument ") + ".")
+
+
+def _each_with_option(models: list[str | None]) -> str:
+    """How several models are written."""
+    written = " ".join(f"--model-path {each}" for each in models if each)
+    return f"Write --model-path before each model: {written}."
 
 
 def _parser(command: Command) -> argparse.ArgumentParser:

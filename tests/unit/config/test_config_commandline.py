@@ -235,7 +235,13 @@ def test_our_own_defaults_are_accepted(field: Field[Option]) -> None:
         (["--port"], "--port: expected one argument"),
         (["-x"], "unexpected argument '-x'"),
         (["a", "b"], "unexpected argument 'b'"),
-        (["a", "--model", "b"], "the model is given twice"),
+        (["a", "--model", "b"], "the model is given twice: 'a' and --model-path 'b'"),
+        (
+            ["--model-path", "a=x", "b=y"],
+            "'b=y' stands without an option. Write --model-path before each model: --model-path a=x"
+            " --model-path b=y",
+        ),
+        (["a=x", "b=y"], "unexpected argument 'b=y'. Write --model-path before each model"),
     ],
 )
 def test_refused_in_one_line(argv: list[str], message: str) -> None:
