@@ -66,6 +66,8 @@ class ModelSource:
     """The origin of the folder: a phrase for the log."""
     is_default: bool
     description: Description
+    gguf: Path | None = None
+    """The GGUF file from which the folder was made; None: it was not made from one."""
 
 
 class UnreachableError(CheckpointError):
@@ -97,7 +99,7 @@ def locate(
     if found == "file":
         folder = _convert(path, load_format, log, admit)
         origin = f"GGUF file {path}"
-        return ModelSource(folder, model_path, origin, False, read_description(folder))
+        return ModelSource(folder, model_path, origin, False, read_description(folder), path)
     if HUB_ID.fullmatch(model_path) is None or model_path.endswith((".gguf", ".safetensors")):
         raise CheckpointError(
             f"No model at {model_path!r}: there is no such folder or file, and"
@@ -217,7 +219,7 @@ def _packaged(
     """The default model from its package."""
     folder = _convert(path, load_format, log, admit)
     origin = f"package {DEFAULT_PACKAGE}, {path}"
-    return ModelSource(folder, DEFAULT_MODEL, origin, is_default, read_description(folder))
+    return ModelSource(folder, DEFAULT_MODEL, origin, is_default, read_description(folder), path)
 
 
 def _cached_default(

@@ -28,13 +28,23 @@ HOST_NAME = re.compile(r"\[?[A-Za-z0-9._:%-]{1,255}\]?")
 """Names and addresses, of which those with colons may have brackets."""
 MAX_DIGITS = 20
 """Of a number in a header."""
-NO_ROOM = (
-    f"{ROOM} is missing. This server computes only a part of each request: send the request to the"
-    " router in front of it, which adds the room."
-)
+NO_ROOM = {
+    "prefill": f"{ROOM} is missing. This server computes only the prompt of each request: send the"
+    " request to the router, which adds the room, or to the decode server.",
+    "decode": f"{ROOM} is missing. This server computes only a part of each request: send the"
+    " request to the router in front of it, which adds the room.",
+}
 HALF_A_ROOM = (
     f"{ROOM} is missing, although another field or header names a prefill server. Leave them all"
     " out: this server chooses a prefill server itself."
+)
+NO_HOST = (
+    f"{HOST} is missing: it names the prefill server of the request. Send the request to the router"
+    " in front of this server, which adds it."
+)
+NO_HOST_NEEDED = (
+    f"{HOST} is missing. Leave {ROOM} out: this server chooses a prefill server itself. (A router"
+    f" sends {HOST} as well.)"
 )
 
 
@@ -70,7 +80,7 @@ def with_rooms(
     if sharing.finds_pairs and not names_room(received, sharing):
         return requests
     if given[ROOM] is None:
-        raise RequestError(HALF_A_ROOM if sharing.finds_pairs else NO_ROOM)
+        raise RequestError(HALF_A_ROOM if sharing.finds_pairs else NO_ROOM[sharing.role])
     count = len(requests)
     rooms = _for_each(given[ROOM], count, ROOM, counts_up=True)
     hosts = _for_each(given[HOST], count, HOST)
@@ -125,7 +135,7 @@ def _bootstrap(
     host: Any, port: Any, room: int, rank: Any, sharing: Sharing, servers: KnownServers | None
 ) -> Bootstrap:
     if host is None and sharing.role == "decode":
-        raise RequestError(f"{HOST} is missing: it names the prefill server of the request.")
+        raise RequestError(NO_HOST_NEEDED if sharing.finds_pairs else NO_HOST)
     if host is not None and not (isinstance(host, str) and HOST_NAME.fullmatch(host)):
         raise RequestError(f"{HOST} must be the name or address of a prefill server.")
     if port is not None and not _is_int(port, 1, 65535):

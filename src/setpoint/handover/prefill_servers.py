@@ -125,8 +125,8 @@ class PrefillServers:
             )
         raise RequestError(
             f"bootstrap_host {excerpt(host)} with port {port} is none of this server's"
-            " --disaggregation-prefill-servers. A client needs no bootstrap_host: this server"
-            " chooses one itself."
+            " --disaggregation-prefill-servers. Leave bootstrap_host and bootstrap_room out: this"
+            " server chooses a prefill server itself."
         )
 
     def pair(
@@ -170,18 +170,28 @@ class PrefillServers:
             async with asyncio.timeout(ASK_S):
                 status, data = await self._call(server, "GET", "/server_info")
             info = msgspec.json.decode(data, type=_Info) if status == 200 else _Info()
-            why = "" if status == 200 else f"it answers {status}"
-        except (OSError, TimeoutError, ValueError) as error:  # ValueError: it is no such server
-            info, why = _Info(), in_words(error, "no answer in time")
+            why = (
+                f"it answers {status}"
+                if status != 200
+                else "it has no --disaggregation-mode prefill"
+            )
+            what = f"is not used ({why})"
+        except ValueError as error:  # it is no such server
+            info, what = _Info(), f"is not used ({in_words(error, '')})"
+        except (OSError, TimeoutError) as error:
+            info, what = _Info(), f"does not answer ({in_words(error, 'no answer in time')})"
         if info.disaggregation_mode == "prefill" and info.disaggregation_bootstrap_port:
             server.bootstrap_port, server.why_not = info.disaggregation_bootstrap_port, ""
             server.is_up = True
             logger.info("Prompts are computed by the prefill server at %s.", server.url)
             return
-        why = why or "it has no --disaggregation-mode prefill"
-        if why != server.why_not:
-            logger.warning("The prefill server at %s is not used: %s.", server.url, why)
-            server.why_not = why
+        if what != server.why_not:
+            logger.warning(
+                "The prefill server at %s %s. It is asked again every second; as long as none"
+                " answers, this server computes prompts itself.",
+                *(server.url, what),
+            )
+            server.why_not = what
 
     async def _send(self, paired: PairedBody) -> None:
         """The answer, a first token, is of no use here; what it stands for comes as a transfer."""

@@ -57,8 +57,7 @@ class LaunchedCheckpoints:
         self._allowed = None if folder is None else Path(folder).resolve()
 
     def license(self) -> str:
-        file = Path(self._source.name).expanduser()
-        return license_of(file if file.is_file() else self._source.folder)
+        return license_of(self._source.gguf or self._source.folder)
 
     def find(self, model_path: str, load_format: str | None) -> Checkpoint:
         load_format = self._options.model.load_format if load_format is None else load_format

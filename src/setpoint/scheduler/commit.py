@@ -145,7 +145,6 @@ class Committer:
         seq.request = msgspec.structs.replace(seq.request, seed=handed.seed)
         seq.num_handed, seq.num_cached = handed.num_prompt, handed.num_cached
         seq.num_loaded, seq.num_from_host = handed.num_loaded, handed.num_from_host
-        seq.admitted_at = self._state.now
         try:
             finish = _append(seq, handed.ids, 0, len(handed.ids))
         except _GrammarRaised as raised:

@@ -354,7 +354,9 @@ class DecodeSide:
         )
 
     def _miss(self, seq: Sequence) -> None:
-        """Let a sequence compute its prompt here, as far as no store has it."""
+        """Let a sequence compute its prompt here, as far as no store has it. It is admitted then:
+        until now it has waited for nothing."""
+        seq.admitted_at = None
         self._look_up(seq)
         self._state.preparing.end(seq, Need.KV, "missed")
         self._state.enqueue_if_ready(seq)
@@ -393,6 +395,7 @@ class DecodeSide:
         if transfer is not None:
             rows, start = transfer.rows, transfer.start
         self._room_s[seq.seq_id] = state.now - seq.since
+        seq.admitted_at = state.now
         self._arriving[seq.seq_id] = seq, None if transfer is None else transfer.id
         self._taker.fetch(
             seq.seq_id,

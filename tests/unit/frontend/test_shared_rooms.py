@@ -58,7 +58,7 @@ def test_each_request_has_a_room_of_its_own() -> None:
     ("received", "words"),
     [
         ({}, "bootstrap_room is missing. .* send the request to the router in front of it"),
-        ({"bootstrap_room": 1}, "bootstrap_host is missing"),
+        ({"bootstrap_room": 1}, "bootstrap_host is missing.* Send the request to the router"),
         ({**HOST, "bootstrap_room": -1}, "bootstrap_room must be a number"),
         ({**HOST, "bootstrap_room": True}, "bootstrap_room must be a number"),
         ({**HOST, "bootstrap_room": LAST + 1}, "bootstrap_room must be a number"),
@@ -96,6 +96,18 @@ def test_a_prefill_server_needs_no_host_and_a_whole_server_no_room() -> None:
     assert rooms(1, {"bootstrap_room": 3}, Sharing()) == [None]
     with pytest.raises(RequestError, match="bootstrap_host is not supported by a server without"):
         rooms(1, HOST, Sharing())
+
+
+def test_a_refusal_says_where_the_request_belongs() -> None:
+    """Red before: a decode server that chooses by itself asked for a field that it needs not."""
+    alone = Sharing("decode", finds_pairs=True)
+    for received, sharing, words in (
+        ({}, Sharing("prefill"), "to the router, which adds the room, or to the decode server"),
+        ({"bootstrap_room": 1}, alone, "Leave bootstrap_room out: this server chooses a prefill"),
+        (HOST, alone, "Leave them all out: this server chooses a prefill server itself"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            rooms(1, received, sharing)
 
 
 def test_headers_replace_fields_where_that_is_allowed() -> None:

@@ -60,6 +60,14 @@ def test_half_open_connections_are_few_and_keep_nobody_out(
         assert "connections are open at the bootstrap port" in caplog.text
 
 
+def test_its_end_is_not_that_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    """Red before: a prefill server that ended logged ``Shutting down`` twice."""
+    with caplog.at_level("INFO"):
+        with bootstrap_server(new_bytes()):
+            caplog.set_level("INFO", "uvicorn.error")  # as the main port sets it
+        assert "Shutting down" not in caplog.text
+
+
 def test_a_request_that_never_ends_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "receive_s", 0.5)
     with (

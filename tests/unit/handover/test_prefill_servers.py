@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -193,8 +194,27 @@ def test_other_servers_are_not_used(
                 assert servers.pair(PATH, [request()], {}) is None
 
     asyncio.run(run())
+    assert "is not used (" in caplog.text
     assert why in caplog.text
+    assert "It is asked again every second; as long as none answers, this server" in caplog.text
     assert "No prefill server answers" in caplog.text
+
+
+def test_a_server_that_is_not_there_yet_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Red before: ``is not used: Connection refused.`` read as if it were for good."""
+
+    async def run() -> None:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+            async with watching(PrefillServers([url], api_key=None)):
+                assert caplog.messages == [
+                    f"The prefill server at {url} does not answer (Connection refused). It is asked"
+                    " again every second; as long as none answers, this server computes prompts"
+                    " itself."
+                ]
+
+    asyncio.run(run())
 
 
 def test_a_server_that_has_gone_is_looked_for_again(

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf_cases import write
 
+from setpoint.checkpoint import source as sources
 from setpoint.checkpoint.description import read_description
 from setpoint.checkpoint.source import ModelSource
 from setpoint.checkpoint.spec import read_spec
@@ -101,3 +103,18 @@ def test_what_changes_no_computation_may_differ(tmp_path: Path) -> None:
     write_tiny_llama(tmp_path / "allowed" / "new", torch_dtype="bfloat16", eos_token_id=3)
     found = checkpoints(served, tmp_path / "allowed")
     assert found.find(str(tmp_path / "allowed" / "new"), None).load_format == "auto"
+
+
+def test_the_license_of_a_gguf_file_is_found_wherever_the_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: the default model, a GGUF file in a package, had none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = write(tmp_path / "tiny.gguf", keys={"general.license": "apache-2.0"})
+    monkeypatch.setattr(sources, "_package_file", lambda: path)
+    monkeypatch.setattr(sources, "_cached_default", lambda *_: None)
+    for model_path in (None, str(path)):
+        source = sources.locate(model_path, log=lambda line: None)
+        options = Options.of(**({} if model_path is None else {"model_path": model_path}))
+        found = LaunchedCheckpoints(options, source, read_spec(source.folder))
+        assert found.license() == "apache-2.0"

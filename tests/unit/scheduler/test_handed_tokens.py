@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from setpoint.core.handover import Arrived, Handed
-from setpoint.core.records import HandedOver
+from setpoint.core.records import HandedOver, RequestDone
 from setpoint.core.request import Ids
 from setpoint.core.rooms import Bootstrap
 from setpoint.recording.format import ON
@@ -82,3 +82,38 @@ def test_a_token_that_the_grammar_forbids_is_computed_here(
     reasons = [each.why for each in harness.recorder.of(HandedOver)]
     assert reasons == ["", *([FORBIDDEN] if token != WORD[0] else [])]
     assert replayed(record(harness, tmp_path / "run", content=ON)).agrees
+
+
+class Late:
+    """Implements Taker: what it fetches arrives when the test says so."""
+
+    def fetch(
+        self, seq_id: int, bootstrap: Bootstrap, digest: bytes, skipped_rows: int, rows: Ids
+    ) -> None:
+        self.seq_id = seq_id
+
+    def cancel(self, seq_id: int) -> None:
+        """Nothing is under way."""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_time_of_a_prompt_that_another_server_computes_is_measured(fails: bool) -> None:
+    """Red before: the prompt took 0 s, and all the waiting was time in the queue."""
+    taker = Late()
+    harness = Harness(role="decode", handover={"taker": taker})
+    clock = harness.clock
+    harness.submit("r", PROMPT, max_new_tokens=3, bootstrap=Bootstrap(7, "prefill", 1))
+    harness.turn()
+    clock.advance(2.0)
+    handed = None if fails else Handed(len(PROMPT), seed=0, ids=[WORD[0]])
+    harness.wire.post(Arrived(taker.seq_id, handed, 0, failure="gone" if fails else ""))
+    harness.drain()
+    (done,) = harness.recorder.of(RequestDone)
+    assert done.accepted_at is not None
+    assert done.admitted_at is not None
+    assert done.first_token_at is not None
+    queue_s, prompt_s = done.admitted_at - done.accepted_at, done.first_token_at - done.admitted_at
+    if fails:
+        assert queue_s >= 2.0 > prompt_s, "it was admitted when it computed its prompt here"
+    else:
+        assert prompt_s >= 2.0 > queue_s

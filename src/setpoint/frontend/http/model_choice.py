@@ -24,20 +24,23 @@ NAMES_NONE = ("", "default")
 """What a client sends as a model's name if it does not care."""
 OLLAMA = "/api/"
 """Where models have tags, and older bodies another key for them."""
-ROOM = frozenset(
-    {
-        "/release_memory_occupation",
-        "/resume_memory_occupation",
-        "/update_weights_from_disk",
-        "/fault_tolerance/apply",
-        "/v1/fault_tolerance/apply",
-    }
-)
-"""Routes that would interfere with the change of models."""
-NO_ROOM = (
+_OF_MEMORY = (
     "A server with several models loads and unloads them itself, so it refuses this route. Use"
     " /models/load and /models/unload."
 )
+_OF_ENGINES = (
+    "A server with several models has one engine for each, and starts engines that have ended"
+    " itself, so it refuses this route. /pause_generation?model=NAME pauses a model."
+)
+REFUSED = {
+    "/release_memory_occupation": _OF_MEMORY,
+    "/resume_memory_occupation": _OF_MEMORY,
+    "/update_weights_from_disk": "A server with several models cannot update weights while it runs."
+    " Start it again with the new files.",
+    "/fault_tolerance/apply": _OF_ENGINES,
+    "/v1/fault_tolerance/apply": _OF_ENGINES,
+}
+"""Routes that would interfere with the change of models -> what to do instead."""
 
 
 class _Named(msgspec.Struct):
@@ -96,8 +99,8 @@ class ModelChoice:
                 f"model must be the name of a model ({names}), got {excerpt(repr(named), 64)}."
             )
             return Refusal(message=message, status_code=400, param="model")
-        if path in ROOM:
-            return Refusal(message=NO_ROOM, status_code=400)
+        if path in REFUSED:
+            return Refusal(message=REFUSED[path], status_code=400)
         if named is None and path in self._dialects.controls:
             message = (
                 f"This server has several models. Name the one that you mean: {path}?model=NAME,"

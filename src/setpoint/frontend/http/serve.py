@@ -24,12 +24,16 @@ from setpoint.frontend.http.port import cannot_listen
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.unread import Unread
 
+logger = logging.getLogger(__name__)
+
 FEW_CONNECTIONS = 256
+MAIN = "the port"
 
 
 class Server(uvicorn.Server):
     """A uvicorn server that leaves signals to the launcher: uvicorn would raise them again at its
-    end, before the engine is shut down.
+    end, before the engine is shut down. Of a process with several, the one at the main port logs
+    that it ends.
     """
 
     def __init__(
@@ -41,17 +45,19 @@ class Server(uvicorn.Server):
         *,
         urgent: Set[str] = frozenset(),
         most: int | None = None,
-        where: str = "the port",
+        where: str = MAIN,
     ) -> None:
         """unread: notes the answers that clients do not read. urgent: see ``Pace``. most: how many
         connections may be open; None: as many as the process can have. where: the port, for the
         log."""
         super().__init__(config)
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._errors = errors
         self._drain = drain
         self._unread = unread
         self._urgent = urgent
         self._crowd = Crowd(most_for_clients() if most is None else most, where)
+        self._logs_end = where == MAIN
         self._close_s = 0.0
         self.listening = asyncio.Event()
         """Set once connections are accepted."""
@@ -97,6 +103,8 @@ class Server(uvicorn.Server):
                 connection.transport.abort()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._logs_end:
+            logger.info("Shutting down")
         # uvicorn ends the last requests by cancelling their tasks, which logs a traceback for
         # each. That is needed only for requests that wait for a thread.
         self.config.timeout_graceful_shutdown = math.ceil(self._close_s) + 1
@@ -116,7 +124,6 @@ def make_server(app: FastAPI, *, log_level: str = "info") -> Server:
         log_config=None,
         log_level=log_level,
     )
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
     dialects = app.state.dialects
     return Server(config, dialects, app.state.drain, app.state.unread, urgent=dialects.controls)
 
@@ -139,6 +146,8 @@ def small_server(app: ASGIApp, *, where: str) -> Server:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether to log a line of uvicorn's: its process id is of no use to users, and the launcher
-    reports when the server is ready."""
-    return not record.msg.startswith(("Started server process", "Finished server process"))
+    """Whether to log a line of uvicorn's: its process id is of no use to users, the launcher
+    reports when the server is ready, and ``Server`` that it ends."""
+    return not record.msg.startswith(
+        ("Started server process", "Finished server process", "Shutting down")
+    )
