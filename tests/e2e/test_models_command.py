@@ -189,6 +189,56 @@ def test_the_table_of_several(models: Command, gguf_file: Path, tmp_path: Path) 
     assert max(map(len, done.out.splitlines())) <= 100
 
 
+def test_the_table_names_models_as_they_were_given_unless_a_path_is_long(
+    models: Command, gguf_file: Path, tmp_path: Path
+) -> None:
+    """Red before: "nope" of some/nope, and the same name twice of two folders; "Got:" in the reason."""
+    environ = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hub")}
+    out = in_own_process(str(gguf_file), "some/nope", **environ).stdout
+    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["tiny.gguf", "some/nope"]
+    assert "Cannot get some/nope from the hub (" in out
+    assert "Got:" not in out
+    first, second = tmp_path / "a" / "same", tmp_path / "b" / "same"
+    for folder in (first, second):
+        write_tiny_llama(folder)
+    done = models(f"{first}/", f"{second}/", code=0)
+    assert "a/same" in done.out
+    assert "b/same" in done.out
+    assert models(f"{first}/", gguf_file, code=0).out.splitlines()[1].split()[0] == "same"
+
+
+def test_the_table_says_what_its_needs_are_of(models: Command, gguf_file: Path) -> None:
+    """Red before: the advice to set the option that was set."""
+    options = ("--context-length", "128", "--max-running-requests", "3", "--dp-size", "2")
+    done = " ".join(models(gguf_file, gguf_file, *options, code=0).out.split())
+    assert '"needs" is the memory of 3 requests of 128 tokens for each of 2 engines.' in done
+    assert "--context-length" not in done
+
+
+def test_figures_of_one_of_several_engines_say_so(models: Command, gguf_file: Path) -> None:
+    """Red before: "tokens in …" of the KV pool without whether that is for each engine."""
+    found = lines(models(gguf_file, "--dp-size", "2", code=0).out)
+    for label in ("memory", "free memory", "KV pool here"):
+        assert "each of 2 engines" in found[label], found[label]
+    assert "engines" not in models(gguf_file, code=0).out
+    (report,) = models.in_json(gguf_file, "--dp-size", "2", code=0)
+    assert report["memory"]["engines"] == 2
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+
+
+def test_the_example_of_the_page_is_what_the_command_says(models: Command) -> None:
+    """Red before: "memory 661.85 MiB". Free memory and speed are those of the machine."""
+    shown = (
+        PAGE.read_text(encoding="utf-8").partition("    HuggingFaceTB/")[2].partition("\n\n*")[0]
+    )
+    of_page = lines(shown)
+    printed = lines(models("--num-threads", "1", code=0).out)
+    for label in ("runs here", "architecture", "parameters", "precision", "on disk", "memory"):
+        assert of_page[label] == printed[label]
+
+
 def test_names_send_nothing_to_the_terminal(models: Command, tmp_path: Path) -> None:
     """Red before: control sequences in a file's name, and its markup in the table."""
     one, two = tmp_path / "a\x1b[31m\n.gguf", tmp_path / "[red]b.gguf"

@@ -285,6 +285,7 @@ def _from_hub(
         )
     except Exception as error:  # the classes depend on the hub client's HTTP library
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = reason.removeprefix("Got: ")
         at = f" at revision {revision}" if revision else ""
         raise UnreachableError(
             f"Cannot get {hub_id}{at} from the hub ({reason}), and there is no such folder here."

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -20,7 +22,7 @@ from setpoint.config.hardware import probe_hardware
 from setpoint.core.errors import ConfigError
 from setpoint.core.excerpt import printable
 from setpoint.core.progress import reported_to
-from setpoint.launch.model_report import Examined, ModelReport, examine
+from setpoint.launch.model_report import Examined, Memory, ModelReport, examine
 from setpoint.launch.preflight import check_device
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.waiting import Waiting, on_stderr
@@ -66,7 +68,7 @@ def show_models(line: CommandLine, env: EnvSettings, measure: Callable[[Examined
         elif len(shown) == 1:
             print("\n".join(details(shown[0], width=console.width)))
         else:
-            _print_table(console, shown)
+            _print_table(console, shown, options.model.context_length)
     return SERVED if all(report.runs for report in reports) else NOT_SERVED
 
 
@@ -161,21 +163,22 @@ def _memory(report: ModelReport) -> dict[str, str]:
     if memory is None:
         return {}
     needed = memory.needed
-    requests = "a request" if memory.requests == 1 else f"{memory.requests:,} requests"
+    each = _for_each(memory)
     besides = needed.workspace_bytes + needed.graphs_bytes
     rows = {
         "memory": (
-            f"{format_bytes(needed.total_bytes)} for {requests} of {memory.context_len:,} tokens:"
-            f" weights {format_bytes(needed.weights_bytes)}, KV cache"
-            f" {format_bytes(needed.kv_bytes)}, a step {format_bytes(besides)}"
+            f"{format_bytes(needed.total_bytes)} for {_requests(memory)} of"
+            f" {memory.context_len:,} tokens{each}: weights"
+            f" {format_bytes(needed.weights_bytes)}, KV cache {format_bytes(needed.kv_bytes)},"
+            f" a step {format_bytes(besides)}"
         )
     }
     if memory.available_bytes is not None:
-        rows["free memory"] = format_bytes(memory.available_bytes)
+        rows["free memory"] = format_bytes(memory.available_bytes) + each
     if pool := memory.pool:
         rows["KV pool here"] = (
-            f"{pool.pool_tokens:,} tokens in {format_bytes(pool.kv_bytes)}; limited by"
-            f" {pool.limited_by}"
+            f"{pool.pool_tokens:,} tokens in {format_bytes(pool.kv_bytes)}{each};"
+            f" limited by {pool.limited_by}"
         )
     return rows
 
@@ -195,15 +198,16 @@ def _speed(report: ModelReport) -> dict[str, str]:
     return {"speed": words}
 
 
-def _print_table(console: Console, reports: list[ModelReport]) -> None:
+def _print_table(console: Console, reports: list[ModelReport], context_length: int | None) -> None:
+    """context_length: the one that was asked for."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("model", "parameters", "precision", "needs", "about", "here"):
         table.add_column(name, no_wrap=name != "model", overflow="fold")
-    for report in reports:
+    for report, name in zip(reports, _names(reports), strict=True):
         memory, pace = report.memory, report.pace
         active = report.active_parameters < report.parameters
         table.add_row(
-            Text(report.model.rpartition("/")[2] or report.model),
+            Text(name),
             _short(report.parameters)
             + (f" ({_short(report.active_parameters)})" if active else ""),
             _precision(report),
@@ -214,10 +218,12 @@ def _print_table(console: Console, reports: list[ModelReport]) -> None:
     console.print(table)
     if any(report.disturbed for report in reports):
         console.print(f"\n{DISTURBED}.")
-    if any(report.memory for report in reports):
+    if memory := next((report.memory for report in reports if report.memory), None):
+        context, more = "the whole context", "; --context-length sets a shorter one"
+        if context_length is not None:
+            context, more = f"{memory.context_len:,} tokens", ""
         console.print(
-            '\n"needs" is the memory of a request of the whole context; --context-length sets a'
-            " shorter one."
+            f'\n"needs" is the memory of {_requests(memory)} of {context}{_for_each(memory)}{more}.'
         )
     for report in reports:
         if words := _shortened(report):
@@ -226,6 +232,30 @@ def _print_table(console: Console, reports: list[ModelReport]) -> None:
             name = "" if report.model in report.reason else f"{report.model}: "
             words = f" The nearest that is supported is {report.nearest}." if report.nearest else ""
             console.print(f"\n{name}{report.reason}{words}", markup=False)
+
+
+def _names(reports: list[ModelReport]) -> list[str]:
+    """What the table calls the models: of a long path the last part, if it names only one of
+    them."""
+    last = [
+        Path(report.model).name if report.model.count("/") > 1 else report.model
+        for report in reports
+    ]
+    names = dict(zip((report.model for report in reports), last, strict=True))
+    num_named = Counter(names.values())
+    return [
+        name if num_named[name] == 1 else report.model
+        for report, name in zip(reports, last, strict=True)
+    ]
+
+
+def _requests(memory: Memory) -> str:
+    return "a request" if memory.requests == 1 else f"{memory.requests:,} requests"
+
+
+def _for_each(memory: Memory) -> str:
+    """Says that a figure is that of one of several engines."""
+    return "" if memory.engines == 1 else f" for each of {memory.engines} engines"
 
 
 def _rate(tokens_per_s: float) -> str:

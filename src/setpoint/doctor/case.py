@@ -12,8 +12,8 @@ from setpoint.core.moments import Moment
 from setpoint.doctor.findings import Phase, PhaseSpan
 from setpoint.doctor.limits import AT_BUDGET, Limits, at_budget, binding_limit, is_full
 from setpoint.doctor.load import Load, weigh
-from setpoint.doctor.observations import Facts, Observations, Rank
-from setpoint.doctor.phases import MIN_GAP_S, label, running_of, spans, waits
+from setpoint.doctor.observations import Facts, Observations, Rank, SourceKind
+from setpoint.doctor.phases import MIN_GAP_S, label, lasted, running_of, spans, waits
 
 MIN_COVERAGE = 0.5
 MIN_LINES = 3
@@ -125,10 +125,17 @@ class Case:
         return len(self.load) < MANY_LINES
 
     @property
+    def kind(self) -> SourceKind:
+        return self.seen.sources[0].kind if self.seen.sources else "log"
+
+    @property
     def span(self) -> str:
-        """The size of the load in words: "5 lines (14 s)"."""
-        lines = f"{len(self.load):,} line{'s' * (len(self.load) != 1)}"
-        seconds = self.load.moments[-1].at - self.load.moments[0].at if len(self.load) else 0.0
+        """The size of the load in words: "5 lines (14 s)" of a log, "14 s" of other sources."""
+        moments = self.load.moments
+        lines = f"{len(moments):,} line{'s' * (len(moments) != 1)}"
+        seconds = moments[-1].at + lasted(moments[-1]) - moments[0].at if moments else 0.0
+        if self.kind != "log":
+            return f"{seconds:.0f} s"
         return f"{lines} ({seconds:.0f} s)" if self.load.has_clock else lines
 
     @property

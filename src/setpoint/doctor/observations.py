@@ -76,13 +76,15 @@ EventKind = Literal[
     "fallback",
     "tier-off",
     "cpu-contention",
+    "diagnosed",
     "access-error",
 ]
 """retraction: the pool ran out of pages. oom: an allocation failed. killed: a process ended or was
 ended. unhealthy: a health check failed. leak: the accounting of the pool does not add up.
 queue-full, timeout, grammar-timeout (its grammar was not compiled in time), aborted: a request
 ended that way. reduced: a limit was lowered at start-up. tier-off: a cache tier is not used any
-more. cpu-contention: other programs took the CPU.
+more. cpu-contention: other programs took the CPU. diagnosed: the server's own doctor named another
+limit than before.
 access-error: an HTTP answer of 500 or above."""
 
 
@@ -100,7 +102,7 @@ class Event:
     free_mib, total_mib, where (init, prefill or decode), by (what shows where: message, traceback,
     or order of the lines), pool (1: the KV pool had no tokens left). killed and traceback: way (how
     the process ended). traceback: in ("scheduler": in the process that computes). cpu-contention:
-    cpu_s, busy_s."""
+    cpu_s, busy_s. diagnosed: limit ("" if it is gone), cpu_s and busy_s if it is the CPU."""
 
 
 @dataclass(slots=True)
@@ -116,10 +118,15 @@ class Rank:
     num_events: dict[EventKind, int] = field(default_factory=dict)
 
 
+SourceKind = Literal["log", "metrics", "server", "recording", "live"]
+"""metrics: scrapes of a metrics page. server: a server that was watched over HTTP. live: the server
+in which the doctor runs."""
+
+
 @dataclass(slots=True)
 class Source:
     name: str
-    kind: Literal["log", "metrics", "server", "recording", "live"]
+    kind: SourceKind
     clock: Literal["timestamps", "estimated", "none"] = "timestamps"
     """Where times come from. estimated: from the throughput figures of a log without timestamps.
     none: only the order is known."""

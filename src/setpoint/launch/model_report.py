@@ -63,6 +63,8 @@ class Memory:
     """What a server would take here; None if it would not start."""
     running: int = 0
     """Requests that may run at the same time in that pool."""
+    engines: int = 1
+    """A server with these options has so many engines; all other figures are of one of them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -232,6 +234,7 @@ def _settle(
         requests=requests,
         context_len=config.context_len,
         kv_token_bytes=memory.spec.kv_bytes_per_token(config.kv_element_bytes),
+        engines=config.options.parallel.dp_size,
     )
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from doctor_cases import decode, prefill, rank, retract, seen
 
+import setpoint.doctor.checks
 from setpoint.core.moments import Moment
 from setpoint.doctor.checks.diagnose import diagnose
+from setpoint.doctor.contract import contract
 from setpoint.doctor.findings import Report
 from setpoint.doctor.limits import Limits, binding_limit
-from setpoint.doctor.observations import Rank
+from setpoint.doctor.observations import Rank, SourceKind
 
 READY: dict[str, Any] = {
     "max_running_requests": 2048,
@@ -485,3 +490,70 @@ class TestMomentsOfSeveralBatches:
     def test_a_step_that_refuses_nobody_is_no_limit(self) -> None:
         moments = [decode(30, 2, 0.3, refusals={"no_slot": 1} if not i else {}) for i in range(30)]
         assert judge(moments).verdict == "healthy"
+
+
+ONE_OF_MANY = re.compile(
+    r"(?<![\d.,])1 (?:running )?(?:requests|lines|tokens|moments) |1 running request, which use "
+)
+
+
+@pytest.mark.parametrize("usage", [0.001, 0.3, 0.97])
+@pytest.mark.parametrize("queue", [0, 1, 3])
+@pytest.mark.parametrize("running", [1, 2])
+@pytest.mark.parametrize("slots", [1, 2, 64])
+def test_one_request_is_spoken_of_in_the_singular(
+    running: int, queue: int, usage: float, slots: int
+) -> None:
+    """Red before: "only 1 running request, which use 0 %", "8 instead of 1 requests"."""
+    moments = [decode(running, queue, usage) for _ in range(20)]
+    moments += [prefill(1, 2048, queue, running, usage) for _ in range(20)]
+    report = diagnose(
+        seen(rank(moments), max_running_requests=slots, chunked_prefill_size=2048, device="cpu")
+    )
+    text = str(contract(report))
+    assert not ONE_OF_MANY.search(text), ONE_OF_MANY.search(text)
+    assert "instead of 1 requests" not in text
+    assert "request, which uses 0 %" not in text
+
+
+def test_reports_have_no_marks_of_markdown() -> None:
+    """Red before: "although `top` shows", which the terminal and the console print as it is."""
+    found = []
+    for file in Path(setpoint.doctor.checks.__file__).parent.glob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        docs = {
+            id(each.value)
+            for each in ast.walk(tree)
+            if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
+        }
+        found += [
+            (file.name, each.value)
+            for each in ast.walk(tree)
+            if isinstance(each, ast.Constant) and id(each) not in docs and "`" in str(each.value)
+        ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "span"),
+    [
+        ("log", "Read a log of", "7 lines (12 s)"),
+        ("server", "Watch the server for at least a minute", "12 s"),
+        ("live", "Look again when the server", "12 s"),
+        ("recording", "Record at least", "12 s"),
+        ("metrics", "Read metrics of", "12 s"),
+    ],
+)
+def test_what_is_missing_is_said_for_the_source_that_was_read(
+    kind: SourceKind, words: str, span: str
+) -> None:
+    """Red before: "Read a log", and "7 lines", of a server that was watched."""
+    for count in (1, 7):
+        observed = seen(rank([decode(2, 0, 0.1) for _ in range(count)]))
+        observed.sources[0].kind = kind
+        report = diagnose(observed)
+        assert (report.verdict == "not-enough-evidence") == (count == 1)
+        assert words in report.missing[0]
+        text = str(contract(report))
+        assert kind == "log" or not re.search("Read a log|A log of| lines", text)
+    assert f"This is judged from {span}, so it is less sure." in report.missing[0]

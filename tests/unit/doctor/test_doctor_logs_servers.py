@@ -361,3 +361,48 @@ def test_saved_reports_are_no_logs(tmp_path: Path) -> None:
         observe_sources([str(tmp_path / "report.html")], seconds=1)
     with pytest.raises(SourceError, match="is a JSON document"):
         observe_sources([str(tmp_path / "report.json")], seconds=1)
+
+
+def of_models(*names: str) -> str:
+    """The start of a server with several models, and a load on each of them."""
+    lines = [
+        f"[2025-05-01 10:00:0{place}] server_args=ServerArgs(model_path='/m/{name}',"
+        f" served_model_name='{name}', port=30000)\n"
+        for place, name in enumerate(names)
+    ]
+    lines += [ready(3).replace("TP0", f"TP0 {name}") for name in names]
+    lines.append(
+        f"[2025-05-01 10:00:04] {len(names)} models are served, of which at most 1 is loaded at a"
+        " time (--max-loaded-models). Loaded now: a.\n"
+    )
+    lines.append("[2025-05-01 10:00:04] The server is fired up and ready to roll!\n")
+    for place in range(5, 60):
+        lines.append(
+            decode(place, 4, pool=50_000 * (1 + place % 2), rank=f" TP0 {names[place % 2]}")
+        )
+    return "".join(lines)
+
+
+def test_a_server_with_several_models_was_started_once() -> None:
+    """Red before: "The server was started 2 times in this log (lines 1, 2)", or two servers."""
+    (seen,) = read_all(of_models("a", "b"))
+    (note,) = seen.sources[0].notes
+    assert note == (
+        "This log is of a server with 2 models (a, b), which this report puts together. Ask the"
+        " server for a report about one of them: /doctor?model=NAME."
+    )
+    assert sum(len(rank.moments) for rank in seen.ranks) == 55
+    first = args() + ready(1) + "".join(decode(i, 10) for i in range(5, 20))
+    (seen,) = read_all(first + of_models("a", "b").replace("[2025-05-01", "[2025-05-02"))
+    notes = " ".join(seen.sources[0].notes)
+    assert "started 2 times in this log (lines 1, 18)" in notes
+    assert "2 models (a, b)" in notes
+
+
+def test_messages_of_a_model_are_read_behind_its_name() -> None:
+    """Red before: no event of a line such as "[… TP0 a] WARNING: …"."""
+    words = "CPU contention: the engine had a CPU for 4.0 s of the last 10.0 s of its steps (40 %)."
+    (seen,) = read_all(of_models("a", "b/c") + f"[2025-05-01 10:01:00 TP0 b/c] WARNING: {words}\n")
+    assert [
+        event.kind for rank in seen.ranks for event in rank.events if event.kind != "ready"
+    ] == ["cpu-contention"]

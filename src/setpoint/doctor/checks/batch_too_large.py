@@ -9,6 +9,7 @@ from setpoint.doctor.checks.common import (
     NOISE,
     batch_instead,
     confidence,
+    counted,
     estimate,
     fixed_share_of,
     percent,
@@ -46,7 +47,8 @@ def find(case: Case) -> Finding | None:
         confidence=confidence(
             case, 0.9 if fixed.is_known else 0.6, measured, 0.9 if fixed.is_known else 0.75
         ),
-        summary=f"The batch is too large for low latency: with {running:,.0f} running requests, "
+        summary=f"The batch is too large for low latency: with "
+        f"{counted(round(running), 'running request')}, "
         f"the time between two tokens of a request is {1000 * latency:,.0f} ms (median).",
         evidence=quote(measured),
         action=Action(

@@ -44,7 +44,9 @@ def find(case: Case) -> Finding | None:
     fixed = fixed_share_of(case, running)
     growth, again = careful(case, fixed, min(growth, 8.0))
     target = max(rounded(min(running * growth, 4096)), int(running) + 1)
-    used = "" if usage is None else f", which use {percent(usage)} of the KV pool"
+    uses = "uses" if round(running) == 1 else "use"
+    much = "less than 1 %" if usage is not None and usage < 0.005 else percent(usage or 0.0)
+    used = "" if usage is None else f", which {uses} {much} of the KV pool"
     return Finding(
         cause="client-bound",
         confidence=confidence(case, share, known),

@@ -26,6 +26,9 @@ MOST_OF_EXCERPT, LESS_PER_LINE = 0.75, 0.03
 """The highest confidence for an excerpt of nearly ten lines, and how much lower it is for each line
 less."""
 
+MOST_NAMED = 3
+"""So many lines are named by their numbers in a sentence."""
+
 NOISE = 0.1
 """Two measurements of the same throughput may differ by this share."""
 
@@ -43,13 +46,29 @@ def quote(load: Load, count: int = 3) -> tuple[Evidence, ...]:
 
 
 def quote_events(case: Case, kind: EventKind, count: int = 2) -> tuple[Evidence, ...]:
-    found = events(case, kind)
+    return quote_some(events(case, kind), count)
+
+
+def quote_some(found: Sequence[Event], count: int) -> tuple[Evidence, ...]:
+    """Some of these events, from the first to the last."""
     places = sorted({round(i * (len(found) - 1) / max(count - 1, 1)) for i in range(count)})
     return tuple(Evidence(found[place].line, found[place].text) for place in places if found)
 
 
 def events(case: Case, kind: EventKind) -> list[Event]:
     return [event for rank in case.ranks for event in rank.events if event.kind == kind]
+
+
+def on_lines(case: Case, found: Sequence[Event]) -> str:
+    """Where these events are: "line 39", "lines 39 and 87", "lines 39, 87, 95 and 12 more"."""
+    numbers = []
+    for event in found[:MOST_NAMED]:
+        file = case.seen.files.get((event.line, event.text))
+        numbers.append(f"{event.line:,}" + (f" of {file}" if file else ""))
+    if len(found) > MOST_NAMED:
+        numbers.append(f"{len(found) - MOST_NAMED} more")
+    *first, last = numbers
+    return f"lines {', '.join(first)} and {last}" if first else f"line {last}"
 
 
 def survived(case: Case, event: Event, seconds: float) -> bool:
@@ -168,7 +187,8 @@ def batch_instead(fixed: FixedShare, growth: float) -> str:
         else "no step times were observed, so this is all that is possible"
     )
     return (
-        f"{fixed.running * growth:,.0f} instead of {fixed.running:,.0f} requests run together; "
+        f"{counted(round(fixed.running * growth), 'request')} instead of {fixed.running:,.0f} run "
+        f"together; "
         f"about {percent(fixed.share)} ({percent(fixed.low)} to {percent(fixed.high)}) of the time "
         f"of a decode step does not grow with the batch ({source})"
     )
@@ -223,3 +243,8 @@ def per_minute(case: Case) -> str:
 def counted(number: int, one: str) -> str:
     """ "1 moment", "2,000 moments"."""
     return f"{number:,} {one}{'s' * (number != 1)}"
+
+
+def acting(number: float, one: str, verb: str) -> str:
+    """ "1 request waits", "3 requests wait"."""
+    return f"{counted(round(number), one)} {verb}{'s' * (round(number) == 1)}"

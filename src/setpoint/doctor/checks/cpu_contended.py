@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
     confidence,
     estimate,
-    events,
+    on_lines,
     percent,
     quote,
-    quote_events,
+    quote_some,
 )
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.limits import is_disturbed
-from setpoint.doctor.observations import EventKind, Evidence
-from setpoint.observe.contention import LEAST_SHARE
+from setpoint.doctor.load import Load
+from setpoint.doctor.observations import Event, EventKind, Evidence, Rank
+from setpoint.observe.contention import LATER_S, LEAST_SHARE
 
 LEAST_KNOWN = 0.01
 """A share below it counts as this one: the warning of a log rounds its times, down to 0.0 s."""
 LEAST_BUSY_S = 3.0
-KIND: EventKind = "cpu-contention"
+WARNING: EventKind = "cpu-contention"
+
+
+@dataclass(slots=True, frozen=True)
+class _Told:
+    """What a source tells of the CPU."""
+
+    busy_s: float = 0.0
+    cpu_s: float = 0.0
+    """The part of ``busy_s`` in which the engine had a CPU."""
+    share: float = 1.0
+    """The share of the time under load that this is about."""
+    evidence: tuple[Evidence, ...] = ()
 
 
 def find(case: Case) -> Finding | None:
-    busy_s, cpu_s, evidence = _from_moments(case) or _from_log(case)
+    told = _from_moments(case) or _from_log(case)
+    busy_s, cpu_s = told.busy_s, told.cpu_s
     if not case.has_load or busy_s < LEAST_BUSY_S or cpu_s >= LEAST_SHARE * busy_s:
         return None
     known = case.load.where(lambda moment: bool(moment.num_decode or moment.num_prefill))
@@ -32,10 +48,10 @@ def find(case: Case) -> Finding | None:
     least = max(share, LEAST_KNOWN)
     return Finding(
         cause="cpu-contended",
-        confidence=confidence(case, min(1.0, (1 - share) / 0.4), known),
+        confidence=confidence(case, min(1.0, (1 - share) / 0.4) * told.share, known),
         summary=f"Other programs take the CPU: the engine had work for {busy_s:.1f} s, and a CPU"
         f" for {cpu_s:.1f} s of them ({percent(share)}).",
-        evidence=evidence,
+        evidence=told.evidence,
         action=Action(
             "End the other programs on this machine, or give the server CPUs of its own (with"
             " taskset, or with the cpuset of its container). If the server runs in a container with"
@@ -53,33 +69,88 @@ def find(case: Case) -> Finding | None:
         risk="None for the server. The other programs get less of the CPU, or end.",
         verify="The log has no new line that begins with “CPU contention”, and output throughput"
         " (gen throughput) rises.",
-        falsify="Output throughput stays the same although `top` shows no other program that uses"
-        " the CPU. Then the engine waits for something else, such as memory that was swapped out.",
+        falsify="Output throughput stays the same although no other program uses the CPU (the"
+        " command top shows them). Then the engine waits for something else, such as memory that"
+        " was swapped out.",
         share=round(1 - share, 3),
     )
 
 
-def _from_moments(case: Case) -> tuple[float, float, tuple[Evidence, ...]] | None:
-    """Busy seconds, those with a CPU, and evidence; None if the moments do not tell."""
+def note(case: Case) -> str:
+    """A sentence that names the lines of a log about contention that is not a finding; "" if there
+    are none."""
+    found = [event for rank in case.ranks for event in _said(rank)]
+    if not found:
+        return ""
+    lines = on_lines(case, found)
+    return f"For a part of the time, other programs took the CPU ({lines})."
+
+
+def _from_moments(case: Case) -> _Told | None:
+    """None if the moments do not tell."""
     known = case.load.where(lambda moment: bool(moment.busy_s) and moment.cpu_s is not None)
     if not known.moments:
         return None
     busy_s = sum(moment.busy_s or 0.0 for moment in known.moments)
     cpu_s = sum(moment.cpu_s or 0.0 for moment in known.moments)
     slow = known.where(is_disturbed)
-    return busy_s, cpu_s, quote(slow)
+    return _Told(busy_s, cpu_s, evidence=quote(slow))
 
 
-def _from_log(case: Case) -> tuple[float, float, tuple[Evidence, ...]]:
-    """The same from the warnings of a log. What they do not cover was not disturbed."""
-    found = events(case, KIND)
-    busy_s = sum(float(event.values["busy_s"]) for event in found)
-    cpu_s = sum(float(event.values["cpu_s"]) for event in found)
-    loaded_s = sum(case.load.weights) if case.load.has_clock else busy_s
-    undisturbed_s = max(loaded_s - busy_s, 0.0)
-    if undisturbed_s > busy_s:  # it has passed, or comes and goes
-        return 0.0, 0.0, ()
-    return busy_s, cpu_s, quote_events(case, KIND, 3)
+def _from_log(case: Case) -> _Told:
+    """The same from the lines of a log. What they do not cover was not disturbed, except after the
+    last one: the next warning would come only after a minute of steps."""
+    busy_s = cpu_s = unknown_s = undisturbed_s = 0.0
+    said: list[Event] = []
+    for rank in case.ranks:
+        found = _said(rank)
+        busy, cpu = _covered(rank, found)
+        load = case.loads.get(rank.name, Load())
+        loaded_s = load.seconds or busy
+        unknown = 0.0
+        if found and load.has_clock and not _is_over(rank, found[-1]):
+            unknown = min(_after_s(load, found[-1].at or 0.0), LATER_S)
+        busy_s, cpu_s, unknown_s = busy_s + busy, cpu_s + cpu, unknown_s + unknown
+        undisturbed_s += max(loaded_s - busy - unknown, 0.0)
+        said += found
+    if not busy_s or undisturbed_s > busy_s:  # it has passed, or comes and goes
+        return _Told()
+    share = busy_s / (busy_s + unknown_s + undisturbed_s)
+    return _Told(busy_s, cpu_s, share, quote_some(said, 3))
+
+
+def _said(rank: Rank) -> list[Event]:
+    """The lines that say how much of the CPU the engine had."""
+    return [
+        event
+        for event in rank.events
+        if event.kind in (WARNING, "diagnosed") and "busy_s" in event.values
+    ]
+
+
+def _covered(rank: Rank, said: list[Event]) -> tuple[float, float]:
+    """The seconds that these lines are about, and those with a CPU. The server's own doctor speaks
+    of the last two minutes, which a warning before may be about as well."""
+    busy_s = cpu_s = 0.0
+    before = float("-inf")
+    for event in said:
+        at, busy, cpu = event.at or 0.0, event.values["busy_s"], event.values["cpu_s"]
+        new_s = max(min(float(busy), at - before), 0.0)
+        busy_s, cpu_s = busy_s + new_s, cpu_s + new_s * float(cpu) / max(float(busy), 1e-9)
+        before = at
+    num_kept = sum(event.kind == WARNING for event in said)
+    per_kept = rank.num_events.get(WARNING, num_kept) / num_kept if num_kept else 1.0
+    return busy_s * per_kept, cpu_s * per_kept
+
+
+def _after_s(load: Load, at: float) -> float:
+    """Seconds of this load after a time."""
+    return sum(load.where(lambda moment: moment.at > at).weights)
+
+
+def _is_over(rank: Rank, last: Event) -> bool:
+    """Whether the server's own doctor names another limit, or none, after this line."""
+    return any(event.kind == "diagnosed" and event.line > last.line for event in rank.events)
 
 
 CHECK = Check(
@@ -92,7 +163,10 @@ CHECK = Check(
     " changes that.",
     rule="While it has work, the engine has a CPU for less than 70 % of the time. Setpoint's own"
     " records say for how much. In a log, the doctor reads the warnings that begin with “CPU"
-    " contention”; they must cover at least half of the time under load.",
+    " contention”, and the lines “Doctor: cpu-contended …” of the server's own doctor. They"
+    " must cover at least half of the time under load. After such a line, up to a minute is"
+    " not counted, because no other warning can come before; the verdict is then less sure."
+    " A report about contention that lasted shorter has a note that names the lines.",
     counter_evidence="Time in which the server waits for requests does not count. An engine on a"
     " GPU is not judged, because its thread waits for the device.",
     advice="End the other programs, or give the server CPUs of its own.",

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from setpoint.doctor.case import AGREE, Case, examine
-from setpoint.doctor.checks import CHECKS
+from setpoint.doctor.checks import BY_CAUSE, CHECKS, cpu_contended
 from setpoint.doctor.checks.cache_tier import praise
+from setpoint.doctor.checks.common import events, on_lines
+from setpoint.doctor.checks.not_enough_evidence import READ_MORE
 from setpoint.doctor.findings import Action, Finding, Report, RuledOut
 from setpoint.doctor.observations import Evidence, Observations, Source
 
@@ -94,7 +96,7 @@ def diagnose(seen: Observations) -> Report:
         # What bound before the failure is no advice: the server must be mended first.
         limits = [finding for finding in limits if finding.cause in FATAL + ADVICE]
     elif case.is_excerpt:
-        limits = [finding for finding in limits if finding.share is None or finding.share >= AGREE]
+        limits = [finding for finding in limits if _agrees(finding)]
     findings = without_overdraft(without_residual(rank_findings(limits)))
     findings = without_contradictions(without_ruled_out(findings))
     findings = [replace(each, evidence=_located(seen, each.evidence)) for each in findings]
@@ -110,16 +112,34 @@ def diagnose(seen: Observations) -> Report:
         summary=summary,
         findings=findings,
         coverage=seen.coverage,
-        sources=_with_praise(seen),
+        sources=_with_notes(case, [*found, *findings]),
         phases=case.phases,
         missing=missing(case, verdict),
         evidence=() if findings or state is None else _located(seen, state.evidence),
     )
 
 
-def _with_praise(seen: Observations) -> list[Source]:
-    """The sources; the first has a note about cache tiers that pay."""
+def _agrees(finding: Finding) -> bool:
+    """Whether nearly all lines of an excerpt show this limit. The share of cpu-contended is that of
+    the CPU, and each line about it covers many seconds."""
+    return finding.share is None or finding.share >= AGREE or finding.cause == "cpu-contended"
+
+
+def _with_notes(case: Case, findings: list[Finding]) -> list[Source]:
+    """The sources; the first has notes about cache tiers that pay, and about what the server itself
+    has said of its limits and these findings do not."""
+    seen = case.seen
+    causes = {finding.cause for finding in findings}
     notes = [words for tiers in seen.tiers if (words := praise(tiers))]
+    if "cpu-contended" not in causes and (words := cpu_contended.note(case)):
+        notes.append(words)
+    said = events(case, "diagnosed")
+    limit = str(said[-1].values["limit"]) if said else ""
+    if limit in BY_CAUSE and limit not in causes and "busy_s" not in said[-1].values:
+        notes.append(
+            f"The server's own doctor named {limit} ({on_lines(case, said[-1:])}), which this log"
+            " does not show. Ask the server while it is under load: setpoint doctor URL."
+        )
     if not notes or not seen.sources:
         return seen.sources
     first, *others = seen.sources
@@ -250,15 +270,17 @@ def missing(case: Case, verdict: str) -> tuple[str, ...]:
     if verdict in FATAL:
         return ()
     if verdict != "not-enough-evidence":
-        more = f"This is judged from {case.span}. A log of a minute would make it surer."
+        more = f"This is judged from {case.span}, so it is less sure. {READ_MORE[case.kind]}"
         return (more,) if case.is_excerpt else ()
     wanted = []
     if not case.has_load:
-        wanted.append("Read a log of at least one minute under the load that matters.")
+        wanted.append(READ_MORE[case.kind])
     if case.facts.max_running_requests is None or case.facts.max_total_num_tokens is None:
+        is_log = case.kind == "log"
         wanted.append(
-            "Keep the start of the log: the ready line (max_total_num_tokens=…) shows the limits, "
-            "the size of the KV pool and the free memory."
+            ("Keep the start of the log: the" if is_log else "Read the server's log as well: its")
+            + " ready line (max_total_num_tokens=…) shows the limits, the size of the KV pool and"
+            " the free memory."
         )
     if case.seen.coverage < 0.8:
         wanted.append("Read the log as the server wrote it: many batch lines were not understood.")

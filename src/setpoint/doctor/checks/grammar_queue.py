@@ -64,7 +64,8 @@ def _waiting(case: Case) -> Finding | None:
         ruled_out=(
             RuledOut(
                 "client-bound",
-                f"The queue is short because about {count:,.0f} requests have not joined it yet.",
+                f"The queue is short because requests that wait for a grammar (about "
+                f"{count:,.0f}) have not joined it yet.",
             ),
         ),
         verify="Fewer requests wait for a grammar, and more run (#running-req).",

@@ -5,7 +5,15 @@ from __future__ import annotations
 from setpoint.core.moments import Moment
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import change, confidence, estimate, lines_on, percent, quote
+from setpoint.doctor.checks.common import (
+    change,
+    confidence,
+    counted,
+    estimate,
+    lines_on,
+    percent,
+    quote,
+)
 from setpoint.doctor.checks.memory import scaled, total_gb
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.load import Load
@@ -93,7 +101,7 @@ def _summary(share: float, running: float, largest: int | None, switched_off: bo
     covered = "" if largest is None else f", but the largest captured graph is for {largest:,}"
     return (
         f"Decode batches run without a CUDA graph: {percent(share)} of them did, with up to "
-        f"{running:,.0f} requests in the batch{covered}."
+        f"{counted(round(running), 'request')} in the batch{covered}."
     )
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import confidence, per_minute, percent, quote
+from setpoint.doctor.checks.common import (
+    acting,
+    confidence,
+    per_minute,
+    percent,
+    quote,
+)
 from setpoint.doctor.checks.kv_conservative import is_used_up
 from setpoint.doctor.checks.kv_optimistic import retracts_often
 from setpoint.doctor.checks.queue_too_long import MOST
@@ -32,7 +38,9 @@ def find(case: Case) -> Finding | None:
     if queue > MOST:
         return None
     if usage is not None and (usage >= GOOD or (usage >= GOOD_BEFORE_PEAKS and is_used_up(case))):
-        waiting = f"{queue:,.0f} requests wait in the queue" if queue else "no request waits"
+        waiting = (
+            f"{acting(queue, 'request', 'wait')} in the queue" if queue else "no request waits"
+        )
         return _finding(
             case,
             load,
@@ -47,8 +55,9 @@ def find(case: Case) -> Finding | None:
             case,
             load,
             0.7,
-            f"The server is healthy: it keeps up with its load. {running:,.0f} requests run and "
-            f"{queue:,.0f} wait (medians), and {why}. Nothing needs to change.",
+            f"The server is healthy: it keeps up with its load. "
+            f"{acting(running, 'request', 'run')} and {acting(queue, 'request', 'wait')} "
+            f"(medians), and {why}. Nothing needs to change.",
         )
     return None
 

@@ -69,7 +69,7 @@ def _action(case: Case) -> Action:
     present = case.number("stream_interval") or 1
     if present >= STREAM_INTERVAL:
         return Action(
-            "Measure where the time goes (the breakdown of `setpoint bench`), and give the server "
+            "Measure where the time goes (the breakdown of setpoint bench), and give the server "
             "CPU cores of its own."
         )
     return Action(

@@ -7,6 +7,7 @@ import itertools
 from setpoint.doctor.case import Case, trades_memory
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
+    acting,
     change,
     confidence,
     counted,
@@ -66,8 +67,8 @@ def find(case: Case) -> Finding | None:
         cause="kv-conservative",
         confidence=confidence(case, share, held, 0.93),
         summary=f"The memory reserve for future output keeps requests waiting: {during(share)}, "
-        f"about {queue:,.0f} requests wait although only {percent(usage)} of the KV pool is in "
-        "use.",
+        f"about {acting(queue, 'request', 'wait')} although only {percent(usage)} of the "
+        "KV pool is in use.",
         evidence=quote(held) + lines_on(case, "schedule_conservativeness", "max_running_requests"),
         action=_action(present, value),
         effect=throughput_effect(fixed_share_of(case, running), growth),
@@ -137,7 +138,8 @@ def _alternatives(case: Case, held: Load, running: float) -> tuple[RuledOut, ...
         why.append(
             RuledOut(
                 "seq-cap",
-                f"About {running:,.0f} requests run; the limit is {case.limits.slots:,.0f}.",
+                f"About {acting(running, 'request', 'run')}; "
+                f"the limit is {case.limits.slots:,.0f}.",
             )
         )
     else:

@@ -87,7 +87,8 @@ def find(case: Case) -> Finding | None:
         cause="kv-full",
         confidence=confidence(case, share, full, min(sure, 0.92)),
         summary=f"The KV pool is too small for the load: {'when it is fullest, ' if waves else ''}"
-        f"{percent(usage)} of it is in use by {running:,.0f} running requests, and {reason}.",
+        f"{percent(usage)} of it is in use by {counted(round(running), 'running request')}, "
+        f"and {reason}.",
         evidence=quote(full)
         + quote_events(case, "retraction", 1)
         + lines_on(case, "max_total_num_tokens"),
@@ -176,8 +177,8 @@ def _too_small(case: Case, full: Load, share: float) -> tuple[float, str] | None
         return None
     if grows:
         return sure_of(odds), (
-            f"the queue grows (median {queue:,.0f} requests; its last third is {trend:.1f} times "
-            "as long as its first)"
+            f"the queue grows (median {counted(round(queue), 'request')}; its last third is "
+            f"{trend:.1f} times as long as its first)"
         )
     return sure_of(odds), (
         f"{queue:,.0f} wait, so a request waits {queue / running:.1f} times as long as it runs"

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import confidence, during, estimate, lines_on, percent, quote
+from setpoint.doctor.checks.common import (
+    acting,
+    confidence,
+    during,
+    estimate,
+    lines_on,
+    percent,
+    quote,
+)
 from setpoint.doctor.checks.long_prompts import chunks_of_one, stalling_chunks
 from setpoint.doctor.checks.prefill_budget import (
     CHUNK_WHY,
@@ -53,11 +61,12 @@ def find(case: Case) -> Finding | None:
         share = max(share, len(blocking) / max(len(prefills), 1))
     time = sum(blocking.weights) / (sum(case.load.weights) or 1.0)
     size = case.limits.prefill_tokens or 1.0
+    queue = blocking.median(lambda moment: moment.queue) or 1.0
+    running = blocking.median(lambda moment: moment.running) or 1.0
     held_up = (
-        f"about {blocking.median(lambda moment: moment.queue) or 1.0:,.0f} requests wait"
+        f"about {acting(queue, 'request', 'wait')}"
         if is_queue
-        else f"about {blocking.median(lambda moment: moment.running) or 1.0:,.0f} running requests "
-        "wait for their next token"
+        else f"about {acting(running, 'running request', 'wait')} for the next token"
     )
     action = _action(case, stalls=not is_queue)
     what = "Long prompts " + (
@@ -133,7 +142,8 @@ def _alternatives(
         why.append(
             RuledOut(
                 "seq-cap",
-                f"About {running:,.0f} requests run; the limit is {case.limits.slots:,.0f}.",
+                f"About {acting(running, 'request', 'run')}; "
+                f"the limit is {case.limits.slots:,.0f}.",
             )
         )
     return tuple(why)

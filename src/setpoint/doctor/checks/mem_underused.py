@@ -5,6 +5,7 @@ from __future__ import annotations
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
+    acting,
     change,
     confidence,
     fixed_share_of,
@@ -64,7 +65,7 @@ def find(case: Case) -> Finding | None:
         summary=f"Memory is left unused while the KV pool is full: {available:.1f} GB"
         + (f" of {total:.0f} GB" if total else "")
         + f" were free when the server was ready, but {percent(usage)} of the KV pool is in use "
-        f"and about {queue:,.0f} requests wait.",
+        f"and about {acting(queue, 'request', 'wait')}.",
         evidence=once(
             lines_on(case, "available_gb") + lines_on(case, "mem_fraction_static") + quote(full, 2)
         ),

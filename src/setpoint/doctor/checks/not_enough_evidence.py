@@ -6,6 +6,17 @@ from setpoint.doctor.case import MIN_COVERAGE, MIN_LINES, Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import quote
 from setpoint.doctor.findings import Action, Finding
+from setpoint.doctor.observations import SourceKind
+
+READ_MORE: dict[SourceKind, str] = {
+    "log": "Read a log of at least one minute under the load that matters.",
+    "metrics": "Read metrics of at least one minute under the load that matters.",
+    "server": "Watch the server for at least a minute under the load that matters (--seconds 60).",
+    "recording": "Record at least one minute under the load that matters.",
+    "live": "Look again when the server has been under the load that matters for a minute.",
+}
+"""What to do for a verdict, by the kind of the source."""
+_UNITS: dict[SourceKind, str] = {"log": "lines", "metrics": "scrapes"}
 
 
 def find(case: Case) -> Finding | None:
@@ -16,7 +27,7 @@ def find(case: Case) -> Finding | None:
         confidence=0.9,
         summary=_summary(case),
         evidence=quote(case.load, 2),
-        action=Action("Read a log of at least one minute under the load that matters."),
+        action=Action(READ_MORE[case.kind]),
     )
 
 
@@ -31,7 +42,7 @@ def _summary(case: Case) -> str:
     if not len(case.load):
         return "There is not enough evidence: only starts, ends and single requests, but no load."
     return f"There is not enough evidence: only {case.span} about steady load. " + (
-        f"A verdict needs at least {MIN_LINES} lines that agree."
+        f"A verdict needs at least {MIN_LINES} {_UNITS.get(case.kind, 'moments')} that agree."
         if len(case.load) < MIN_LINES
         else "They are of the first seconds of a load, which has not become steady yet."
     )

@@ -7,6 +7,7 @@ from typing import TypedDict
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
+    acting,
     change,
     confidence,
     during,
@@ -100,15 +101,15 @@ def find(case: Case) -> Finding | None:
         return None
     action = prefill_action(case, stalls=not is_queue)
     queue = bound.median(lambda moment: moment.queue) or 1.0
+    running = bound.median(lambda moment: moment.running) or 1.0
     size = case.limits.prefill_tokens
     full_at = (
         f"prefill batches are full ({size:,.0f} tokens)" if size else "prefill batches are full"
     )
     held_up = (
-        f"about {queue:,.0f} requests wait"
+        f"about {acting(queue, 'request', 'wait')}"
         if is_queue
-        else f"about {bound.median(lambda moment: moment.running) or 1.0:,.0f} running requests "
-        "wait for their next token"
+        else f"about {acting(running, 'running request', 'wait')} for the next token"
     )
     return Finding(
         cause="prefill-budget",
@@ -282,7 +283,8 @@ def _alternatives(case: Case, usage: float | None) -> tuple[RuledOut, ...]:
         why.append(
             RuledOut(
                 "seq-cap",
-                f"About {running:,.0f} requests run; the limit is {case.limits.slots:,.0f}.",
+                f"About {acting(running, 'request', 'run')}; "
+                f"the limit is {case.limits.slots:,.0f}.",
             )
         )
     if usage is not None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from setpoint.doctor.case import MIN_LINES, Case
 from setpoint.doctor.checks.check import Check
-from setpoint.doctor.checks.common import confidence, estimate, quote
+from setpoint.doctor.checks.common import (
+    acting,
+    confidence,
+    estimate,
+    quote,
+)
 from setpoint.doctor.findings import Action, Finding, RuledOut
 from setpoint.doctor.load import Load
 from setpoint.doctor.phases import waits
@@ -55,7 +60,7 @@ def find(case: Case) -> Finding | None:
         ruled_out=(
             RuledOut(
                 "client-bound",
-                f"The clients send enough: {queue:,.0f} requests wait at {busy}.",
+                f"The clients send enough: {acting(queue, 'request', 'wait')} at {busy}.",
             ),
         ),
         risk="Balancing by load may send a request to a rank that does not have its prefix in the "

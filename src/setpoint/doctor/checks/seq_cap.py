@@ -5,6 +5,7 @@ from __future__ import annotations
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
+    acting,
     careful,
     change,
     confidence,
@@ -57,8 +58,9 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="seq-cap",
         confidence=confidence(case, share, capped, 0.97 if case.slots_named else 0.85),
-        summary=f"The limit on running requests is reached: {during(share)}, {slots:,.0f} requests "
-        f"run (the limit) and about {waiting:,.0f} wait{used}.",
+        summary=f"The limit on running requests is reached: {during(share)}, "
+        f"{acting(slots, 'request', 'run')} (the limit) and about "
+        f"{acting(waiting, 'request', 'wait')}{used}.",
         evidence=_evidence(case) + quote(capped),
         action=_action(case, value, again),
         effect=throughput_effect(fixed, value / slots),

@@ -95,8 +95,16 @@ def _life(server: ServerLog) -> tuple[Life, list[str]]:
 
 def _odd(life: Life, server: ServerLog) -> list[str]:
     notes = []
+    if life.models:
+        names = ", ".join(life.models)
+        notes.append(
+            f"This log is of a server with {len(life.models)} models ({names}), which this report"
+            " puts together. Ask the server for a report about one of them: /doctor?model=NAME."
+        )
     back = sum(rank.times_back for rank in life.ranks.values())
-    mixed = (life.is_ready and life.num_before_ready > 2) or _two_pools(server.pools)
+    mixed = not life.models and (
+        (life.is_ready and life.num_before_ready > 2) or _two_pools(server.pools)
+    )
     if mixed or back >= MANY_TIMES_BACK:
         why = (
             f"the clock goes back {back} times"

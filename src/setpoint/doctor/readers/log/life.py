@@ -29,6 +29,8 @@ class Life:
     """Number of batch lines between its options and its ready line, which are another server's."""
     engine_deaths: list[int] = field(default_factory=list)
     """The lines that say that one of the server's engines died."""
+    models: tuple[str, ...] = ()
+    """The names of the models, if the server has several; each of them logs its options."""
     styles: set[str] = field(default_factory=set)
     """Marks of the log's generation."""
 

@@ -26,6 +26,7 @@ KEYWORDS = (
     b"Model: ",
     b"Decision: ",
     b"fired up and ready",
+    b" models are served, of which",
     b"reduced from",
     b"reset to",
     b"_reqs: ",
@@ -63,6 +64,7 @@ KEYWORDS = (
     b"Fallback: ",
     b"Cache tier ",
     b"CPU contention: ",
+    b"Doctor: ",
     b"hutting down",
     b"engine ends",
     *deaths.KEYWORDS,
@@ -71,9 +73,10 @@ KEYWORDS = (
 
 _PREFIX = re.compile(
     rb"(?:\[(?:[\d:. ,-]*\d)?((?: ?[A-Z][A-Za-z_]*\d+)*|gpu(?:_id)?=\d+)"
-    rb"(?: [\w./-]+\.py:\d+)?\]:? ?)?"
+    rb"(?:(?<=TP\d) [\w./:@+-]{1,200}| [\w./-]+\.py:\d+)?\]:? ?)?"
     rb"(?:[\d:. ,T-]{8,}(?: - )?)?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: - |: +))?"
 )
+"""What precedes a message: time, rank, the model of a server with several, and level."""
 _CLIENT_TEXT = re.compile(
     rb"(?:Receive|Finish)[\w /]{0,40}: obj=|\{\"event\": ?\"request\.|self\.cur_batch"
 )
@@ -160,6 +163,8 @@ def event_in(text: bytes) -> Happened | None:
     if contended := _CONTENDED.match(text):
         cpu_s, busy_s = map(_float, contended.groups())
         return Happened("cpu-contention", {"cpu_s": cpu_s, "busy_s": busy_s})
+    if diagnosed := _DIAGNOSED.match(text):
+        return _diagnosed(diagnosed)
     kind = next((kind for words, kind in _WORDS.items() if words in text), None)
     if kind is not None:
         return Happened(kind)
@@ -197,6 +202,11 @@ _TIER_OFF = re.compile(rb"Cache tier \w+ is off: ")
 _CONTENDED = re.compile(
     rb"CPU contention: the engine had a CPU for (\d{1,6}\.\d) s of the last (\d{1,6}\.\d) s "
 )
+_DIAGNOSED = re.compile(
+    rb"Doctor: ([a-z-]{1,40}) (?:(no longer limits)|limits) the server\."
+    rb"(?: Other programs take the CPU: the engine had work for (\d{1,6}\.\d) s,"
+    rb" and a CPU for (\d{1,6}\.\d) s)?"
+)
 _WORDS: dict[bytes, EventKind] = {
     b"engine ends": "killed",
     b"queue is full": "queue-full",
@@ -223,6 +233,14 @@ def _retraction(text: bytes) -> Happened | None:
     if b"Testing retraction" in text:
         values["testing"] = 1.0
     return Happened("retraction", values)
+
+
+def _diagnosed(found: re.Match[bytes]) -> Happened:
+    limit, is_gone, busy_s, cpu_s = found.groups()
+    values: dict[str, float | str] = {"limit": "" if is_gone else limit.decode()}
+    if busy_s and not is_gone:
+        values |= {"busy_s": _float(busy_s), "cpu_s": _float(cpu_s)}
+    return Happened("diagnosed", values)
 
 
 def _oom(text: bytes) -> Happened:

@@ -33,6 +33,7 @@ _OF_THE_POOL = (b"even after retracting", b"Try to lower your batch size", b"run
 _WORKSPACE = re.compile(rb"allocate memory for batch_(prefill|decode)_\w+ .*AlignedAllocator")
 """FlashInfer's workspace is full, a buffer of a fixed size, and not the device's memory."""
 _ENGINE_DIED = re.compile(r"^(?:ERROR: )?Engine \d+(?: of model \S+)? died: ")
+_SEVERAL = re.compile(r"([1-9]\d?) models are served, of which at most ")
 _JUST_BEFORE = 3
 """Lines between a traceback and the message that belongs to it."""
 
@@ -152,6 +153,17 @@ class ServerLog:
         self.lives.append(Life(self._first + number))
         return self.life
 
+    def _join_models(self, num_models: int) -> None:
+        """Make one life of the latest ones, which seemed to begin when each of the server's models
+        logged its options."""
+        starts = self.lives[-num_models:]
+        if len(starts) < num_models or any(life.num_batches for life in starts[:-1]):
+            return
+        names = (life.facts.options.get("served_model_name") for life in starts)
+        self.life.models = tuple(str(name) for name in names)
+        self.life.first_line = starts[0].first_line
+        del self.lives[-num_models:-1]
+
     def _learn(self, number: int, line: bytes, message: Message, words: str) -> None:
         life = self.life
         if "Load weight begin" in words and life.has_begun and not life.has_options:
@@ -163,6 +175,8 @@ class ServerLog:
         if "Decision: " in words or words.startswith("Model: "):
             self.is_setpoint = True
         startup.learn(life.facts, words, said)
+        if several := _SEVERAL.match(words):
+            self._join_models(int(several[1]))
         if startup.is_ready_line(words):
             life.is_ready = True
             life.ready_line = min(life.ready_line, self._first + number)

@@ -30,7 +30,7 @@ export class Doctor {
   verdict(report) {
     byId("verdict").dataset.tone = causeTone(report.verdict);
     setText(byId("verdict-word"), causeWord(report.verdict));
-    setText(byId("verdict-text"), report.summary ?? "");
+    setText(byId("verdict-text"), proof(report.summary, report.verdict));
     byId("verdict-more").hidden = !(report.findings ?? []).length;
   }
 
@@ -46,7 +46,7 @@ export class Doctor {
         make("code", { class: "id" }, cause),
         make("span", { class: "sure" }, `${percent(confidence)} sure`),
       ),
-      make("p", {}, summary ?? ""),
+      make("p", {}, proof(summary, cause)),
       this.action(finding.action),
       effect(finding.effect),
       make(
@@ -106,6 +106,12 @@ function replaced(command, flag, typed) {
 const without = (command, flag) => command.replace(given(flag), "");
 
 const capitalised = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+/** The summary without the name of its cause, which stands above it. */
+function proof(summary = "", cause) {
+  const title = `${causeWord(cause)}: `;
+  return summary.startsWith(title) ? capitalised(summary.slice(title.length)) : summary;
+}
 
 function effect(found) {
   if (!found?.figure) return null;
