@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 import zlib
 from collections.abc import AsyncIterator
@@ -119,6 +120,32 @@ def test_the_page_is_alive(smol: ServerProcess, tmp_path: Path) -> None:
             for theme in ("light", "dark"):
                 await page.media(prefers_color_scheme=theme)
                 assert differing_pixels(await page.screenshot()) > 200
+
+    asyncio.run(main())
+
+
+def test_the_verdict_does_not_repeat_its_heading(smol: ServerProcess, tmp_path: Path) -> None:
+    """Red before: "Other programs take the CPU" twice, above and at the beginning of the text."""
+    finding = {"cause": "cpu-contended", "confidence": 0.9}
+    summary = "Other programs take the CPU: the engine had work for 23.0 s."
+    report = {
+        "verdict": "cpu-contended",
+        "summary": summary,
+        "findings": [finding | {"summary": summary}],
+    }
+
+    async def main() -> None:
+        async with console(tmp_path, smol.url) as page:
+            said = await page.evaluate(
+                "import('/console/doctor.js').then(({Doctor}) => {"
+                f" new Doctor(() => null).show({json.dumps(report)});"
+                " return ['verdict-word', 'verdict-text', 'findings'].map("
+                "(id) => document.getElementById(id).textContent); })"
+            )
+            title, proof = "Other programs take the CPU", "The engine had work for 23.0 s."
+            assert said[:2] == [title, proof]
+            assert said[2].count(title) == 1
+            assert proof in said[2]
 
     asyncio.run(main())
 
