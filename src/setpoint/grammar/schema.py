@@ -7,6 +7,7 @@ import math
 from typing import Any, NamedTuple, TypeGuard
 
 from setpoint.core.errors import RequestError
+from setpoint.grammar.quoted_classes import quoted_rightly
 from setpoint.schemas.document import LISTS, MAPS, SINGLE, schemas_in
 from setpoint.schemas.expressions import for_grammars
 from setpoint.schemas.reading import checked_schema
@@ -82,7 +83,7 @@ def _prepared(schema: Any, *, closes: bool) -> Any:
     kept: dict[str, Any] = {}
     for key, value in schema.items():
         if key in MAPS and isinstance(value, dict):
-            names = map(for_grammars, value) if key == "patternProperties" else value
+            names = map(_expression, value) if key == "patternProperties" else value
             inner = (_prepared(each, closes=closes) for each in value.values())
             kept[key] = dict(zip(names, inner, strict=True))
         elif (key in LISTS or key == "items") and isinstance(value, list):
@@ -90,12 +91,16 @@ def _prepared(schema: Any, *, closes: bool) -> Any:
         elif key in SINGLE:
             kept[key] = _prepared(value, closes=closes)
         elif key == "pattern":
-            kept[key] = for_grammars(value)
+            kept[key] = _expression(value)
         elif not _changes_nothing(key, value):
             kept[key] = value
     if closes and lists_all(schema):
         kept["additionalProperties"] = False
     return kept
+
+
+def _expression(pattern: str) -> str:
+    return quoted_rightly(for_grammars(pattern))
 
 
 def lists_all(schema: dict[str, Any]) -> bool:

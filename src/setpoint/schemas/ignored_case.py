@@ -17,8 +17,8 @@ from setpoint.core.errors import RequestError
 _USED = re.compile(r"(?<!\\)(?:\\\\)*\(\?[a-zA-Z]*i")
 _GROUP = re.compile(r"\(\?(?P<on>[a-zA-Z]*)(?:-(?P<off>[a-zA-Z]+))?(?P<kind>[:)])")
 _NAMED = re.compile(r"\(\?(?:P?<\w+>|P?[<=!>#])|\(")
-_POSIX = re.compile(r"\[:\^?\w+:\]")
-_ESCAPE = re.compile(
+POSIX = re.compile(r"\[:\^?\w+:\]")
+ESCAPE = re.compile(
     r"\\(?:x(?P<x>[0-9a-fA-F]{2})|u(?P<u>[0-9a-fA-F]{4})|U(?P<U>[0-9a-fA-F]{8})"
     r"|[xuU]\{(?P<braced>[0-9a-fA-F]{1,6})\}|[pP](?:\{[^}]*\}|.)|.)",
     re.DOTALL,
@@ -84,12 +84,12 @@ class _Reader:
         return copied
 
     def _escape(self, ignores: bool) -> None:
-        escape = self._copy(_ESCAPE)
+        escape = self._copy(ESCAPE)
         if not ignores:
             return
         if escape[:2] in ("\\p", "\\P"):
             self._out[-1] = f"(?i:{escape})"  # whoever writes these means Unicode
-        elif others := _others(_code_point(escape)):
+        elif others := _others(code_point(escape)):
             self._out[-1] = f"[{escape}{others}]"
 
     def _class(self, ignores: bool) -> None:
@@ -99,11 +99,11 @@ class _Reader:
         depth, low, low_at, is_range = 0, -1, 0, False
         while self._at < len(self._text):
             character = self._text[self._at]
-            if character == "[" and not (depth and _POSIX.match(self._text, self._at)):
+            if character == "[" and not (depth and POSIX.match(self._text, self._at)):
                 depth, low = depth + 1, -1
                 self._copy(_OPENING)
             elif character == "[":
-                name = self._copy(_POSIX)
+                name = self._copy(POSIX)
                 if ignores:
                     self._out[-1] = _ONE_CASE.sub("alpha", name)
             elif character == "]":
@@ -116,8 +116,8 @@ class _Reader:
                 is_range = True
                 continue
             else:
-                item = self._copy(_ESCAPE) if character == "\\" else self._take()
-                code = ord(item) if len(item) == 1 else _code_point(item)
+                item = self._copy(ESCAPE) if character == "\\" else self._take()
+                code = ord(item) if len(item) == 1 else code_point(item)
                 at = low_at if is_range else len(self._out) - 1
                 if ignores and code >= 0 and (is_range or not self._is_range()):
                     others = self._others_of_range(low, code) if is_range else _others(code)
@@ -154,9 +154,9 @@ def _group(on: str, off: str, kind: str) -> str:
     return f"(?{on}{'-' if off else ''}{off}{kind}"
 
 
-def _code_point(escape: str) -> int:
+def code_point(escape: str) -> int:
     """The character that an escape names; -1 for a class, and for other escapes with a letter."""
-    found = _ESCAPE.fullmatch(escape)
+    found = ESCAPE.fullmatch(escape)
     assert found is not None
     digits = found["x"] or found["u"] or found["U"] or found["braced"]
     if digits:

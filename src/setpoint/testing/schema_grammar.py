@@ -38,6 +38,9 @@ class SchemaGrammar:
 
     def accepts(self, value: Any) -> bool:
         """Whether an output may be this value, as compact JSON."""
-        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-        matcher = self._matcher.deep_copy()
-        return matcher.try_consume_tokens(list(text)) == len(text) and bool(matcher.is_accepting())
+        return self.accepts_text(json.dumps(value, separators=(",", ":"), ensure_ascii=False))
+
+    def accepts_text(self, text: str) -> bool:
+        """Whether an output may be this JSON text."""
+        tokens, matcher = list(text.encode()), self._matcher.deep_copy()
+        return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
