@@ -18,7 +18,7 @@ from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.service import Service
 from setpoint.launch import configuration
-from setpoint.launch.engine import ITS_TURN, launch_engine
+from setpoint.launch.engine import launch_engine
 from setpoint.launch.engine_session import EngineSession
 from setpoint.launch.phases import Phases
 from setpoint.launch.served import Served, Several
@@ -70,12 +70,24 @@ def test_a_request_is_the_same_on_the_next_engine(tiny_model: Path) -> None:
         assert [each["text"] for each in engine.generate(PROMPTS, SAMPLED)] != texts
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        (None, "Loading /"),
+        ((), "Model m: starting its engine …"),
+        (("b",), "Model m: waits until b has been loaded once …"),
+        (("b", "c"), "Model m: waits until b and c have been loaded once …"),
+    ],
+)
 def test_the_progress_of_a_start_is_what_is_done_now(
-    tiny_model: Path, tmp_path: Path, is_shared: bool, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path,
+    tmp_path: Path,
+    before: tuple[str, ...] | None,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Red before: it stayed the last step of the configuration, also while other models were
-    loaded."""
+    loaded; and the model that is loaded first was said to wait for others."""
     settle = configuration.settle
 
     def slow_settle(*arguments: Any) -> Served:
@@ -92,13 +104,13 @@ def test_the_progress_of_a_start_is_what_is_done_now(
         given=given,
         phases=Phases(),
         display=Display(shown.append, 0.01),
-        several=Several(1, str(tmp_path)) if is_shared else None,
+        several=None if before is None else Several(1, str(tmp_path), before),
     ) as launched:
         shown.clear()
         wait_until(lambda: len(shown) > 1)
         assert "converting" not in shown[-1]
-        assert (ITS_TURN in shown[-1]) == is_shared
+        assert shown[-1].startswith(says)
         launched.start_first(0)
         shown.clear()
         wait_until(lambda: len(shown) > 1)
-        assert ITS_TURN not in shown[-1]
+        assert "waits" not in shown[-1]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ITS_TURN = "waiting for the models that are loaded before it"
+STARTING = "starting its engine"
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,7 +52,7 @@ class Launched:
         """Give the first process of a rank its job, if several models are served; a model that is
         alone has it already."""
         if self.several is not None:
-            self.waiting.doing("")
+            self.waiting.doing(STARTING)
             with suppress(StartupError):  # it has ended, which its session notices and tells
                 self.processes[rank].hand_over(self.served.job(rank=rank))
 
@@ -108,7 +108,7 @@ def launch_engine(
             from setpoint.launch.announce import announce
             from setpoint.launch.configuration import settle
 
-            waiting = Waiting(f"Loading {options.model.model_path or DEFAULT_MODEL}", display)
+            waiting = Waiting(_what_starts(options, several, DEFAULT_MODEL), display)
             with reported_to(waiting.doing):
                 served = settle(options, env, given, several)
                 served = replace(served, tells_prefixes=tells_prefixes or served.num_engines > 1)
@@ -119,7 +119,7 @@ def launch_engine(
                 text = TextProcessor.from_folder(
                     served.tokenizer, served.template, is_shared=several is not None
                 )
-            waiting.doing("" if several is None else ITS_TURN)
+            waiting.doing("" if several is None else _its_turn(several))
             phases.mark("tokenizer")
             announce(served, os.environ)
             if several is None:
@@ -135,6 +135,22 @@ def launch_engine(
                     text.close()
                 for process in processes:
                     process.end()
+
+
+def _what_starts(options: Options, several: Several | None, default: str) -> str:
+    """How the progress calls the model; default: the name of the default model."""
+    if several is not None:
+        return f"Model {options.model.served_model_name}"
+    return f"Loading {options.model.model_path or default}"
+
+
+def _its_turn(several: Several) -> str:
+    """What a model does whose engine has not got its job."""
+    *others, last = several.before or ("",)
+    if not last:
+        return STARTING
+    have = f"{', '.join(others)} and {last} have" if others else f"{last} has"
+    return f"waits until {have} been loaded once"
 
 
 def _spawning(options: Options, stderr: int | None) -> AbstractContextManager[Spawn]:

@@ -24,6 +24,8 @@ class Several:
     """How many are loaded at the same time; each has an equal share of memory and cores."""
     weights_folder: str
     """See ``EngineJob``."""
+    before: tuple[str, ...] = ()
+    """The names of the models that are loaded before this one at the start."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -36,7 +36,7 @@ from setpoint.launch.invitation import NOT_FOR_CLIENTS, address, address_only, i
 from setpoint.launch.phases import Phases
 from setpoint.launch.publishing import publishing
 from setpoint.launch.served import Several
-from setpoint.launch.several import SeveralSessions
+from setpoint.launch.several import SeveralSessions, in_order_of_loading
 from setpoint.launch.signals import Asked, run_until_asked
 from setpoint.observe.logline import leave_out_of_access_log, setup_logging
 from setpoint.observe.waiting import in_the_log
@@ -119,9 +119,13 @@ def _launch(
             " not loaded take memory as well. Set XDG_CACHE_HOME to a folder on a disk.",
             folder,
         )
-    several = Several(options.parallel.max_loaded_models, str(folder))
+    most = options.parallel.max_loaded_models
     given = given | {"model_path", "served_model_name"}
-    for each in each_model(options, models, given - {"served_model_name"}):
+    found = each_model(options, models, given - {"served_model_name"})
+    order = in_order_of_loading([each.model.served_model_name or "" for each in found], most)
+    for each in found:
+        before = order[: order.index(each.model.served_model_name or "")]
+        several = Several(most, str(folder), tuple(before))
         try:
             yield stack.enter_context(launch(each, given=given, several=several))
         except SetpointError as error:

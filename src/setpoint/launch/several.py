@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from setpoint.core.awake import CLOCK
 from setpoint.core.errors import SetpointError
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from setpoint.frontend.several.models import SeveralModels
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def in_order_of_loading(models: Sequence[T], max_loaded: int) -> list[T]:
+    """The models in the order in which they are loaded at the start: the first ones come last,
+    because they stay loaded."""
+    return [*models[max_loaded:], *models[:max_loaded]]
 
 
 class SeveralSessions:
@@ -100,8 +108,7 @@ class SeveralSessions:
         names = [_name(each) for each in self._sessions]
         models = SeveralModels(names, most=self._max_loaded, clock=CLOCK)
         services: dict[str, Service] = {}
-        # The first models come last, because they stay loaded.
-        for session in [*self._sessions[self._max_loaded :], *self._sessions[: self._max_loaded]]:
+        for session in in_order_of_loading(self._sessions, self._max_loaded):
             name = _name(session)
             services[name] = await _loaded(session)
             model = models.add(name, session.client, session.may_load)
