@@ -209,7 +209,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
             "tools": [{"name": "f", "input_schema": {}}],
             "tool_choice": {"type": "tool", "name": "g"},
         },
-        "tool_choice: Tool 'g' not found in tools list.",
+        "tool_choice: Tool 'g' not found in tools list",
     ),
     (
         {"thinking": {"type": "between_tools"}},
@@ -226,7 +226,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
         {"output_config": {"format": {"type": "json_schema", "schema": {"a": "b" * (1 << 18)}}}},
         "output_config.format.schema must have at most",
     ),
-    ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported by this server yet."),
+    (
+        {"mcp_servers": [{"url": "x"}]},
+        "mcp_servers is not supported by this server yet; leave it out.",
+    ),
     ({"mcp_servers": [{"url": "x"}], "model": None}, "model must be a string, got null."),
     ({"mcp_servers": [{"url": "x"}], "model": 3}, "model must be a string"),
     (

@@ -115,7 +115,7 @@ def test_a_pull_of_another_model_says_which_one_answers(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         *_, told, last = await lines(server, "/api/pull", {"model": "llama3"})
         assert (told, last) == (
-            {"status": OTHER_MODEL},
+            {"status": f"nothing is downloaded: {OTHER_MODEL}"},
             {"status": "success", "warnings": [OTHER_MODEL]},
         )
         body = {"model": "llama3", "stream": False}

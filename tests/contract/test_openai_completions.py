@@ -91,7 +91,10 @@ def test_a_harness_scores_continuations(serve: Serve, max_tokens: int) -> None:
         ({"best_of": 1, "n": 2}, "best_of must be between n (2) and 4096, got 1."),
         ({"best_of": 5000}, "best_of must be between n (1) and 4096, got 5000."),
         ({"best_of": "x"}, "best_of must be a whole number, got a string."),
-        ({"tools": [{"type": "function"}]}, "tools is not supported by this server yet."),
+        (
+            {"tools": [{"type": "function"}]},
+            "tools is not supported by this server yet; leave it out.",
+        ),
         ({"logprobs": 1001}, "logprobs must be between 0 and 1000, got 1001."),
         ({"prompt": []}, "prompt must not be empty."),
         ({"prompt": [["a"]]}, "prompt[0][0] must be a whole number, got a string."),

@@ -310,7 +310,7 @@ def test_reasoning_can_be_left_out(serve: Serve, separate: bool) -> None:
         ({"tools": [TIME], "tool_choice": 5}, "tool_choice must be a string or an object, got"),
         (
             {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "f"}}},
-            "tool_choice: Tool 'f' not found in tools list.",
+            "tool_choice: Tool 'f' not found in tools list",
         ),
         ({"tool_choice": "required"}, "tool_choice requires a call, but tools is empty."),
         ({"functions": [{"name": "f"}]}, "functions is OpenAI's older form; use tools instead."),

@@ -76,6 +76,7 @@ def test_the_schema_of_a_tool(
         answer = await server.http.post(route, json={**body, "stream": stream})
         assert f"The tools have an invalid '{name}' schema: Invalid type: nonsense" in answer.text
         assert "structural_tag" not in answer.text
+        assert name == "input_schema" or '"param":"tools"' in answer.text
 
     serve(scenario, FakeEngine(refuse=lambda request: refused, context_len=4096))
 

@@ -127,7 +127,7 @@ def test_sixty_four_mixed_requests(engine: Engine) -> None:
 def test_refusals_reach_the_caller(engine: Engine) -> None:
     for constraint, words in (
         ({"json_schema": {"not": {}}}, "no JSON value satisfies the schema"),
-        ({"regex": "("}, "unclosed group"),
+        ({"regex": "("}, "a group is not closed"),
     ):
         with pytest.raises(RequestError, match=re.escape(words)):
             engine.generate("x", sampling_params=constraint)

@@ -113,7 +113,10 @@ def locate(
         package = None if load_format == "safetensors" else _package_file()
         if package is None:
             raise CheckpointError(f"{error} {OR_PACKAGE}") from None
-        log(f"The hub cannot be asked for {DEFAULT_MODEL}, so it is taken from {DEFAULT_PACKAGE}.")
+        log(
+            f"The hub cannot be asked for {DEFAULT_MODEL}, so it is taken from"
+            f" the installed package {DEFAULT_PACKAGE}."
+        )
         return _packaged(package, load_format, log, admit, is_default=False)
     origin = f"hub, {folder}"
     return ModelSource(folder, model_path, origin, False, _check_folder(folder, load_format))

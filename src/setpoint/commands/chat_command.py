@@ -15,6 +15,7 @@ from setpoint.chat.session import Session
 from setpoint.config.command_options import ChatOptions
 from setpoint.config.commandline import CommandLine
 from setpoint.config.environment import EnvSettings
+from setpoint.core.addresses import check_url
 from setpoint.core.errors import ConfigError, RequestError
 from setpoint.core.sampling import SamplingParams
 from setpoint.observe.logline import setup_logging
@@ -53,6 +54,8 @@ def _check(line: CommandLine) -> None:
         )
     if line.options.model.is_embedding:
         raise ConfigError("A chat needs a model that generates text; leave --is-embedding out.")
+    if own.base_url is not None:
+        check_url(own.base_url)
     engine_options = line.given - set(ChatOptions.__struct_fields__) - {"model_path", "config"}
     if own.base_url is not None and engine_options:
         flag = "--" + min(engine_options).replace("_", "-")

@@ -278,6 +278,11 @@ class _Reader:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        name, _, wrong = message.removeprefix("argument ").partition(": ")
+        if wrong in ("expected one argument", "expected at least one argument"):
+            action = self._option_string_actions[name.rpartition("/")[2]]
+            about = str(action.help).replace("%%", "%").rstrip(".")
+            message = f"{name} needs a value, {action.metavar}: {about}"
         raise ConfigError(message.removeprefix("argument ") + ".")
 
 

@@ -33,6 +33,10 @@ _HUB = (
     " GGUF file, give its path."
 )
 
+_ORIGINS = (
+    "Pages of every origin may ask a server that has a key or whose address is no loopback address."
+)
+
 EQUIVALENTS = {
     "-m": Equivalent(GGML, "--model-path"),
     "-hf": Equivalent(GGML, "--model-path", _HUB, drops_tag=True),
@@ -76,6 +80,7 @@ EQUIVALENTS = {
     "--tokenizer": Equivalent(VLLM, "--tokenizer-path"),
     "--uvicorn-log-level": Equivalent(VLLM, "--log-level-http"),
     "--enforce-eager": Equivalent(VLLM, "--disable-cuda-graph", takes_value=False),
+    "--allowed-origins": Equivalent(VLLM, advice=_ORIGINS),
     "--enable-prefix-caching": Equivalent(VLLM, advice=_DEFAULT),
     "--no-enable-prefix-caching": Equivalent(VLLM, "--disable-radix-cache", takes_value=False),
     "--enable-chunked-prefill": Equivalent(VLLM, advice=_DEFAULT),

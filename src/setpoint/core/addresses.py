@@ -16,6 +16,9 @@ def url_meant(text: str) -> str | None:
 
 
 def check_url(text: str) -> None:
-    """Raise ConfigError for a server's URL without its scheme, with the one that was meant."""
+    """Raise ConfigError for a server's URL without its scheme; the message has the URL that was
+    meant, if that can be told."""
     if meant := url_meant(text):
         raise ConfigError(f"{text} is not a URL: did you mean {meant}?")
+    if not text.lower().startswith(("http://", "https://")):
+        raise ConfigError(f"{text} is not a URL: it must begin with http:// or https://.")

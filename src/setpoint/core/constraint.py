@@ -16,7 +16,8 @@ ConstraintKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
 KINDS: tuple[ConstraintKind, ...] = ("json_schema", "regex", "ebnf", "structural_tag")
 """The sampling parameters that constrain the output. A request has at most one of them."""
 
-_JSON_KINDS = ("json_schema", "structural_tag")
+JSON_KINDS = ("json_schema", "structural_tag")
+"""The kinds whose text is JSON."""
 
 MAX_CHARS: dict[str, int] = {"regex": 1 << 14} | dict.fromkeys(
     ("json_schema", "ebnf", "structural_tag"), 1 << 18
@@ -33,15 +34,19 @@ def compile_refusal(kind: ConstraintKind) -> str:
     return f"Failed to compile {_SHOWN_AS.get(kind, kind)} grammar: "
 
 
+INVALID_TOOL = "The tools have an invalid "
+"""The beginning of the message that refuses the schema of a tool."""
+
+
 class Constraint(NamedTuple):
     kind: ConstraintKind
     text: str
 
 
-def constraint_text(kind: str, value: Any) -> str | None:
-    """The constraint as text; None if the value is an empty string. A schema or a structural tag
-    may be given as an object, which becomes JSON. Raises RequestError (400)."""
-    if kind in _JSON_KINDS and not isinstance(value, str):
+def constraint_text(kind: str, value: Any) -> str:
+    """The constraint as text. A schema or a structural tag may be given as an object, which becomes
+    JSON. Raises RequestError (400)."""
+    if kind in JSON_KINDS and not isinstance(value, str):
         if not isinstance(value, dict):
             raise RequestError(
                 f"{kind} must be an object, or an object as JSON text, got {kind_of(value)}."
@@ -58,4 +63,6 @@ def constraint_text(kind: str, value: Any) -> str | None:
         )
     if "\0" in value:
         raise RequestError(f"{kind} must not contain a NUL character.")
-    return value or None
+    if not value:
+        raise RequestError(f"{kind} is empty, which constrains nothing. Leave it out.")
+    return value

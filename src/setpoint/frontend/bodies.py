@@ -59,7 +59,7 @@ def parse(body: dict[str, Any], kind: type[T], *, unsupported: Iterable[str] = (
         raise InvalidBodyError(validation_message(error, kind=kind)) from None
     for key in unsupported:
         if asks_for_something(body.get(key)):
-            raise RequestError(f"{key} is not supported by this server yet.")
+            raise RequestError(f"{key} is not supported by this server yet; leave it out.")
     return parsed
 
 

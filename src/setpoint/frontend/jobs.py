@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from setpoint.core.constraint import compile_refusal
+from setpoint.core.constraint import INVALID_TOOL, compile_refusal
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.failures import log_failure
 from setpoint.core.logprobs import KeptLogprobs, LogprobBlock
@@ -430,7 +430,7 @@ class Job:
         )
         if self._tool_schema and message.startswith(refusal):
             why = message.removeprefix(refusal)
-            message = f"The tools have an invalid '{self._tool_schema}' schema: {why}"
+            message = f"{INVALID_TOOL}'{self._tool_schema}' schema: {why}"
         raise RequestError(
             message,
             status_code=finish.status_code,

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
+from typing import Any
 
-from setpoint.core.constraint import Constraint, compile_refusal
+from setpoint.core.constraint import JSON_KINDS, Constraint, compile_refusal
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
+from setpoint.grammar.fault import located
 
 _LISTING = re.compile(r"\s*\n\s*(\d+ \||<).*", re.DOTALL)
 """What llguidance writes below an error: lines of the definition, which the client did not write,
 and its own state."""
 
-_PLACE = re.compile(r"^at \d+\(\d+\): ")
-"""The place of an expression in llguidance's own grammar, which the client did not write."""
+_PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
+"""The place of an expression or a schema in llguidance's own grammar, which the client did not
+write."""
 
 _SAID: list[tuple[str, str]] = [
     # The picture of an expression has several lines, which neither a line of the log nor a JSON
     # string can show.
     (r" \(in regex\): (?:regex parse error:.*\berror: )?", ": "),
-    (r"regex parse error:\s+(?P<a>[^\n]*)\n.*\berror: ", r"invalid regex \g<a>: "),
+    (r"regex parse error:.*\berror: ", ""),
+    (r"\n  while processing .*", ""),
+    (r"unclosed group", "a group is not closed"),
+    (r"unopened group", "a group is closed that is not open"),
+    (r"unclosed character class", "a class of characters ([…]) is not closed"),
+    (r"unclosed counted repetition", "a repetition ({…}) is not closed"),
+    (r"repetition operator missing expression", "nothing is in front of a repetition"),
+    (r"unrecognized escape sequence", "a backslash is in front of a character that needs none"),
+    (
+        r"invalid (?P<a>repetition count|character class) range, the start must be <= the end",
+        r"a \g<a> range begins above its end",
+    ),
+    (r"anyOf is empty", "the list is empty"),
     (
         r"lookarounds not supported yet; Word\w* in regex .*",
         r"the edge of a word (\\b, \\B) cannot be enforced; leave it out",
@@ -83,11 +100,38 @@ MAX_WORDS = 1000
 
 
 def not_compiled(constraint: Constraint, why: str) -> RequestError:
+    """The error for a constraint of which the grammar library says ``why``. It names the place in a
+    schema, and the regular expression."""
     why = _LISTING.sub("", why).strip()
     if constraint.kind != "ebnf":
         why = _PLACE.sub("", why)
+    pointer, expression = "", constraint.text if constraint.kind == "regex" else None
+    for schema in _schemas(constraint):
+        pointer, expression, words = located(schema, why)
+        if pointer:
+            why = words
+            break
     for said, told in _TOLD:
         why = said.sub(told, why)
-    if constraint.kind == "regex":
-        why = _OWN.sub("the expression cannot be used: ", why)
-    return RequestError(compile_refusal(constraint.kind) + excerpt(why, MAX_WORDS))
+    if expression is not None and not why.startswith("the expression"):
+        quoted = excerpt(json.dumps(expression, ensure_ascii=False), 64)
+        why = f"the expression {quoted} cannot be used: {_OWN.sub('', why)}"
+    place = f"{excerpt(pointer, 200)}: " if pointer else ""
+    return RequestError(compile_refusal(constraint.kind) + place + excerpt(why, MAX_WORDS))
+
+
+def _schemas(constraint: Constraint) -> Iterator[Any]:
+    """The JSON schemas in a constraint; none if it is not JSON."""
+    try:
+        todo = [json.loads(constraint.text)] if constraint.kind in JSON_KINDS else []
+    except (ValueError, RecursionError):
+        return
+    if constraint.kind == "json_schema":
+        yield from todo
+        return
+    while todo:
+        node = todo.pop()
+        inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        todo += inner
+        if isinstance(node, dict):
+            yield from (node[key] for key in ("json_schema", "schema") if key in node)

@@ -38,7 +38,7 @@ def parts_of(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if (key in MAPS or key == "dependencies") and isinstance(value, dict):
             for name, each in value.items():
                 if not (key == "dependencies" and isinstance(each, list)):
-                    yield f"/{key}/{_escaped(name)}", each
+                    yield f"/{key}/{escaped(name)}", each
         elif (key in LISTS or key == "items") and isinstance(value, list):
             for index, each in enumerate(value):
                 yield f"/{key}/{index}", each
@@ -98,7 +98,7 @@ class Document:
         """The number of a schema inside another one: ``node.schema[key]...``."""
         schema, path = node.schema[key], f"{node.path}/{key}"
         for step in steps:
-            schema, path = schema[step], f"{path}/{_escaped(str(step))}"
+            schema, path = schema[step], f"{path}/{escaped(str(step))}"
         return self.number(schema, path, self._base(schema, node.base))
 
     def target(self, node: Node, reference: str) -> int | None:
@@ -129,7 +129,7 @@ class Document:
                 schema = schema[int(step)] if isinstance(schema, list) else schema[step]
             except (KeyError, IndexError, ValueError, TypeError):
                 return None
-            path, base = f"{path}/{_escaped(step)}", self._base(schema, base)
+            path, base = f"{path}/{escaped(step)}", self._base(schema, base)
         return self.number(schema, path, base)
 
     def _index(self) -> None:
@@ -167,7 +167,8 @@ class Document:
         return urldefrag(urljoin(base, own_id))[0] if isinstance(own_id, str) else base
 
 
-def _escaped(step: str) -> str:
+def escaped(step: str) -> str:
+    """A key as a step of a JSON pointer."""
     return step.replace("~", "~0").replace("/", "~1")
 
 

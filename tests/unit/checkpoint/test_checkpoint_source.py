@@ -302,7 +302,7 @@ def test_the_default_models_id_is_found_in_the_package_without_a_network(
     found = locate(DEFAULT_MODEL, log=lines.append)
     assert (found.name, found.is_default) == (DEFAULT_MODEL, False)
     assert str(path) in found.origin
-    assert "so it is taken from fake_model" in lines[0]
+    assert "so it is taken from the installed package fake_model" in lines[0]
     assert "Cannot get" in refusal(lambda: locate(DEFAULT_MODEL, revision="v1", log=quiet))
     assert "Cannot get" in refusal(lambda: locate("a/b", log=quiet))
 

@@ -232,7 +232,7 @@ def test_our_own_defaults_are_accepted(field: Field[Option]) -> None:
         (["--page-size", "four"], "--page-size: 'four' is not a whole number"),
         (["--schedule-conservativeness", "x"], "--schedule-conservativeness: 'x' is not a number"),
         (["--context-length", "32K"], "--context-length: '32K' is not an integer; write 32768"),
-        (["--port"], "--port: expected one argument"),
+        (["--port"], "--port needs a value, N: Port to listen on"),
         (["-x"], "unexpected argument '-x'"),
         (["a", "b"], "unexpected argument 'b'"),
         (["a", "--model", "b"], "the model is given twice: 'a' and --model-path 'b'"),

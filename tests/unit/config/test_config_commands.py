@@ -66,7 +66,7 @@ def test_a_command_has_options_of_its_own_beside_those_of_the_engine(tmp_path: P
         (["i", "j"], "unexpected argument 'j'; see 'setpoint batch --help'"),
         (["i", "--input", "j"], "the input is given twice: 'i' and --input 'j'"),
         (["--qqqqqq"], r"unknown option --qqqqqq\. See 'setpoint batch --help'"),
-        (["--output"], "expected one argument"),
+        (["--output"], "--output needs a value"),
         (["--page-size", "0"], "--page-size must be at least 1"),
     ],
 )

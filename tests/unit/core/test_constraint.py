@@ -29,9 +29,11 @@ def test_objects_become_json(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("nothing", [None, ""])
-def test_what_asks_for_nothing_constrains_nothing(kind: str, nothing: Any) -> None:
-    assert SamplingParams.parse({kind: nothing}).constraint is None
+def test_null_constrains_nothing_and_an_empty_text_is_refused(kind: str) -> None:
+    """Red before: an empty text was ignored, and the answer was free text."""
+    assert SamplingParams.parse({kind: None}).constraint is None
+    with pytest.raises(RequestError, match=f"{kind} is empty, which constrains nothing. Leave it"):
+        SamplingParams.parse({kind: ""})
 
 
 @pytest.mark.parametrize(

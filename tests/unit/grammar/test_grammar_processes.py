@@ -103,7 +103,10 @@ def test_sequences_of_one_constraint(nursery: Nursery) -> None:
     ],
 )
 def test_what_is_refused(text: str, words: str, nursery: Nursery) -> None:
-    with pytest.raises(RequestError, match=f"Failed to compile regex grammar: {words}") as caught:
+    with pytest.raises(
+        RequestError,
+        match=f"Failed to compile regex grammar: the expression .* cannot be used: {words}",
+    ) as caught:
         compiled(nursery, text)
     assert caught.value.status_code == 400
 

@@ -145,7 +145,7 @@ def test_a_backslash_that_nothing_follows_is_refused(backend: str, pattern: str)
     ("pattern", "words"),
     [
         ("(?=x)", "look-around"),
-        ("[", "unclosed"),
+        ("[", "is not closed"),
         ("[ ,]*", "more than spaces, tabs and line breaks"),
         ("ab", "more than spaces"),
         (r"\s", "more than spaces"),
@@ -226,7 +226,7 @@ def test_grammars_in_larks_syntax() -> None:
         (
             "json_schema",
             '{"not": {}}',
-            'json grammar: these keywords cannot be enforced here; leave them out: "not"',
+            'json grammar: #/not: these keywords cannot be enforced here; leave them out: "not"',
         ),
         ("json_schema", '{"not": {}, "x-guidance": {"lenient": true}}', "cannot be enforced here"),
         ("json_schema", "false", "json grammar: no JSON value satisfies the schema"),
@@ -243,7 +243,6 @@ def test_grammars_in_larks_syntax() -> None:
         ("json_schema", '{"type": "number", "multipleOf": -1}', "a number above 0; it is -1"),
         ("json_schema", '{"items": 3}', "#/items: a schema must be an object, true or false"),
         ("json_schema", r'{"pattern": "a$b"}', "'^' may only be at the beginning of the text"),
-        ("json_schema", r'{"pattern": "("}', "invalid regex (: unclosed group"),
         (
             "json_schema",
             '{"patternProperties": {"a": {}, "b": {}}}',
@@ -258,7 +257,11 @@ def test_grammars_in_larks_syntax() -> None:
         ("json_schema", "[" * 100_000, "not valid JSON"),
         ("regex", "(", "regex grammar: "),
         ("regex", r"(a)\1", r"a reference to a group (\1) cannot be enforced; leave it out"),
-        ("regex", r"\d{3", "grammar: the expression cannot be used: unclosed counted repetition"),
+        (
+            "regex",
+            r"\d{3",
+            r'grammar: the expression "\\d{3" cannot be used: a repetition ({…}) is not',
+        ),
         ("regex", r"\bfoo", r"the edge of a word (\b, \B) cannot be enforced; leave it out"),
         ("regex", r"a$b", "'^' may only be at the beginning of the text"),
         ("regex", "(?=x)", "look-around ((?=…), (?!…), (?<=…), (?<!…)) cannot be enforced"),
@@ -276,6 +279,55 @@ def test_what_is_refused(kind: str, text: str, words: str) -> None:
     message = refusal(**{kind: text})
     assert words in message
     assert len(message) < 1200
+
+
+BROKEN = {"type": "string", "pattern": "("}
+TURNED = {"type": "integer", "minimum": 5, "maximum": 3}
+UNCLOSED = 'the expression "(" cannot be used: a group is not closed'
+NOTHING = "no JSON value satisfies the schema: "
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"pattern": "("}, f"#/pattern: {UNCLOSED}"),
+        ({"properties": {"a": {}, "b": BROKEN}}, f"#/properties/b/pattern: {UNCLOSED}"),
+        ({"items": {"anyOf": [{"type": "null"}, BROKEN]}}, f"#/items/anyOf/1/pattern: {UNCLOSED}"),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": BROKEN}},
+            f"#/$defs/x/pattern: {UNCLOSED}",
+        ),
+        ({"patternProperties": {"^a/": {}, "(": {}}}, f"#/patternProperties/(: {UNCLOSED}"),
+        ({"patternProperties": {"[/": {}}}, "#/patternProperties/[~1: the expression"),
+        ({"items": {"pattern": r"\bx"}}, "#/items/pattern: the expression"),
+        ({"enum": []}, f"#/enum: {NOTHING}the list is empty"),
+        (TURNED, f"#: {NOTHING}minimum (5) is greater than maximum (3)"),
+        (
+            {"properties": {"o": {"enum": []}, "a": TURNED}, "required": ["a"], "type": "object"},
+            f"#/properties/a: {NOTHING}minimum (5)",
+        ),
+        ({"$ref": "#/$defs/a", "$defs": {"a": TURNED}}, f"#/$defs/a: {NOTHING}minimum (5) is gre"),
+        ({"items": {"$ref": "#/$defs/x"}}, "#/items/$ref: $ref leads to '#/$defs/x'"),
+        ({"items": {"patternProperties": {"a": {}, "b": {}}}}, "#/items: a name may match only"),
+        ({"items": {"pattern": "(?ix)a"}}, '#/items/pattern: the expression "(?ix)a" cannot'),
+        (
+            {"items": {"minimum": 1e30, "type": "integer"}},
+            "#/items/minimum: the bounds of an integer",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["json_schema", "structural_tag"])
+def test_a_refusal_names_the_place_in_a_schema(
+    kind: str, schema: dict[str, object], words: str
+) -> None:
+    """Red before: the words of the library alone, without a place."""
+    tag = {"begin": "<", "end": ">", "content": {"type": "json_schema", "json_schema": schema}}
+    other = {**tag, "begin": "<<", "content": {"type": "json_schema", "json_schema": {}}}
+    tagged = {"type": "triggered_tags", "triggers": ["<"], "tags": [other, tag]}
+    wanted = schema if kind == "json_schema" else {"type": "structural_tag", "format": tagged}
+    message = refusal(**{kind: wanted})
+    assert f"grammar: {words}" in message
+    assert "\n" not in message
 
 
 def test_a_constraint_is_compiled_once(backend: str) -> None:

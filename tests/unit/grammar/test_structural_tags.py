@@ -181,7 +181,7 @@ def nested(depth: int) -> dict[str, Any]:
             {"type": "json_schema", "json_schema": {"type": "x"}},
             "#/type: the value must be one of null",
         ),
-        ({"type": "regex", "pattern": "("}, "unclosed group"),
+        ({"type": "regex", "pattern": "("}, "a group is not closed"),
         ({"type": "grammar", "grammar": "x"}, "the grammar cannot be read"),
         ({"type": "qwen_xml_parameter", "json_schema": {"properties": 1}}, "needs the schema"),
         (nested(100), "are nested more than 32 deep"),

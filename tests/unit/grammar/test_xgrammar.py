@@ -56,7 +56,7 @@ TEXT = {"type": "string"}
         ),
         ("json_schema", {"$ref": "http://x/y"}, "does not follow the reference http://x/y"),
         ("json_schema", {"$ref": "#"}, "json grammar: it allows no token"),
-        ("regex", "(", "regex grammar: Regex parsing error at position 2"),
+        ("regex", "(", "cannot be used: Regex parsing error at position 2"),
         ("regex", r"(a)\1", "Backreference is not supported"),
         ("regex", r"\Aab\z", r"does not support '\A' in regular expressions"),
         ("regex", r"a\\\z", r"does not support '\z' in regular expressions"),

@@ -30,7 +30,11 @@ def check_tools(request: ChatRequest) -> None:
         raise RequestError("tool_choice requires a call, but tools is empty.")
     for name in filter(None, (request.named_tool, *request.allowed_tools)):
         if name not in names:
-            raise RequestError(f"tool_choice: Tool {excerpt(name, 64)!r} not found in tools list.")
+            listed = excerpt(", ".join(sorted(names)), 200) or "none"
+            raise RequestError(
+                f"tool_choice: Tool {excerpt(name, 64)!r} not found in tools list, which has:"
+                f" {listed}."
+            )
 
 
 def check_name(name: str, where: str) -> None:

@@ -85,7 +85,7 @@ class ModelApi:
                 "total": size,
                 "completed": size,
             },
-            *({"status": warning} for warning in warnings),
+            *({"status": f"nothing is downloaded: {warning}"} for warning in warnings),
             {"status": "success"} | _warnings_field(warnings),
         ], body.stream is not False
 

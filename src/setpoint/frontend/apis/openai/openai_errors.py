@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from setpoint.core.constraint import INVALID_TOOL, KINDS, compile_refusal
 from setpoint.core.errors import ContextLengthError
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.http.sse import DONE, event
@@ -21,7 +22,13 @@ _FIELD = re.compile(r"(([a-z_]+)(?:\[\d+\]|\.[a-z_]+)*)(?=[ :])")
 
 
 def _field_of(message: str) -> str | None:
-    """The path of the field that a message is about, if it begins with one."""
+    """The path of the field that a message is about, if it begins with one or with the words that
+    refuse a constraint."""
+    for kind in KINDS:
+        if message.startswith(compile_refusal(kind)):
+            return kind
+    if message.startswith(INVALID_TOOL):
+        return "tools"
     found = _FIELD.match(message)
     if found is None or ("_" not in found[2] and found[2] not in _plain_fields()):
         return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from setpoint.core import request as core
-from setpoint.core.constraint import compile_refusal
+from setpoint.core.constraint import INVALID_TOOL, compile_refusal
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.chat import passed_over
@@ -141,7 +141,7 @@ class Chat:
             if request.sampling.constraint is not None or not error.message.startswith(refusal):
                 raise
             why = error.message.removeprefix(refusal)
-            raise RequestError(f"The tools have an invalid 'parameters' schema: {why}") from None
+            raise RequestError(f"{INVALID_TOOL}'parameters' schema: {why}") from None
 
     async def _encode(self, prompt: str, cut: Cut | None) -> core.Ids:
         # The template writes the special tokens itself.

@@ -161,7 +161,11 @@ class SamplingBody(AnyBody, kw_only=True):
     def _constraints(self, asked: Mapping[str, Any], asked_by: str) -> list[Asked]:
         """The constraints of a request, each of them once. Raises RequestError (400) for two, but
         not for two sampling parameters, which SamplingParams refuses."""
-        own = [Asked(kind, kind, getattr(self, kind)) for kind in KINDS if getattr(self, kind)]
+        own = [
+            Asked(kind, kind, getattr(self, kind))
+            for kind in KINDS
+            if getattr(self, kind) is not None
+        ]
         in_a_field = [Asked(asked_by, kind, asked[kind]) for kind in KINDS if kind in asked]
         found = without_repeated([*in_a_field, *own, *asked_for(self)])
         if len(found) > 1 and not all(each in own for each in found):

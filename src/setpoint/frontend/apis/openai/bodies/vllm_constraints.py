@@ -85,15 +85,15 @@ def _asked(wanted: StructuredOutputs, prefix: str) -> Iterator[Asked]:
         yield Asked(f"{prefix}json", "json_schema", wanted.json)
     if wanted.json_object:
         yield Asked(f"{prefix}json_object", "json_schema", {"type": "object"})
-    if wanted.regex:
+    if wanted.regex is not None:
         yield Asked(f"{prefix}regex", "regex", wanted.regex)
     if wanted.choice is not None:
         if not wanted.choice:
             raise RequestError(f"{prefix}choice must not be empty.")
         yield Asked(f"{prefix}choice", "regex", "|".join(map(_literal, wanted.choice)))
-    if wanted.grammar:
+    if wanted.grammar is not None:
         yield Asked(f"{prefix}grammar", "ebnf", wanted.grammar)
-    if wanted.structural_tag:
+    if wanted.structural_tag is not None:
         yield Asked(f"{prefix}structural_tag", "structural_tag", wanted.structural_tag)
 
 
