@@ -137,6 +137,7 @@ def _xml(
     malformed: str,
     framing: str = "",
     typed: bool = False,
+    section: tuple[str, str] = ("", ""),
     **more: Any,
 ) -> Writer:
     """argument: a format of its key and value. typed: of whether it is a string, too."""
@@ -152,7 +153,12 @@ def _xml(
         argument=write,
         value_end=framing + value_end,
         call_end=end,
-        inside=(value_end,),
+        inside=(
+            value_end,
+            begin.format("look").strip(),
+            *(each.strip() for each in section if each),
+        ),
+        section=section,
         malformed=malformed,
         number=lambda key, text: write(key, 1, text),
         **more,
@@ -535,6 +541,32 @@ def _bad_header_open_value(writer: Writer, call: Call) -> Broken | None:
     return _bad_header(writer, call, without=one[one.rindex(writer.value_end) :])
 
 
+def _bad_header_last(writer: Writer, call: Call) -> Broken | None:
+    """A call without its end, before one whose name is none, with which the answer ends."""
+    if not writer.names_end:
+        return None
+    first, bad = writer.one(call), writer.one(("lo ok", {"path": "x"}))
+    stop = bad.index("lo ok") + len("lo ok")
+    ends = ("", ", and here I stop.", bad[stop:])
+    raw = (
+        writer.section[0]
+        + first.removesuffix(writer.call_end)
+        + "\n"
+        + bad[:stop]
+        + ends[len(call[1]["path"]) % len(ends)]
+    )
+    return Broken(raw, [call], told="lo ok", is_exact=False)
+
+
+def _open_last(writer: Writer, call: Call) -> Broken | None:
+    """The last value and its call have no end, and their section has one."""
+    if not writer.names_end or not writer.section[1]:
+        return None
+    one = writer.one(("edit", {"path": call[1]["path"]}))
+    raw = writer.answer([one[: one.rindex(writer.value_end)]])
+    return Broken(raw, [], ("edit",))
+
+
 def _too_many(writer: Writer, call: Call) -> Broken | None:
     """A bracket too many behind the arguments."""
     if not writer.is_json or not writer.call_end:
@@ -564,5 +596,7 @@ WAYS: dict[str, Callable[[Writer, Call], Broken | None]] = {
     "a malformed header": _bad_header,
     "a malformed header behind a call without its end": _bad_header_open_call,
     "a malformed header behind a value without its end": _bad_header_open_value,
+    "a malformed header at the end of the answer": _bad_header_last,
+    "no end of the last value and of its call": _open_last,
     "a bracket behind the arguments": _too_many,
 }

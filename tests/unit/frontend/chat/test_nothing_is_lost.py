@@ -20,6 +20,11 @@ HARMONY_LOOK = HARMONY + 'look <|constrain|>json<|message|>{"place": "Bern"}<|ca
 GLM_LOOK = "<tool_call>look\n<arg_key>place</arg_key>\n<arg_value>Bern</arg_value>\n</tool_call>"
 GEMMA_LOOK = '<|tool_call>call:look{place:<|"|>Bern<|"|>}<tool_call|>'
 HERMES_LOOK = '<tool_call>\n{"name": "look", "arguments": {"place": "Bern"}}\n</tool_call>'
+EXPRESSIONS = [
+    'edit(path="a"+"b")',
+    'edit(path="%s" % "x", line=07)',
+    'edit(path="x", text="b" if x else "c")',
+]
 
 CASES = {
     "a header of gpt-oss without its end": (
@@ -105,6 +110,57 @@ CASES = {
         "gpt-oss",
         HARMONY + 'look<|message|>"{\\"place\\": \\"Bern\\"}"<|call|>',
         "",
+        [LOOK],
+    ),
+    "a lone quote of Gemma behind the arguments": (
+        "gemma4",
+        '<|tool_call>call:stop{}<|"|><tool_call|>',
+        '<|"|>',
+        [("stop", {})],
+    ),
+    "a call's marker before the first argument": (
+        "hunyuan",
+        "<tool_calls><tool_call>look<tool_sep><tool_call>\n<arg_key>place</arg_key>\n"
+        "<arg_value>Bern</arg_value>\n</tool_call>\n</tool_calls>",
+        "<arg_key>place</arg_key>\n<arg_value>Bern</arg_value>",
+        [("look", {})],
+    ),
+    "two malformed headers at the end of the answer": (
+        "glm",
+        GLM_LOOK.removesuffix("</tool_call>") + "<tool_call> oops\n<tool_call> I stop. Goodbye.",
+        "<tool_call> oops\n<tool_call> I stop. Goodbye.",
+        [LOOK],
+    ),
+    "an argument that is only mentioned, and given later": (
+        "qwen3_coder",
+        "<tool_call>\n<function=edit>\n<parameter=path>use <parameter=text> here</parameter>"
+        "<parameter=text>b</parameter></function></tool_call>",
+        "",
+        [("edit", {"path": "use <parameter=text> here", "text": "b"})],
+    ),
+    "strings of JSON in Gemma's arguments": (
+        "gemma4",
+        r'<|tool_call>call:edit{path:"a,b}",text: "c \"d\", \\" ,tags:["e]",<|"|>f<|"|>,"",g]}'
+        "<tool_call|>" + GEMMA_LOOK,
+        "",
+        [("edit", {"path": "a,b}", "text": 'c "d", \\', "tags": ["e]", "f", "", "g"]}), LOOK],
+    ),
+    "expressions of Python": (
+        "pythonic",
+        "[" + ", ".join([*EXPRESSIONS, 'look(place="Bern")']) + "]",
+        "\n".join(EXPRESSIONS),
+        [LOOK],
+    ),
+    "quotes in a string that are no expression": (
+        "pythonic",
+        """[edit(path="say "hi" now", text='it's', line=07), look(place="Bern")]""",
+        "",
+        [("edit", {"path": 'say "hi" now', "text": "it's", "line": 7}), LOOK],
+    ),
+    "a bracket that closes no call of Python": (
+        "pythonic",
+        '[edit(path="a"], look(place="Bern")]',
+        'edit(path="a"]',
         [LOOK],
     ),
     "a comma behind the last argument of Gemma": (

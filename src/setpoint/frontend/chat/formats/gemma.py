@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from setpoint.frontend.chat.formats.arguments_text import decoded_string
 from setpoint.frontend.chat.formats.headed import HeadedCalls
 from setpoint.frontend.chat.formats.json_scan import json_text
 from setpoint.frontend.chat.formats.scanning import Markers, is_cut
@@ -24,6 +25,8 @@ _ARGUMENT = re.compile(r"\s*[\w.\-]+\s*:")
 _NEXT = re.compile(r"[,{\[]\s*(?:[\w.\-]+\s*:\s*)?\Z")
 """The end of a string whose last quote opens another string."""
 _MAX_NEXT_CHARS = 80
+_JSON_STRING_END = re.compile(r"""[^\\](?:\\\\)*+"\s*\Z""")
+"""The end of a string of JSON, from its first quote on."""
 
 
 class GemmaScan:
@@ -52,7 +55,9 @@ class GemmaScan:
         self._is_quoted = False
         """Whether the text in ``_parts`` ends in a string."""
         self._tail = ""
-        """The end of the last value, if that is a string."""
+        """The end of the last value, if that is a string, or of the present one."""
+        self._is_json_string = False
+        """Whether the present bare value begins as a string of JSON."""
         self._comma = ""
         """The comma that is due before the next key or value."""
         self._told: list[str] = []
@@ -160,6 +165,8 @@ class GemmaScan:
         if is_cut(text, at, self._quote):
             return at
         self._expected = "bare"
+        self._is_json_string = sign == '"'
+        self._tail = ""
         return self._bare(text, at, parts)
 
     def _string(self, text: str, at: int, parts: list[str]) -> int:
@@ -177,12 +184,20 @@ class GemmaScan:
         found = self._value_ends.find(text, at)
         stop = self._value_ends.cut(text, at) if found is None else found.start()
         self._parts.append(text[at:stop])
+        self._tail = (self._tail + text[at:stop])[-_MAX_NEXT_CHARS:]
         if found is None:
             return stop
         if found.group() == self._quote:
             self._lose(self._taken() + self._quote)
             return found.end()
-        parts.append(self._comma + as_json(self._taken().strip(), ANY))
+        if self._is_json_string and not _JSON_STRING_END.search(self._tail):
+            self._parts.append(found.group())
+            self._tail += found.group()
+            return found.end()
+        value = self._taken().strip()
+        decoded = decoded_string(value)
+        written = as_json(value, ANY) if decoded is None else json_text(decoded)
+        parts.append(self._comma + written)
         self._comma = ""
         self._tail = ""
         self._expected = "end"

@@ -227,19 +227,25 @@ class _Parser(SectionMachine):
         closes = self._closes(self._form.end)
         if closes is None:
             return False
+        begins = closes or self._begins_here()
+        if begins is None:
+            return False
         self._state = self._between
-        if not closes and not self._begins_here():
+        if not begins:
             self._markers = self._behind_ends
             self._state = self._outside
         return True
 
-    def _begins_here(self) -> bool:
-        """Whether what may follow a call is here, or the beginning of it."""
-        follows = filter(None, (self._form.begin, *self._form.section))
-        at = self._at
-        return any(
-            self._text.startswith(each, at) or is_cut(self._text, at, each) for each in follows
-        )
+    def _begins_here(self) -> bool | None:
+        """Whether what may follow a call is here, or what the answer's end has left of it. None if
+        the text is too short to tell."""
+        text, at = self._text, self._at
+        follows = [each for each in (self._form.begin, *self._form.section) if each]
+        if any(text.startswith(each, at) for each in follows):
+            return True
+        if any(is_cut(text, at, each) for each in follows):
+            return True if self._ended else None
+        return False
 
     def _opened(self, marker: str) -> None:
         if marker in (self._form.end, self._form.between + self._form.end):

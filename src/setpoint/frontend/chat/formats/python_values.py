@@ -37,10 +37,15 @@ class PythonScan:
     may follow a string; numbers may begin with zeros, and arguments may have Python's own words
     for names."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_strict: bool = False) -> None:
+        """is_strict: the next quote ends a string, whatever follows, as in Python."""
         self.is_done = False
         self.is_broken = False
-        """Whether a string has no end of its own, so that what follows may be in it or not."""
+        """Whether a string has no end of its own, so that what follows may be in it or not, or
+        another bracket closes the call."""
+        self.has_inner_quotes = False
+        """Whether a string has quotes of its own kind in it, so that Python reads another text."""
+        self._is_strict = is_strict
         self._depth = 0
         self._before = ""
         """The last characters of the present string."""
@@ -80,9 +85,11 @@ class PythonScan:
             self._before = (self._before + text[at:stop])[-_MAX_GAP:]
             return stop
         stop = at + len(self._quote)
-        closes = len(self._quote) > 1 or self._closes(text, stop, ended=ended)
+        is_certain = self._is_strict or len(self._quote) > 1
+        closes = is_certain or self._closes(text, stop, ended=ended)
         if closes is None:
             return at
+        self.has_inner_quotes |= not closes
         self._python.append(self._quote if closes else f"\\{self._quote}")
         # A quote behind "name=" opens a string: the one before has lost its own quote.
         self.is_broken |= not closes and _NAMED.search(self._before) is not None
@@ -120,6 +127,7 @@ class PythonScan:
             return self._open_string(text, at, sign, ended=ended)
         self._depth += 1 if sign in "([{" else -1
         self.is_done = self._depth < 0
+        self.is_broken |= self.is_done and sign != ")"
         if not self.is_done:
             self._code_parts.append(sign)
         return at + 1
@@ -148,6 +156,30 @@ def _skip_space(text: str, at: int) -> int:
     while at < most and text[at].isspace():
         at += 1
     return at
+
+
+def call_arguments(scan: PythonScan, text: str, tool: Tool | None) -> str:
+    """The JSON object of a call's arguments; empty if they are malformed, or an expression. scan:
+    has read ``text``, up to the parenthesis that closes the call."""
+    if scan.is_broken:
+        return ""
+    if scan.has_inner_quotes:
+        strict = PythonScan(is_strict=True)
+        is_whole = strict.feed(text, 0, ended=True) == len(text) and strict.is_done
+        if (
+            is_whole
+            and _is_python(python := strict.python())
+            and not keyword_arguments(python, tool)
+        ):
+            return ""
+    return keyword_arguments(scan.python(), tool)
+
+
+def _is_python(text: str) -> bool:
+    try:
+        return bool(_expression(f"f({text})"))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
 
 
 def keyword_arguments(text: str, tool: Tool | None) -> str:

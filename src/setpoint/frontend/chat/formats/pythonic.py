@@ -15,7 +15,7 @@ from typing import Any
 from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.json_call import JsonCall
 from setpoint.frontend.chat.formats.machine import CallMachine
-from setpoint.frontend.chat.formats.python_values import PythonScan, keyword_arguments
+from setpoint.frontend.chat.formats.python_values import PythonScan, call_arguments
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers
 from setpoint.frontend.chat.parser import DeltaParser
 
@@ -145,11 +145,7 @@ class _Parser(CallMachine):
         self._lead.append(inside)
         if not self._parens.is_done:
             return self._give_up()
-        arguments = (
-            ""
-            if self._parens.is_broken
-            else keyword_arguments(self._parens.python(), self._tools.get(self._name))
-        )
+        arguments = call_arguments(self._parens, inside, self._tools.get(self._name))
         if not arguments:
             self._malformed.append(f"{self._name}({inside}")
         else:

@@ -85,10 +85,6 @@ class _Parser(SectionMachine):
         self._form = form
         self._tools = {tool.name: tool for tool in tools}
         self._name_ends = Markers(*filter(None, (form.name_end, form.key_begin, form.end)))
-        self._due = tuple(
-            filter(None, (form.key_begin, form.end, form.begin, *form.section, *form.passed))
-        )
-        """What may follow the name of a function."""
         self._tags = XmlTags(form)
         self._types_of = ArgumentTypes()
         self._function = ""
@@ -102,6 +98,8 @@ class _Parser(SectionMachine):
         """Text of the present value, from the first tag in it that may not belong to it."""
         self._open = {"key": 0, "call": 0}
         """How many tags of each kind that the held text opens are still to be closed."""
+        self._latest: dict[str, int] = {}
+        """Where in the answer each argument begins for the last time in the held text."""
         self._settled = 0
         """The index in the answer before which no tag opens a part of a value."""
 
@@ -122,15 +120,13 @@ class _Parser(SectionMachine):
     def _begun(self) -> bool:
         """A name has been read. It is a call's if a tag follows, or if the answer ends here."""
         start = self._at
-        follows = self._skip_space()
+        self._skip_space()
         self._lead.append(self._text[start : self._at])
-        if not follows and not self._ended:
+        begins = self._tags.begins_call(self._text, self._at, ended=self._ended)
+        if begins is None:
             return False
-        if follows and not any(self._text.startswith(each, self._at) for each in self._due):
-            if not any(is_cut(self._text, self._at, each) for each in self._due):
-                return self._give_up()
-            if not self._ended:
-                return False
+        if not begins:
+            return self._give_up()
         self._begin_call(self._function)
         self._tool = self._tools.get(self._function)
         self._given = {}
@@ -140,7 +136,9 @@ class _Parser(SectionMachine):
 
     def _argument(self) -> bool:
         """An argument or the end of the call is due. What is neither is told behind the call."""
-        tag, start = self._tags.find(self._text, self._at, malformed=True, leads=True)
+        tag, start = self._tags.find(
+            self._text, self._at, ended=self._ended, malformed=True, leads=True
+        )
         self._told.append(self._text[self._at : start])
         self._at = start
         if tag is None:
@@ -153,7 +151,8 @@ class _Parser(SectionMachine):
             self._told.append(self._text[start : tag.stop])
         else:
             self._at = tag.stop if tag.kind == "end" else start
-            if self._is_open_value and tag.kind in ("call", "bad call"):
+            is_doubtful = self._is_open_value or "".join(self._told).strip()
+            if tag.kind != "end" and is_doubtful:
                 self._cut_call()
                 self._leave_call(self._between)
             else:
@@ -246,7 +245,7 @@ class _Parser(SectionMachine):
             self._take(text)
             self._at = len(text)
             return False
-        tag, start = self._tags.find(text, at, malformed=True)
+        tag, start = self._tags.find(text, at, ended=self._ended, malformed=True)
         if tag is None and self._ended:
             return self._cut_value(text[at:start])
         closes = tag is not None and tag.kind == "value_end"
@@ -259,6 +258,7 @@ class _Parser(SectionMachine):
         if tag is None or ends is None:
             return False
         self._held = []
+        self._latest = {}
         self._open = {"key": 0, "call": 0}
         self._state = self._nested
         return True
@@ -274,13 +274,15 @@ class _Parser(SectionMachine):
     def _nested(self) -> bool:
         """A tag in the value may be a part of it: it is, if the tags from here on match."""
         text = self._text
-        tag, start = self._tags.find(text, self._at)
+        tag, start = self._tags.find(text, self._at, ended=self._ended)
         if tag is None:
             if self._ended:
                 return self._fall_back(sys.maxsize)
             self._hold(start)
             return False
         opened = {"value_end": "key", "end": "call"}.get(tag.kind, "")
+        if tag.kind == "key":
+            self._latest[tag.name] = self._offset + tag.start
         if tag.kind in self._open:
             self._open[tag.kind] += 1
         elif opened and self._open[opened]:
@@ -321,7 +323,7 @@ class _Parser(SectionMachine):
         """The beginning of a malformed call. It is one only if an argument follows, for which the
         present value must have ended."""
         while True:
-            tag, at = self._tags.find(text, at, malformed=True)
+            tag, at = self._tags.find(text, at, ended=self._ended, malformed=True)
             if tag is None or self._offset + tag.start >= self._settled:
                 break
             if tag.kind == "bad call":
@@ -348,7 +350,8 @@ class _Parser(SectionMachine):
 
     def _is_likely(self, tag: Tag) -> bool:
         """Whether a tag in a value that no closing tag ends begins the next argument or call, and
-        is not text: the request defines its name, or it begins a line."""
+        is not text: the request defines its name, and no later text gives the same argument, or it
+        begins a line."""
         before = self._text[max(tag.start - MAX_GAP, self._at) : tag.start]
         lead = self._tags.lead(before)
         if "\n" in before[lead:] or not (lead or self._has_begun):
@@ -358,4 +361,5 @@ class _Parser(SectionMachine):
         schema = self._tool.parameters if self._tool is not None else None
         properties = schema.get("properties") if isinstance(schema, dict) else None
         is_known = not isinstance(properties, dict) or tag.name in properties
-        return is_known and tag.name not in (*self._given, self._name)
+        is_last = self._latest.get(tag.name, 0) <= self._offset + tag.start
+        return is_known and is_last and tag.name not in (*self._given, self._name)

@@ -87,14 +87,19 @@ class XmlTags:
         self._with_leads = Markers(*self._kinds, *filter(None, (section_begin,)), *form.passed)
         self._between = [each for each in (section_begin, section_end, *form.passed) if each]
         leads = "|".join(map(re.escape, (*filter(None, (section_begin,)), *form.passed)))
+        self._name_ends = [form.name_end] if form.name_end else [form.key_begin, form.end]
+        self._cut_name_ends = Markers(*self._name_ends)
+        self._due = (form.key_begin, form.end, form.begin, *self._between)
+        """What may follow the name of a function."""
         self._lead = re.compile(rf"(?:\s|{leads})*\Z" if leads else r"\s*\Z")
 
     def find(
-        self, text: str, at: int, *, malformed: bool = False, leads: bool = False
+        self, text: str, at: int, *, ended: bool, malformed: bool = False, leads: bool = False
     ) -> tuple[Tag | None, int]:
         """The first tag from ``at`` on, and the index of its first character. If there is none, the
-        index before which no later text can make one. malformed: find the beginnings of malformed
-        calls, too. leads: and what may stand before a call."""
+        index before which no later text can make one. ended: the answer has ended, so a header that
+        is not complete is malformed. malformed: find the beginnings of malformed calls, too. leads:
+        and what may stand before a call."""
         markers = self._with_leads if leads else self._markers
         while True:
             found = markers.find(text, at)
@@ -103,7 +108,7 @@ class XmlTags:
             kind = self._kinds.get(found.group())
             if kind is None:
                 return Tag("lead", found.start(), found.end()), found.start()
-            read = self._read(text, found.group(), found.start(), ended=False)
+            read = self._read(text, found.group(), found.start(), ended=ended and kind == "call")
             if read == "cut":
                 return None, found.start()
             if read != "text":
@@ -119,9 +124,7 @@ class XmlTags:
     def follows(self, text: str, tag: Tag, *, ended: bool) -> bool | None:
         """Whether what the format allows behind a tag that ends something is what comes there; the
         end of the answer is allowed. None if the text is too short to tell."""
-        at, most = tag.stop, min(len(text), tag.stop + MAX_GAP)
-        while at < most and text[at].isspace():
-            at += 1
+        at = _behind_space(text, tag.stop)
         if at == len(text):
             return True if ended else None
         if tag.kind == "end":
@@ -171,9 +174,7 @@ class XmlTags:
         named = found.groupdict()
         stop += len(form.key_end)
         if form.value_begin:
-            most = min(len(text), stop + MAX_GAP)
-            while stop < most and text[stop].isspace():
-                stop += 1
+            stop = _behind_space(text, stop)
             if not text.startswith(form.value_begin, stop):
                 may_come = is_cut(text, stop, form.value_begin) and not ended
                 return "cut" if may_come else "text"
@@ -182,19 +183,40 @@ class XmlTags:
 
     def _call(self, text: str, start: int, at: int, *, ended: bool) -> _Read:
         """The beginning of a call, up to the end of the name."""
-        ends = [self._form.name_end] if self._form.name_end else self._name_ends()
+        ends = self._name_ends
         longest = max(map(len, ends))
         limit = at + MAX_NAME_CHARS + longest
         stops = [stop for each in ends if (stop := text.find(each, at, limit)) >= 0]
         if not stops:
-            return "cut" if len(text) < limit and not ended else "text"
+            is_cut_off = len(text) < limit and not ended and self._may_be_name(text, at)
+            return "cut" if is_cut_off else "text"
         name = text[at : min(stops)].strip()
         if not is_name(name):
             return "text"
-        return Tag("call", start, min(stops) + len(self._form.name_end), name)
+        tag = Tag("call", start, min(stops) + len(self._form.name_end), name)
+        begun = self.begins_call(text, _behind_space(text, tag.stop), ended=ended)
+        return "cut" if begun is None else tag if begun else "text"
 
-    def _name_ends(self) -> list[str]:
-        return [self._form.key_begin, self._form.end]
+    def begins_call(self, text: str, at: int, *, ended: bool) -> bool | None:
+        """Whether the text behind a name makes it a call's: a tag is there, or the answer ends.
+        None if the text is too short to tell."""
+        if any(text.startswith(each, at) for each in self._due):
+            return True
+        if at == len(text) or any(is_cut(text, at, each) for each in self._due):
+            return True if ended else None
+        return False
+
+    def _may_be_name(self, text: str, at: int) -> bool:
+        """Whether more text may make a name of the text from ``at`` on."""
+        name = text[at : self._cut_name_ends.cut(text, at)].strip()
+        return not _NO_NAME.search(name)
+
+
+def _behind_space(text: str, at: int) -> int:
+    most = min(len(text), at + MAX_GAP)
+    while at < most and text[at].isspace():
+        at += 1
+    return at
 
 
 def is_name(text: str) -> bool:
