@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from call_writers import DEFINED, WAYS, WRITERS, Broken, Call
+from broken_calls import WAYS, Broken
+from call_writers import DEFINED, WRITERS, Call
 from format_cases import check_stream, streamed, summary
 
 from setpoint.frontend.chat.deltas import Answer, join_deltas
