@@ -13,6 +13,7 @@ import pytest
 from answers import says
 
 from conftest import Server
+from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.json_array import required_calls
@@ -199,6 +200,34 @@ def test_a_clients_structural_tag_is_rewritten(serve: Serve) -> None:
     response = posted(serve, engine, "/generate", body)
     assert response.status_code == 200, response.text
     assert "uniqueItems" not in str(engine.submitted[0].sampling.structural_tag)
+
+
+@pytest.mark.parametrize(
+    "style", [{"type": "json_schema", "style": "qwen_xml"}, {"type": "qwen_xml_parameter"}]
+)
+def test_what_is_not_enforced_of_text_in_xml_is_named(serve: Serve, style: dict[str, Any]) -> None:
+    """Red before: no warning."""
+    properties = {
+        "a": {"type": "string", "pattern": "^[0-9]$", "maxLength": 2},
+        "b/c": {"type": "string", "format": "date"},
+        "d": {"type": "string", "enum": ["x"]},
+        "e": {"type": "integer", "minimum": 1},
+    }
+    tag = {**style, "json_schema": {"type": "object", "properties": properties}}
+    text = json.dumps({"type": "structural_tag", "format": tag})
+    body = {"text": "Hi", "sampling_params": {"structural_tag": text}}
+    response = posted(serve, says("Hi", context_len=ROOM), "/generate", body)
+    (warning,) = response.json()["meta_info"]["warnings"]
+    for place in ("a/maxLength", "a/pattern", "b~1c/format"):
+        assert f"'{place.split('/')[1]}' at #/properties/{place}" in warning
+    assert "enum" not in warning
+    assert "minimum" not in warning
+
+    async def strictly() -> None:
+        await Enforcement(RequestBook()).applied(SamplingParams(structural_tag=text), strict=True)
+
+    with pytest.raises(RequestError, match="strict is true, but no grammar can enforce 'format'"):
+        asyncio.run(strictly())
 
 
 def test_integral_floats_count(serve: Serve) -> None:

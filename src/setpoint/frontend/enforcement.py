@@ -18,6 +18,7 @@ from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.schemas.reading import ANY_JSON, checked_schema
 from setpoint.schemas.report import Report
 from setpoint.schemas.rewriting import needs_rewriting, rewritten
+from setpoint.schemas.xml_parameters import not_enforced
 
 NUM_REMEMBERED = 64
 """Rewritten schemas that are kept: clients send the same ones again and again."""
@@ -64,7 +65,10 @@ class Enforcement:
 
     async def _rewritten(self, constraint: Constraint) -> tuple[str, Report]:
         tree = _tree(constraint)
-        if not any(needs_rewriting(schema) for _, _, schema in _schemas_in(tree)):
+        if not any(
+            needs_rewriting(schema) or (_is_xml(node) and any(not_enforced(schema)))
+            for node, _, schema in _schemas_in(tree)
+        ):
             return constraint.text, Report()
         async with self._turn:
             return await asyncio.to_thread(_rewritten, constraint)
@@ -99,6 +103,11 @@ def _schemas_in(tree: Any) -> Iterator[tuple[dict[str, Any], str, Any]]:
                     todo.append(value)
 
 
+def _is_xml(node: dict[str, Any]) -> bool:
+    """Whether the schema of a format is one of parameters in XML."""
+    return node.get("style") == "qwen_xml" or node.get("type") == "qwen_xml_parameter"
+
+
 @lru_cache(NUM_REMEMBERED)
 def _rewritten(constraint: Constraint) -> tuple[str, Report]:
     tree, report = _tree(constraint), Report()
@@ -108,9 +117,10 @@ def _rewritten(constraint: Constraint) -> tuple[str, Report]:
             result = rewritten(checked_schema(schema))
         except RequestError as error:
             raise RequestError(compile_refusal(constraint.kind) + error.message) from None
-        is_xml = node.get("style") == "qwen_xml" or node.get("type") == "qwen_xml_parameter"
-        if is_xml and not (isinstance(result.schema, dict) and "properties" in result.schema):
-            continue  # parameters in XML need one list of properties; the rest is refused by name
+        if _is_xml(node):
+            if not (isinstance(result.schema, dict) and "properties" in result.schema):
+                continue  # parameters in XML need one list of properties; others are refused
+            report.lose(not_enforced(result.schema))
         node[key] = result.schema
         report.add(result.report)
     if constraint.kind == "json_schema":

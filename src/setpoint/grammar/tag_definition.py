@@ -11,15 +11,16 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
-from llguidance import regex_to_lark
+from llguidance import LLMatcher, regex_to_lark
 
 from setpoint.core.errors import RequestError
 from setpoint.grammar import tags
 from setpoint.grammar.schema import JsonSpacing, llguidance_schema
 from setpoint.grammar.tags import Format
 from setpoint.schemas.expressions import for_grammars
+from setpoint.schemas.xml_parameters import is_free_text, not_enforced
 
 _ANY = "/(?s:.*)/"
 _SPACE = r"/[ \n\t]{0,16}/"
@@ -203,15 +204,20 @@ class _Writer:
         if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
             raise RequestError("structural_tag: required must be a list of strings.")
         names = set(required)
-        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        definitions: dict[str, Any] = {
+            key: schema[key] for key in ("$defs", "definitions") if key in schema
+        }
         space = self._named_terminal(_SPACE)
         parts = []
         for name, each in properties.items():
             head, tail = json.dumps(f"<parameter={name}>"), '"</parameter>"'
-            if isinstance(each, dict) and each.get("type") == "string" and "enum" not in each:
+            listed = isinstance(each, dict) and each.get("enum", [each.get("const")])
+            if is_free_text(each):
+                if any(not_enforced({"properties": {name: each}})):
+                    self._check({**definitions, **each})
                 value = self._text_until(["</parameter>"], [])
-            elif isinstance(each, dict) and _only_strings(each.get("enum")):
-                choices = _one_of([json.dumps(choice) for choice in each["enum"]])
+            elif _only_strings(listed):
+                choices = _one_of([json.dumps(choice) for choice in listed])
                 value = self._named_terminal(f"{_SPACE} {choices} {_SPACE} {tail}")
             else:
                 inner = {**definitions, **each} if isinstance(each, dict) else each
@@ -257,6 +263,12 @@ class _Writer:
         self._count(body)
         return body
 
+    def _check(self, schema: dict[str, Any]) -> None:
+        """Raise RequestError (400) for a schema that cannot be compiled."""
+        lark = f"start: {self._json(schema)}"
+        if why := LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(lark)):
+            raise RequestError(why)
+
     def _count(self, body: str) -> None:
         self.num_chars += len(body)
         if self.num_chars > MAX_CHARS:
@@ -289,7 +301,7 @@ def _one_of(choices: list[str]) -> str:
     return choices[0] if len(choices) == 1 else f"({' | '.join(choices)})"
 
 
-def _only_strings(values: Any) -> bool:
+def _only_strings(values: Any) -> TypeGuard[list[str]]:
     return (
         isinstance(values, list) and bool(values) and all(isinstance(each, str) for each in values)
     )

@@ -34,6 +34,10 @@ WORD = {"type": "regex", "pattern": "[a-z]*"}
 TEXT = {"type": "any_text"}
 
 
+def in_xml(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "qwen_xml_parameter", "json_schema": {"properties": {"a": schema}}}
+
+
 def const(value: str) -> dict[str, Any]:
     return {"type": "const_string", "value": value}
 
@@ -126,6 +130,10 @@ CASES: list[tuple[dict[str, Any], dict[str, str]]] = [
         },
     ),
     ({**JSON, "style": "qwen_xml"}, {"<parameter=x>4</parameter>": "may end", "{": "no"}),
+    (
+        in_xml({"type": "string", "const": "m"}),
+        {"<parameter=a>m</parameter>": "may end", "<parameter=a>k": "no"},
+    ),
 ]
 FLAT = [(each, text, wanted) for each, texts in CASES for text, wanted in texts.items()]
 
@@ -184,6 +192,8 @@ def nested(depth: int) -> dict[str, Any]:
         ({"type": "regex", "pattern": "("}, "a group is not closed"),
         ({"type": "grammar", "grammar": "x"}, "the grammar cannot be read"),
         ({"type": "qwen_xml_parameter", "json_schema": {"properties": 1}}, "needs the schema"),
+        (in_xml({"type": "string", "pattern": "("}), "unclosed group"),
+        (in_xml({"type": "string", "minLength": 3, "maxLength": 2}), "no JSON value satisfies"),
         (nested(100), "are nested more than 32 deep"),
         (triggered(triggers=[f"<{n}>" for n in range(300)]), "triggers has more than 256 entries"),
         ({"type": "qwen_xml_parameter", "json_schema": {"required": 3}}, "required must be a list"),
