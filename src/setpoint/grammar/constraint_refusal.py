@@ -52,8 +52,9 @@ _SAID: list[tuple[str, str]] = [
     ),
     (
         r"backreferences are not supported",
-        r"a reference to a group (\\1) cannot be enforced; leave it out",
+        r"a reference to a group (\\1) cannot be enforced; leave it out; \\0 is written \\x00",
     ),
+    (r"fuel exhausted.*", "it takes too much work to compile"),
     (
         r"unrecognized flag",
         "'(?' may be followed by the flags i, m, s and x, by ':' or by the name of a group",

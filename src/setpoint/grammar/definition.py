@@ -21,6 +21,9 @@ _IN_LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:)", re.MULTILINE)
 """The library's own test in linear time: the library's tries every line break as the beginning of
 all that follow, and holds the interpreter's lock meanwhile."""
 
+_UNICODE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
+"""A character of EBNF in a form that the converter does not know."""
+
 MAX_RULES = 5000
 """Most rules of a grammar that is converted: the converter's time grows with their square."""
 
@@ -75,6 +78,16 @@ def _lark(text: str) -> str:
     if text.count("::=") > MAX_RULES:
         raise RequestError(f"the grammar has more than {MAX_RULES} rules")
     try:
-        return NO_FORCING + gbnf_to_lark(text)
+        return NO_FORCING + gbnf_to_lark(_UNICODE.sub(_without_escape, text))
+    except RecursionError:
+        raise RequestError("groups in the grammar are nested too deeply") from None
     except Exception as error:  # the converter raises its own, IndexError, and others
         raise RequestError(f"the grammar cannot be read ({error})") from None
+
+
+def _without_escape(found: re.Match[str]) -> str:
+    code = int(found[2] or found[3], 16)
+    if code < 0x80:
+        return f"{found[1]}\\x{code:02x}"
+    is_character = code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF
+    return found[1] + chr(code) if is_character else found[0]

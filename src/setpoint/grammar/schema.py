@@ -61,6 +61,11 @@ _OPENING = (
 """Keywords that concern properties which ``properties`` does not list."""
 
 
+_SHORT_ESCAPES = 'nrbtf"\\'
+"""The characters that may be behind a backslash where ``u`` may not: to llguidance a name of the
+schema that is written with it is another name."""
+
+
 def llguidance_schema(schema: Any, spacing: JsonSpacing = USUAL) -> dict[str, Any]:
     """The schema as llguidance compiles it, with options, of which those that it has itself come
     first. Raises RequestError (400) for a value that is not a schema, is nested too deeply, or
@@ -69,6 +74,8 @@ def llguidance_schema(schema: Any, spacing: JsonSpacing = USUAL) -> dict[str, An
     given = schema.get(OPTIONS)
     options = {**spacing.options, **(given if isinstance(given, dict) else {})}
     prepared = _prepared(schema, closes=not _combines(schema))
+    if any(map(_has_other_names, (each for each, _ in schemas_in(prepared)))):
+        options.setdefault("json_allowed_escapes", _SHORT_ESCAPES)
     # lenient would drop keywords that llguidance does not know, without a word.
     return {**prepared, OPTIONS: {**options, "lenient": False}}
 
@@ -97,6 +104,12 @@ def _prepared(schema: Any, *, closes: bool) -> Any:
     if closes and lists_all(schema):
         kept["additionalProperties"] = False
     return kept
+
+
+def _has_other_names(schema: dict[str, Any]) -> bool:
+    """Whether objects may have other properties than those that the schema names."""
+    names = schema.get("properties") or schema.get("patternProperties")
+    return bool(names) and schema.get("additionalProperties") is not False
 
 
 def _expression(pattern: str) -> str:

@@ -20,8 +20,16 @@ MAX_DEPTH = 64
 def read_schema(text: str) -> Any:
     """The JSON of a ``json_schema``. Raises RequestError (400)."""
     try:
-        return json.loads("{}" if text == ANY_JSON else text)
-    except (ValueError, RecursionError) as error:
+        schema = json.loads("{}" if text == ANY_JSON else text)
+        json.dumps(schema, ensure_ascii=False).encode()
+        return schema
+    except UnicodeEncodeError:
+        raise RequestError(
+            r"a string in the schema has one half of a surrogate pair (\ud800 to \udfff) alone"
+        ) from None
+    except RecursionError:
+        raise RequestError("the schema is nested too deeply, or not valid JSON") from None
+    except ValueError as error:
         raise RequestError(f"the schema is not valid JSON ({error})") from None
 
 

@@ -181,3 +181,25 @@ def test_a_structural_tag_holds_strings_to_their_pattern() -> None:
 def test_what_would_evade_a_class_is_refused(pattern: str, words: str) -> None:
     with pytest.raises(RequestError, match=re.escape(words)):
         SchemaGrammar({"type": "string", "pattern": pattern})
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"properties": {"a": {"type": "integer"}}},
+        {"patternProperties": {"^a$": {"type": "integer"}}},
+        {"properties": {"a": {"type": "integer"}}, "not": {"required": ["b"]}},
+    ],
+)
+@pytest.mark.parametrize("others", [{"type": "string"}, True])
+def test_an_escaped_name_is_no_other_name(named: dict[str, Any], others: Any) -> None:
+    """Red before: the schema of ``a`` did not hold for it."""
+    schema = {"type": "object", **named, "additionalProperties": others}
+    for grammar in (
+        SchemaGrammar(schema),
+        SchemaGrammar({"type": "object", "properties": {"a": schema}}),
+    ):
+        text = '{"a":%s}' if grammar.accepts_text('{"a":{"a":1}}') else "%s"
+        assert grammar.accepts_text(text % '{"a":1,"c":"\\n"}')
+        assert not grammar.accepts_text(text % r'{"\u0061":"x"}')
+        assert not grammar.accepts_text(text % '{"a":"x"}')
