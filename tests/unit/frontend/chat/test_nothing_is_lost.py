@@ -163,6 +163,14 @@ CASES = {
         'edit(path="a"]',
         [LOOK],
     ),
+    "markers with a suffix of their own in a value": (
+        "hunyuan",
+        "A <tool_call:opensource>, a <tool_calls:x>.\n<tool_calls:y>\n<tool_call:y>edit<tool_sep:y>\n"
+        "<arg_key:y>path</arg_key:y>\n<arg_value:y>see <tool_sep:x> and <tool_sep:y> here"
+        "</arg_value:y>\n</tool_call:y>\n</tool_calls:y>",
+        "A <tool_call:opensource>, a <tool_calls:x>.",
+        [("edit", {"path": "see <tool_sep:x> and <tool_sep:y> here"})],
+    ),
     "a comma behind the last argument of Gemma": (
         "gemma4",
         '<|tool_call>call:edit{path:<|"|>x<|"|>,tags:[<|"|>y<|"|>,],}<tool_call|>',
