@@ -43,6 +43,10 @@ def decode_object(data: bytes) -> dict[str, Any]:
         raise InvalidBodyError(f"The body {too_much}.")
     try:
         value = msgspec.json.decode(data)
+    except msgspec.ValidationError:  # without a type, only numbers can be at fault
+        raise InvalidBodyError(
+            "The body has a number that is out of range: the largest is about 1.8e308."
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidBodyError(f"The body is not valid JSON: {error}") from None
     if not isinstance(value, dict):

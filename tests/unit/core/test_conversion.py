@@ -12,6 +12,7 @@ import pytest
 
 from setpoint.core.conversion import convert
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.bodies import InvalidBodyError, decode_object
 
 RACE = """
 import importlib, sys, threading
@@ -116,3 +117,10 @@ def test_sampling_parameters_may_be_floats() -> None:
     )
     assert (params.max_new_tokens, params.top_k, params.stop_token_ids) == (5, 2, (3,))
     assert SamplingParams.parse({"stop_token_ids": [3.0]}).stop_token_ids == (3,)
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"9" * 5000])
+def test_a_number_out_of_range_is_called_that(number: bytes) -> None:
+    """Red before: valid JSON was called invalid, and the place was no name of a field."""
+    with pytest.raises(InvalidBodyError, match="The body has a number that is out of range"):
+        decode_object(b'{"max_tokens": %s}' % number)
