@@ -81,7 +81,8 @@ class Shape:
     vocab: int
 
     def divides_among(self, ranks: int) -> bool:
-        """As ``ModelSpec.rank_counts``."""
+        """Whether this number of ranks can divide the model; the rule is that of
+        ``ModelSpec.rank_counts``."""
         return ranks <= self.kv_heads or (ranks % self.kv_heads == 0 and ranks <= self.heads)
 
 

@@ -44,9 +44,9 @@ class Between:
     link_bytes: float
     """Bytes per second that a rank reads from the others."""
     threads: int
-    """Of each rank."""
+    """Number of threads of each rank."""
     barrier: Barrier
-    """Of a loop on these."""
+    """What it costs to open and close a loop on these threads."""
 
 
 @dataclass(frozen=True)

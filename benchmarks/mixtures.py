@@ -71,7 +71,8 @@ class Shape:
             yield name, shape, Kind.BF16 if precision == BF16 and kind != Kind.F32 else kind
 
     def _tensors(self, layers: int) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
-        """As in a Q4_K_M file, after llama.cpp's rules (use_more_bits in src/llama-quant.cpp)."""
+        """The tensors of a Q4_K_M file; llama.cpp's rules choose the kinds (use_more_bits in
+        src/llama-quant.cpp)."""
         hidden, q, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
         yield "token_embd.weight", (self.vocab, hidden), Kind.Q4_K
         for layer in range(layers):

@@ -189,7 +189,7 @@ class Found:
     counts: Counter[str] = field(default_factory=Counter)
     pauses: list[float] = field(default_factory=list)
     memory: list[tuple[int, int]] = field(default_factory=list)
-    """Of the frontend after each kill: resident bytes, open files."""
+    """The frontend's resident bytes and open files after each kill."""
 
     def take(self, name: str, streams: list[Stream], *, is_disturbed: bool) -> None:
         for stream, other in zip(streams, self.expected, strict=True):

@@ -42,7 +42,7 @@ PREFIX_TOKENS = 512
 OWN_TOKENS = 32
 OUTPUT_TOKENS = 16
 LONG_OUTPUT_TOKENS = 64
-"""Of the requests under which a server leaves or joins."""
+"""Output tokens of the requests during which a server leaves or joins."""
 SLACK = 1.15
 """The pool is so much larger than half the groups: requests that run need room of their own."""
 

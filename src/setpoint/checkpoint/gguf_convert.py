@@ -64,7 +64,8 @@ CHUNK_ELEMENTS = 1 << 22
 cache and the peak memory is low."""
 
 LARGEST_EXPONENT = 252
-"""Of a scale of MXFP4. Values with a larger one may be infinite, and 255 is no number."""
+"""The largest exponent of a scale of MXFP4 that is accepted: values with a larger one may be
+infinite, and 255 is no number."""
 
 FLOATS = {"F64", "F32", "F16", "BF16"}
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}

@@ -46,7 +46,7 @@ class Wanted:
     stored: tuple[int, ...]
     """The shape in the file."""
     heads: int = 0
-    """As ``StoredBlocks.heads``."""
+    """Number of heads, with the meaning of ``StoredBlocks.heads``."""
     is_router: bool = False
     """True for a matrix that every file stores as F32."""
     is_wide: bool = False

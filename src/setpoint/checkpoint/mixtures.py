@@ -21,7 +21,7 @@ def mixtral(config: ConfigFile, num_layers: int) -> Mixture:
 
 
 def gpt_oss(config: ConfigFile, num_layers: int) -> Mixture:
-    """As Mixtral, with biases."""
+    """The experts are those of Mixtral, with biases."""
     return replace(mixtral(config, num_layers), biases=True)
 
 

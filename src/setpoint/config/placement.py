@@ -57,9 +57,9 @@ class _Asked:
 
     engines: int
     ranks: int
-    """Of each engine, on this machine."""
+    """Number of ranks that each engine has on this machine."""
     num_threads: int | None
-    """Of each rank, as given."""
+    """Threads of each rank, if the user has given the number."""
     quota: int | None
     """CPUs whose time all ranks together get."""
 

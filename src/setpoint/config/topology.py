@@ -33,7 +33,7 @@ class Node:
 @dataclass(slots=True, frozen=True)
 class Topology:
     nodes: tuple[Node, ...] = ()
-    """In order of their numbers; none if nothing is known."""
+    """The NUMA nodes, in order of their numbers; none if nothing is known."""
     allowed: frozenset[int] = frozenset()
     """The CPUs that this process may use, by its affinity."""
 

@@ -208,7 +208,7 @@ class RequestList(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     preparing: list[int]
     queue: list[int]
-    """In the order of arrival."""
+    """The sequences of the queue, in the order of arrival."""
     retracted: list[int]
     """Those of the queue that have run before."""
     running: list[int]

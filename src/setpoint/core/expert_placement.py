@@ -107,7 +107,7 @@ def _renumbered(held: Sequence[list[int]], current: Placement) -> list[list[int]
 MAP, COUNT = "physical_to_logical_map", "logical_count"
 """Keys of a file for --init-expert-location, as in SGLang."""
 LARGEST_NUMBER = 2**50
-"""In such a file: sums of thousands of them still fit into int64."""
+"""The largest number in such a file: sums of thousands of them still fit into int64."""
 LARGEST_FILE = 64 << 20
 """Bytes of such a file; a hundred layers of a thousand experts take 2 MB."""
 

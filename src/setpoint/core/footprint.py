@@ -21,8 +21,8 @@ class Footprint:
     to the number of tokens. None if only running such a step could tell."""
 
     def of_ranks(self, size: int, weights: int) -> Footprint:
-        """That of ``size`` ranks in one memory if each has what this one has besides its part of
-        the weights."""
+        """The footprint of ``size`` ranks in one memory, if each of them has what this one has,
+        apart from its part of the weights. weights: those of all ranks together."""
         activations = None if self.activations is None else self.activations * size
         return replace(
             self,

@@ -31,7 +31,7 @@ class Handed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_loaded: Annotated[int, Meta(ge=0, le=INT32_MAX)] = 0
     num_from_host: Annotated[int, Meta(ge=0, le=INT32_MAX)] = 0
     logprobs: LogprobBlock | None = None
-    """Of these tokens, if they were asked for."""
+    """The logprobs of these tokens, if the client asked for them."""
     token_facts: dict[str, list[bytes]] = {}
     """See ``TokenEvent.token_facts``."""
 

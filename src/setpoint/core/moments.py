@@ -26,7 +26,7 @@ class Moment(msgspec.Struct, kw_only=True, omit_defaults=True):
     line: int = 0
     """Number of its first log line, from 1; 0 if the source has no lines."""
     text: str = ""
-    """That line, or a sentence with the same figures if the source has no lines."""
+    """The text of that line, or a sentence with the same figures if the source has no lines."""
 
     num_prefill: int = 0
     """Prefill batches."""

@@ -14,7 +14,7 @@ class PoolStats(msgspec.Struct, frozen=True):
     evictable: int
     """Cached, and not locked by any sequence."""
     locked: int
-    """In the prefix tree, on a path that some sequence holds."""
+    """Stored in the prefix tree, on a path that some sequence holds."""
     held: int
     """Owned by sequences, outside the prefix tree."""
 

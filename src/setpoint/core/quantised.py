@@ -67,7 +67,7 @@ class NormalTable:
     table: str
     """Tensor of the 16 values."""
     nested_table: str = ""
-    """Of the 256 values of scales; "": the scales are stored as they are."""
+    """Tensor of the 256 values that scales may have; "": the scales are stored as they are."""
     nested_scales: str = ""
     nested_block: int = 0
     """Number of scales that share one of ``nested_scales``."""

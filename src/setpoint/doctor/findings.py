@@ -19,7 +19,7 @@ class Action:
     text: str
     """What to do, as one imperative sentence."""
     flag: str | None = None
-    """As typed on the command line: "--max-running-requests"."""
+    """The flag as the user types it: "--max-running-requests"."""
     direction: Direction | None = None
     value: Any = None
     """The new value of the flag, computed from the observations; without a flag, the number in

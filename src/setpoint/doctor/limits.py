@@ -36,7 +36,7 @@ OTHER_FULL = 0.95
 AT_CAP = 0.95
 AT_BUDGET = 0.9
 MIN_BUSY_S = 0.1
-"""Of a moment in which the engine was busy for less, its share of the CPU says nothing."""
+"""The shortest busy time of a moment for which the engine's share of the CPU means anything."""
 BY_CONTENTION: tuple[Limit, ...] = ("client-bound", "prefill-budget")
 """What a moment looks like in which other programs take the CPU: nothing waits, or prompts wait for
 steps that take long."""

@@ -29,7 +29,7 @@ class Facts:
     version: str | None = None
     model: str | None = None
     device: Literal["gpu", "cpu"] | None = None
-    """As in the ready line: available_gpu_mem or available_cpu_mem."""
+    """The device that the ready line shows: it says available_gpu_mem or available_cpu_mem."""
     options: dict[str, Any] = field(default_factory=dict)
     """Server options by field name (max_running_requests, tp_size, …), as they were printed."""
     start_values: dict[str, Any] = field(default_factory=dict)
@@ -111,9 +111,10 @@ class Rank:
     data-parallel group every rank does."""
 
     name: str
-    """As in the log's prefix ("DP0 TP0"); "" if there is only one."""
+    """The rank's name in the prefix of log lines ("DP0 TP0"); "" if there is only one."""
     moments: list[Moment] = field(default_factory=list)
-    """In the order of time, at most a few thousand: readers merge neighbours of longer sources."""
+    """The rank's moments in the order of time, at most a few thousand: readers merge neighbours of
+    longer sources."""
     events: list[Event] = field(default_factory=list)
     num_events: dict[EventKind, int] = field(default_factory=dict)
 
@@ -150,7 +151,7 @@ class Silence:
     seconds: float
     """From the last batch to the last line."""
     last: Evidence
-    """That line."""
+    """The last line of the log."""
     num_requests: int = 0
     """Number of lines about requests for text, and about their answers, among those that were
     kept."""

@@ -19,7 +19,7 @@ RANK_HEADER = "X-Data-Parallel-Rank"
 RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
 ROOM_FIELD = "bootstrap_room"
 MAX_DIGITS = 20
-"""Of a rank, leading zeros included."""
+"""Most digits of a rank, leading zeros included."""
 
 
 def routed(

@@ -27,7 +27,7 @@ OVERRIDE = "x-override-"
 HOST_NAME = re.compile(r"\[?[A-Za-z0-9._:%-]{1,255}\]?")
 """Names and addresses, of which those with colons may have brackets."""
 MAX_DIGITS = 20
-"""Of a number in a header."""
+"""Most digits of a number in a header."""
 NO_ROOM = {
     "prefill": f"{ROOM} is missing. This server computes only the prompt of each request: send the"
     " request to the router, which adds the room, or to the decode server.",

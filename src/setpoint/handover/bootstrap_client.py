@@ -26,7 +26,8 @@ REGISTER_TRIES = 400
 KEY_HEADER = "X-Setpoint-Handover-Key"
 """With it an engine shows its own bootstrap server that it belongs to it."""
 NO_RANK = -1
-"""In all four fields of the query: the prefill server as a whole is meant."""
+"""The number that asks about the prefill server as a whole; it stands in all four fields of the
+query."""
 
 
 class PrefillServer(msgspec.Struct, frozen=True):

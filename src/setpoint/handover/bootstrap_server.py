@@ -24,7 +24,7 @@ from setpoint.handover.bootstrap_client import KEY_HEADER, NO_RANK
 
 MAX_BODY = 1 << 20
 MAX_ROOMS = 65536
-"""Of so many rooms the rank is kept."""
+"""Most rooms whose rank is kept; the oldest are forgotten first."""
 NOT_READY = "Not all engines of this prefill server have registered yet."
 
 NUMBER = re.compile("-?[0-9]{1,7}")

@@ -48,7 +48,7 @@ class Terms:
     store: PageStore
     identity: Identity
     key: bytes
-    """Of transfers (``secrets``)."""
+    """The key that authenticates transfers (``handover.secrets``)."""
     checksums: bool
     share: bool = True
     """Whether memory may be shared within a machine."""

@@ -13,7 +13,7 @@ from setpoint.core.request import Ids
 from setpoint.handover.frames import Fetch
 
 ENDED_ROOMS = 4096
-"""Of so many rooms that ended before they were fetched it is known why."""
+"""Most rooms whose end is remembered, with its reason, if they ended before they were fetched."""
 MAX_EARLY = 16384
 """Most fetches whose room has not arrived yet."""
 EARLY_S = 10.0
@@ -41,7 +41,7 @@ class Offer:
     seq_id: int
     room: int
     digest: bytes
-    """Of its prompt (``core.handover.prompt_digest``)."""
+    """The digest of its prompt (``core.handover.prompt_digest``)."""
     receiver: Receiver | None = None
     """Who fetches it, under the number ``transfer``."""
     transfer: int = 0

@@ -75,7 +75,7 @@ class PairedBody:
     num_open: int
     """Requests that have not ended."""
     rid: str
-    """Of the first of them, for people."""
+    """The name of the first of these requests, for people."""
     sending: asyncio.Task[None] | None = None
 
     def noting(self, started: Callable[[T], object]) -> Callable[[T], None]:

@@ -106,7 +106,7 @@ class Orders:
         self._holds: list[_Pause] = []
         """Pauses of all ranks for work that is going on; they do not depend on operators."""
         self._state = _State()
-        """In force, or about to be."""
+        """The state that is in force, or about to be."""
         self.why_no_weights = ""
         """Why released weights could not be restored; "" once they are, and until that is tried."""
         self._started_with = _State()

@@ -59,7 +59,7 @@ def facts_of(job: EngineJob) -> dict[str, str]:
 
 @cache
 def sources_digest() -> str:
-    """Of this package's sources: two commits may have the same version."""
+    """A digest of this package's sources, because two commits may have the same version."""
     root = Path(setpoint.__file__).parent
     whole = hashlib.sha256()
     for path in sorted(path for pattern in SOURCES for path in root.rglob(pattern)):
@@ -68,9 +68,9 @@ def sources_digest() -> str:
 
 
 def weights_digest(folder: Path) -> str:
-    """Of the names, shapes and sizes of all tensors and of samples of their content: it takes
-    milliseconds, and tells checkpoints apart that were trained apart. Raises CheckpointError if
-    files are missing."""
+    """A digest of the names, shapes and sizes of all tensors and of samples of their content. It
+    takes milliseconds, and it differs between checkpoints that were trained apart. Raises
+    CheckpointError if files are missing."""
     whole = hashlib.sha256()
     for path in weight_files(folder):
         with path.open("rb") as file:

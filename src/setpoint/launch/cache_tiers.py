@@ -362,7 +362,7 @@ def engine_facts(job: EngineJob, runner: ModelRunner, rank: int) -> dict[str, st
 
 
 def weights_digest(folder: Path) -> str:
-    """Of every byte of the weights. Raises CheckpointError or OSError."""
+    """A digest of every byte of the weights. Raises CheckpointError or OSError."""
     whole = xxhash.xxh3_128()
     if (blocks := read_blocks_table(folder)) is not None:
         whole.update(blocks.digest.encode())  # of the GGUF file, as it was when it was loaded
@@ -373,7 +373,7 @@ def weights_digest(folder: Path) -> str:
 
 
 def _sources_digest() -> str:
-    """Of the sources that compute keys and values."""
+    """A digest of the sources that compute keys and values."""
     root = Path(setpoint.__file__).parent / "engine"
     whole = xxhash.xxh3_128()
     found = (path for each in COMPUTING for kind in SOURCES for path in (root / each).rglob(kind))

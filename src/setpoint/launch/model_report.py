@@ -74,10 +74,10 @@ class Pace:
     prompt_tokens: int
     first_token_s: float
     decode_tokens_per_s: float
-    """Of one stream behind such a prompt."""
+    """The speed of one stream after such a prompt."""
     streams: int
     streams_tokens_per_s: float
-    """Of so many streams together, each behind such a prompt."""
+    """The speed of so many streams together, each after such a prompt."""
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class ModelReport:
     context_len: int = 0
     """The longest that the model supports."""
     dtype: str = ""
-    """Of the weights in memory that are not quantised."""
+    """The dtype of those weights in memory that are not quantised."""
     quantization: str = ""
     blocks: tuple[BlocksOfKind, ...] = ()
     dequantized_parameters: int = 0

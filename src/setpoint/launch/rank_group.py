@@ -38,7 +38,7 @@ class Store(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     port: int
     host: str
-    """Of node 0. Ranks of other nodes use the one at the other end of their link."""
+    """The host of node 0. Ranks of other nodes use the one at the other end of their link."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

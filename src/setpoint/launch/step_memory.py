@@ -26,7 +26,7 @@ class SteppingEngines:
         self._size = size
         self._spawn = partial(spawn_child, num_ranks=1, stderr=stderr)
         self._descriptors: list[int] = []
-        """Of the memory and of the bells."""
+        """The file descriptors of the memory and of the bells."""
         self._started: set[int] = set()
         """The ranks that have them."""
 

@@ -31,7 +31,7 @@ from setpoint.tiers.store import Store, StoreError
 logger = logging.getLogger(__name__)
 
 STORE_METHODS = ("sweep", "num_leading", "get", "put", "clear", "size", "close")
-"""Of ``tiers.store.Store``."""
+"""The methods of ``tiers.store.Store``."""
 HF3FS_CONFIG = "SGLANG_HICACHE_HF3FS_CONFIG_PATH"
 
 
@@ -58,7 +58,7 @@ class Opener:
     rank: int
     num_ranks: int
     block_bytes: int
-    """Of a block of keys and values."""
+    """The size of a block of keys and values."""
 
     def open(self, backend: str, config: StorageConfig) -> Storage:
         """Raises StoreError if the storage cannot be used."""

@@ -130,7 +130,7 @@ class _Present:
     def __init__(self) -> None:
         self.running = self.queue = self.preparing = 0
         self.pool: PoolStats | None = None
-        """As it was after the latest step, or when the engine came to rest."""
+        """The pool after the latest step, or when the engine came to rest."""
 
     def hold(self, running: int, queue: int) -> None:
         self.running, self.queue = running, queue

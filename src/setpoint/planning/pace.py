@@ -25,9 +25,9 @@ class Stored:
     kind: str
     """A kind of block, "int8", or a dtype."""
     layers: int = 0
-    """In the layers, without experts."""
+    """Parameters of the layers, without experts."""
     experts: int = 0
-    """In all experts."""
+    """Parameters of all experts."""
     head: int = 0
 
 

@@ -61,7 +61,7 @@ class Lives:
     def __init__(self) -> None:
         self._open: dict[int, Life] = {}
         self._all: list[Life] = []
-        """In the order of their arrival."""
+        """All requests, in the order of their arrival."""
         self._now = 0.0
         self.num_dropped = 0
         """Requests that were dropped because there were more than MAX_LIVES."""

@@ -256,7 +256,7 @@ class DecodeSide:
         self._room_s: dict[int, float] = {}
         """How long these waited for room."""
         self._handed: dict[int, Handed] = {}
-        """Of sequences that still wait for their grammar."""
+        """What has been handed over for sequences that still wait for their grammar."""
         self._num_turns = 0
         state.preparing.cancel = {**state.preparing.cancel, Need.KV: self._cancel}
 

@@ -145,7 +145,7 @@ class Contains:
 class Arrays:
     prefix: tuple[State, ...] = ()
     rest: State = ANYTHING
-    """Of the items behind the prefix."""
+    """What every item behind the prefix must satisfy."""
     min_items: int = 0
     max_items: int | None = None
     contains: frozenset[Contains] = frozenset()
@@ -174,7 +174,7 @@ class Objects:
     patterns: tuple[tuple[Expression, State], ...] = ()
     """All that holds for other properties whose names match."""
     rest: State = ANYTHING
-    """Of all other properties."""
+    """What every other property must satisfy."""
     required: tuple[str, ...] = ()
     min_properties: int = 0
     max_properties: int | None = None

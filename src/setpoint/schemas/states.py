@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Demand(NamedTuple):
-    """That a schema of the document is satisfied, or that it is not."""
+    """Demands that a schema of the document is satisfied, or that it is not."""
 
     node: int
     """Number of the schema in the document."""
@@ -17,7 +17,7 @@ class Demand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OneOfStates:
-    """That at least one of these states is satisfied."""
+    """Demands that at least one of these states is satisfied."""
 
     states: frozenset[State]
 

@@ -25,7 +25,7 @@ class Header:
 
     owner: bytes
     num_bytes: int
-    """Of the block that follows."""
+    """The size of the block that follows."""
     checksum: bytes
 
     def fits(self, data: Bytes) -> bool:

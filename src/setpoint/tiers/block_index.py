@@ -76,7 +76,7 @@ class BlockIndex:
         """Why it has to be made again; empty if it is well."""
         self._is_being_made = False
         self._inode = self._least_bytes = 0
-        """Of the file that is open."""
+        """The inode and the least size of the file that is open."""
         self._is_left = False
         """Whether a thread still waits for the lock of the open file, and closes it afterwards."""
         for path in folder.glob("index.bad.*"):  # of a process that was killed

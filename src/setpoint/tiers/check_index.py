@@ -12,7 +12,7 @@ from setpoint.sandbox.limits import Limits
 from setpoint.sandbox.worker import serve
 
 LIMITS = Limits(cpu_s=60.0, memory_bytes=4 << 30)
-"""Of the memory, a quarter is the address space of the index."""
+"""The limits of the process. A quarter of its memory is the address space of the index."""
 _OF_THE_MOMENT = (
     lmdb.DiskError, lmdb.LockError, lmdb.MapFullError, lmdb.MemoryError, lmdb.ReadersFullError,
     lmdb.ReadonlyError, lmdb.TlsFullError,

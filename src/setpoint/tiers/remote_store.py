@@ -143,7 +143,8 @@ class RemoteStore:
         return len(mine)
 
     def size(self) -> tuple[int, int]:
-        """Of the blocks that this process knows: asking would make the caller wait."""
+        """Number and bytes of the blocks that this process knows: asking the server would make the
+        caller wait."""
         with self._lock:
             return len(self._known), self._num_bytes
 

@@ -24,7 +24,7 @@ from setpoint.observe.work import WorkModel
 from setpoint.planning.pace import Curve, Stored, products_s, rising
 
 PROMPT_TOKENS = 512
-"""Of the prompt whose first token is estimated, or half of a shorter context."""
+"""Length of the prompt whose first token is estimated; half of the context if that is shorter."""
 STREAMS = 16
 """If the user names no number of requests, and the pool has room for them."""
 PRODUCTS_OF_A_LAYER = 4

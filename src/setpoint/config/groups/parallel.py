@@ -186,7 +186,7 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks_per_node(self) -> int:
-        """Of those, the ones on one machine."""
+        """How many of these ranks run on one machine."""
         return self.ranks_per_engine // self.nnodes
 
     @property

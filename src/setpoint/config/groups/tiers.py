@@ -152,14 +152,14 @@ class StorageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     eviction_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
     ttl_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
     url: str | None = None
-    """Of a server or a bucket; may have a password, and is never shown."""
+    """Address of a server or a bucket. It may contain a password, so it is never shown."""
     options: dict[str, str] = {}
     """What obstore calls the configuration of a cloud (region, endpoint, keys); of the dynamic
     backend: what its class gets besides."""
     plugin: str = "POSIX"
-    """Of NIXL."""
+    """NIXL's plugin."""
     master_server_address: str | None = None
-    """Of Mooncake, as are the next six."""
+    """This option and the next six are Mooncake's."""
     metadata_server: str | None = None
     local_hostname: str | None = None
     protocol: str | None = None
@@ -167,7 +167,7 @@ class StorageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     global_segment_size: int | None = None
     local_buffer_size: int | None = None
     backend_name: str | None = None
-    """Of the dynamic backend, as are the next three."""
+    """This option and the next three are those of the dynamic backend."""
     module_path: str | None = None
     class_name: str | None = None
     interface_v1: int = 0

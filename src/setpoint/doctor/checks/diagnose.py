@@ -235,8 +235,8 @@ def without_ruled_out(findings: list[Finding]) -> list[Finding]:
 
 
 def without_contradictions(findings: list[Finding]) -> list[Finding]:
-    """Of findings that ask for opposite changes of one flag, the first stays and names the others
-    among its alternatives."""
+    """Keep the first of several findings that ask for opposite changes of one flag; it names the
+    others among its alternatives."""
     kept: list[Finding] = []
     for finding in findings:
         against = next(

@@ -19,7 +19,7 @@ from setpoint.doctor.readers.server import watch_server
 from setpoint.doctor.timeline import thinned
 
 MAX_MOMENTS = 1 << 16
-"""Of all sources together. A diagnosis takes about a second for every 10,000."""
+"""Most moments of all sources together. A diagnosis takes about a second for every 10,000."""
 
 
 def observe_sources(

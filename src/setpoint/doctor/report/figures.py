@@ -69,7 +69,7 @@ class Charts:
     """The charts of one report over the same time."""
 
     begin: float
-    """In the time of the source."""
+    """When the charts begin, by the clock of the source."""
     seconds: float
     figures: list[Figure]
     """First the four with which every report begins, as far as the source has them, then the

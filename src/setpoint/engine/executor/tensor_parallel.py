@@ -126,7 +126,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     available_bytes: int
     """Free memory before they were loaded."""
     level: str
-    """As in LoadReport."""
+    """The instruction set of the rank's kernels (``LoadReport.level``)."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):

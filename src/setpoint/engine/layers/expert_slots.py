@@ -37,7 +37,7 @@ class ExpertSlots:
         self.own: Span | None = None
         """The slots of this rank; None if it has a part of every expert. Written by ``divide``."""
         self.placement = trivial(len(experts), len(experts))
-        """Of all ranks; written by ``divide`` and ``place``."""
+        """The experts in the slots of all ranks; written by ``divide`` and ``place``."""
         self._experts = experts
         self._groups = groups
         self._load: torch.Tensor

@@ -60,7 +60,8 @@ class Grouped(Layer):
 
     @property
     def activates(self) -> bool:
-        """As ``GatedLinear.activates``; False for other matrices."""
+        """Whether the product applies the activation (``GatedLinear.activates``); False for
+        matrices other than gate and up."""
         return getattr(self.source[0], "activates", False)
 
     @property

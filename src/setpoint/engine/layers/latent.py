@@ -15,7 +15,8 @@ from setpoint.engine.quant.heads import of_heads
 from setpoint.engine.quant.linear_method import LinearMethod, PackedWeight
 
 NORM_EPS = 1e-6
-"""Of the norms of latent vectors, whatever rms_norm_eps is (transformers' DeepseekV3Attention)."""
+"""Epsilon of the norms of latent vectors, whatever rms_norm_eps is (transformers'
+DeepseekV3Attention)."""
 
 
 class UpProjection(Linear):

@@ -20,7 +20,7 @@ MIDDLE = 128
 
 @dataclass(slots=True, frozen=True)
 class Numbers:
-    """Of a matrix [N, K] with G = ceil(K / group) scales in a row."""
+    """The numbers of a matrix [N, K] with G = ceil(K / group) scales in a row."""
 
     codes: torch.Tensor
     """uint8 [N, K]: whole numbers without a sign, or codes of E4M3 or of ``table``."""

@@ -31,7 +31,7 @@ class RoundedWeight:
     """fp32 [N]."""
     k: int
     dtype: torch.dtype
-    """Of activations and results."""
+    """The dtype of activations and results."""
     rotated: bool
     """Whether both are rotated (``w8a8_int8``)."""
     x_scale: float = 0.0

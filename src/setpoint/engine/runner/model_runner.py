@@ -92,7 +92,7 @@ class Forward:
     way: Way | None = None
     """The way that ran; None for a plan without rows."""
     failures: dict[int, str] = field(default_factory=dict)
-    """As in StepResult; ``sample`` adds to it."""
+    """The failures that ``StepResult.failures`` will have; ``sample`` adds to them."""
 
     @property
     def logits(self) -> torch.Tensor | None:

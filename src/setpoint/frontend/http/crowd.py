@@ -43,7 +43,7 @@ class Crowd:
         self._most = most
         self._where = where
         self._open: dict[Member, None] = {}
-        """In order of arrival."""
+        """The open connections in order of arrival."""
         self._num_cut = 0
         self._logged_at = float("-inf")
 

@@ -44,7 +44,7 @@ REFUSED = {
 
 
 class _Named(msgspec.Struct):
-    """Of any type, because ``name`` may be another thing to a route."""
+    """The fields may have any type, because ``name`` may mean another thing to a route."""
 
     model: Any = None
     name: Any = None

@@ -72,7 +72,7 @@ class Lane:
     had meanwhile."""
 
     moments: deque[Moment] = field(default_factory=deque)
-    """In the order of time."""
+    """The moments in the order of time."""
     limits: dict[float, str | None] = field(default_factory=dict)
     """Beginning of a moment -> the limit that bound in it, if it is known."""
 

@@ -38,7 +38,7 @@ ADVICE = "start the server with --chat-template"
 SHARED_ADVICE = (
     "put one into its folder as chat_template.jinja, serve it alone with --chat-template"
 )
-"""Of one of several models, for which that option is refused."""
+"""The advice about one of several models, for which that option is refused."""
 
 
 class Template(Protocol):

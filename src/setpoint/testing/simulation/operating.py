@@ -33,7 +33,8 @@ class SimulatedOperator:
         self.num_releases = 0
         attached = job.storage
         self.storage = attached.backend if isinstance(attached, AttachStorage) else None
-        """That of cached prefixes; without ``EngineTiers`` nothing is kept in it."""
+        """The backend of the storage of cached prefixes; without ``EngineTiers`` nothing is kept in
+        it."""
         self.is_profiled = False
         self.refuses_next = False
         """Whether it refuses its next operation."""

@@ -357,7 +357,7 @@ class Run:
         await self._load_weights(f"weights {self.rng.randrange(9)}")
 
     async def _load_weights(self, folder: str) -> None:
-        """As a trainer does it that lets requests go on."""
+        """Load weights as a trainer does that lets requests go on."""
         orders = self.service.engine.orders
         self.seen["loads"] += 1
         self.world.note("operator", f"loads {folder}")

@@ -199,7 +199,8 @@ class TierRun(Run):
         await self._load_weights(self.rng.choice(WEIGHTS))
 
     async def _flush_at_rest(self) -> None:
-        """As a trainer does it: nothing runs, and nothing computed before is used again."""
+        """Flush the cache as a trainer does: nothing runs, and nothing computed before is used
+        again."""
         orders = self.service.engine.orders
         async with self.loading:
             await orders.pause(PauseMode.RETRACT)

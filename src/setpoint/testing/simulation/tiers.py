@@ -69,7 +69,7 @@ class SharedStorage:
     """Name -> bytes and their checksum."""
     trouble: Trouble = ""
     doomed: Kind | None = None
-    """In the next such job of an engine, the engine ends."""
+    """The kind of job in which an engine ends, the next time that one does it."""
     doubles: int = 0
     """So many of the next messages come twice."""
     hung: list[Callable[[], None]] = field(default_factory=list)

@@ -12,7 +12,7 @@ server's log is read twenty times as fast; some files are made to be slow."""
 
 
 class Budget:
-    """Of one log, or of all logs of a folder together."""
+    """The CPU time for reading one log, or all logs of a folder together."""
 
     def __init__(self) -> None:
         self._began = time.thread_time()

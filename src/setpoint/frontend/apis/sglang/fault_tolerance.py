@@ -37,7 +37,8 @@ class ApplyParams(msgspec.Struct, forbid_unknown_fields=True):
     removed_dp_ranks: list[int] | None = None
     """The ranks to take out of service."""
     timeout: float | None = None
-    """Of the proposals, for the engines that wait there; without effect."""
+    """Accepted because the proposals have it, and without effect: in their engines, ranks wait for
+    an instruction so long."""
 
 
 class ApplyBody(msgspec.Struct):

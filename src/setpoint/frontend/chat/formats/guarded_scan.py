@@ -25,8 +25,8 @@ class TellingScan(StringScan, Protocol):
     """A scan that keeps the text between arguments which is no part of them."""
 
     def told(self, *, ended: bool) -> str:
-        """That text. ended: the answer has ended in the arguments, so the beginning of a key is
-        only cut off."""
+        """The text between arguments that was kept. ended: the answer has ended in the arguments,
+        so the beginning of a key is only cut off."""
         ...
 
 

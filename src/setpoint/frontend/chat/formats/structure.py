@@ -56,8 +56,9 @@ def calls_in_section(
     required: bool,
     parallel: bool,
 ) -> dict[str, Any]:
-    """As ``calls``, for calls that come together between the markers of a section. trigger: the
-    beginning of a section, if it is not all the text before its first call."""
+    """The structural tag of calls that stand together between the markers of a section; see
+    ``calls``. trigger: the beginning of a section, if it is not all the text before its first
+    call."""
     begin, end = section
     whole = tag(begin, _row(tags, separator=separator, parallel=parallel), end)
     if required:
