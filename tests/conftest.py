@@ -17,8 +17,9 @@ hypothesis.settings.register_profile("setpoint", deadline=None)
 hypothesis.settings.load_profile("setpoint")
 """No test asserts a machine's speed."""
 os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)
-"""As in an engine's process. Several test processes share the cores: with OpenMP's own number most
-of the tests' time with torch was spent in threads that spin while others need their core."""
+"""The value is that of an engine's process. Several test processes share the cores: with OpenMP's
+own number, most of the tests' time with torch was spent in threads that spin while others need
+their core."""
 LOGGERS = ("", "uvicorn", "uvicorn.access", "uvicorn.asgi", "uvicorn.error")
 
 

@@ -113,5 +113,5 @@ JSON = {"content-type": "application/json"}
 
 
 def encoded(body: dict[str, Any]) -> bytes:
-    """As JSON, with NaN and Infinity as some clients send them."""
+    """The body as JSON, with NaN and Infinity as some clients send them."""
     return json.dumps(body).encode("utf-8", "surrogatepass")

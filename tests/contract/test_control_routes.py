@@ -88,7 +88,7 @@ def test_a_wrong_body_is_refused(serve: Serve, path: str, body: Any, words: str)
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_is_aborted_before_it_began_has_an_answer_too(serve: Serve, stream: bool) -> None:
-    """As in SGLang, an aborted request is no error: its answer is empty, with the reason."""
+    """An aborted request is no error, as in SGLang: its answer is empty, with the reason."""
 
     async def scenario(server: Any) -> None:
         body = {"text": "x", "sampling_params": {"max_new_tokens": 200}, "stream": stream}

@@ -134,7 +134,7 @@ async def told(server: Any) -> tuple[int, str]:
 
 
 def gone_for(server: Any, rank: int, seconds: float) -> None:
-    """As if the rank had been gone for longer."""
+    """Make it look as if the rank had been gone for so many seconds longer."""
     server.service.engine._presence._gone_since[rank] -= seconds
 
 

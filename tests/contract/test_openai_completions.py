@@ -53,8 +53,8 @@ def test_several_prompts_stream_what_they_answer_whole(serve: Serve) -> None:
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_a_harness_scores_continuations(serve: Serve, max_tokens: int) -> None:
-    """As lm-eval sums the logprobs of a continuation: ids in, ``echo``, the last token left out if
-    one is generated."""
+    """lm-eval sums the logprobs of a continuation in this way: ids in, ``echo``, the last token
+    left out if one is generated."""
 
     async def scenario(server: Any) -> None:
         context, continuation = [5, 6, 7], [8, 9]

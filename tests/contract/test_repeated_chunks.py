@@ -114,7 +114,7 @@ def test_pieces_of_incremental_streams_are_the_whole_answer(
 def test_the_bytes_of_a_stream_grow_as_its_answer_does(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In no time at all, so that a stream's share of the rate adds nothing."""
+    """The rate is one byte per second, so that a stream's share of it adds nothing."""
     monkeypatch.setattr(repeated_chunks, "RATE", 1)
 
     async def scenario(server: Any) -> None:

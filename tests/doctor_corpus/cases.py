@@ -69,7 +69,7 @@ class Simulated:
     style: Style = field(default_factory=Style)
     with_start: bool = True
     ranks: tuple[Arrivals, ...] = ()
-    """Of further data-parallel ranks, which serve the same load."""
+    """The arrivals of further data-parallel ranks, which serve the same load."""
     skip: int = 0
     """The log begins after so many batch lines."""
 

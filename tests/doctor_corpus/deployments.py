@@ -22,11 +22,11 @@ class Hardware:
     architecture: str
     device: str
     total_gb: float
-    """Of one device, as it is free before the weights are loaded."""
+    """The memory of one device that is free before the weights are loaded."""
     weights_gb: float
-    """On one device."""
+    """The weights on one device."""
     kv_bytes: int
-    """Of a token, on one device."""
+    """The cache of one token on one device."""
     costs: CostModel
     context_len: int
     tp: int = 1

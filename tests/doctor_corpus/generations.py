@@ -25,7 +25,8 @@ class Style:
 
     stamps: Literal["date", "time", "none"] = "date"
     rank: str = " TP0"
-    """In the prefix of the engine's lines. The lines of each data-parallel rank have their own."""
+    """The rank in the prefix of the engine's lines. The lines of each data-parallel rank have their
+    own."""
     trailing_comma: bool = False
     """Versions of the middle of 2025 end batch lines with a comma."""
     access: float = 0.0

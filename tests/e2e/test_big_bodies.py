@@ -36,7 +36,7 @@ class Processor:
 
 
 Body = Callable[[int], bytes]
-"""Of about so many bytes."""
+"""Makes a body of about so many bytes."""
 
 
 def filled(head: bytes, item: bytes, tail: bytes) -> Body:

@@ -99,7 +99,7 @@ def test_a_schema_constrains_ollamas_answer(client: httpx.Client) -> None:
 
 
 def test_scores_are_those_of_the_logprobs(client: httpx.Client) -> None:
-    """Of the labels yes and no, by two routes."""
+    """Two routes give the same probabilities of the labels yes and no."""
     tokens = [
         post(client, "/tokenize", {"prompt": word}).json()["tokens"][0] for word in ("yes", "no")
     ]

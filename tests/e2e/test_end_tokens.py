@@ -40,8 +40,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def answer(server: ServerProcess, token_id: int, **sampling: Any) -> tuple[str, int, Any]:
-    """Of a model that wants to say one token only: the text, the number of tokens, and what
-    matched."""
+    """The answer of a model that wants to say one token only: the text, the number of tokens, and
+    what matched."""
     wishes = {
         "max_new_tokens": 4,
         "temperature": 0,

@@ -142,9 +142,9 @@ class Beside:
         self._server = server
         self._is_over = threading.Event()
         self.longest_s = 0.0
-        """Of the waits for /ready."""
+        """The longest wait for /ready."""
         self.longest_gap_s = 0.0
-        """Between two tokens of the stream."""
+        """The longest time between two tokens of the stream."""
         self.status_codes: set[int] = set()
         self._threads = [threading.Thread(target=work) for work in (self._ask, self._stream)]
 

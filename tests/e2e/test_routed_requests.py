@@ -1,5 +1,5 @@
-"""Of two engines, the one that gets a request: the one that its room names, or the one that holds
-its prefix."""
+"""One of two engines gets a request: the one that its room names, or the one that holds its
+prefix."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Session:
         self.id: str = answer.json()
         self.texts: list[str] = []
         self.num_tokens = 0
-        """Of the last turn, with its answer."""
+        """The tokens of the last turn, with its answer."""
         self.turn(routed_dp_rank=1)
         assert held(server) == [False, True]
 

@@ -46,8 +46,8 @@ START_UP = [
     r"Prefill batch, .*",
     re.escape(READY),
 ]
-"""In SGLang's order (docs/sglang, log lines); warnings may stand between, and news for whoever
-waits."""
+"""The lines stand in SGLang's order (docs/sglang, log lines). Warnings may stand between them, and
+news for whoever waits."""
 IN_DETAIL = [
     (
         r"server_args=ServerArgs\(model_path='.*', revision=None, .*port=\d+,"

@@ -33,7 +33,7 @@ def fresh_library() -> Iterator[None]:
 
 
 def report_of(tmp_path: Path) -> LoadReport:
-    """Of a runner that has generated something."""
+    """The report of a runner that has generated something."""
     folder = write_tiny_llama(tmp_path)
     runner = build_runner(EngineConfig(str(folder), read_spec(folder), num_threads=1))
     runner.allocate(num_pages=64, max_slots=1, context_len=32)

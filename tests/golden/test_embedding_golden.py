@@ -127,8 +127,8 @@ def test_vectors_equal_transformers(
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("names", ["bare", "with a head"])
 def test_checkpoints_of_bare_decoders(tmp_path: Path, names: str, tied: bool) -> None:
-    """As embedding models are published: the decoder's class, tensor names without "model.", no
-    head; or with one, which is not read."""
+    """Embedding models are published in this form: the decoder's class, tensor names without
+    "model.", no head; or with one, which is not read."""
     from transformers import LlamaForCausalLM
 
     write_tiny_llama(tmp_path, tie_word_embeddings=tied)

@@ -183,7 +183,8 @@ def test_whole_experts_through_gloo(tmp_path: Path) -> None:
 
 
 def test_whole_experts_beside_partial_sums(tmp_path: Path) -> None:
-    """As on GPUs, in float64 on the reference."""
+    """Ranks hold whole experts and add partial sums, as on GPUs; this runs in float64 on the
+    reference."""
     folder = written(tmp_path, "qwen2 with a shared expert and a dense layer")
     config = config_of(folder, dtype="float64", kv_dtype="float64", ep_num_redundant_experts=2)
     found = outcome(replace(config, ep_size=2), 2, gloo_groups(2, sums=True))

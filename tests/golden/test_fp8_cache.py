@@ -154,7 +154,7 @@ def test_without_the_permutations_of_bytes(
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @each_level
 def test_any_values(level: str, kind: torch.dtype) -> None:
-    """Of any size and sign, among them the smallest."""
+    """The values have any size and sign; the smallest are among them."""
     rows = (*random_rows(3, 8, 300), Row(1, 400), Row(90, 200))
     for dtype in (FP32, BF16):
         problem = make_problem(Case(6, 2, 80, 16, rows), dtype, kind)

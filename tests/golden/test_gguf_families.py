@@ -64,7 +64,8 @@ def sum_of_logprobs(runner: ModelRunner, ids: list[int]) -> float:
 
 @pytest.mark.parametrize("kinds", ["Q4_1 and Q8_0", "Q4_K_M"])
 def test_texts_are_as_likely_as_transformers_says(tmp_path: Path, kinds: str) -> None:
-    """In float32. Red before, when the blocks were rounded to bfloat16."""
+    """The likelihoods are computed in float32. Red before, when the blocks were rounded to
+    bfloat16."""
     path, checkpoint = write_model(tmp_path, "llama/dense", KINDS[kinds])
     runner = runner_of(convert(path), "float32")
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()

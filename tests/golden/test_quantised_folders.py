@@ -75,7 +75,7 @@ def logits_of(runner: ModelRunner, num_tokens: int) -> torch.Tensor:
 
 
 def distance(logits: torch.Tensor, others: torch.Tensor) -> float:
-    """Of two sets of logits, for each number as a share of their spread."""
+    """The root mean square difference of two sets of logits, as a share of their spread."""
     return float((logits - others).float().square().mean().sqrt() / others.float().std())
 
 

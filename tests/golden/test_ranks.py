@@ -33,7 +33,7 @@ ROWS = {"num_rows": 8 * CONTEXT // 4, "max_slots": 8, "context_len": CONTEXT}
 NINE = tiny_config(
     "LlamaForCausalLM", "llama", hidden_size=144, num_attention_heads=9, num_key_value_heads=3
 )
-"""As SmolLM2: 9 heads and 3 of K and V, which 2 does not divide."""
+"""The heads of SmolLM2: 9, and 3 of K and V, which 2 does not divide."""
 MODELS = {golden.name: golden.config for golden in GOLDENS if golden.model_impl == "setpoint"}
 MODELS["llama: nine heads"] = NINE
 

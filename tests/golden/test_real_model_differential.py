@@ -69,7 +69,7 @@ class Model:
     """Some share prefixes, some of them with whole pages."""
     num_new: int
     num_tokens: int
-    """Of the pool, unless a variant says otherwise."""
+    """The size of the pool, unless a variant says otherwise."""
     num_threads: int = 1
     device: str = "cpu"
 

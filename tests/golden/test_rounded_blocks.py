@@ -71,7 +71,8 @@ def parts(raw: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def reference(x: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    """In each group sums of integers; then in fp32, group after group."""
+    """The product by the definition: each group is summed in integers, then the groups one after
+    another in fp32."""
     codes, steps, scales = rounded(x.float().numpy(), blocks.kind)
     d, low, weight, least = parts(blocks.rows.numpy(), blocks.kind)
     total = np.einsum("rgbk,rgb,ngbk->rng", codes, steps, weight)

@@ -61,7 +61,7 @@ def runner_of(folder: Path, model_impl: str, dtype: str) -> ModelRunner:
 
 
 def generate(runner: ModelRunner) -> dict[int, list[int]]:
-    """In chunks of 11 tokens, then three rows at a time, later fewer."""
+    """Compute the prompts in chunks of 11 tokens, then decode three rows at a time, later fewer."""
     return Driver(InprocExecutor(runner), 4, 32, runner.num_groups).generate(PROMPTS, 16, chunk=11)
 
 

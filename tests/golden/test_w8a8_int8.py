@@ -188,8 +188,8 @@ def test_rotation_by_hand() -> None:
 
 
 def test_an_outlier_costs_its_row_little() -> None:
-    """Of a model's activations, in which the largest of 576 is often twenty times the root mean
-    square."""
+    """The activations look like those of a model, in which the largest of 576 is often twenty times
+    the root mean square."""
     torch.manual_seed(0)
     x, weight = torch.randn(40, 576), torch.randn(64, 576)
     x[:, 100] = 20
@@ -272,7 +272,7 @@ def test_greedy_answers_depend_neither_on_the_batch_nor_on_replay(tmp_path: Path
 
 
 def test_dummy_weights_take_the_bytes_that_are_planned(tmp_path: Path) -> None:
-    """Of whole panels and tiles, so that nothing is filled up."""
+    """The weights have whole panels and tiles, so that nothing is filled up."""
     shape = {
         "hidden_size": 64,
         "intermediate_size": 128,

@@ -37,7 +37,7 @@ IDS = np.random.default_rng(0).integers(0, 256, 75).tolist()
 
 
 def bfloat16_logits(folder: Path, prompts: list[list[int]]) -> torch.Tensor:
-    """Of each prompt's last position, on the C++ kernels."""
+    """The logits of each prompt's last position, on the C++ kernels."""
     runner = build_runner(EngineConfig(str(folder), read_spec(folder), page_size=4, num_threads=1))
     assert runner.report.attention == "cpu"
     num_groups = allocate_rows(runner, num_rows=CONTEXT // 4, max_slots=1, context_len=CONTEXT)

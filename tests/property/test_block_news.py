@@ -20,7 +20,7 @@ ROWS = (
     PageRow(1, (WindowColumns(5, 1, 2),), read_step=1),
     PageRow(0, (WindowColumns(7, 0, 1),), read_step=1),
 )
-"""Of models with windows."""
+"""The page rows of models with windows."""
 
 
 def hear(cache: KVCache, subscriber: Subscriber) -> None:

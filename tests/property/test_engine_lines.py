@@ -118,7 +118,8 @@ class Frontend:
             assert self.lives[-1][0].heard[before:] == ([Abort(wanted)] if wanted else [])
 
     def say(self, life: int, seq_id: int, token: int, is_end: bool) -> None:
-        """Of any life, dead ones included, about any number, whether or not it ever got that."""
+        """Any life says a token, dead ones included, about any number, whether or not it ever got
+        that number."""
         if not self.lives:
             return
         life = life % len(self.lives)

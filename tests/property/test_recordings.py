@@ -196,7 +196,7 @@ actions = st.one_of(
 
 
 def allowed(config: dict[str, Any]) -> dict[str, Any]:
-    """As the options' checks have it."""
+    """The configuration as the checks of options allow it."""
     ordered = config.get("policy", "fcfs") in ("fcfs", "lof")
     return config if ordered else config | {"priority": None}
 

@@ -46,7 +46,7 @@ ROWS = (
     PageRow(1, (WindowColumns(9, 1, 4),), read_step=4),
     PageRow(0, (WindowColumns(7, 0, 1),), read_step=1),
 )
-"""Of models with windows."""
+"""The page rows of models with windows."""
 
 
 def random_harness(rng: random.Random, most: int, row: PageRow | None = None) -> Harness:

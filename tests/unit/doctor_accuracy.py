@@ -144,7 +144,8 @@ def share(judged: Iterable[bool]) -> float:
 
 
 def table(judged: Sequence[Judged]) -> str:
-    """In Markdown: a row for each cause, of each part of the corpus."""
+    """A table in Markdown with a row for each cause, and the accuracy on each part of the
+    corpus."""
     rows: defaultdict[str, list[Judged]] = defaultdict(list)
     for each in judged:
         rows[each.case.cause].append(each)

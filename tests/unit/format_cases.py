@@ -33,7 +33,7 @@ TOOLS = (WEATHER, TIME, PING)
 
 STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 HALF_ESCAPE = re.compile(r'"(?:[^\\]|\\.)*\\\Z', re.DOTALL)
-"""In the string that is open, if one is."""
+"""Finds half an escape at the end of the string that is open, if one is."""
 
 
 @dataclass(frozen=True)

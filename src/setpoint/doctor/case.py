@@ -65,9 +65,10 @@ class Case:
     load: Load = field(default_factory=Load)
     """The steady phases of all ranks, in the order of time."""
     decoding: Load = field(default_factory=Load)
-    """Those moments of ``load`` in which requests generated, or all if these are too few to stand
-    for it and the others tell the usage as well: usage and running requests are judged here,
-    because lines about a prefill show them before their new requests have joined."""
+    """The moments of ``load`` in which requests generated tokens. Usage and running requests are
+    judged by these, because a line about a prefill shows them before its new requests have joined.
+    They are all moments of ``load`` if these would be too few; more are needed if most moments of
+    ``load`` have a usage."""
     limits: Limits = field(default_factory=Limits)
     slots_named: bool = False
     """Whether the source names the cap ``limits.slots``; otherwise it is inferred from a constant
@@ -264,9 +265,9 @@ def _slots(facts: Facts, load: Load, decoding: Load) -> tuple[float | None, bool
 
 
 def _stops_below(load: Load, most: float) -> bool:
-    """Whether most of the prefill batches beside a nearly full pool leave requests in the queue
-    although fewer than ``most`` run with those that they admit: then memory stopped the next one,
-    and not a cap."""
+    """Whether memory, and not a cap, kept the next request out: after most of the prefill batches
+    beside a nearly full pool, fewer than ``most`` requests ran, the admitted ones included,
+    although others were left in the queue."""
     admitting = load.where(
         lambda moment: moment.num_prefill > 0 and waits(moment) and (moment.usage or 0.0) >= TIGHT
     )

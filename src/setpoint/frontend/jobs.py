@@ -285,8 +285,8 @@ class Job:
         """Index -> number of the submission, for sequences that have not ended."""
         self._is_cancelled = False
         self.before_wait: Callable[[], Awaitable[None]] = _nothing
-        """Awaited by the reader of ``pieces`` before each wait for the engine: whoever gathers
-        what the pieces are made into passes it on then."""
+        """The reader of ``pieces`` awaits this before each wait for the engine. Code that gathers
+        chunks sends them then, so that none stays behind while nothing comes."""
         self.not_before: float | None = None
         """Makes ``pieces`` wait until this time of the event loop, and no longer, unless a sequence
         ends: there may be no piece then. None: until there is an event. Written by the reader of

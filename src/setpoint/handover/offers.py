@@ -125,9 +125,9 @@ class Offers:
                 del self._early[room]
 
     def taken(self, receiver: Receiver, transfer: int) -> bool:
-        """The decode server has everything of a transfer. Returns whether that can be: not of one
-        that waits for its pages. Of one that has ended meanwhile the word has crossed with the
-        refusal, and nothing is to be done."""
+        """The decode server says that it has all of a transfer. Returns False if that cannot be
+        true, because the transfer still waits for its pages. If the transfer has ended already, the
+        message and the refusal have crossed on the way, and nothing is to be done."""
         if any(
             receiver is each and fetch.transfer == transfer
             for each, fetch, _ in self._early.values()

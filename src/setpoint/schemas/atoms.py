@@ -257,7 +257,8 @@ def _has_seen(atom: Atom) -> bool:
 
 
 def _without_covered(kind: Kind, atoms: Iterable[Atom]) -> tuple[Atom, ...]:
-    """The atoms; of some values one atom, and nothing else beside all values of the type."""
+    """The atoms without those that others cover. All lists of values become one atom. Beside the
+    atom of all values of the type, only those stay that record what they have evaluated."""
     others = [each for each in atoms if not (isinstance(each, Values) and not each.lost)]
     values = [each for each in atoms if isinstance(each, Values) and not each.lost]
     if WHOLE[kind] in others:

@@ -125,7 +125,7 @@ def test_a_disk_that_fills_up_is_one_clear_line_and_leaves_nothing_half_written(
 
 
 def test_what_will_be_written_is_said_before(tmp_path: Path, cache: Path) -> None:
-    """As much as the files are large, but for config and tokenizer."""
+    """The sizes that are named are those of the files, without config and tokenizer."""
     lines: list[str] = []
     model = tiny_gguf.TinyLlama(num_layers=4, hidden_size=256, intermediate_size=512)
     path = write(tmp_path / "m.gguf", model=model, kind=Kind.Q4_0)

@@ -32,7 +32,7 @@ def written(path: Path, seed: int = 0) -> Path:
 
 
 def opened(folder: Path) -> None:
-    """As an engine opens the file of a folder."""
+    """Open the file of a folder as an engine does."""
     table = read_blocks_table(folder)
     assert table is not None
     with ExitStack() as stack:

@@ -102,7 +102,7 @@ AS_IN_TOKENIZER_JSON: dict[str, Callable[[], pre.PreTokenizer]] = {
         ]
     ),
 }
-"""As the tokenizer.json of a model of each kind says it."""
+"""Makes the pre-tokenizer of each kind, as the tokenizer.json of such a model has it."""
 COMPOSED = ("olmo", "qwen2", "qwen35", "command-r")
 WHOLE_WORDS = ("llama-bpe", "glm4", "tekken")
 

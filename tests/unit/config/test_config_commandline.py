@@ -138,7 +138,7 @@ def test_every_known_option_is_told_from_an_unknown_one() -> None:
 
 @pytest.mark.parametrize("name", sorted(sglang.DEFAULTS))
 def test_an_option_given_its_own_default_stops_nothing(name: str) -> None:
-    """Of SGLang's options, each at the value that it has there if nobody gives it."""
+    """Each of SGLang's options is accepted at the value that it has there if nobody gives it."""
     default = sglang.DEFAULTS[name]
     for words in ([name, default], [f"{name}={default}"]):
         line = parse(SERVE, ["model", *words])

@@ -34,7 +34,7 @@ OWN = {
     "--workload",
 }
 OLDER = {"--collect-tokens-histogram", "--enable-overlap-scheduler"}
-"""Of an earlier SGLang."""
+"""The options of an earlier SGLang."""
 
 
 @pytest.mark.parametrize("field", OPTION_FIELDS, ids=lambda field: field.name)

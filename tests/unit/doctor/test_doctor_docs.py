@@ -84,7 +84,7 @@ def _section(check: Check) -> str:
 
 
 def _wrapped(text: str) -> str:
-    """As Markdown of 100 columns; "**" alone is meant as Markdown."""
+    """The text as Markdown of 100 columns; "**" alone is meant as Markdown."""
     safe = re.sub(r"(?<!\*)([*_<|])(?!\*)", r"\\\1", text)
     return textwrap.fill(safe, 100, break_long_words=False, break_on_hyphens=False)
 

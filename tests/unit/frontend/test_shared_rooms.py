@@ -1,4 +1,5 @@
-"""In which room a prefill and a decode server compute a request, from the body and from headers."""
+"""The room in which a prefill and a decode server compute a request, from the body and from
+headers."""
 
 from __future__ import annotations
 

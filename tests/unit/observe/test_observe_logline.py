@@ -45,7 +45,7 @@ def done(rid: str, status: int, message: str, *, accepted_at: float | None = 1.0
 
 @pytest.fixture
 def root_logger() -> Iterator[logging.Logger]:
-    """As it was, afterwards."""
+    """The root logger, which gets its handlers and its level back afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield root

@@ -153,8 +153,8 @@ def test_forced_retraction_for_tests() -> None:
 
 @pytest.mark.parametrize("num_pages", [11, 14, 20])
 def test_forced_retraction_takes_as_many_as_it_must(num_pages: int) -> None:
-    """In step, and in a pool so small that the pages of one victim do not give the others one
-    each."""
+    """Retraction takes enough where requests run in step, and where the pool is so small that the
+    pages of one victim do not give the others one each."""
     harness = Harness(
         num_pages=num_pages,
         page_size=4,

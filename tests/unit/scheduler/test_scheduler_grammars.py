@@ -46,7 +46,7 @@ class Word:
 
 
 class Endable(Word):
-    """As Word, but EOS is allowed everywhere, and nothing else at its end."""
+    """A Word that allows EOS everywhere, and nothing else at its end."""
 
     def _next(self) -> list[int]:
         return [*dict.fromkeys((*super()._next(), EOS))]

@@ -395,7 +395,7 @@ class OwnStore(MemoryStore):
 
 
 class NoStore:
-    """Of no interface."""
+    """A class that has no interface of a store."""
 
 
 def test_a_class_of_the_users_own() -> None:

@@ -179,8 +179,8 @@ def rank_findings(findings: list[Finding]) -> list[Finding]:
 
 
 def without_residual(findings: list[Finding]) -> list[Finding]:
-    """Without the cause that is found because nothing else explains the queue, if something else
-    does: it stays as an alternative of the first finding."""
+    """Drop the finding whose only reason is that nothing else explains the queue, if something else
+    does. It stays as an alternative of the first finding."""
     first = next((finding for finding in findings if finding.cause in BINDING), None)
     residual = next((finding for finding in findings if finding.cause == RESIDUAL), None)
     if first is None or residual is None or first is residual:

@@ -49,7 +49,8 @@ ARTIFICIAL = 2.0
 MUCH_LEFT = 0.15
 """Share of a device's memory from which much of it is free."""
 UNLIMITED_RATIO = 8.0
-"""Requests should never wait so many times as long as they run, however well the device is used."""
+"""Waiting requests as a multiple of running ones from which the pool is too small, however well the
+device is used."""
 GROWS = 1.6
 FEW_RUNNING, ALL_USED = 3, 0.97
 """If so few requests use so much of the pool, their number cannot be the mistake."""
@@ -130,9 +131,9 @@ def _grows_beside(case: Case) -> bool:
 
 
 def _is_bound(case: Case, moment: Moment, *, waves: bool, grows: bool) -> bool:
-    """Whether requests wait beside a full pool, or beside one that will be full at the top of a
-    wave, or that lets nobody in while the queue grows. That the prompts of those that it has room
-    for fill their prefill batches does not change it."""
+    """Whether requests wait beside a pool that is full, or that will be full at the top of a wave,
+    or that lets nobody in while the queue grows. A full pool is the limit, too, if the prompts that
+    it has room for fill their prefill batches."""
     limit = binding_limit(moment, case.limits)
     return limit in ("kv-full", "kv-conservative" if waves or grows else "kv-full") or (
         limit == "prefill-budget" and is_full(moment) and not case.limits.reasons

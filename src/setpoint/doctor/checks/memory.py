@@ -69,8 +69,8 @@ def within(value: float) -> float:
 
 
 def ooms(case: Case, *places: str) -> list[Event]:
-    """The failed allocations in these places, in the order of the log, without those that the
-    server survived, after which it went on with other batches for a while."""
+    """The failed allocations in these places, in the order of the log. Those that the server
+    survived do not count: it went on to decode for SURVIVES_S seconds or more."""
     found = [event for event in events(case, "oom") if place_of(case, event) in places]
     found = [event for event in found if not survived(case, event, SURVIVES_S)]
     return sorted(found, key=lambda event: event.line)

@@ -19,7 +19,8 @@ MIN_LOST = 0.15
 MIN_GROWTH = 0.1
 """Shares of the pool that are in use while nothing runs, and by which they have grown."""
 MANY_MORE = 2.0
-"""So many times as many requests held no more tokens at another moment."""
+"""Factor of running requests: if so many times as many held no more tokens at another moment, the
+tokens of this moment are not theirs."""
 
 
 def find(case: Case) -> Finding | None:

@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 class ExpertBalancer:
-    """Places experts anew, a layer before each step, once in so many steps."""
+    """Computes a new placement of the experts every so many steps, and then moves one layer before
+    each step until it is reached."""
 
     def __init__(
         self,

@@ -167,8 +167,8 @@ class OtherRanks:
         self._sending = threading.Lock()
         self._heard: dict[type[News], Callable[[Any], object]] = {}
         self._answers: list[SimpleQueue[FromRank | None]] | None = None
-        """For each link, its answers as far as they are no news; None in it: the rank has ended.
-        None as long as nobody listens."""
+        """A queue for each link with the rank's answers, but not its news. None in a queue says
+        that the rank has ended. The whole is None until somebody listens."""
 
     def send(self, message: ToRank) -> None:
         """May be called from any thread."""

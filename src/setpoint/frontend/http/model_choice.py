@@ -148,8 +148,8 @@ def _in_query(scope: Scope) -> str | None:
 
 
 def _in_body(body: bytes, path: str) -> Any:
-    """What a body has in the place of a model's name; None if it has nothing, and for what is no
-    such body: the route will refuse it."""
+    """The value in the place of a body's model name. None if there is none, or if the body exceeds
+    a limit or is no JSON object: the route will refuse such a body."""
     if not body or excess(body) is not None:
         return None
     try:

@@ -37,7 +37,7 @@ WINDOW_S = 120.0
 ANSWER_S = 2.0
 """How long the engine may take to answer, which it does between two steps."""
 LATE_S = 10.0
-"""An engine that has told nothing of so many seconds is not waited for."""
+"""An engine is no longer waited for when its last moment ended so many seconds ago."""
 REST_S = 30.0
 """After this time without requests no limit binds."""
 
@@ -107,7 +107,8 @@ class Doctor(Protocol):
         ...
 
     def limits_of(self, life: Life, moments: Sequence[Moment]) -> list[str | None]:
-        """The limit that binds in each of these moments, if it tells."""
+        """The limit that binds in each of these moments; None for a moment whose limit is
+        unknown."""
         ...
 
 

@@ -107,7 +107,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
 
 
 class Remote:
-    """In the place of an executor: runs forward and sampling, and never takes a result."""
+    """Stands in for an executor: runs forward and sampling, and never takes a result."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner

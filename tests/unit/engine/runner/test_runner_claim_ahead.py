@@ -24,7 +24,7 @@ from setpoint.testing.tiny_models import write_tiny_llama
 SPEC = tiny_spec()
 STRIPES = 2 * SPEC.num_layers
 PAGE_BYTES = SPEC.num_kv_heads * SPEC.head_dim * 2
-"""In one layer's K or V: pages of one token in bf16."""
+"""The size of a page of one token in bf16, in one layer's K or V."""
 
 
 def pool_of(num_pages: int, device: str = "cpu") -> KVPool:
@@ -63,13 +63,13 @@ class Claims:
                 ]
 
     def claimed(self) -> list[int]:
-        """Of each page, in how many stripes."""
+        """For each page, the number of claims in all stripes together."""
         return [sum(each) for each in zip(*self.counts, strict=True)]
 
 
 @pytest.fixture
 def claims(monkeypatch: pytest.MonkeyPatch) -> Claims:
-    """Of a pool of 64 pages, of which 4 are claimed at a time and 16 ahead."""
+    """The claims of a pool of 64 pages, of which 4 are claimed at a time and 16 ahead."""
     claims = Claims(pool_of(64))
     monkeypatch.setattr(claim_ahead, "populate", claims.populate)
     monkeypatch.setattr(claim_ahead, "TURN_BYTES", 4 * PAGE_BYTES)

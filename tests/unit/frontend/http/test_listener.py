@@ -80,8 +80,8 @@ async def connected(server: Listener) -> AsyncIterator[asyncio.StreamReader]:
 
 
 def test_what_is_written_leaves_at_once() -> None:
-    """As with the loop's own listener: a chunk of a stream does not wait for the last one's
-    acknowledgement."""
+    """A chunk of a stream does not wait for the acknowledgement of the last one, as with the loop's
+    own listener."""
 
     async def scenario(server: Listener, seen: Seen, pace: Pace) -> None:
         async with connected(server) as reader:

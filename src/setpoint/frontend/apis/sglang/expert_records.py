@@ -46,8 +46,8 @@ class ExpertRecordRoutes:
     async def _operate(
         self, action: Literal["start", "stop", "dump"], path: Path | None = None
     ) -> list[str]:
-        """Have every engine do it; returns the files that they write. Of engines that compute in
-        step each has the tokens of all, so only one of them does it."""
+        """Have every engine do it; returns the files that they write. Engines that compute in step
+        each count the tokens of all of them, so only one of these does it."""
         several, line = len(self._engine.lines) > 1, self._engine.choose()
         if line.in_step_with():
             return [(await line.operate(RecordExperts(action, str(path or "")))).path]

@@ -37,8 +37,8 @@ class ApplyParams(msgspec.Struct, forbid_unknown_fields=True):
     removed_dp_ranks: list[int] | None = None
     """The ranks to take out of service."""
     timeout: float | None = None
-    """Accepted because the proposals have it, and without effect: in their engines, ranks wait for
-    an instruction so long."""
+    """Accepted because the proposals have it, and ignored: in the engines that they are for, ranks
+    wait so long for an instruction."""
 
 
 class ApplyBody(msgspec.Struct):
