@@ -50,7 +50,7 @@ class Graph:
 
 
 class FixedSizes:
-    """Implements ``ways.base.Way`` for decode batches. A program runs at its size and no other."""
+    """Implements ``runner.way.Way`` for decode batches. A program runs at its size and no other."""
 
     name = "fixed"
 

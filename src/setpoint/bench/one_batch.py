@@ -52,7 +52,7 @@ class Measure(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class Subject:
-    """What is measured; made by ``bench.bare``."""
+    """What is measured; made by ``bench.engines.bare``."""
 
     executor: Executor
     page_size: int

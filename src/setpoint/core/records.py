@@ -342,7 +342,7 @@ class CacheFlushed(msgspec.Struct, frozen=True, tag=True):
 
 class SettingsChanged(msgspec.Struct, frozen=True, tag=True):
     """The steps after this record are planned under other settings (see
-    ``core.messages.Change``)."""
+    ``core.control.Change``)."""
 
     settings: Settings
     options: tuple[OptionChange, ...]

@@ -1,8 +1,8 @@
 """Settings that may change while an engine serves: one frozen value, replaced between two steps and
 passed to the scheduler's rules with each call.
 
-The values are resolved: the rules never see the user's options. ``scheduler.config`` holds what is
-fixed for an engine's life.
+The values are resolved: the rules never see the user's options. ``scheduler.scheduler_config``
+holds what is fixed for an engine's life.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ SETTLED = frozenset({"config", "eos_token_ids", "blocks", "pooling", "dtype", "n
 
 
 class LaunchedCheckpoints:
-    """Implements ``frontend.checkpoints.Checkpoints``."""
+    """Implements ``frontend.checkpoint_names.Checkpoints``."""
 
     def __init__(self, options: Options, source: ModelSource, spec: ModelSpec) -> None:
         self._options = options

@@ -19,7 +19,7 @@ WEB_LOGGERS = ("uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 
 
 class LiveConfig:
-    """Implements ``frontend.live.LiveOptions``."""
+    """Implements ``frontend.live_options.LiveOptions``."""
 
     def __init__(self, running: Running) -> None:
         self._started = self._running = running

@@ -89,7 +89,7 @@ class KeptMessage(msgspec.Struct, frozen=True, array_like=True, tag="M"):
 
 
 class KeptArrival(msgspec.Struct, frozen=True, array_like=True, tag="A"):
-    """A Submit with its content withheld: only what plans depend on (``content.Withheld``)."""
+    """A Submit with its content withheld: only what plans depend on (``kept_content.Withheld``)."""
 
     seq_id: int
     rid: str

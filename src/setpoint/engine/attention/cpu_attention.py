@@ -71,7 +71,7 @@ class Plan:
 
 
 class CpuAttention:
-    """Implements ``attention.base.AttentionBackend``."""
+    """Implements ``attention.attention_backend.AttentionBackend``."""
 
     def __init__(self, shape: AttentionShape, kernels: Kernels) -> None:
         self._shape = shape

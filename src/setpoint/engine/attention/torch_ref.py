@@ -19,7 +19,7 @@ from setpoint.engine.attention.attention_backend import (
 
 
 class TorchRefAttention:
-    """Implements ``attention.base.AttentionBackend``."""
+    """Implements ``attention.attention_backend.AttentionBackend``."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self.wide = torch.promote_types(shape.dtype, torch.float32)

@@ -179,7 +179,7 @@ def _bytes_of_rows(tensor: torch.Tensor, rows: int) -> int:
 
 
 class _TimedAttention:
-    """Implements ``attention.base.AttentionBackend``."""
+    """Implements ``attention.attention_backend.AttentionBackend``."""
 
     def __init__(self, backend: Any, works: Works) -> None:
         self._backend = backend

@@ -2,8 +2,8 @@
 
 ``kernels.ref`` defines every result; another implementation must agree with it over the shapes of
 the kernel tests. Attention and linear layers have interfaces of their own
-(``engine.attention.base``, ``engine.quant.base``) because they are chosen independently. Knows
-nothing of models, batches or slots.
+(``attention.attention_backend``, ``quant.linear_method``) because they are chosen independently.
+Knows nothing of models, batches or slots.
 
 Shapes: T tokens, H query heads, Hkv key/value heads, D head dimension. *Rows of q, k and v are
 strided*: they are views into one [T, (H + 2 Hkv) D] projection, contiguous over the last two
@@ -172,9 +172,9 @@ class Ops(Protocol):
         *,
         interleaved: bool,
     ) -> torch.Tensor:
-        """The same for latent attention (``layers.latent_attention``): rotate q_rope and k_rope,
-        write [latent, rotated k_rope] to the cache, return [q_latent, rotated q_rope], [T, H, R +
-        P].
+        """The same for latent attention (``layers.attention.LatentAttention``): rotate q_rope and
+        k_rope, write [latent, rotated k_rope] to the cache, return [q_latent, rotated q_rope], [T,
+        H, R + P].
 
         q_latent [T, H, R] and latent [T, R], contiguous; q_rope [T, H, P] and k_rope [T, P],
         strided but for the last dimension; cos_sin [max positions, P]; cache [num_pages + 1,

@@ -1,8 +1,8 @@
 """The interface of captured steps: a recorder records the kernel calls of one forward pass, and a
 program repeats them with a single call.
 
-A device that can do this has an entry in ``registry.RECORDERS``; the others run every step eagerly.
-Knows nothing of models.
+A device that can do this has an entry in ``kernel_registry.RECORDERS``; the others run every step
+eagerly. Knows nothing of models.
 """
 
 from __future__ import annotations

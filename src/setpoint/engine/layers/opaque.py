@@ -1,7 +1,7 @@
 """Matrix products and attention as operations that are opaque to a compiler, so that the engine's
 own kernels compute them.
 
-A traced forward pass (``runner.ways.compiled``) consists of these two operations and of torch
+A traced forward pass (``runner.compiled_way``) consists of these two operations and of torch
 operations between them, which the compiler fuses. A traced operation takes only tensors and
 numbers; everything else is in the ``Pass`` that is set while the traced code runs.
 """

@@ -1,7 +1,7 @@
 """Linear layers on the blocks of a GGUF file or a quantised folder (kernels/cpu/blocks.cpp): codes
 of 2 to 8 bits, converted to bf16 while they are multiplied. bf16 only.
 
-The product is bit for bit that of ``quant.cpu`` on the dequantised weight in bf16. With
+The product is bit for bit that of ``quant.cpu_linear`` on the dequantised weight in bf16. With
 ``--quantization blocks_int8`` activations are rounded to 8 bits instead, and the products are those
 of integers: of few rows with the codes as they are (kernels/cpu/rounded_blocks.cpp), of many rows
 with codes that are rotated and rounded to 8 bits, too (rotated_blocks.cpp).
@@ -48,7 +48,7 @@ them."""
 
 
 class BlockWeight(PanelWeight):
-    """Implements ``quant.base.PackedRows``."""
+    """Implements ``quant.linear_method.PackedRows``."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class BlockWeight(PanelWeight):
 
 class BlockStack:
     """Matrices in blocks of different kinds, one above the other: each multiplies into its own
-    columns of the output. Implements ``quant.base.PackedWeight``."""
+    columns of the output. Implements ``quant.linear_method.PackedWeight``."""
 
     def __init__(self, parts: Sequence[BlockWeight]) -> None:
         self._parts = parts
@@ -134,7 +134,7 @@ class BlockStack:
 
 
 class BlockLinear:
-    """Implements ``quant.base.BlockMethod``."""
+    """Implements ``quant.linear_method.BlockMethod``."""
 
     kinds = KINDS.keys() | {W8A8}
 

@@ -32,7 +32,7 @@ def gate_fields(gate: Gate | None) -> dict[str, float]:
 
 
 class PanelWeight:
-    """A weight in panels that multiplies x. Implements ``quant.base.PackedWeight``."""
+    """A weight in panels that multiplies x. Implements ``quant.linear_method.PackedWeight``."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ def interleave(stacked: torch.Tensor, width: int) -> torch.Tensor:
 
 
 class PanelLinear:
-    """Implements ``quant.base.GatedMethod``."""
+    """Implements ``quant.linear_method.GatedMethod``."""
 
     copies = True
 

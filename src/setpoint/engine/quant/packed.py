@@ -15,7 +15,7 @@ DTYPES = (torch.bfloat16, torch.float32)
 
 
 class OneDnnWeight:
-    """Implements ``quant.base.PackedWeight``."""
+    """Implements ``quant.linear_method.PackedWeight``."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
@@ -27,7 +27,7 @@ class OneDnnWeight:
 
 
 class OneDnnLinear:
-    """Implements ``quant.base.LinearMethod``."""
+    """Implements ``quant.linear_method.LinearMethod``."""
 
     copies = True
 

@@ -6,7 +6,7 @@ import torch
 
 
 class PlainWeight:
-    """Implements ``quant.base.PackedWeight``; keeps the tensors that it is given."""
+    """Implements ``quant.linear_method.PackedWeight``; keeps the tensors that it is given."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
@@ -18,7 +18,7 @@ class PlainWeight:
 
 
 class PlainLinear:
-    """Implements ``quant.base.LinearMethod``."""
+    """Implements ``quant.linear_method.LinearMethod``."""
 
     copies = False
 

@@ -67,7 +67,7 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class ReferenceWeight:
-    """Implements ``quant.base.PackedWeight``."""
+    """Implements ``quant.linear_method.PackedWeight``."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._numbers, self._scales = quantize_weight(weight)
@@ -84,7 +84,7 @@ class ReferenceWeight:
 
 
 class ReferenceLinear:
-    """Implements ``quant.base.LinearMethod``."""
+    """Implements ``quant.linear_method.LinearMethod``."""
 
     copies = True
 

@@ -40,7 +40,7 @@ class RoundedWeight:
 
 
 class Int8Weight:
-    """Implements ``quant.base.PackedWeight``. gate: see ``GatedMethod.pack_gated``."""
+    """Implements ``quant.linear_method.PackedWeight``. gate: see ``GatedMethod.pack_gated``."""
 
     product = "int8"
 
@@ -134,7 +134,7 @@ def stored(rows: torch.Tensor) -> RoundedWeight:
 
 
 class Int8Linear:
-    """Implements ``quant.base.GatedMethod``."""
+    """Implements ``quant.linear_method.GatedMethod``."""
 
     copies = True
 

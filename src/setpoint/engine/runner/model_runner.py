@@ -47,7 +47,7 @@ from setpoint.engine.sampling.sampler import Sampled, concatenate, masks_of, sam
 
 @dataclass(slots=True, frozen=True)
 class LoadReport:
-    """What start-up reports about the engine; written once by ``executor.build``."""
+    """What start-up reports about the engine; written once by ``executor.build_runner``."""
 
     load_seconds: float
     weight_bytes: int
