@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import setpoint
-
-REPOSITORY = Path(setpoint.__file__).parents[2]
-FOLDERS = ("src", "benchmarks", "scripts", "tests")
+from package_source import REPOSITORY, trees
 
 
 class Docstring(NamedTuple):
@@ -22,15 +18,6 @@ class Docstring(NamedTuple):
     @property
     def where(self) -> str:
         return f"{self.path.relative_to(REPOSITORY)}:{self.line}"
-
-
-@cache
-def trees() -> dict[Path, ast.Module]:
-    return {
-        path: ast.parse(path.read_text(), filename=str(path))
-        for folder in FOLDERS
-        for path in sorted((REPOSITORY / folder).rglob("*.py"))
-    }
 
 
 def docstrings() -> Iterator[Docstring]:

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from docstrings import FOLDERS, REPOSITORY, trees
+from package_source import FOLDERS, REPOSITORY, trees
 
 FILES = {"json", "jsonl", "mjs", "py", "txt"}
 """How names of files end."""

@@ -1,23 +1,35 @@
-"""The source of the package as syntax trees, for the tests of its rules."""
+"""The Python source of the repository as syntax trees, for the tests of its rules."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import setpoint
 
 ROOT = Path(setpoint.__file__).parent
+REPOSITORY = ROOT.parents[1]
+FOLDERS = ("src", "benchmarks", "scripts", "tests")
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    return {
+        path: ast.parse(path.read_text(), filename=str(path))
+        for folder in FOLDERS
+        for path in sorted((REPOSITORY / folder).rglob("*.py"))
+    }
 
 
 def modules() -> dict[str, ast.Module]:
     """Dotted name below setpoint -> syntax tree."""
     found = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        name = ".".join(part for part in parts if part != "__init__")
-        found[name] = ast.parse(path.read_text(), filename=str(path))
+    for path, tree in trees().items():
+        if path.is_relative_to(ROOT):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(part for part in parts if part != "__init__")] = tree
     return found
 
 

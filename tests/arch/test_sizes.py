@@ -10,10 +10,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import setpoint
+from package_source import REPOSITORY, ROOT, trees
 
-ROOT = Path(setpoint.__file__).parent
-REPOSITORY = ROOT.parents[1]
 MAX_FILE = 600
 MAX_FUNCTION = 60
 
@@ -24,24 +22,16 @@ def other_files() -> list[Path]:
     return [path for pattern in patterns for path in sorted(ROOT.rglob(pattern))]
 
 
-def python_files() -> list[Path]:
-    return [
-        path
-        for folder in ("src", "tests", "benchmarks")
-        for path in sorted((REPOSITORY / folder).rglob("*.py"))
-    ]
-
-
 def test_files_are_short() -> None:
     assert {path.suffix for path in other_files()} == {".cpp", ".h", ".js", ".css"}
-    for path in python_files() + other_files():
+    for path in [*trees(), *other_files()]:
         name, lines = str(path.relative_to(REPOSITORY)), len(path.read_text().splitlines())
         assert lines <= MAX_FILE, f"{name} has {lines} lines"
 
 
 def test_functions_are_short() -> None:
-    for path in python_files():
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 lines = node.end_lineno - node.lineno + 1
@@ -50,7 +40,6 @@ def test_functions_are_short() -> None:
 
 
 def test_modules_say_what_they_are() -> None:
-    for path in sorted(ROOT.rglob("*.py")):
-        assert ast.get_docstring(ast.parse(path.read_text())), (
-            f"{path.relative_to(ROOT)} has no module docstring"
-        )
+    for path, tree in trees().items():
+        if path.is_relative_to(ROOT):
+            assert ast.get_docstring(tree), f"{path.relative_to(ROOT)} has no module docstring"
