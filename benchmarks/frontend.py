@@ -276,7 +276,7 @@ class Measured:
     """CPU time that the frontend took between two looks LOOK_S apart, in order of size: on a busy
     machine too, no more than that is done before whoever waits for the event loop gets a turn."""
     grown_mb: float
-    """By how much the peak of the frontend's memory grew meanwhile."""
+    """The growth of the peak of the frontend's memory meanwhile."""
 
     def delays_ms(self, begin: str, end: str) -> list[float]:
         """The time from one event of a request to another, without the first quarter of the

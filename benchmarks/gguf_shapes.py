@@ -206,7 +206,8 @@ BYTES = _byte_letters()
 
 
 def llama3_factors(config: dict[str, Any]) -> npt.NDArray[np.float32]:
-    """By what Llama 3 divides the frequency of each pair (`rope_type` "llama3" of transformers)."""
+    """The divisor of the frequency of each pair in Llama 3 (`rope_type` "llama3" of
+    transformers)."""
     scaling, head = config["rope_scaling"], config["head_dim"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     wavelength = 2 * np.pi * config["rope_theta"] ** (np.arange(0, head, 2) / head)

@@ -457,7 +457,7 @@ def notes(file: str, figures: Figures) -> str:
 
 
 def record(figures: Figures) -> dict[str, Any]:
-    """For the result file."""
+    """The figures as the result file has them."""
     return {
         "bytes": figures.file_bytes,
         "bandwidth": figures.bandwidth,

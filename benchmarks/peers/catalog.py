@@ -21,9 +21,9 @@ NUM_SLOTS = 64
 SLOT_TOKENS = 1280
 """The longest sequence of the workloads has 1,088 tokens; llama.cpp rounds a slot up to 256."""
 IK_SLOTS = 16
-"""For ik_llama.cpp: 64 requests on 16 slots were answered, without flash attention."""
+"""Slots of ik_llama.cpp, without flash attention: 64 requests on 16 slots were answered."""
 KV_GIB = 4
-"""For vLLM: twice what 64 of the longest sequences need."""
+"""The KV cache of vLLM: twice what 64 of the longest sequences need."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from docstrings import docstrings
 from dotted_names import exists
 
-WITHOUT_SUBJECT = re.compile(r"(?:Of|In|As|That|To whom)\b")
+WITHOUT_SUBJECT = re.compile(r"(?:Of|In|As|By|That|Those|To whom)\b")
 DOTTED = re.compile(r"(?<!`)``([A-Za-z_]\w*(?:\.\w+)+)(?:\([^`]*\))?``(?!`)")
 
 

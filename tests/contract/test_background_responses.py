@@ -196,7 +196,7 @@ def with_tries(folder: Path, tries: dict[str, int]) -> None:
 def test_a_response_that_ends_its_servers_is_given_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Those that may have ended the server before run one after the other, and the one that has
+    """Responses that may have ended the server before run one after the other, and the one that has
     seen the most servers end does so first."""
 
     async def main() -> None:

@@ -67,7 +67,7 @@ def post(server: ServerProcess, path: str, **body: Any) -> httpx.Response:
 
 
 def replace_by_another(path: Path) -> None:
-    """By one of the same size and time of modification."""
+    """Replace the file by one of the same size and time of modification."""
     before = path.stat()
     other = written(path.with_name("other"), shift=3.0)
     assert other.stat().st_size == before.st_size

@@ -35,7 +35,7 @@ def ranks(server: ServerProcess) -> list[dict[str, Any]]:
 
 
 def held(server: ServerProcess) -> list[bool]:
-    """By rank, whether its cache holds anything."""
+    """Whether the cache of each rank holds anything."""
     info = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()
     return [each["pool"]["evictable"] > 0 for each in info["internal_states"]]
 

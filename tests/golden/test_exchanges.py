@@ -78,7 +78,7 @@ def fake_group(rank: int, size: int) -> Iterator[Watched]:
 
 
 def calls(folder: Path, rank: int, size: int, *, sums: bool) -> list[tuple]:
-    """Those of one step of TOKENS tokens, of which one samples."""
+    """The exchanges of one step of TOKENS tokens, of which one samples."""
     config = EngineConfig(str(folder), read_spec(folder), num_threads=1, capture=False)
     with fake_group(rank, size) as processes:
         runner = build_runner(config, DistributedGroup(processes, sums=sums))

@@ -295,7 +295,7 @@ def test_balancing_evens_a_skewed_load_out(tmp_path: Path) -> None:
 
 
 def replaced(file: Path) -> None:
-    """By one of the same shapes with other weights."""
+    """Replace the file by one of the same shapes with other weights."""
     content = file.read_bytes()
     begin = len(content) // 2
     new = file.with_suffix(".new")

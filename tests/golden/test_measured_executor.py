@@ -147,8 +147,8 @@ class Timed:
 def test_limits_count_the_work_of_the_fastest_run(
     level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock of the test's own: how fast a machine is, and which of its products is the
-    fastest, is its own affair."""
+    """The test has a clock of its own: how fast a machine is, and which of its products is the
+    fastest, is the machine's affair."""
     kernels = load(level)
     timed = Timed(kernels, [0.004, 0.002, 0.003])
     monkeypatch.setattr(limits, "time", timed)

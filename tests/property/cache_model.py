@@ -136,8 +136,8 @@ class CacheModel:
         return below
 
     def expected_evictions(self, num_pages: int) -> set[Prefix]:
-        """By brute force: among all unlocked leaves the one with the least key goes, until
-        ``num_pages`` are had."""
+        """The evictions by brute force: among all unlocked leaves the one with the least key goes,
+        until ``num_pages`` are had."""
         below, cover = self.edges(), self.cover()
         gone: set[Prefix] = set()
         while len(gone) < num_pages:

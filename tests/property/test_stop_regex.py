@@ -36,8 +36,8 @@ expressions = st.recursive(
 
 
 def expected(text: str, stops: list[str], regexes: list[str], keep: bool) -> tuple[str, str | None]:
-    """By definition: the stop complete first, the longest of those, a stop string before an
-    expression."""
+    """The text and the stop by definition: the stop complete first, the longest of those, a stop
+    string before an expression."""
     for end in range(1, len(text) + 1):
         found = [
             (start, kind, index, stop)
@@ -172,8 +172,8 @@ anchored = st.recursive(
 
 
 def expected_with_anchors(text: str, regexes: list[str], ends: list[int]) -> tuple[str, str | None]:
-    """By definition: after each token, Python looks at the text so far. Of the matches that it may
-    find the one that is complete first, and the longest of those."""
+    """The text and the stop by definition: after each token, Python looks at the text so far. Of
+    the matches that it may find the one that is complete first, and the longest of those."""
     for end in ends:
         so_far = text[:end]
         for stop in range(1, end + 1):

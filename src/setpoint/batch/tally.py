@@ -21,7 +21,7 @@ class Tally:
     num_done: int = 0
     """Requests answered or failed, in this run and those before it."""
     num_before: int = 0
-    """Those of ``num_done`` that were in the output when this run began."""
+    """The part of ``num_done`` that was in the output when this run began."""
     num_failed: int = 0
     reasons: dict[str, Reason] = field(default_factory=dict)
     """Error code -> its count, with the first example."""

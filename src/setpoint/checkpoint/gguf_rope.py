@@ -130,7 +130,7 @@ def _by_factors(file: GGUFFile, arch: str, dim: int) -> dict[str, Any]:
 
 
 def _llama3_factors(scaling: dict[str, Any], theta: float, dim: int) -> npt.NDArray[np.float64]:
-    """By what each frequency is divided. Frequencies that turn more than ``high`` times over the
+    """The divisor of each frequency. Frequencies that turn more than ``high`` times over the
     original context are kept; those that turn fewer than ``low`` times are divided by ``factor``;
     those in between are interpolated by the number of turns."""
     turns = scaling["original_max_position_embeddings"] / (

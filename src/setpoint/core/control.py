@@ -210,7 +210,7 @@ class RequestList(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     queue: list[int]
     """The sequences of the queue, in the order of arrival."""
     retracted: list[int]
-    """Those of the queue that have run before."""
+    """The sequences of the queue that have run before."""
     running: list[int]
     outputs: dict[int, int]
     """Sequence -> number of output tokens, for the named sequences that have any. The frontend gets
@@ -382,7 +382,7 @@ class InternalState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     pool: PoolStats
     settings: Settings
     num_loading: int = 0
-    """Those in preparation that wait for nothing but their prompt."""
+    """The sequences in preparation that wait for nothing but their prompt."""
     report: EngineReport = EngineReport()
     handover: HandoverCounts | None = None
     """Set on prefill and decode servers."""

@@ -48,10 +48,10 @@ class HandoverCounts(msgspec.Struct, frozen=True, array_like=True):
 
     role: Role
     num_waiting: int
-    """On a prefill server, those whose room nobody has fetched; on a decode server, those for whose
-    prompt there is no room yet."""
+    """The sequences that wait: on a prefill server, those whose room nobody has fetched; on a
+    decode server, those for whose prompt there is no room yet."""
     num_moving: int
-    """Those whose pages move."""
+    """The sequences whose pages move."""
     num_tokens: int = 0
     """Tokens for which pages were taken, and have not arrived."""
     num_retracted: int = 0
@@ -74,7 +74,7 @@ class PageStore(Protocol):
 
 
 class Wanted(msgspec.Struct, frozen=True, tag=True):
-    """To a prefill server's loop: the decode server has pages for this sequence's prompt."""
+    """Tells a prefill server's loop that the decode server has pages for this sequence's prompt."""
 
     seq_id: int
     skipped_rows: int
@@ -82,20 +82,20 @@ class Wanted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Given(msgspec.Struct, frozen=True, tag=True):
-    """To a prefill server's loop, once for each sequence that was offered: its transfer has ended,
-    and nobody reads its pages any more."""
+    """Tells a prefill server's loop, once for each sequence that was offered, that its transfer has
+    ended and nobody reads its pages any more."""
 
     seq_id: int
     failure: str = ""
     """Why the decode server does not have everything; "" if it has."""
     num_bytes: int = 0
     seconds: float = 0.0
-    """From the first page to the decode server's word."""
+    """The time from the first page to the decode server's word."""
 
 
 class Arrived(msgspec.Struct, frozen=True, tag=True):
-    """To a decode server's loop, once for each sequence that was fetched: nobody writes to its
-    pages any more."""
+    """Tells a decode server's loop, once for each sequence that was fetched, that nobody writes to
+    its pages any more."""
 
     seq_id: int
     handed: Handed | None = None
@@ -105,9 +105,9 @@ class Arrived(msgspec.Struct, frozen=True, tag=True):
     failure: str = ""
     num_bytes: int = 0
     seconds: float = 0.0
-    """From the first page to the last."""
+    """The time from the first page to the last."""
     waited_s: float = 0.0
-    """From the call of ``fetch`` to the first page."""
+    """The time from the call of ``fetch`` to the first page."""
 
 
 class Giver(Protocol):

@@ -27,7 +27,8 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
 
     type: Literal["stop", "length", "abort"]
     matched: int | str | None = None
-    """For "stop": the token id, or the string that the frontend found."""
+    """The token id or the string that ended the sequence, if the type is "stop"; the frontend finds
+    the strings."""
     length: int | None = None
     message: str | None = None
     status_code: int | None = None
@@ -43,9 +44,10 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     """Where the engine's part of the time to the first token went, in seconds."""
 
     waiting_s: float
-    """From acceptance to the first admission: preparation and the queue."""
+    """The time from acceptance to the first admission: preparation and the queue."""
     prefill_s: float
-    """From the first admission to the first token or, for a request without outputs, to its end."""
+    """The time from the first admission to the first token or, for a request without outputs, to
+    its end."""
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -194,7 +196,7 @@ class Cached(msgspec.Struct, frozen=True, tag=True):
     stored: bytes
     """Hashes of prefixes that are cached now (``core.prefix_hash``), each of HASH_BYTES."""
     removed: bytes
-    """Those that are not any more."""
+    """Hashes of prefixes that are cached no longer."""
     is_cleared: bool = False
     """Whether everything before was removed."""
 

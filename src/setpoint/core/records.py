@@ -135,11 +135,11 @@ class HandedOver(msgspec.Struct, frozen=True, tag=True):
     """Why it has not; empty if it has."""
     num_bytes: int
     seconds: float
-    """From the first page to the last."""
+    """The time from the first page to the last."""
     waited_s: float
-    """On the decode server, from the question to the first page."""
+    """The time from the question to the first page, on the decode server."""
     room_s: float = 0.0
-    """On the decode server, how long the request waited for room in the pool."""
+    """How long the request waited for room in the pool of the decode server."""
 
 
 class TurnDone(msgspec.Struct, frozen=True, tag=True):

@@ -28,8 +28,8 @@ class Standing:
     """Why this engine, or the one before it, has ended; "" if none has. If the rank gets no further
     engine, the text ends with the reason."""
     idle_s: float = 0.0
-    """For how long it has computed nothing, because it is not there or stands still: it is paused,
-    or memory is released. 0 if it computes, or would."""
+    """How long it has computed nothing, because it is not there or stands still: it is paused, or
+    memory is released. 0 if it computes, or would."""
     is_released: bool = False
     """Whether an operator has released memory, and it computes nothing until all is resumed."""
     is_missed: bool = False

@@ -52,8 +52,8 @@ def weight_files(folder: Path, *, complete: bool = True) -> list[Path]:
 
 
 def identities(files: Iterable[Path]) -> Identities:
-    """Those of the files now. The name of a GGUF file is a LINK_NAME. Raises CheckpointError if
-    one is being written."""
+    """The present identities of the files. The name of a GGUF file is a LINK_NAME. Raises
+    CheckpointError if one is being written."""
     return {file: _identity(file) for file in files}
 
 

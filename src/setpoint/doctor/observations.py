@@ -149,7 +149,7 @@ class Silence:
     """The end of a log, after its last batch: other lines, but none about a batch."""
 
     seconds: float
-    """From the last batch to the last line."""
+    """The time from the last batch to the last line."""
     last: Evidence
     """The last line of the log."""
     num_requests: int = 0

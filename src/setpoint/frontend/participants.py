@@ -21,7 +21,7 @@ class Participants:
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
         self._lines: list[EngineLine] = []
-        """Those that have begun, even if they have ended."""
+        """The engines that have begun, even if they have ended."""
 
     async def begin(
         self,

@@ -107,9 +107,9 @@ class Service:
         self.drain = Drain()
         self.unread = Unread("the main port")
         self.pairing: Pairing | None = None
-        self.prefill_servers: KnownServers | None = None
-        """Those of a decode server."""
         """Finds prefill servers for requests without a room; set at the start."""
+        self.prefill_servers: KnownServers | None = None
+        """The prefill servers that a decode server knows."""
         self.at_end: list[Callable[[], None]] = []
         """Called once, in a thread, when all requests have ended: what waits to be sent elsewhere.
         They may block, and are not waited for for ever."""

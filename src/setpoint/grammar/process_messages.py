@@ -11,21 +11,21 @@ from setpoint.core.framing import framed
 
 
 class Compile(msgspec.Struct, frozen=True, tag=True):
-    """To a new process: the constraint that it compiles and applies."""
+    """Gives a new process the constraint that it compiles and applies."""
 
     kind: ConstraintKind
     text: str
 
 
 class Advance(msgspec.Struct, frozen=True, tag=True):
-    """To a process: the next tokens of a sequence. A new number begins a sequence."""
+    """Gives a process the next tokens of a sequence. A new number begins a sequence."""
 
     number: int
     tokens: list[int]
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
-    """To a process: a sequence has ended."""
+    """Tells a process that a sequence has ended."""
 
     number: int
 

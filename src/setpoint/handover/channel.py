@@ -33,7 +33,7 @@ PEER_SILENT = f"the peer has been silent for {SILENCE_S} s"
 
 
 class Channel:
-    """For tasks of one event loop."""
+    """A connection on which tasks of one event loop send and receive frames."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)

@@ -55,7 +55,7 @@ class RoomGiver:
         self._offers = Offers(post, mover.loop.time)
         self._channels: set[Channel] = set()
         self._strangers: dict[Channel, None] = {}
-        """Those that have not proved yet that they may connect, in order of arrival."""
+        """The channels that have not proved yet that they may connect, in order of arrival."""
         self._num_refused = 0
         self._logged_at = float("-inf")
         self._logged = ("", "")

@@ -222,7 +222,7 @@ class EngineLine:
         return 0.0 if self._is_outdated else self.seconds_since(self.still_since)
 
     def seconds_since(self, at: float | None) -> float:
-        """By the line's clock; 0 for None."""
+        """Seconds that have passed since then by the line's clock; 0 for None."""
         return 0.0 if at is None else self.clock.now() - at
 
     @property

@@ -112,7 +112,7 @@ class Orders:
         self._started_with = _State()
         """What an engine that is started now has from its start."""
         self._told: dict[EngineLine, _Told] = {}
-        """For each line that has not ended."""
+        """What each line that has not ended has been told."""
 
     @property
     def paused(self) -> dict[int, PauseMode]:

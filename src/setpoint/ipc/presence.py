@@ -21,9 +21,9 @@ class Presence:
         self._deaths: dict[int, list[str]] = {}
         """Rank -> why each of its earlier engines ended."""
         self._started_at: dict[EngineLine, float] = {}
-        """For the lines that have never taken requests."""
+        """When each line was started, for lines that have never taken requests."""
         self._gone_since: dict[int, float] = {}
-        """For the ranks whose engine has ended or is starting."""
+        """Since when each rank has been gone, for ranks whose engine has ended or is starting."""
         self._retired: set[int] = set()
         self._longest_start_s = 0.0
         self._longest_restart_s = 0.0

@@ -88,7 +88,7 @@ class EngineSession:
         self._engines: dict[int, LaunchedEngine] = {}
         """Rank -> its current or last engine."""
         self._was_ready = [asyncio.Event() for _ in range(num_ranks)]
-        """By rank: whether one of its engines has ever taken requests."""
+        """Whether an engine of each rank has ever taken requests."""
         self._given_up: set[int] = set()
         """The ranks that get no engine until ``retry``."""
         self._out: set[int] = set()

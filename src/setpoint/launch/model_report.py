@@ -54,7 +54,7 @@ class Memory:
     available_bytes: int | None
     """None: the memory of the GPU is not known."""
     needed: MemoryPlan
-    """For ``requests`` requests of the whole context at the same time."""
+    """The memory for ``requests`` requests of the whole context at the same time."""
     requests: int
     context_len: int
     kv_token_bytes: int
@@ -97,7 +97,7 @@ class ModelReport:
     """"setpoint", or "transformers" for a model of that library."""
     parameters: int = 0
     active_parameters: int = 0
-    """Those that a token uses."""
+    """The parameters that a token uses."""
     context_len: int = 0
     """The longest that the model supports."""
     dtype: str = ""
@@ -105,7 +105,7 @@ class ModelReport:
     quantization: str = ""
     blocks: tuple[BlocksOfKind, ...] = ()
     dequantized_parameters: int = 0
-    """Those that the folder stores as codes, and that are dequantised at load."""
+    """The parameters that the folder stores as codes, and that are dequantised at load."""
     disk_bytes: int | None = None
     """None: the weights are not on this machine."""
     memory: Memory | None = None

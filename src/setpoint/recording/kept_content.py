@@ -115,8 +115,8 @@ class Open:
 
 
 class Surrogates(Open):
-    """For a replay that runs on surrogates: the names in its records can be compared with the
-    recorded ones, the ids cannot."""
+    """The content of a replay that runs on surrogates: the names in its records can be compared
+    with the recorded ones, the ids cannot."""
 
     def finish(self, finish: Finish) -> Finish:
         return _without_quotes(finish)

@@ -114,9 +114,9 @@ class PrefillSide:
         self._observer = observer
         self._giver = giver
         self._open: dict[int, _Giving] = {}
-        """By sequence, until its ``Given``."""
+        """The open transfer of each sequence, until its ``Given``."""
         self._rooms: set[int] = set()
-        """Theirs."""
+        """The rooms of these sequences."""
         kept = {**state.preparing.cancel, Need.KV: lambda seq_id: None}  # the offer ends below
         state.preparing.cancel = kept
         state.end_offer = self._withdraw

@@ -85,7 +85,7 @@ def none_of(texts: Collection[str]) -> str:
 
 
 def _other_than(texts: list[str], at: int) -> str:
-    """For what may follow the first ``at`` characters, which all texts share."""
+    """An expression for what may follow the first ``at`` characters, which all texts share."""
     branches: dict[str, list[str]] = {}
     for text in texts:
         if len(text) > at:

@@ -7,7 +7,7 @@ MAX_STEPS = 100_000
 MAX_ATOMS = 256
 """Most alternatives of one type at one place."""
 PRUNED_FROM = 4
-"""From how many alternatives on those that nothing satisfies are looked for."""
+"""The number of alternatives from which on those that nothing satisfies are looked for."""
 MAX_VALUES = 64
 """Most values of a state that is listed value by value."""
 

@@ -39,7 +39,7 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """For the client whose schema it was."""
+        """What the client is told about its schema."""
         found = []
         if self.lost:
             found.append(

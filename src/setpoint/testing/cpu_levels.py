@@ -23,4 +23,5 @@ all_levels = pytest.mark.parametrize(
         pytest.param(OTHERS, id="other levels", marks=pytest.mark.full),
     ],
 )
-"""For a test that compares all of them with one result that takes long to compute."""
+"""Gives a test all quick levels at once, or all others, to be compared with one result that takes
+long to compute."""

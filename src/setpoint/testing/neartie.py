@@ -20,8 +20,8 @@ class Greedy:
 
     @classmethod
     def of_top(cls, ids: Sequence[int], top_logprobs: Iterable[Sequence[float]]) -> Greedy:
-        """From an answer with logprobs. top_logprobs: the two best logprobs of each position; their
-        difference is that of the logits."""
+        """The tokens and gaps of an answer with logprobs. top_logprobs: the two best logprobs of
+        each position; their difference is that of the logits."""
         return cls(list(ids), [float(top[0] - top[1]) for top in top_logprobs])
 
 

@@ -31,7 +31,7 @@ class Written:
     """A matrix in a format."""
 
     tensors: Tensors
-    """By the ending that follows the module's name."""
+    """The stored tensors, by the ending that follows the module's name."""
     values: torch.Tensor
     """fp32 [N, K], before they are rounded to bf16."""
 

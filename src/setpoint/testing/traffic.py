@@ -70,7 +70,7 @@ class Arrivals:
     total: int | None = None
     """Most requests or conversations that begin."""
     pause: tuple[float, float] = (0.0, 0.0)
-    """From when to when no request or conversation begins."""
+    """The beginning and the end of a time in which no request or conversation begins."""
 
 
 @dataclass(slots=True)

@@ -115,7 +115,7 @@ def test_turns_and_delays() -> None:
     ],
 )
 def test_two_streams_beside_a_prompt_of_eight_chunks(options: dict[str, Any], steps: str) -> None:
-    """By default on a CPU both have a token after every chunk: prompt, decode and mixed steps from
+    """Both have a token after every chunk by default on a CPU: prompt, decode and mixed steps from
     the moment when the prompt comes."""
     config = settled(chunked_prefill_size=64, **options)
     harness = Harness(

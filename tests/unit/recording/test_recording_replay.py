@@ -211,7 +211,8 @@ def test_every_field_of_a_request_and_every_message_has_a_decision() -> None:
 
 
 def test_every_field_of_a_record_that_holds_a_name_is_replaced(tmp_path: Path) -> None:
-    """By its type: a str or several, other than those which this engine's own words fill."""
+    """The type of a field tells whether it holds a name: a str or several, other than those which
+    this engine's own words fill."""
     own_words = {"why", "what", "way", "error", "violations"}
     for kind in codec._KINDS.values():
         for field, hint in typing.get_type_hints(kind).items():

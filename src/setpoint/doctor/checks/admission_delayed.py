@@ -157,7 +157,7 @@ def _action(case: Case, delayed: Load) -> Action | None:
 
 
 def _delay_less(case: Case, reason: str) -> Action | None:
-    """By the first option of this reason that is set."""
+    """The change of the first option of this reason that is set."""
     for option, off in DELAYS[reason].items():
         flag, present = f"--{option.replace('_', '-')}", case.option(option, off)
         if present is True:

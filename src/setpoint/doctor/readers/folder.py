@@ -115,7 +115,7 @@ class _Known:
     """What logs say of the server that wrote them, as far as it cannot be otherwise."""
 
     named: dict[str, Any]
-    """By name: options, the model, the program."""
+    """The options, the model and the program, by name."""
     pools: tuple[float, float] | None
     """The smallest and the largest size of the KV pool."""
     ends: float | None

@@ -22,7 +22,7 @@ from setpoint.doctor.readers.pages import NotThereError, Pages
 
 EVERY_S = 1.0
 Loads = dict[str, Moment]
-"""By the name of the rank."""
+"""The present moment of each rank, by the rank's name."""
 
 
 def watch_server(

@@ -29,7 +29,7 @@ _MAX_INDENT = 32
 _STAMP = re.compile(r"^\[[^\]]*\] ")
 """The time and rank with which a line of a log begins; its number says where it is."""
 _ASCII = str.maketrans({"…": "~", "−": "-", "×": "x"})
-"""For a terminal that has nothing else; other characters become question marks."""
+"""Replacements for a terminal that knows ASCII only; other characters become question marks."""
 _HELD = "\ue000"
 """Stands for a space at which a line must not end, while lines are made."""
 
@@ -57,7 +57,7 @@ SCREENS = (
     Room(evidence=2, ruled_out=3, others=1, plot_height=2, num_plots=4, item_lines=1),
     Room(evidence=2, ruled_out=2, others=1, plot_height=2, num_plots=2, item_lines=1),
 )
-"""From roomy to tight: the first that fits on one screen is used."""
+"""The layouts from roomy to tight: the first that fits on one screen is used."""
 
 
 SHORT = SCREENS[-1]

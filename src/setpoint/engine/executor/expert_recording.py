@@ -21,7 +21,7 @@ class ExpertRecorder:
         self._begin: list[Loads] | None = None
         """The counts at the start, by layer with experts; None: there is no record."""
         self._end: list[Loads] | None = None
-        """Those at the stop."""
+        """The counts at the stop."""
 
     def operate(self, operation: RecordExperts) -> str:
         """Returns the path of the file of a dump, or "". Raises RequestError."""

@@ -42,12 +42,12 @@ ToSide = OfferRoom | SupplyRoom | WithdrawRoom | FetchRoom | CancelFetch
 
 
 class GiverNews(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """From a rank of a prefill server. It may come between other answers."""
+    """A rank of a prefill server sends this; it may come between other answers."""
 
     message: Wanted | Given
 
 
 class TakerNews(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """From a rank of a decode server. It may come between other answers."""
+    """A rank of a decode server sends this; it may come between other answers."""
 
     message: Arrived

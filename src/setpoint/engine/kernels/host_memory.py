@@ -28,7 +28,7 @@ PIECE = 1 << 26
 """Least bytes of a mapping, which may hold several tensors, one after another."""
 ALIGNMENT = 64
 MADV_POPULATE_WRITE = 23
-"""From linux/mman.h; Python's mmap does not have it."""
+"""The value of linux/mman.h; Python's mmap does not have it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

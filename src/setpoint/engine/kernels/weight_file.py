@@ -25,9 +25,9 @@ from setpoint.engine.kernels.host_memory import HUGE_PAGE, Noted, advise, in_hug
 WRITE_BYTES = 1 << 26
 """Bytes to write at a time."""
 MADV_POPULATE_READ = 22
-"""From linux/mman.h; Python's mmap does not have it."""
+"""The value of linux/mman.h; Python's mmap does not have it."""
 MAP_FIXED = 0x10
-"""The same, of asm-generic/mman-common.h."""
+"""The value of asm-generic/mman-common.h."""
 FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)

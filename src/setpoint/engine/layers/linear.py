@@ -56,7 +56,7 @@ class Linear(Layer):
         self.parts = out_features if isinstance(out_features, dict) else {"": out_features}
         """Checkpoint name -> rows of the whole matrix; "" if it is not stacked."""
         self.spans: Mapping[str, list[Span]] = {}
-        """For those of ``parts`` that ranks do not divide evenly: the rows of each rank."""
+        """The rows of each rank, for those of ``parts`` that ranks do not divide evenly."""
         size = self.out_features = sum(self.parts.values())
         self.held: list[Span] = [(0, rows) for rows in self.parts.values()]
         """For each of ``parts``, its rows that this rank holds; written by ``split``."""

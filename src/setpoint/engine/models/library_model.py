@@ -166,7 +166,7 @@ class PackedLinear(nn.Module):
         self.seat = seat
         self.out_features = len(weight)
         self.weight = torch.empty_like(weight, device="meta")
-        """For layers that read the weight's dtype or shape. It holds no data."""
+        """A weight without data, for layers that read its dtype or shape."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ctx = self.seat.ctx

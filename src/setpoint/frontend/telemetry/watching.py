@@ -97,7 +97,7 @@ class Examined:
 
     diagnosis: Diagnosis
     moments: Sequence[Moment]
-    """Those that it is about; of several engines, what they did together."""
+    """The moments that the diagnosis is about; with several engines, what they did together."""
     lives: Sequence[Life]
 
 

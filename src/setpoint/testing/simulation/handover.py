@@ -78,7 +78,8 @@ class Network:
         self._rooms: dict[int, int] = {}
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._transfers: dict[int, _Transfer] = {}
-        """By sequence of the decode engine, which is also the number of the transfer."""
+        """The transfers by sequence of the decode engine, which is also the number of the
+        transfer."""
         self._num_lost = 0
         """Connections that have ended."""
         self.offers = Offers(self._tell_prefill, lambda: self._now)

@@ -34,7 +34,7 @@ from setpoint.testing.simulation.world import Setting, World, noted_logs, option
 
 NUM_ORDERS = 7
 BUSY_S = 1.5
-"""For so long clients come and faults happen."""
+"""How long clients come and faults happen, in virtual seconds."""
 PATIENCE_S = 5000.0
 """Virtual seconds after which a request counts as lost: more than an engine may take to start."""
 REST_S = 10

@@ -36,7 +36,7 @@ NUM_ORDERS = 14
 BUSY_S = 3.0
 MOST_PROMPT = 130
 WEIGHTS = ("simulated", "weights 1")
-"""Those that a server starts with, and others."""
+"""The weights that a server starts with, and others."""
 TROUBLES: tuple[Trouble, ...] = ("errors", "slow", "slow", "hang")
 
 

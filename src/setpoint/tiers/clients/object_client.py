@@ -64,8 +64,8 @@ class ObjectClient:
             raise StoreError(f"{self.place} cannot be used: {why}.") from None
 
     def num_leading(self, names: Sequence[str]) -> int:
-        """By halving: a request takes tens of milliseconds, and who has a block nearly always has
-        those before it. If not, a load ends at the first one that is missing."""
+        """The search halves the names: a request takes tens of milliseconds, and who has a block
+        nearly always has those before it. If not, a load ends at the first one that is missing."""
         low, high = 0, len(names)
         while low < high:
             middle = (low + high) // 2

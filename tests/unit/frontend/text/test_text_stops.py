@@ -15,7 +15,7 @@ stops = st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max
 
 
 def expected(text: str, stops: list[str], keep: bool) -> tuple[str, str | None]:
-    """By definition: the stop string complete first, the longest of those."""
+    """The text and the stop by definition: the stop string complete first, the longest of those."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:

@@ -31,8 +31,8 @@ class Table:
     at: Column
     """Seconds; NaN without a timestamp."""
     columns: dict[str, Column]
-    """By field of a moment, and "graph", "is_prefill", "is_decode", "pool:NAME"
-    and "other:NAME"."""
+    """The columns by field of a moment, and by "graph", "is_prefill", "is_decode", "pool:NAME" and
+    "other:NAME"."""
 
     def __len__(self) -> int:
         return len(self.line)
