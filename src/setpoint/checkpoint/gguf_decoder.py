@@ -41,7 +41,7 @@ class Wanted:
 
     old: str
     new: str
-    """With "{}" for the number of the expert."""
+    """The name in the checkpoint, with "{}" for the number of the expert."""
     shape: tuple[int, ...]
     stored: tuple[int, ...]
     """The shape in the file."""

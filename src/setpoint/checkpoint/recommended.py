@@ -10,9 +10,9 @@ NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def recommended_sampling(source: ModelSource, wanted: str) -> dict[str, float]:
-    """With ``wanted`` "model" (--sampling-defaults) the sampling parameters of
-    generation_config.json, and for the default model those of its card; else none. Raises
-    CheckpointError for a value that no request may have."""
+    """The sampling parameters of generation_config.json, and for the default model those of its
+    card, if ``wanted`` is "model" (--sampling-defaults); else none. Raises CheckpointError for a
+    value that no request may have."""
     if wanted != "model":
         return {}
     given = source.description.generation

@@ -24,7 +24,7 @@ RETRY_S = 0.25
 MAX_BODY = 64 << 10
 REGISTER_TRIES = 400
 KEY_HEADER = "X-Setpoint-Handover-Key"
-"""With it an engine shows its own bootstrap server that it belongs to it."""
+"""The header with which an engine proves to its own bootstrap server that it belongs to it."""
 NO_RANK = -1
 """The number that asks about the prefill server as a whole; it stands in all four fields of the
 query."""

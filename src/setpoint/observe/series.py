@@ -36,7 +36,7 @@ class Series:
     """One metric, as Prometheus shows it."""
 
     name: str
-    """With its namespace; a counter's without the ending ``_total``."""
+    """The name with its namespace; a counter's name without the ending ``_total``."""
     kind: Kind
     scope: Scope
     help: str

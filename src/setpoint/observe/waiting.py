@@ -32,8 +32,8 @@ class Display:
 
 
 def on_stderr() -> Display:
-    """On a terminal, one line that is redrawn and removed at the end; elsewhere, a new line from
-    time to time."""
+    """A display on stderr: on a terminal one line that is redrawn and removed at the end, elsewhere
+    a new line from time to time."""
     if sys.stderr.isatty():
         return Display(
             lambda text: _write(f"\r\x1b[K{_fit(text)}"), REDRAW_S, lambda: _write("\r\x1b[K")

@@ -105,7 +105,7 @@ class KeptArrival(msgspec.Struct, frozen=True, array_like=True, tag="A"):
     """Whether the request has stop strings or expressions."""
     stream_interval: int | None
     options: RequestOptions
-    """With names replaced, and without token ids."""
+    """The options with names replaced, and without token ids."""
     seed: int
     was_accepted: bool = False
 

@@ -318,8 +318,8 @@ class Tiers:
         self._enqueue(ids[: end * block], namespace, first, keys[first:end])
 
     def save_ahead(self) -> None:
-        """With write_back: save what will be evicted first, in time: once half of the pool is in
-        use, because a single prompt may take a large part of it."""
+        """Save what will be evicted first, in time, if the policy is write_back: once half of the
+        pool is in use, because a single prompt may take a large part of it."""
         if self._config.write_policy != "write_back" or self._to_save:
             return
         share = self._cache.total_tokens // 2

@@ -1,5 +1,5 @@
-"""At which levels of the C++ kernels tests run. Compiling one takes a minute of a core: the quick
-tests use three at most, and the others belong to ``make full``."""
+"""The levels of the C++ kernels at which tests run. Compiling one takes a minute of a core: the
+quick tests use three at most, and the others belong to ``make full``."""
 
 from __future__ import annotations
 

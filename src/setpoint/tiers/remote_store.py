@@ -91,7 +91,7 @@ class RemoteStore:
             logger.warning("The cache in %s cannot be reached now: %s.", self.place, why)
 
     def sweep(self) -> None:
-        """With ``max_bytes``, learn what is there."""
+        """Learn what is there, if ``max_bytes`` is set."""
         if self._max_bytes is not None:
             for name, size in self._call(self._listed) or ():
                 self._note(name, size)

@@ -147,7 +147,7 @@ def _with_notes(case: Case, findings: list[Finding]) -> list[Source]:
 
 
 def _located(seen: Observations, evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """With the file of each line, if there are several."""
+    """The evidence with the file of each line, if there are several."""
     return tuple(
         replace(each, source=each.source or seen.files.get((each.line, each.text), ""))
         for each in evidence
@@ -196,8 +196,8 @@ def without_residual(findings: list[Finding]) -> list[Finding]:
 
 
 def without_overdraft(findings: list[Finding]) -> list[Finding]:
-    """Without findings whose remedy needs the memory that is missing: if next to none is free,
-    that comes first, and names them among its alternatives."""
+    """Drop findings whose remedy needs the memory that is missing. If next to none is free, that
+    finding comes first, and names them among its alternatives."""
     low = next((finding for finding in findings if finding.cause == "mem-headroom-low"), None)
     if low is None or low.confidence < SEVERE:
         return findings
@@ -226,7 +226,7 @@ def _needs_headroom(action: Action) -> bool:
 
 
 def without_ruled_out(findings: list[Finding]) -> list[Finding]:
-    """Without findings that one before them rules out: it says why."""
+    """Drop findings that one before them rules out, and says why."""
     kept: list[Finding] = []
     for finding in findings:
         if not any(finding.cause == each.cause for other in kept for each in other.ruled_out):
