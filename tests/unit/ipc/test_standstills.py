@@ -20,7 +20,7 @@ class Engine:
     def __init__(self, rank: int) -> None:
         self.line = EngineLine(self, rank=rank)
         self.calls: list[Call] = []
-        """Those without an answer, oldest first."""
+        """The calls without an answer, oldest first."""
 
     def start(self, receiver: Callable[[bytes], None], on_cut: Callable[[], None]) -> None:
         self._receiver = receiver
