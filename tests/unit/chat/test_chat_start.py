@@ -49,7 +49,7 @@ def test_servers_that_misbehave_are_reported_in_one_line(
             1,
             "http://127.0.0.1:9/v1 cannot be reached: [Errno 111] Connection refused.",
         ),
-        (["--base-url", "nonsense"], 1, "nonsense cannot be reached"),
+        (["--base-url", "nonsense"], 2, "must begin with http:// or https://"),
         (
             ["--base-url", "http://h/v1", "--dtype", "float32"],
             2,

@@ -192,7 +192,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"type": "regex", "pattern": "("}, "a group is not closed"),
         ({"type": "grammar", "grammar": "x"}, "the grammar cannot be read"),
         ({"type": "qwen_xml_parameter", "json_schema": {"properties": 1}}, "needs the schema"),
-        (in_xml({"type": "string", "pattern": "("}), "unclosed group"),
+        (in_xml({"type": "string", "pattern": "("}), "a group is not closed"),
         (in_xml({"type": "string", "minLength": 3, "maxLength": 2}), "no JSON value satisfies"),
         (nested(100), "are nested more than 32 deep"),
         (triggered(triggers=[f"<{n}>" for n in range(300)]), "triggers has more than 256 entries"),

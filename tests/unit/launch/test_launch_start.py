@@ -155,7 +155,7 @@ def test_a_gpu_is_missed_before_anything_is_started(
 def test_an_expression_for_whitespace_is_compiled_before_anything_is_started() -> None:
     """Red before: it was accepted, and every client of a schema got a 400."""
     flag = "--constrained-json-whitespace-pattern"
-    for pattern, why in (("(?=x)", "look-around"), ("ab", "more than spaces"), ("[", "unclosed")):
+    for pattern, why in (("(?=x)", "look-around"), ("ab", "more than spaces"), ("[", "not closed")):
         with pytest.raises(ConfigError, match=f"{flag} .*{why}"):
             preflight(Options.of(constrained_json_whitespace_pattern=pattern))
     preflight(Options.of(constrained_json_whitespace_pattern=r"[\n ]*"))
