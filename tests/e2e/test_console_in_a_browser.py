@@ -285,7 +285,7 @@ def test_options_change_while_the_server_runs(tiny_model: Path, tmp_path: Path) 
             info = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()
             assert info["schedule_policy"] == "lpm"
             await change(page, "max_running_requests", "999999")
-            await page.wait(f"/room for/.test({text_of('#change-outcome .failure')})")
+            await page.wait(f"/has room/.test({text_of('#change-outcome .failure')})")
             page.errors.clear()  # the browser's own note of the status 400
             await page.evaluate("document.querySelector('#change-value').value = '2'")
             await page.click("#change-send")
