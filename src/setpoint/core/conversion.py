@@ -36,7 +36,7 @@ def convert(value: Any, kind: type[T]) -> T:
         if "got `float`" not in str(error):
             raise
     declared: Any = kind
-    return msgspec.convert(_with_whole_numbers(value, [_info(declared)]), kind)
+    return msgspec.convert(_with_whole_numbers(value, alternatives(_info(declared))), kind)
 
 
 def as_whole(value: Any) -> Any:
@@ -74,10 +74,9 @@ def _info(kind: Any) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _with_whole_numbers(value: Any, declared: list[inspect.Type]) -> Any:
-    """The value with integers for the whole floats in it where its types have integers and no
-    floats."""
-    nodes = [each for node in declared for each in alternatives(node)]
+def _with_whole_numbers(value: Any, nodes: list[inspect.Type]) -> Any:
+    """The value with integers for the whole floats in it where its types (``alternatives``) have
+    integers and no floats."""
     if isinstance(value, float):
         takes = {type(node) for node in nodes}
         is_int = inspect.IntType in takes and not takes & {inspect.FloatType, inspect.AnyType}

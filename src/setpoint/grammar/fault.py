@@ -11,11 +11,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from setpoint.core.errors import RequestError
 from setpoint.grammar.schema import llguidance_schema
-from setpoint.schemas.document import escaped, parts_of
+from setpoint.schemas.document import DEFINITIONS, escaped, parts_of
 
 MAX_SEARCH_S = 0.5
 """Most processor time of one search. When it is over, the smallest schema found so far is named."""
-_DEFINING = ("$defs", "definitions")
 _UNSATISFIABLE = "Unsatisfiable schema:"
 
 
@@ -26,7 +25,7 @@ def located(schema: Any, why: str) -> tuple[str, str | None, str]:
     if not isinstance(schema, dict) or why.startswith("#"):  # it names its place itself
         return "", None, why
     ends_at = time.thread_time() + MAX_SEARCH_S
-    definitions = {key: schema[key] for key in _DEFINING if key in schema}
+    definitions = {key: schema[key] for key in DEFINITIONS if key in schema}
 
     def fails(part: dict[str, Any]) -> str:
         """The words about a part; "" if it does not fail, or fails for another reason."""
@@ -78,6 +77,6 @@ def _keywords(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str
         if key == "patternProperties":
             for name in value:
                 yield f"/{key}/{escaped(name)}", {key: {name: True}}, name
-        elif key not in _DEFINING:
+        elif key not in DEFINITIONS:
             part = {**kind, key: value}
             yield f"/{key}", part, value if key == "pattern" else None

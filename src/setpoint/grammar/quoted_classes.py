@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 
 from setpoint.core.errors import RequestError
-from setpoint.schemas.ignored_case import ESCAPE, POSIX, code_point
+from setpoint.schemas.ignored_case import ESCAPE, OPENING, POSIX, code_point
 
 _NAME = re.compile(r"\(\?P?<[^>]*>")
 _FLAG_X = re.compile(r"\(\?[a-zA-Z]*x")
-_OPENING = re.compile(r"\[\^?\]?")
 _ITEM = re.compile(rf"{ESCAPE.pattern}|.", re.DOTALL)
 _ALL_BUT_SOME = (r"\D", r"\W", r"\S")
 _SETS = re.compile(r"\[|\\[pP]|&&|--|~~")
@@ -47,7 +46,7 @@ def _end_of_class(pattern: str, at: int) -> int:
     while at < len(pattern):
         if pattern[at] == "[" and not (depth and POSIX.match(pattern, at)):
             depth += 1
-            found = _OPENING.match(pattern, at)
+            found = OPENING.match(pattern, at)
         else:
             depth -= pattern[at] == "]"
             found = POSIX.match(pattern, at) or _ITEM.match(pattern, at)

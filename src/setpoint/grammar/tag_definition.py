@@ -19,6 +19,7 @@ from setpoint.core.errors import RequestError
 from setpoint.grammar import tags
 from setpoint.grammar.schema import JsonSpacing, llguidance_schema
 from setpoint.grammar.tags import Format
+from setpoint.schemas.document import DEFINITIONS
 from setpoint.schemas.expressions import for_grammars
 from setpoint.schemas.xml_parameters import is_free_text, not_enforced
 
@@ -204,9 +205,7 @@ class _Writer:
         if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
             raise RequestError("structural_tag: required must be a list of strings.")
         names = set(required)
-        definitions: dict[str, Any] = {
-            key: schema[key] for key in ("$defs", "definitions") if key in schema
-        }
+        definitions: dict[str, Any] = {key: schema[key] for key in DEFINITIONS if key in schema}
         space = self._named_terminal(_SPACE)
         parts = []
         for name, each in properties.items():

@@ -10,7 +10,8 @@ from urllib.parse import unquote, urldefrag, urljoin
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 
-MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+DEFINITIONS = ("$defs", "definitions")
+MAPS = ("properties", "patternProperties", *DEFINITIONS, "dependentSchemas")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLE = (
     *("items", "additionalItems", "contains", "propertyNames", "additionalProperties"),

@@ -25,7 +25,7 @@ ESCAPE = re.compile(
 )
 _END_OF_CASED = 0x1E944
 """No character from here on has a capital letter."""
-_OPENING = re.compile(r"\[\^?\]?")
+OPENING = re.compile(r"\[\^?\]?")
 _ONE_CASE = re.compile("upper|lower")
 MAX_EXAMINED = 1 << 18
 """Most letters in all ranges of an expression."""
@@ -101,7 +101,7 @@ class _Reader:
             character = self._text[self._at]
             if character == "[" and not (depth and POSIX.match(self._text, self._at)):
                 depth, low = depth + 1, -1
-                self._copy(_OPENING)
+                self._copy(OPENING)
             elif character == "[":
                 name = self._copy(POSIX)
                 if ignores:

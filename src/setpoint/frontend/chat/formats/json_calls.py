@@ -188,19 +188,12 @@ class JsonMachine(CallMachine):
         self._state = self._inside
 
     def _inside(self) -> bool:
-        outcome, self._at = self._call.feed(self._text, self._at)
-        if outcome == "more" and not self._ended:
+        outcome = self._read_json(self._call)
+        if outcome is None:
             return False
-        if outcome == "more":
-            outcome = self._call.end()
-        if outcome == "more" and self._call.has_begun:
-            self._at = len(self._text)  # half an escape, which nobody could read
-        self._put_back(self._call.taken_back)
         if not self._call.has_begun:
             self._lead.append(self._call.raw())
             return self._give_up()
-        if not self._call.is_whole:
-            self._cut_call()
         self._lead = []
         self._in_list = self._in_list and outcome == "done"
         self._state = self._behind

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from setpoint.frontend.chat.deltas import Delta, TextDelta, ToolCallDelta
+from setpoint.frontend.chat.formats.json_call import JsonCall, Outcome
 from setpoint.frontend.chat.formats.json_scan import Scan
 from setpoint.frontend.chat.formats.scanning import Markers, Trimmed, is_cut
 from setpoint.frontend.chat.formats.tool_format import new_call_id
@@ -122,6 +123,21 @@ class CallMachine:
             self._cut_call()
             self._state = self._then
         return self._scan.is_done or self._ended
+
+    def _read_json(self, call: JsonCall) -> Outcome | None:
+        """Read on in a call that is JSON. None: its end has not come yet. A call that has begun is
+        told, and cut if it is not whole."""
+        outcome, self._at = call.feed(self._text, self._at)
+        if outcome == "more" and not self._ended:
+            return None
+        if outcome == "more":
+            outcome = call.end()
+        if outcome == "more" and call.has_begun:
+            self._at = len(self._text)  # half an escape, which nobody could read
+        self._put_back(call.taken_back)
+        if call.has_begun and not call.is_whole:
+            self._cut_call()
+        return outcome
 
     def _put_back(self, text: str) -> None:
         """Text that has been read is still to be read."""

@@ -169,19 +169,12 @@ class _Parser(CallMachine):
         self._begin_call(name)
 
     def _inside_json(self) -> bool:
-        outcome, self._at = self._json.feed(self._text, self._at)
-        if outcome == "more" and not self._ended:
+        outcome = self._read_json(self._json)
+        if outcome is None:
             return False
-        if outcome == "more":
-            outcome = self._json.end()
-        if outcome == "more" and self._json.has_begun:
-            self._at = len(self._text)  # half an escape, which nobody could read
-        self._put_back(self._json.taken_back)
         if not self._json.has_begun:
             self._lead.append(self._json.raw())
             return self._give_up()
-        if not self._json.is_whole:
-            self._cut_call()
         self._state = self._behind if outcome == "done" else self._close
         return True
 
