@@ -34,7 +34,7 @@ import numpy as np
 from machine import environment, save, versions
 from report import Comparison
 
-from setpoint.testing.server_process import running_server
+from setpoint_testing.server_process import running_server
 
 PACKAGES = ("setpoint", "torch", "aiohttp")
 VOCAB = (100, 49_000)

@@ -48,7 +48,7 @@ from serving import NUM_THREADS, PACKAGES, WARM_UP_TOKENS, quiet_sample
 from workloads import FULL, QUICK, Workload
 
 from setpoint.checkpoint.source import locate
-from setpoint.testing.whole_checkpoint import write_whole
+from setpoint_testing.whole_checkpoint import write_whole
 
 OURS = "setpoint"
 COLUMNS: Sequence[tuple[str, Metric]] = (

@@ -25,7 +25,7 @@ import httpx
 import numpy as np
 from machine import environment
 
-from setpoint.testing.server_process import free_port, running_server
+from setpoint_testing.server_process import free_port, running_server
 
 HOST = "127.0.0.1"
 ROOMS = count(1 << 32)

@@ -63,7 +63,7 @@ from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.link import SocketLink
 from setpoint.ipc.sockets import EngineSocket
-from setpoint.testing.fake_engine import SOME_FACTS, FixedOptions
+from setpoint_testing.fake_engine import SOME_FACTS, FixedOptions
 
 CONTEXT = 100_000
 TEXT = "The quick brown fox — naïve, but not lazy — jumps over 13 dogs.\nThen it rests. "

@@ -3,7 +3,7 @@ CPU.
 
     python benchmarks/goldens.py [--only NAME] [--tokens 24] [--no-default-model]
 
-Tiny random models of ``setpoint.testing.goldens`` and the default model. Each model answers prompts
+Tiny random models of ``setpoint_testing.goldens`` and the default model. Each model answers prompts
 of several lengths greedily through scheduler, radix cache and runner: in chunks, all together, then
 once more from the cache. Every sampled position is compared with transformers: the largest
 difference of a logit (also divided by the spread of the logits), and whether the token is the one
@@ -27,16 +27,16 @@ from transformers.utils import logging
 
 from setpoint.checkpoint.source import DEFAULT_MODEL, locate
 from setpoint.frontend.text.template_source import find_chat_template
-from setpoint.testing.against_transformers import (
+from setpoint_testing.against_transformers import (
     TOLERANCES,
     Agreement,
     measure,
     template_differences,
     write_tiny,
 )
-from setpoint.testing.chat_templates import TEMPLATES
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.library_goldens import THROUGH_TRANSFORMERS
+from setpoint_testing.chat_templates import TEMPLATES
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.library_goldens import THROUGH_TRANSFORMERS
 
 DEFAULT_PROMPTS = (1, 17, 64, 200)
 COLUMNS = (

@@ -23,7 +23,7 @@ from machine import environment
 
 from setpoint import Engine
 from setpoint.checkpoint.source import locate
-from setpoint.testing.constrained import SchemaJudge, read_schemas
+from setpoint_testing.constrained import SchemaJudge, read_schemas
 
 SCHEMAS = Path(__file__).parents[1] / "tests" / "schemas"
 NUM_REQUESTS, NUM_TURNS = 64, 5

@@ -19,7 +19,7 @@ from machine import environment
 
 from setpoint.core.handover import Arrived, Given, Wanted
 from setpoint.core.rooms import Bootstrap
-from setpoint.testing.handovers import HOST, handed, pair
+from setpoint_testing.handovers import HOST, handed, pair
 
 ROW_BYTES = 23_040
 DIGEST = bytes(32)

@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from setpoint.core.errors import RequestError
-from setpoint.testing.schema_grammar import SchemaGrammar
+from setpoint_testing.schema_grammar import SchemaGrammar
 
 
 def judged(group: dict[str, Any]) -> tuple[Counter[str], list[str]]:

@@ -37,7 +37,7 @@ from serving import NUM_THREADS, PACKAGES
 from workloads import Workload
 
 from setpoint.core.model import BLOCK_KINDS
-from setpoint.testing.tiny_gguf import byte_vocabulary
+from setpoint_testing.tiny_gguf import byte_vocabulary
 
 WORKLOADS = (
     Workload("W1", "one stream, 32 in, 96 out", 1, 0, 32, 96),

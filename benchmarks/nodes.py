@@ -1,5 +1,5 @@
 """Two machines that serve one model over a bad network: what delay and loss cost, and what happens
-when the link is cut. Needs root, for two network namespaces (``setpoint.testing.network``).
+when the link is cut. Needs root, for two network namespaces (``setpoint_testing.network``).
 
     python benchmarks/nodes.py [--model FOLDER] [--tokens 64] [--delay-ms 20] [--loss 0.01]
 
@@ -23,9 +23,9 @@ from typing import Any
 import httpx
 from machine import environment
 
-from setpoint.testing.network import Link, Machine, network, why_no_network
-from setpoint.testing.server_process import wait_until
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.network import Link, Machine, network, why_no_network
+from setpoint_testing.server_process import wait_until
+from setpoint_testing.tiny_models import write_tiny_llama
 
 PROMPTS = ([5, 17, 99, 3], list(range(3, 103)), [7] * 31)
 PORT, MEETING_PORT = 30000, 5000

@@ -31,7 +31,7 @@ from setpoint.core.records import StepDone
 from setpoint.recording.codec import as_record
 from setpoint.recording.format import KeptMessage, KeptPlan, KeptRecord
 from setpoint.recording.recording_reader import open_recording
-from setpoint.testing.server_process import ServerProcess, running_server
+from setpoint_testing.server_process import ServerProcess, running_server
 
 STALL_S = 120.0
 SMALL = (

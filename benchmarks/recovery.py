@@ -39,7 +39,7 @@ from contenders import SetpointServer
 from machine import environment
 
 from setpoint.launch.process import ranks_of
-from setpoint.testing.server_process import engines_of
+from setpoint_testing.server_process import engines_of
 
 SCHEMA = {
     "type": "object",

@@ -38,7 +38,7 @@ from report import DECODE, OUTPUT, WALL, Aim, Report, Results
 from workloads import FULL, QUICK, Workload
 
 from setpoint.checkpoint.source import locate
-from setpoint.testing.whole_checkpoint import write_whole
+from setpoint_testing.whole_checkpoint import write_whole
 
 OURS, PEER, NO_CACHE = "setpoint", "transformers", "setpoint, no radix cache"
 STREAMING, OFFLINE = "setpoint, streaming", "setpoint, offline"

@@ -3,7 +3,7 @@
     python benchmarks/templates.py FOLDER … [--show 3]
 
 Every *.jinja file below the folders is rendered with the conversations of
-setpoint.testing.template_comparison. Exits with 1 if transformers renders one that is refused here,
+setpoint_testing.template_comparison. Exits with 1 if transformers renders one that is refused here,
 or if a text differs.
 """
 
@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import get_args
 
-from setpoint.testing.template_comparison import CASES, FAULTS, Outcome, Verdict, compare
+from setpoint_testing.template_comparison import CASES, FAULTS, Outcome, Verdict, compare
 
 VERDICTS = get_args(Verdict)
 

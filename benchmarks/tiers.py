@@ -36,7 +36,7 @@ from typing import Any
 import aiohttp
 from machine import environment
 
-from setpoint.testing.server_process import ServerProcess, running_server, wait_until
+from setpoint_testing.server_process import ServerProcess, running_server, wait_until
 
 WORDS = range(1000, 40000)
 SLOW_STORE = """

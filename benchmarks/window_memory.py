@@ -18,7 +18,7 @@ from machine import environment
 from setpoint.core.cachegroups import cache_layout, layout_summary
 from setpoint.core.pagerows import CacheCosts
 from setpoint.planning.memory import GIB
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.specs import tiny_spec
 
 CONTEXTS = (4096, 8192, 32_768, 131_072)
 BF16 = 2

@@ -74,7 +74,7 @@ WRITE_WHOLE = """
 import sys
 from pathlib import Path
 from setpoint.checkpoint.source import locate
-from setpoint.testing.whole_checkpoint import write_whole
+from setpoint_testing.whole_checkpoint import write_whole
 write_whole(locate(sys.argv[1], log=lambda text: None).folder, Path(sys.argv[2]))
 """
 OPENVINO_WEIGHTS = ("fp16", "int8")

@@ -244,5 +244,3 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "cli": ({"bench", "bench.engines", "commands", "config", "core", "launch"}, set()),
 }
-EVERYTHING = {"testing"}
-"""Rooms that may import whatever is there."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rooms import ALLOWED, EVERYTHING
+from rooms import ALLOWED
 
 import setpoint
 
@@ -25,8 +25,6 @@ def top_of(room: str) -> str:
 
 def imports_of(room: str) -> str:
     """The rooms that this one and those below it may import, in one cell."""
-    if room in EVERYTHING:
-        return "everything"
     found = {
         top_of(other)
         for below, (ours, _) in ALLOWED.items()
@@ -37,7 +35,7 @@ def imports_of(room: str) -> str:
 
 
 def rooms() -> set[str]:
-    return {top_of(room) for room in ALLOWED} | EVERYTHING
+    return {top_of(room) for room in ALLOWED}
 
 
 def written(page: str) -> str:

@@ -24,8 +24,8 @@ from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
-from setpoint.testing.byte_tokenizer import make_byte_tokenizer
-from setpoint.testing.fake_engine import FixedOptions
+from setpoint_testing.byte_tokenizer import make_byte_tokenizer
+from setpoint_testing.fake_engine import FixedOptions
 
 SNAPSHOT = Path(__file__).with_name("public_surface.json")
 

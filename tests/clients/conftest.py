@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.testing.server_process import ServerProcess, free_port, running_server
+from setpoint_testing.server_process import ServerProcess, free_port, running_server
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".venv-clients"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.testing.server_process import ServerProcess
+from setpoint_testing.server_process import ServerProcess
 
 HERE = Path(__file__).parent
 CLIENTS = sorted(path.parent.name for path in HERE.glob("*/run.py"))

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server_process import PATIENCE_S, free_port, running_server, wait_until
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
+from setpoint_testing.server_process import PATIENCE_S, free_port, running_server, wait_until
+from setpoint_testing.tiny_models import write_tiny_llama
 
 GREEDY = {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}
 TEXT = "What two servers compute. " * 4

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 import setpoint
-from setpoint.testing.server_process import (
+from setpoint_testing.server_process import (
     PATIENCE_S,
     READY,
     ServerProcess,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from setpoint.testing.byte_tokenizer import EOS_ID
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.byte_tokenizer import EOS_ID
+from setpoint_testing.fake_engine import FakeEngine
 
 HI = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"

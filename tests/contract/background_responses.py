@@ -14,7 +14,7 @@ from answers import says
 
 from conftest import serving
 from setpoint.frontend.storage.storage import Storage
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 ROUTE = "/v1/responses"
 ROOM = 4096

@@ -32,8 +32,8 @@ from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
-from setpoint.testing.byte_tokenizer import CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, make_byte_tokenizer
-from setpoint.testing.fake_engine import FakeEngine, FixedOptions
+from setpoint_testing.byte_tokenizer import CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, make_byte_tokenizer
+from setpoint_testing.fake_engine import FakeEngine, FixedOptions
 
 
 @dataclass

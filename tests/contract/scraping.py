@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from setpoint.observe.engine_metrics import EngineMetrics
 from setpoint.observe.figures import Figures
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 Found = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -16,8 +16,8 @@ import pytest
 from setpoint.core.errors import RequestError
 from setpoint.core.messages import Alive, Finish
 from setpoint.frontend.http.access import AccessLogMiddleware
-from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.server_process import wait_until
+from setpoint_testing.fake_engine import FakeEngine
+from setpoint_testing.server_process import wait_until
 
 Serve = Callable[..., None]
 FORGED = 'x\n[2026-01-01 00:00:00] "GET / HTTP/1.1" 503'

@@ -10,7 +10,7 @@ from answers import HI, says
 from anthropic_messages import BODY, MESSAGES, create, events_of
 
 from setpoint.core.messages import Finish
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 COUNT = "/v1/messages/count_tokens"

@@ -33,8 +33,8 @@ from background_responses import (
 from conftest import serving
 from setpoint.frontend.apis.openai.responses.background import Background
 from setpoint.frontend.storage.storage import Storage
-from setpoint.testing.byte_tokenizer import EOS_ID
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.byte_tokenizer import EOS_ID
+from setpoint_testing.fake_engine import FakeEngine
 
 
 @pytest.mark.parametrize("name", TEXTS)

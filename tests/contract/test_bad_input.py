@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from setpoint.testing.byte_tokenizer import VOCAB_SIZE
+from setpoint_testing.byte_tokenizer import VOCAB_SIZE
 
 Serve = Callable[..., None]
 CHAT = "/v1/chat/completions"

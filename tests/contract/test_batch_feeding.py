@@ -14,7 +14,7 @@ from batches import Batch, ids, line, records, write
 
 from setpoint.batch.batch_progress import status
 from setpoint.frontend import feed
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 

@@ -20,7 +20,7 @@ from setpoint.batch.entry import BatchError
 from setpoint.core.errors import EngineDeadError
 from setpoint.core.messages import Finish
 from setpoint.core.model import Pooling
-from setpoint.testing.fake_engine import EMBEDDING_SIZE, FakeEngine
+from setpoint_testing.fake_engine import EMBEDDING_SIZE, FakeEngine
 
 Serve = Callable[..., None]
 

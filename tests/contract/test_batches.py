@@ -22,8 +22,8 @@ from setpoint.batch.journal import Journal
 from setpoint.core.messages import Finish
 from setpoint.frontend import feed
 from setpoint.frontend.storage.storage import Storage
-from setpoint.testing.byte_tokenizer import EOS_ID
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.byte_tokenizer import EOS_ID
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 ENDS = ("completed", "failed", "expired", "cancelled")

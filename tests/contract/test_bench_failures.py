@@ -14,7 +14,7 @@ import pytest
 from bench_runs import measure
 
 from setpoint import cli
-from setpoint.testing.byte_tokenizer import write_byte_tokenizer
+from setpoint_testing.byte_tokenizer import write_byte_tokenizer
 
 
 @pytest.fixture

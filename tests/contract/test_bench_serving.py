@@ -10,8 +10,8 @@ from bench_runs import SMALL, measure
 
 from setpoint import cli
 from setpoint.core.model import Pooling
-from setpoint.testing.byte_tokenizer import write_byte_tokenizer
-from setpoint.testing.fake_engine import EMBEDDING_SIZE, FakeEngine
+from setpoint_testing.byte_tokenizer import write_byte_tokenizer
+from setpoint_testing.fake_engine import EMBEDDING_SIZE, FakeEngine
 
 Url = Callable[..., str]
 STEP_S = 0.004

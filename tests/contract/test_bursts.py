@@ -18,7 +18,7 @@ from setpoint.core.request import Ids
 from setpoint.frontend.http.pace import PER_TURN, Pace, Rank
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Url = Callable[..., str]
 N = 40 * PER_TURN

@@ -13,7 +13,7 @@ from setpoint.core.messages import Finish
 from setpoint.core.request import Request
 from setpoint.frontend import feed
 from setpoint.offline.program_calls import Calls
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from setpoint.frontend.http.connection import MAX_HEAD_BYTES, Connection
-from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.server_process import PATIENCE_S
+from setpoint_testing.fake_engine import FakeEngine
+from setpoint_testing.server_process import PATIENCE_S
 
 Url = Callable[..., str]
 JSON = {"content-type": "application/json"}

@@ -28,8 +28,8 @@ from setpoint.frontend.console.static_pages import STATIC
 from setpoint.frontend.live_options import LiveOption
 from setpoint.frontend.telemetry.watching import Lane
 from setpoint.ipc.line import EngineLine
-from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.server_process import PATIENCE_S, wait_until
+from setpoint_testing.fake_engine import FakeEngine
+from setpoint_testing.server_process import PATIENCE_S, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 Serve = Callable[..., None]

@@ -24,7 +24,7 @@ from setpoint.frontend.http.content_encoding import (
     _Body,
 )
 from setpoint.frontend.http.model_choice import ModelChoice
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 BODY = json.dumps({"text": "ab", "sampling_params": {"max_new_tokens": 1}}).encode()

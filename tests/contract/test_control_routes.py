@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from setpoint.core.control import PauseMode
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 

@@ -25,7 +25,7 @@ from setpoint.frontend.http.sse import EventStream, event
 from setpoint.frontend.jobs import Job
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.service import Service
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 LETTERS = "/v1/letters"

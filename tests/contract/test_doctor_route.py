@@ -17,7 +17,7 @@ from setpoint.frontend.telemetry import limit_news, watching
 from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
 from setpoint.ipc.line import EngineLine
 from setpoint.launch.doctor import ServerDoctor
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 INFO = {

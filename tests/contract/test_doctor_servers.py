@@ -19,7 +19,7 @@ from setpoint.doctor.readers import pages
 from setpoint.doctor.readers.sources import observe_sources
 from setpoint.doctor.readers.watched import Watched
 from setpoint.launch.doctor import ServerDoctor
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Page = tuple[int, str] | Callable[[int], str]
 """A status and a body, or the body of the n-th answer."""

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from setpoint.frontend.drain import RETRY_AFTER_S
-from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.server_process import PATIENCE_S
+from setpoint_testing.fake_engine import FakeEngine
+from setpoint_testing.server_process import PATIENCE_S
 
 Serve = Callable[..., None]
 MESSAGES = [{"role": "user", "content": "hi"}]

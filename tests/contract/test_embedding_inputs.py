@@ -13,7 +13,7 @@ import torch
 
 from setpoint.core.model import Pooling
 from setpoint.frontend.apis.openai.vector_bytes import packed_vector
-from setpoint.testing.fake_engine import EMBEDDING_SIZE
+from setpoint_testing.fake_engine import EMBEDDING_SIZE
 
 Serve = Callable[..., None]
 ROUTE = "/v1/embeddings"

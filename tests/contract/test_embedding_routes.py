@@ -13,7 +13,7 @@ import pytest
 
 from setpoint.core.messages import Finish
 from setpoint.core.model import Pooling
-from setpoint.testing.fake_engine import EMBEDDING_SIZE, FakeEngine
+from setpoint_testing.fake_engine import EMBEDDING_SIZE, FakeEngine
 
 Serve = Callable[..., None]
 LAST = Pooling("last", True, EMBEDDING_SIZE, None, "test")

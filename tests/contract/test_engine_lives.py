@@ -26,11 +26,11 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
 from setpoint.launch.process import ChildProcess, kill_with_children
-from setpoint.testing.byte_tokenizer import make_byte_tokenizer
-from setpoint.testing.fake_engine import FixedOptions
-from setpoint.testing.harness import ids_of
-from setpoint.testing.scripted import hashed_token, reference
-from setpoint.testing.scripted_engine import CONTEXT, FLOOD_IDS, MAX_RUNNING, VOCAB, Deadly
+from setpoint_testing.byte_tokenizer import make_byte_tokenizer
+from setpoint_testing.fake_engine import FixedOptions
+from setpoint_testing.harness import ids_of
+from setpoint_testing.scripted import hashed_token, reference
+from setpoint_testing.scripted_engine import CONTEXT, FLOOD_IDS, MAX_RUNNING, VOCAB, Deadly
 
 PATIENCE_S = 30
 NUM_STREAMS = 6
@@ -43,7 +43,7 @@ class Life:
     def __init__(self, service: Service, *, watchdog_s: float = 300.0) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "setpoint.testing.scripted_engine"]
+            command = [sys.executable, "-m", "setpoint_testing.scripted_engine"]
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()]
             )

@@ -15,8 +15,8 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.config.options import Options
 from setpoint.frontend.checkpoint_names import Checkpoint
 from setpoint.launch.checkpoints import LaunchedCheckpoints
-from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.fake_engine import FakeEngine
+from setpoint_testing.tiny_models import write_tiny_llama
 
 Serve = Callable[..., None]
 CONTROLS = [

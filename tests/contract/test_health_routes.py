@@ -10,7 +10,7 @@ from typing import Any
 from setpoint.core.messages import Alive, Announce, Failed
 from setpoint.frontend.service import RECENT_S
 from setpoint.ipc.line import EngineLine
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 PATIENCE_S = 60.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from setpoint.testing.fake_engine import EMBEDDING_SIZE, FakeEngine
+from setpoint_testing.fake_engine import EMBEDDING_SIZE, FakeEngine
 
 Serve = Callable[..., None]
 BODY = {"text": "abc", "return_hidden_states": True, "sampling_params": {"max_new_tokens": 4}}

@@ -17,7 +17,7 @@ from setpoint.frontend.apis.sglang.missing import CONTROLS
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.auth import ApiKeyMiddleware
 from setpoint.frontend.http.routes import each_route
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 OPEN = {"/health", "/health_generate", "/ready", "/metrics", "/console", "/console/{name}"}
 """Need no key."""

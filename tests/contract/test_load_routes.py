@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from setpoint import __version__
 from setpoint.core.messages import Finish
 from setpoint.core.request import Request
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 

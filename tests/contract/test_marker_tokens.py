@@ -12,8 +12,8 @@ from anthropic_messages import create
 from ollama_answers import CHAT as OLLAMA_CHAT
 from ollama_answers import post
 
-from setpoint.testing.byte_tokenizer import EOS_ID, VOCAB_SIZE
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.byte_tokenizer import EOS_ID, VOCAB_SIZE
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 TEMPLATE = (

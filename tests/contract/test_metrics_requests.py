@@ -13,7 +13,7 @@ from scraping import Serve, engine, scrape, value
 from setpoint.core.model import Pooling
 from setpoint.frontend.arrival import arrival
 from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
-from setpoint.testing.fake_engine import EMBEDDING_SIZE
+from setpoint_testing.fake_engine import EMBEDDING_SIZE
 
 MESSAGES = [{"role": "user", "content": "abc"}]
 STREAMED = [

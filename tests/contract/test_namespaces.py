@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from setpoint.core.model import Pooling
-from setpoint.testing.fake_engine import EMBEDDING_SIZE
+from setpoint_testing.fake_engine import EMBEDDING_SIZE
 
 PAIRS = (
     (None, None),

@@ -12,8 +12,8 @@ import pytest
 
 from setpoint.core.messages import Finish
 from setpoint.frontend.apis.sglang.sglang_logprobs import NativeLogprobs
-from setpoint.testing.byte_tokenizer import EOS_ID
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.byte_tokenizer import EOS_ID
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 

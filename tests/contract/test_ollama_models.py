@@ -11,8 +11,8 @@ from ollama_answers import lines, post
 
 from setpoint.core.model import Pooling
 from setpoint.frontend.apis.ollama.model_tags import OLLAMA_VERSION
-from setpoint.testing.byte_tokenizer import CHAT_TEMPLATE
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.byte_tokenizer import CHAT_TEMPLATE
+from setpoint_testing.specs import tiny_spec
 
 Serve = Callable[..., None]
 OTHER_MODEL = "The model 'llama3' is not served here; org/tiny answered."

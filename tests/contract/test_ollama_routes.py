@@ -12,8 +12,8 @@ from answers import HI, says
 from ollama_answers import ASK, BODY, CHAT, GENERATE, lines, post
 
 from setpoint.core.messages import Finish
-from setpoint.testing.byte_tokenizer import EOS_ID
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.byte_tokenizer import EOS_ID
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 DURATIONS = {"total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}

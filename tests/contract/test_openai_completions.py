@@ -12,8 +12,8 @@ from answers import says
 
 from setpoint.core.logprobs import LogprobBlock
 from setpoint.core.request import Request
-from setpoint.testing import fake_engine
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing import fake_engine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 

@@ -13,8 +13,8 @@ from answers import CHAT, HI, says
 
 from setpoint.core.messages import Finish
 from setpoint.core.request import Request
-from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.byte_tokenizer import EOS_ID, IM_END_ID
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 

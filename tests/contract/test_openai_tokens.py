@@ -11,8 +11,8 @@ import pytest
 from answers import CHAT, HI, says
 
 from setpoint.core.request import LogprobOptions
-from setpoint.testing.byte_tokenizer import EOS_ID
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.byte_tokenizer import EOS_ID
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 TEXT = "/v1/completions"

@@ -12,7 +12,7 @@ import pydantic
 import pytest
 from answers import CHAT, HI, says
 
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 

@@ -15,7 +15,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from setpoint.core.model import Pooling
-from setpoint.testing.fake_engine import EMBEDDING_SIZE, FakeEngine
+from setpoint_testing.fake_engine import EMBEDDING_SIZE, FakeEngine
 
 Serve = Callable[..., None]
 RESPONSES, COMPLETIONS = "/v1/responses", "/v1/completions"

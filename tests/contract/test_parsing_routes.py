@@ -11,7 +11,7 @@ import pytest
 from setpoint.frontend.apis.sglang import parsing
 from setpoint.frontend.chat.deltas import Delta
 from setpoint.frontend.chat.parser import PlainParser
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 TOOLS = [{"type": "function", "function": {"name": "ping", "parameters": {"type": "object"}}}]

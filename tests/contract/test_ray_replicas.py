@@ -14,7 +14,7 @@ import pytest
 from setpoint.rayserve import routes
 from setpoint.rayserve.exchange import HttpRequest, Start, answer
 from setpoint.rayserve.prompts import PromptReader
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -10,8 +10,8 @@ from answers import CHAT, HI, says
 
 from setpoint.core.constraint import compile_refusal
 from setpoint.core.messages import Finish
-from setpoint.testing.byte_tokenizer import VOCAB_SIZE
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.byte_tokenizer import VOCAB_SIZE
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 LOOK = {"name": "look", "parameters": {"type": "nonsense"}}

@@ -24,7 +24,7 @@ from setpoint.frontend.http.connection import Connection
 from setpoint.frontend.http.port import bind_socket
 from setpoint.frontend.http.serve import small_server
 from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 TEXT = 'Ça "va" – \\ 日本\u2028\n' * 8

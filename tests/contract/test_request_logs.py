@@ -18,8 +18,8 @@ from setpoint.frontend.live_options import FrontendSettings, Proposal
 from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.frontend.telemetry.request_export import RequestExport
 from setpoint.observe.logline import LineFormatter
-from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.server_process import wait_until
+from setpoint_testing.fake_engine import FakeEngine
+from setpoint_testing.server_process import wait_until
 
 Serve = Callable[..., None]
 NASTY = 'a "quoted"\nline\u2028\x1b[31m and é'

@@ -13,7 +13,7 @@ import openai
 import pytest
 from answers import says
 
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 ROOM = 8192

@@ -14,8 +14,8 @@ import pytest
 from answers import says
 
 from setpoint.core.messages import Finish
-from setpoint.testing.byte_tokenizer import EOS_ID
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.byte_tokenizer import EOS_ID
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 WEATHER: Any = {

@@ -10,7 +10,7 @@ import msgspec
 from conftest import Server
 from setpoint.frontend.telemetry.roster import MAX_ENDED, MAX_OPEN, Table
 from setpoint.ipc.line import EngineLine
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 

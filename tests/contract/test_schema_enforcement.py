@@ -19,7 +19,7 @@ from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.formats.json_array import required_calls
 from setpoint.frontend.enforcement import Enforcement
 from setpoint.frontend.telemetry.book import RequestBook
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 ROOM = 4096

@@ -12,7 +12,7 @@ import pytest
 from setpoint.core.messages import Finish
 from setpoint.core.model import Pooling
 from setpoint.frontend.text.template import ChatTemplate
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 SCORE = "/v1/score"

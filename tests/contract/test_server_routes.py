@@ -14,8 +14,8 @@ from setpoint.core.messages import Finish, TokenEvent, Tokens
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.jobs import ClientGoneError
-from setpoint.testing.byte_tokenizer import EOS_ID
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.byte_tokenizer import EOS_ID
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 CHAT = "/v1/chat/completions"

@@ -10,7 +10,7 @@ import pytest
 
 from setpoint.core.messages import Finish
 from setpoint.frontend import sessions
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 WARM = {"max_new_tokens": 3}

@@ -20,8 +20,8 @@ from setpoint.core.control import OptionChange
 from setpoint.core.errors import ConfigError
 from setpoint.core.settings import Settings
 from setpoint.frontend.live_options import FrontendSettings, Proposal
-from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.server_process import PATIENCE_S
+from setpoint_testing.fake_engine import FakeEngine
+from setpoint_testing.server_process import PATIENCE_S
 
 
 @dataclass

@@ -13,7 +13,7 @@ from conftest import make_service
 from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.model_choice import ModelChoice
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from setpoint.frontend.text import stop_regex
-from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.byte_tokenizer import EOS_ID, IM_END_ID
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 

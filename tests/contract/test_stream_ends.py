@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from answers import CHAT, HI, says
 
-from setpoint.testing.byte_tokenizer import EOS_ID
+from setpoint_testing.byte_tokenizer import EOS_ID
 
 Serve = Callable[..., None]
 COMPLETIONS, GENERATE = "/v1/completions", "/generate"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 FIELDS = {

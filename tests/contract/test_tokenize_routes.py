@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID
-from setpoint.testing.chat_templates import CHATML, QWEN2, QWEN3
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.byte_tokenizer import BOS_ID, EOS_ID
+from setpoint_testing.chat_templates import CHATML, QWEN2, QWEN3
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 USER = {"role": "user", "content": "hi"}

@@ -7,8 +7,8 @@ from typing import Any
 
 from setpoint.core.messages import Finish
 from setpoint.frontend.telemetry.tracing import RequestTracer, sending_to
-from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.otlp import Collector, collecting
+from setpoint_testing.fake_engine import FakeEngine
+from setpoint_testing.otlp import Collector, collecting
 
 Serve = Callable[..., None]
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

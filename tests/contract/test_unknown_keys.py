@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from setpoint.testing.byte_tokenizer import VOCAB_SIZE
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.byte_tokenizer import VOCAB_SIZE
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 CHAT = "/v1/chat/completions"

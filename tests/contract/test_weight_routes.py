@@ -12,7 +12,7 @@ from setpoint.core.control import PauseMode
 from setpoint.core.errors import RequestError
 from setpoint.core.operations import LoadWeights, MemoryPart, ReleaseMemory, RestoreMemory
 from setpoint.frontend.checkpoint_names import Checkpoint
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 KV, WEIGHTS, GRAPH = MemoryPart.KV_CACHE, MemoryPart.WEIGHTS, MemoryPart.CUDA_GRAPH

@@ -14,7 +14,7 @@ from generations import Generation, Style, Writer
 from simulate import Line, Truth, simulate
 from startup import start_up
 
-from setpoint.testing.traffic import Arrivals, Load
+from setpoint_testing.traffic import Arrivals, Load
 
 FOLDER = Path(__file__).parent
 HELD_OUT_SHARE = 0.3

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from setpoint.core.settings import Settings
-from setpoint.testing.simulated import CostModel, Engine
+from setpoint_testing.simulated import CostModel, Engine
 
 GIB = 1 << 30
 RUNTIME_GB = 0.6

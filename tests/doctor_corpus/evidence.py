@@ -10,7 +10,7 @@ from deployments import A10G, H100, L40S, Deployment
 from generations import Style, Writer
 from startup import start_up
 
-from setpoint.testing.traffic import Arrivals, Load, uniform
+from setpoint_testing.traffic import Arrivals, Load, uniform
 
 NOTHING = Label(cause="not-enough-evidence", why="The source shows no load of a server.")
 TOO_SHORT = Label(

@@ -12,7 +12,7 @@ from generations import Generation, Style, Writer
 from simulate import simulate
 from startup import start_up
 
-from setpoint.testing.traffic import Arrivals, Load, lognormal, uniform
+from setpoint_testing.traffic import Arrivals, Load, lognormal, uniform
 
 MEM_FRACTION = "--mem-fraction-static"
 SIGQUIT = {

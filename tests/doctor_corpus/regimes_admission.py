@@ -17,7 +17,7 @@ from deployments import (
 )
 from generations import Style
 
-from setpoint.testing.traffic import Arrivals, Load, lognormal, uniform
+from setpoint_testing.traffic import Arrivals, Load, lognormal, uniform
 
 CONSERVATIVENESS = "--schedule-conservativeness"
 MAX_RUNNING = "--max-running-requests"

@@ -16,7 +16,7 @@ from regimes_admission import (
 )
 from regimes_healthy import FULL_LOAD, SMALL_POOL
 
-from setpoint.testing.traffic import Arrivals, Load, lognormal, uniform
+from setpoint_testing.traffic import Arrivals, Load, lognormal, uniform
 
 SETPOINT = Style(begin="2026-11-20 08:00:00")
 MIX = Load(uniform(300, 1500), lognormal(300, 0.4, 512), 512)

@@ -25,7 +25,7 @@ from regimes_admission import (
     NO_RANK,
 )
 
-from setpoint.testing.traffic import Arrivals, Load, lognormal, mixed, uniform
+from setpoint_testing.traffic import Arrivals, Load, lognormal, mixed, uniform
 
 CHUNK = "--chunked-prefill-size"
 SETPOINT = Style(begin="2026-11-20 08:00:00")

@@ -19,7 +19,7 @@ from deployments import (
 from generations import Style
 from regimes_admission import LESS_CAREFUL, MAX_RUNNING, MEM_FRACTION, MORE_CAREFUL, NO_RANK
 
-from setpoint.testing.traffic import Arrivals, Load, lognormal, uniform
+from setpoint_testing.traffic import Arrivals, Load, lognormal, uniform
 
 SETPOINT = Style(begin="2026-11-20 08:00:00")
 NO_CHANGE = (LESS_CAREFUL, MORE_CAREFUL, (MAX_RUNNING, "decrease"), (MEM_FRACTION, "decrease"))

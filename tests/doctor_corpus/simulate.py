@@ -11,8 +11,8 @@ from setpoint.observe import logline
 from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines
 from setpoint.observe.tee import Tee
-from setpoint.testing.simulated import Engine, Simulation
-from setpoint.testing.traffic import Arrivals, Load, Traffic
+from setpoint_testing.simulated import Engine, Simulation
+from setpoint_testing.traffic import Arrivals, Load, Traffic
 
 
 @dataclass(slots=True, frozen=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server_process import ServerProcess, running_server
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
+from setpoint_testing.server_process import ServerProcess, running_server
+from setpoint_testing.tiny_models import write_tiny_llama
 
 Start = Callable[..., ServerProcess]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from setpoint.testing.byte_tokenizer import VOCAB_SIZE
+from setpoint_testing.byte_tokenizer import VOCAB_SIZE
 
 MOST_BYTES = 8 << 20
 """Twice as much as a server takes."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import nodes
 import pytest
 
-from setpoint.testing.network import Link, why_no_network
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.network import Link, why_no_network
+from setpoint_testing.tiny_models import write_tiny_llama
 
 NUM_TOKENS = 16
 

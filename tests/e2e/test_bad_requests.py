@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, wait_until
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess, wait_until
 
 JSON = {"content-type": "application/json"}
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from setpoint.testing.server_process import PATIENCE_S, engine_of, wait_until
+from setpoint_testing.server_process import PATIENCE_S, engine_of, wait_until
 
 
 class Batches:

@@ -15,7 +15,7 @@ from setpoint import cli
 from setpoint.bench.prompt_sets import make_prompts
 from setpoint.config.bench import OfflineOptions, ServingOptions
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess
 
 
 def test_serving_agrees_with_the_server(

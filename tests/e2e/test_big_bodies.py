@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, running_server, wait_until
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess, running_server, wait_until
 
 JSON = {"content-type": "application/json"}
 NOT_FROZEN_S = 2.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.testing.server_process import ServerProcess, running_server
+from setpoint_testing.server_process import ServerProcess, running_server
 
 VARIABLE = "SGLANG_CPU_OMP_THREADS_BIND"
 EIGHT = {"max_new_tokens": 8, "ignore_eos": True}

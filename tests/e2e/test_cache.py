@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, running_server
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess, running_server
 
 PROMPT = "The tide comes in twice a day, and goes out as often."
 TLRU = '{"threshold": 64, "next_prompt_estimate": 16}'

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from test_cache_tiers import PROMPTS, answer, expected, known, metric, settled
 
-from setpoint.testing.server_process import running_server
-from setpoint.testing.valkey_server import PASSWORD, missing, valkey_server
+from setpoint_testing.server_process import running_server
+from setpoint_testing.valkey_server import PASSWORD, missing, valkey_server
 
 COMMON = ("--skip-server-warmup", "--max-total-tokens", "4096", "--enable-metrics")
 

@@ -19,9 +19,9 @@ import httpx
 import pytest
 from test_recording import replay
 
-from setpoint.testing.byte_tokenizer import write_byte_tokenizer
-from setpoint.testing.server_process import ServerProcess, running_server, wait_until
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.byte_tokenizer import write_byte_tokenizer
+from setpoint_testing.server_process import ServerProcess, running_server, wait_until
+from setpoint_testing.tiny_models import write_tiny_llama
 
 RNG = random.Random(5)
 PROMPTS = [[RNG.randrange(3, 200) for _ in range(150 + 16 * number)] for number in range(3)]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.testing.misbehaving import KEY, misbehaving
-from setpoint.testing.pseudo_terminal import CTRL_C, CTRL_D, CTRL_Z, Terminal, terminal
-from setpoint.testing.server_process import ServerProcess, wait_until
+from setpoint_testing.misbehaving import KEY, misbehaving
+from setpoint_testing.pseudo_terminal import CTRL_C, CTRL_D, CTRL_Z, Terminal, terminal
+from setpoint_testing.server_process import ServerProcess, wait_until
 
 ARROW_UP = "\x1b[A"
 CHAT = ["-m", "setpoint.cli", "chat"]

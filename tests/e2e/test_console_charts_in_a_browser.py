@@ -15,8 +15,8 @@ import pytest
 import uvicorn
 
 from setpoint.playback.playback_routes import create_app
-from setpoint.testing.browser import CHROMIUM, Page, browser_page
-from setpoint.testing.server_process import wait_until
+from setpoint_testing.browser import CHROMIUM, Page, browser_page
+from setpoint_testing.server_process import wait_until
 
 pytestmark = [
     pytest.mark.full,

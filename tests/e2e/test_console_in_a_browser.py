@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from setpoint.testing.browser import CHROMIUM, Page, browser_page
-from setpoint.testing.server_process import (
+from setpoint_testing.browser import CHROMIUM, Page, browser_page
+from setpoint_testing.server_process import (
     PATIENCE_S,
     ServerProcess,
     engines_of,

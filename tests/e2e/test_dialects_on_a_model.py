@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess
 
 QUESTION = [{"role": "user", "content": "Name three rivers."}]
 SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}

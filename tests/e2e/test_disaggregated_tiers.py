@@ -18,7 +18,7 @@ import pytest
 from test_cache_tiers import num_damaged
 from test_disaggregation import Pair, base, metric, pair_of
 
-from setpoint.testing.server_process import (
+from setpoint_testing.server_process import (
     ServerProcess,
     engine_of,
     running_server,

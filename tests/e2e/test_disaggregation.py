@@ -22,7 +22,7 @@ import pytest
 from test_recording import replay
 
 from setpoint.handover.announcements import announced
-from setpoint.testing.server_process import (
+from setpoint_testing.server_process import (
     PATIENCE_S,
     ServerProcess,
     engine_of,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from setpoint import cli
-from setpoint.testing.browser import CHROMIUM
+from setpoint_testing.browser import CHROMIUM
 
 CASE = Path(__file__).parents[1] / "doctor_corpus" / "cases" / "cap-16-of-many.log.gz"
 pytestmark = [

@@ -15,17 +15,17 @@ from test_disaggregation import Pair
 from test_recovery import all_ready, get, post, states, stream, streams
 from test_tensor_parallel import run
 
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.server_process import (
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.server_process import (
     ServerProcess,
     engines_of,
     free_port,
     running_server,
     wait_until,
 )
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 TWO = ("--enable-dp-attention", "--dp-size", "2", "--tp-size", "2")
 

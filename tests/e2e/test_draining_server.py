@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, running_server, wait_until
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess, running_server, wait_until
 
 ENDLESS = {"max_new_tokens": 4000, "temperature": 0, "ignore_eos": True, "n": 256}
 """Some minutes of work for the tiny model."""

@@ -11,9 +11,9 @@ import openai
 import pytest
 import torch
 
-from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server_process import PATIENCE_S, running_server
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
+from setpoint_testing.server_process import PATIENCE_S, running_server
+from setpoint_testing.tiny_models import write_tiny_llama
 
 TEXTS = ["Paris lies on the Seine.", "x", "Prefixes are shared. " * 20]
 

@@ -7,14 +7,14 @@ from typing import Any
 import httpx
 import pytest
 
-from setpoint.testing.byte_tokenizer import (
+from setpoint_testing.byte_tokenizer import (
     EOS_ID,
     VOCAB_SIZE,
     make_byte_tokenizer,
     write_byte_tokenizer,
 )
-from setpoint.testing.server_process import ServerProcess, running_server
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.server_process import ServerProcess, running_server
+from setpoint_testing.tiny_models import write_tiny_llama
 
 CONFIG_EOS, EOM_ID = 2, VOCAB_SIZE
 

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from setpoint.testing.server_process import (
+from setpoint_testing.server_process import (
     PATIENCE_S,
     ServerProcess,
     free_port,

@@ -12,10 +12,10 @@ import pytest
 from test_recovery import all_ready, get, post, states, streams
 from test_tensor_parallel import ranks_of, run, serving
 
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.byte_tokenizer import write_byte_tokenizer
-from setpoint.testing.goldens import tiny_config
-from setpoint.testing.server_process import ServerProcess, wait_until
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.byte_tokenizer import write_byte_tokenizer
+from setpoint_testing.goldens import tiny_config
+from setpoint_testing.server_process import ServerProcess, wait_until
 
 RANKS = ("--tp-size", "2", "--ep-size", "2")
 BALANCED = (*RANKS, "--ep-num-redundant-experts", "2", "--enable-eplb")

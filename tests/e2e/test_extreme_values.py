@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from setpoint.config.options import OPTION_FIELDS
-from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, running_server
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess, running_server
+from setpoint_testing.tiny_models import write_tiny_llama
 
 CONTEXT = 64
 """So short that whatever is asked for ends soon."""

@@ -10,10 +10,10 @@ import httpx
 import pytest
 import torch
 
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.byte_tokenizer import write_byte_tokenizer
-from setpoint.testing.library_goldens import THROUGH_TRANSFORMERS
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, running_server
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.byte_tokenizer import write_byte_tokenizer
+from setpoint_testing.library_goldens import THROUGH_TRANSFORMERS
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess, running_server
 
 PROMPTS = ["Prefixes are shared. " * 6 + end for end in ("One.", "Two.", "And three.")]
 ARGUMENTS = (

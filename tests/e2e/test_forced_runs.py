@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from setpoint.testing.neartie import Greedy, Tally
-from setpoint.testing.server_process import ServerProcess
+from setpoint_testing.neartie import Greedy, Tally
+from setpoint_testing.server_process import ServerProcess
 
 MASKED = -1e9
 """A masked token has no logprob."""

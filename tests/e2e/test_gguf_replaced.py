@@ -15,8 +15,8 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
 from setpoint.engine.kernels.cpu.build import cache_dir
-from setpoint.testing import tiny_gguf
-from setpoint.testing.server_process import (
+from setpoint_testing import tiny_gguf
+from setpoint_testing.server_process import (
     PATIENCE_S,
     ServerProcess,
     engines_of,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from setpoint.config.hardware import probe_hardware
-from setpoint.testing.guide_commands import GUIDE_COMMANDS
-from setpoint.testing.server_process import running_server
+from setpoint_testing.guide_commands import GUIDE_COMMANDS
+from setpoint_testing.server_process import running_server
 
 ACCEPTED = {
     tuple(command.argv(model="")): command for command in GUIDE_COMMANDS if not command.refused

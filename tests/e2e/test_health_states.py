@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from setpoint.testing.server_process import (
+from setpoint_testing.server_process import (
     PATIENCE_S,
     ServerProcess,
     engines_of,

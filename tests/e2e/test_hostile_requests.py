@@ -15,7 +15,7 @@ import httpx
 import pytest
 from extreme_values import EXPRESSIONS, GRAMMARS, HI, LOOP, SCHEMAS, TOOL, TOOLS, nested
 
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, running_server
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess, running_server
 
 READY_S = 30.0
 """Longest wait for /ready while hostile requests are worked on. A healthy server answers within

@@ -15,13 +15,13 @@ import pytest
 
 from setpoint import Engine
 from setpoint.core.errors import RequestError
-from setpoint.testing.server_process import (
+from setpoint_testing.server_process import (
     PATIENCE_S,
     ServerProcess,
     running_server,
     wait_until,
 )
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 FLAG = "--skip-tokenizer-init"
 IDS = [5, 17, 99, 3]

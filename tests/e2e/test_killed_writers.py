@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.testing.block_writer import LIMITS, STAGES, is_right, keys_of
 from setpoint.tiers.file_store import FileStore
+from setpoint_testing.block_writer import LIMITS, STAGES, is_right, keys_of
 
 
 def killed_writer(folder: Path, life: int, rng: random.Random) -> tuple[int, str]:
     """Kill a writer that has begun to write. Returns the number of transfers that it has told of,
     and what it was doing."""
     stage = folder.parent / "stage"
-    command = [sys.executable, "-m", "setpoint.testing.block_writer", str(folder), str(life)]
+    command = [sys.executable, "-m", "setpoint_testing.block_writer", str(folder), str(life)]
     with subprocess.Popen([*command, str(stage)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         told = [writer.stdout.readline() for _ in range(rng.randrange(1, 4))]

@@ -23,7 +23,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from setpoint.engine.kernels.cpu.build import cache_dir
-from setpoint.testing.server_process import PATIENCE_S, free_port, wait_until
+from setpoint_testing.server_process import PATIENCE_S, free_port, wait_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PAGE = DEPLOY / "kubernetes/README.md"

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import zmq
 
-from setpoint.testing.kv_subscriber import BATCH, Subscriber
-from setpoint.testing.server_process import (
+from setpoint_testing.kv_subscriber import BATCH, Subscriber
+from setpoint_testing.server_process import (
     PATIENCE_S,
     ServerProcess,
     engines_of,

@@ -13,7 +13,7 @@ import pytest
 
 from setpoint.cli import main
 from setpoint.config.live import LIVE
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, running_server, wait_until
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess, running_server, wait_until
 
 VALUES: dict[str, Any] = {
     "schedule_policy": "lof",

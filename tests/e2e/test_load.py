@@ -14,8 +14,8 @@ import numpy as np
 import openai
 import pytest
 
-from setpoint.testing.neartie import Greedy, Tally
-from setpoint.testing.server_process import ServerProcess, running_server, wait_until
+from setpoint_testing.neartie import Greedy, Tally
+from setpoint_testing.server_process import ServerProcess, running_server, wait_until
 
 TOPICS = (
     "rain",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from setpoint.testing.server_process import ServerProcess
+from setpoint_testing.server_process import ServerProcess
 
 
 def test_what_is_left_is_left_after_the_pool(smol: ServerProcess) -> None:

@@ -13,8 +13,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from setpoint.observe.catalogue import SERIES
-from setpoint.testing.otlp import collecting
-from setpoint.testing.server_process import ServerProcess, running_server, wait_until
+from setpoint_testing.otlp import collecting
+from setpoint_testing.server_process import ServerProcess, running_server, wait_until
 
 ABSENT = {
     "sglang:kv_transfer_alloc_ms",

@@ -10,10 +10,10 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.byte_tokenizer import write_byte_tokenizer
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.server_process import PATIENCE_S, running_server
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.byte_tokenizer import write_byte_tokenizer
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.server_process import PATIENCE_S, running_server
 
 BROKEN_ID = 77
 """A token whose scores of all experts are infinite, so that their shares are NaN. Weights that are

@@ -19,11 +19,11 @@ from gguf.constants import GGMLQuantizationType
 from setpoint import cli
 from setpoint.checkpoint.source import DEFAULT_MODEL
 from setpoint.core.content_digest import cache_folder
-from setpoint.testing import tiny_gguf
-from setpoint.testing.byte_tokenizer import write_byte_tokenizer
-from setpoint.testing.hub import Hub
-from setpoint.testing.quantised_folders import quantise
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing import tiny_gguf
+from setpoint_testing.byte_tokenizer import write_byte_tokenizer
+from setpoint_testing.hub import Hub
+from setpoint_testing.quantised_folders import quantise
+from setpoint_testing.tiny_models import write_tiny_llama
 
 MODEL = tiny_gguf.TinyLlama()
 

@@ -24,7 +24,7 @@ from setpoint.launch.phases import Phases
 from setpoint.launch.served import Served, Several
 from setpoint.observe.waiting import Display
 from setpoint.offline.program_calls import Calls
-from setpoint.testing.server_process import wait_until
+from setpoint_testing.server_process import wait_until
 
 PROMPTS = ["Once upon a time", "a"]
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "n": 2, "max_new_tokens": 12, "ignore_eos": True}

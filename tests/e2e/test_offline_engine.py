@@ -20,7 +20,7 @@ import pytest
 
 from setpoint import Engine, SamplingParams
 from setpoint.core.errors import ConfigError, ContextLengthError, EngineDeadError, RequestError
-from setpoint.testing.server_process import ServerProcess, wait_until
+from setpoint_testing.server_process import ServerProcess, wait_until
 
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 LONG = {"temperature": 0, "max_new_tokens": 3000, "ignore_eos": True}

@@ -15,7 +15,7 @@ from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.deltas import join_deltas
 from setpoint.frontend.chat.formats.format_registry import TOOL_FORMATS
 from setpoint.frontend.chat.parser import parse_answer
-from setpoint.testing.server_process import ServerProcess
+from setpoint_testing.server_process import ServerProcess
 
 ASKED: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
 PARAMETERS = {

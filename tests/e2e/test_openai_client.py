@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess
 
 
 @pytest.fixture

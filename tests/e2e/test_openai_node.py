@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from setpoint.testing.server_process import ServerProcess
+from setpoint_testing.server_process import ServerProcess
 
 HERE = Path(__file__).with_name("openai_node")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from setpoint.testing.server_process import PATIENCE_S, running_server, wait_until
+from setpoint_testing.server_process import PATIENCE_S, running_server, wait_until
 
 SLOW = {
     "text": "a slow one",

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from dashboard import DEPLOY, of_sglang, queries
 
-from setpoint.testing.server_process import ServerProcess, free_port, running_server, wait_until
+from setpoint_testing.server_process import ServerProcess, free_port, running_server, wait_until
 
 PROMETHEUS = shutil.which("prometheus")
 SEED = "Once upon a time there was a small engine that counted everything it did. "

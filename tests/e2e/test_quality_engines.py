@@ -18,7 +18,7 @@ from setpoint import Engine
 from setpoint.bench.divergence import compare
 from setpoint.bench.engines.quality import cut_windows, measure
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess
 
 TEXT = "The quick brown fox jumps over the lazy dog; 12 boxing wizards, 34 quartz sphinxes. " * 6
 

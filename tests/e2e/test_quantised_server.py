@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.byte_tokenizer import write_byte_tokenizer
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.quantised_folders import FORMATS, quantise
-from setpoint.testing.server_process import PATIENCE_S, running_server
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.byte_tokenizer import write_byte_tokenizer
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.quantised_folders import FORMATS, quantise
+from setpoint_testing.server_process import PATIENCE_S, running_server
 
 CONFIG = next(each.config for each in GOLDENS if each.config["model_type"] == "llama") | {
     "hidden_size": 64,

@@ -12,9 +12,9 @@ import openai
 import pytest
 from tokenizers import AddedToken
 
-from setpoint.testing.byte_tokenizer import BOS_ID, CHAT_TEMPLATE, EOS_ID, make_byte_tokenizer
-from setpoint.testing.server_process import ServerProcess, running_server
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.byte_tokenizer import BOS_ID, CHAT_TEMPLATE, EOS_ID, make_byte_tokenizer
+from setpoint_testing.server_process import ServerProcess, running_server
+from setpoint_testing.tiny_models import write_tiny_llama
 
 SCHEMA = {
     "type": "object",

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from setpoint import Engine
-from setpoint.testing.server_process import (
+from setpoint_testing.server_process import (
     PATIENCE_S,
     ServerProcess,
     engine_of,

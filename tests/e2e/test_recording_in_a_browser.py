@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from setpoint.testing.browser import CHROMIUM, browser_page
-from setpoint.testing.server_process import PATIENCE_S, running_server, wait_until
+from setpoint_testing.browser import CHROMIUM, browser_page
+from setpoint_testing.server_process import PATIENCE_S, running_server, wait_until
 
 pytestmark = [
     pytest.mark.full,

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, running_server, wait_until
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess, running_server, wait_until
 
 SCHEMA = {
     "type": "object",

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, wait_until
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess, wait_until
 
 TIMES = 40
 LONG = 200

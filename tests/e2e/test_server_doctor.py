@@ -16,7 +16,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from setpoint.testing.server_process import ServerProcess, running_server, wait_until
+from setpoint_testing.server_process import ServerProcess, running_server, wait_until
 
 
 @contextmanager

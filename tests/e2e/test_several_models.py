@@ -17,15 +17,15 @@ import httpx
 import psutil
 import pytest
 
-from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server_process import (
+from setpoint_testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
+from setpoint_testing.server_process import (
     PATIENCE_S,
     ServerProcess,
     engines_of,
     running_server,
     wait_until,
 )
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 COMMON = ("--dtype", "float32", "--max-total-tokens", "8192", "--enable-metrics")
 NUM_CLIENTS, NUM_REQUESTS = 3, 4

@@ -19,8 +19,8 @@ import psutil
 import pytest
 from test_recovery import states, streams
 
-from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server_process import (
+from setpoint_testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
+from setpoint_testing.server_process import (
     PATIENCE_S,
     ServerProcess,
     engines_of,
@@ -28,7 +28,7 @@ from setpoint.testing.server_process import (
     running_server,
     wait_until,
 )
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 
 @pytest.fixture(scope="module")

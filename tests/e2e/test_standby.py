@@ -14,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE
-from setpoint.testing.server_process import (
+from setpoint_testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE
+from setpoint_testing.server_process import (
     PATIENCE_S,
     ServerProcess,
     engines_of,
@@ -23,7 +23,7 @@ from setpoint.testing.server_process import (
     stop_next_engine,
     wait_until,
 )
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 BODY: dict[str, Any] = {
     "text": "abcdef",

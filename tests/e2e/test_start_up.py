@@ -18,9 +18,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from setpoint.config.options import OPTION_FIELDS
-from setpoint.testing import tiny_gguf
-from setpoint.testing.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server_process import (
+from setpoint_testing import tiny_gguf
+from setpoint_testing.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
+from setpoint_testing.server_process import (
     PATIENCE_S,
     READY,
     ServerProcess,
@@ -28,7 +28,7 @@ from setpoint.testing.server_process import (
     running_server,
     wait_until,
 )
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 GB = r"\d+\.\d\d GB"
 START_UP = [

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, wait_until
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess, wait_until
 
 
 def test_a_stopped_engine_is_not_ready_until_it_goes_on(tiny: ServerProcess) -> None:

@@ -17,8 +17,8 @@ import psutil
 import pytest
 from test_recovery import all_ready, num_engines, post, states, stream, streams
 
-from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server_process import (
+from setpoint_testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
+from setpoint_testing.server_process import (
     PATIENCE_S,
     ServerProcess,
     engines_of,
@@ -26,7 +26,7 @@ from setpoint.testing.server_process import (
     running_server,
     wait_until,
 )
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 EMBEDDED = {"input": ["a text", "another one"], "model": "tiny"}
 

@@ -9,8 +9,8 @@ import pytest
 from test_cache_tiers import PROMPTS, answer, known, server, settled
 from test_console_in_a_browser import console
 
-from setpoint.testing.browser import CHROMIUM
-from setpoint.testing.server_process import running_server
+from setpoint_testing.browser import CHROMIUM
+from setpoint_testing.server_process import running_server
 
 pytestmark = [
     pytest.mark.full,

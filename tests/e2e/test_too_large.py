@@ -11,9 +11,9 @@ import psutil
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.planning.memory import format_bytes
-from setpoint.testing import tiny_gguf
-from setpoint.testing.hub import Hub
-from setpoint.testing.server_process import ServerProcess, running_server
+from setpoint_testing import tiny_gguf
+from setpoint_testing.hub import Hub
+from setpoint_testing.server_process import ServerProcess, running_server
 
 LLAMA_70B = {
     "hidden_size": 8192,

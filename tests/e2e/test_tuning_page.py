@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import setpoint
-from setpoint.testing.page_commands import commands
-from setpoint.testing.server_process import PATIENCE_S, ServerProcess, running_server
+from setpoint_testing.page_commands import commands
+from setpoint_testing.server_process import PATIENCE_S, ServerProcess, running_server
 
 PAGE = Path(setpoint.__file__).parents[2] / "docs" / "tuning.md"
 URL = "http://127.0.0.1:30000"

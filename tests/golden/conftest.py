@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from setpoint.engine.kernels.cpu import build, library
-from setpoint.testing.cpu_levels import LEVELS, QUICK
+from setpoint_testing.cpu_levels import LEVELS, QUICK
 
 
 @pytest.fixture(scope="session")

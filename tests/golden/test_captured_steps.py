@@ -20,10 +20,10 @@ from setpoint.engine.models.decoder import CausalLM
 from setpoint.engine.models.model_registry import MODELS
 from setpoint.engine.runner import replay_way as replay
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.cpu_levels import each_level
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.plans import Driver, allocate_rows
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.cpu_levels import each_level
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.plans import Driver, allocate_rows
 
 CONTEXT, PAGE, MAX_TOKENS = 128, 4, 48
 RNG = np.random.default_rng(5)

@@ -16,7 +16,7 @@ from setpoint.engine.attention.attention_backend import (
     AttentionShape,
     AttentionVariant,
 )
-from setpoint.testing.cpu_levels import all_levels, each_level
+from setpoint_testing.cpu_levels import all_levels, each_level
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

@@ -12,7 +12,7 @@ from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ops import GELU_TANH, SILU, Gate
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.quant import cpu_linear as cpu_linear
-from setpoint.testing.cpu_levels import each_level
+from setpoint_testing.cpu_levels import each_level
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

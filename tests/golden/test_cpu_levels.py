@@ -17,9 +17,9 @@ from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build, library
 from setpoint.engine.kernels.cpu.choices import summary
 from setpoint.engine.runner.model_runner import LoadReport
-from setpoint.testing.cpu_levels import LEVELS, each_level
-from setpoint.testing.plans import Driver
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.cpu_levels import LEVELS, each_level
+from setpoint_testing.plans import Driver
+from setpoint_testing.tiny_models import write_tiny_llama
 
 AVX2_ONLY = {each for each in build._cpu_flags() if not each.startswith(("avx512", "amx"))}
 """This machine's flags as far as they go, so that the library is the one that all tests here use."""

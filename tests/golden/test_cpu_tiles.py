@@ -19,7 +19,7 @@ from setpoint.engine.kernels.cpu import build, library
 from setpoint.engine.kernels.ops import SILU
 from setpoint.engine.quant import cpu_linear as cpu_linear
 from setpoint.engine.quant import w8a8_int8_cpu
-from setpoint.testing.cpu_levels import LEVELS, QUICK
+from setpoint_testing.cpu_levels import LEVELS, QUICK
 
 BF16 = torch.bfloat16
 SIZES = [(96, 576), (70, 36), (1, 2), (33, 100), (64, 1536)]

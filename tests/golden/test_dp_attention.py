@@ -13,11 +13,11 @@ import pytest
 from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build_runner import EngineConfig
 from setpoint.engine.runner import replay_way
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.data_ranks import together
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.plans import Driver
-from setpoint.testing.ranks import CheckedExecutor, ranks
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.data_ranks import together
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.plans import Driver
+from setpoint_testing.ranks import CheckedExecutor, ranks
 
 CONTEXT, PAGE = 128, 4
 ROWS = {"num_rows": 4 * CONTEXT // PAGE, "max_slots": 4, "context_len": CONTEXT}

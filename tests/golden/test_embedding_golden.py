@@ -17,8 +17,8 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.layers.linear import NoHead
-from setpoint.testing.harness import Harness
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.harness import Harness
+from setpoint_testing.tiny_models import write_tiny_llama
 
 PAGE, CONTEXT = 4, 128
 RNG = np.random.default_rng(3)

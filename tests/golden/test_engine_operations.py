@@ -33,8 +33,8 @@ from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.testing.harness import Harness
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.harness import Harness
+from setpoint_testing.tiny_models import write_tiny_llama
 
 KV, WEIGHTS, GRAPH = MemoryPart.KV_CACHE, MemoryPart.WEIGHTS, MemoryPart.CUDA_GRAPH
 PROMPTS = {"a": [5, 6, 7, 8], "b": [9, 10, 11, 12, 13, 14]}

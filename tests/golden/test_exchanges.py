@@ -18,9 +18,9 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.parallel.distributed_group import DistributedGroup
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.goldens import tiny_config
-from setpoint.testing.plans import Driver, allocate_rows
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.goldens import tiny_config
+from setpoint_testing.plans import Driver, allocate_rows
 
 HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB, LAYERS = 16, 8, 64, 288, 300, 2
 CONFIG = tiny_config("LlamaForCausalLM", "llama") | {

@@ -25,13 +25,13 @@ from setpoint.core.weightfiles import identities
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.expert_balancing import ExpertBalancer, expert_loads
 from setpoint.engine.parallel.split import mixtures
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.conversion import converted_under
-from setpoint.testing.gguf_families import mixed, write_model
-from setpoint.testing.gloo_groups import gloo_groups
-from setpoint.testing.goldens import GOLDENS, tiny_config
-from setpoint.testing.plans import Driver
-from setpoint.testing.ranks import ranks
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.conversion import converted_under
+from setpoint_testing.gguf_families import mixed, write_model
+from setpoint_testing.gloo_groups import gloo_groups
+from setpoint_testing.goldens import GOLDENS, tiny_config
+from setpoint_testing.plans import Driver
+from setpoint_testing.ranks import ranks
 
 CONTEXT = 128
 ROWS = {"num_rows": 512, "max_slots": 8, "context_len": CONTEXT}

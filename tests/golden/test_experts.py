@@ -18,11 +18,11 @@ from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.quant import blocks, cpu_linear, plain, w8a8_int8_cpu
 from setpoint.engine.quant.grouped import KernelExperts, LoopedExperts, StackedExperts, group
 from setpoint.engine.quant.linear_method import Blocks, PackedWeight
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.cpu_levels import each_level
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.plans import Driver
-from setpoint.testing.ranks import ranks
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.cpu_levels import each_level
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.plans import Driver
+from setpoint_testing.ranks import ranks
 
 BF16, FP32 = torch.bfloat16, torch.float32
 EXPERTS, K, COLUMNS = 5, 96, 80

@@ -21,7 +21,7 @@ from setpoint.engine.runner.batch import ForwardBatch
 from setpoint.engine.runner.forward_pass import Answer, ForwardPass, Inputs
 from setpoint.engine.runner.model_runner import Forward
 from setpoint.engine.runner.way import Ran
-from setpoint.testing.against_transformers import write_tiny
+from setpoint_testing.against_transformers import write_tiny
 
 SIZES = (1, 3, 6, 8)
 

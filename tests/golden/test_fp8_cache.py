@@ -23,9 +23,9 @@ from test_cpu_attention import (
 from setpoint.engine.kernels.cpu import build, library
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ref import RefOps
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.cpu_levels import LEVELS, all_levels, each_level
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.cpu_levels import LEVELS, all_levels, each_level
+from setpoint_testing.tiny_models import write_tiny_llama
 
 BF16, FP32 = torch.bfloat16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -40,10 +40,10 @@ from setpoint.engine.quant.blocks import KINDS
 from setpoint.engine.quant.dequantised import VALUES, dequantised
 from setpoint.engine.quant.linear_method import Blocks
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.testing import tiny_gguf
-from setpoint.testing.conversion import converted_under
-from setpoint.testing.cpu_levels import each_level
-from setpoint.testing.plans import Driver
+from setpoint_testing import tiny_gguf
+from setpoint_testing.conversion import converted_under
+from setpoint_testing.cpu_levels import each_level
+from setpoint_testing.plans import Driver
 
 BF16 = torch.bfloat16
 CLAMPED = Gate("clamped_swiglu_mul", (1.702, 1.5))

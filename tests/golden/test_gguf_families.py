@@ -17,10 +17,10 @@ from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.quant.grouped import KernelExperts
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.planning.memory import weight_bytes
-from setpoint.testing.against_transformers import TOLERANCES, measure
-from setpoint.testing.conversion import converted_under
-from setpoint.testing.gguf_families import CONFIGS, LENGTHS, mixed, write_model
-from setpoint.testing.plans import Driver, allocate_rows
+from setpoint_testing.against_transformers import TOLERANCES, measure
+from setpoint_testing.conversion import converted_under
+from setpoint_testing.gguf_families import CONFIGS, LENGTHS, mixed, write_model
+from setpoint_testing.plans import Driver, allocate_rows
 
 KINDS = {
     "Q4_0": lambda name: Kind.Q4_0,

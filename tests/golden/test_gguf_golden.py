@@ -23,10 +23,10 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.layers.rotary import RotaryEmbedding
-from setpoint.testing import tiny_gguf
-from setpoint.testing.conversion import converted_under
-from setpoint.testing.plans import Driver
-from setpoint.testing.whole_checkpoint import write_whole
+from setpoint_testing import tiny_gguf
+from setpoint_testing.conversion import converted_under
+from setpoint_testing.plans import Driver
+from setpoint_testing.whole_checkpoint import write_whole
 
 TEXTS = [
     "The capital of France is",

@@ -16,11 +16,11 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.kernels.kernel_registry import make_recorder
 from setpoint.engine.kernels.program import NotCapturable
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.gloo_groups import gloo_groups
-from setpoint.testing.goldens import GOLDENS, tiny_config
-from setpoint.testing.plans import Driver
-from setpoint.testing.ranks import CheckedExecutor, ranks
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.gloo_groups import gloo_groups
+from setpoint_testing.goldens import GOLDENS, tiny_config
+from setpoint_testing.plans import Driver
+from setpoint_testing.ranks import CheckedExecutor, ranks
 
 CONTEXT, PAGE = 128, 4
 SIZES = {"num_rows": 8 * CONTEXT // PAGE, "max_slots": 8, "context_len": CONTEXT}

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.testing.against_transformers import (
+from setpoint_testing.against_transformers import (
     TOLERANCES,
     measure,
     template_differences,
     write_tiny,
 )
-from setpoint.testing.chat_templates import TEMPLATES
-from setpoint.testing.goldens import GOLDENS, Golden
-from setpoint.testing.library_goldens import THROUGH_TRANSFORMERS
+from setpoint_testing.chat_templates import TEMPLATES
+from setpoint_testing.goldens import GOLDENS, Golden
+from setpoint_testing.library_goldens import THROUGH_TRANSFORMERS
 
 
 def check(

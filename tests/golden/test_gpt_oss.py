@@ -21,11 +21,11 @@ from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.planning.memory import weight_bytes
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.plans import Driver
-from setpoint.testing.ranks import ranks
-from setpoint.testing.runners import runner_of
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.plans import Driver
+from setpoint_testing.ranks import ranks
+from setpoint_testing.runners import runner_of
 
 CONFIG = next(each.config for each in GOLDENS if each.name.startswith("gpt_oss: yarn")) | {
     "intermediate_size": 96

@@ -14,8 +14,8 @@ import transformers
 from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.testing.harness import Harness
-from setpoint.testing.tiny_models import TINY, write_tiny_llama
+from setpoint_testing.harness import Harness
+from setpoint_testing.tiny_models import TINY, write_tiny_llama
 
 PROMPT = [token % 120 + 3 for token in range(1, 60, 3)]
 PAGES, SIZE = 200, TINY["hidden_size"]

@@ -20,10 +20,10 @@ from setpoint.engine.models.model_registry import build_model
 from setpoint.engine.quant import cpu_linear, plain
 from setpoint.engine.quant.heads import KernelHeads, LoopedHeads, of_heads
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.cpu_levels import each_level
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.plans import Driver, allocate_rows
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.cpu_levels import each_level
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.plans import Driver, allocate_rows
 
 BF16, FP32 = torch.bfloat16, torch.float32
 CONFIGS = {golden.name: golden.config for golden in GOLDENS}

@@ -14,8 +14,8 @@ from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.testing.plans import Driver
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.plans import Driver
+from setpoint_testing.tiny_models import write_tiny_llama
 
 PAGE, PAGES = 4, 32
 PROMPT = np.random.default_rng(5).integers(3, 131, 70).tolist()

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from setpoint.checkpoint.quantised import as_matrices
 from setpoint.checkpoint.safetensors_file import read_header
 from setpoint.engine.models.weight_sources import values_in
-from setpoint.testing.quantised_folders import save
+from setpoint_testing.quantised_folders import save
 
 FILE = Path(__file__).with_name("matrices_of_tools.safetensors")
 MODULE = "model.layers.0.mlp.up_proj"

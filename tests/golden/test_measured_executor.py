@@ -19,9 +19,9 @@ from setpoint.engine.kernels.cpu.library import Kernels, load
 from setpoint.engine.layers.linear import Linear, TiedHead
 from setpoint.engine.models.library_model import PackedLinear
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.testing.cpu_levels import each_level
-from setpoint.testing.plans import Driver
-from setpoint.testing.tiny_models import TINY, write_tiny_llama
+from setpoint_testing.cpu_levels import each_level
+from setpoint_testing.plans import Driver
+from setpoint_testing.tiny_models import TINY, write_tiny_llama
 
 VNNI = ("avx512_vnni", "avx512_bf16")
 TILES = ("amx", "amx_emulated")

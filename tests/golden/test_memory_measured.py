@@ -19,10 +19,10 @@ from setpoint.core.model import Pooling
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.models.model_registry import MODELS
 from setpoint.planning.memory import GIB, captured_bytes
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.gguf_families import CONFIGS
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.gguf_families import CONFIGS
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.tiny_models import write_tiny_llama
 
 MODEL = {
     "hidden_size": 512,
@@ -56,7 +56,7 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.planning.memory import activation_bytes, captured_bytes
-from setpoint.testing.plans import Driver
+from setpoint_testing.plans import Driver
 
 def status(key):
     return int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
@@ -114,7 +114,7 @@ from pathlib import Path
 from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.testing.plans import Driver
+from setpoint_testing.plans import Driver
 
 def status(key):
     return int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024

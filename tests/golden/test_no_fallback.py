@@ -17,12 +17,12 @@ from setpoint.engine.kernels.cpu.build import LEVEL_VARIABLE
 from setpoint.engine.models.model_registry import MODELS
 from setpoint.engine.quant.blocks import KINDS
 from setpoint.engine.runner import replay_way
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.conversion import converted_under
-from setpoint.testing.cpu_levels import each_level
-from setpoint.testing.gguf_families import CONFIGS, mixed, write_model
-from setpoint.testing.plans import allocate_rows
-from setpoint.testing.quantised_folders import FORMATS, quantise
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.conversion import converted_under
+from setpoint_testing.cpu_levels import each_level
+from setpoint_testing.gguf_families import CONFIGS, mixed, write_model
+from setpoint_testing.plans import allocate_rows
+from setpoint_testing.quantised_folders import FORMATS, quantise
 
 CONFIG_OF = {config["architectures"][0]: config for config in CONFIGS.values()}
 CONFIG_OF["MistralForCausalLM"] = CONFIG_OF["LlamaForCausalLM"] | {

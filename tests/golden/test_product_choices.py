@@ -22,7 +22,7 @@ from setpoint.engine.kernels.ops import GELU_TANH, SILU
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import cpu_linear as panel_linear
 from setpoint.engine.quant import w8a8_int8_cpu
-from setpoint.testing.cpu_levels import each_level
+from setpoint_testing.cpu_levels import each_level
 
 BF16 = torch.bfloat16
 ROWS = (1, 2, 7, 8, 9, 13, 32, 33, 70, 300)

@@ -22,12 +22,12 @@ from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.models.weight_sources import values_in
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.planning.memory import weight_bytes
-from setpoint.testing.against_transformers import TOLERANCES, measure, write_tiny
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.plans import Driver
-from setpoint.testing.quantised_folders import FORMATS, is_quantised, quantise
-from setpoint.testing.ranks import ranks
-from setpoint.testing.runners import runner_of
+from setpoint_testing.against_transformers import TOLERANCES, measure, write_tiny
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.plans import Driver
+from setpoint_testing.quantised_folders import FORMATS, is_quantised, quantise
+from setpoint_testing.ranks import ranks
+from setpoint_testing.runners import runner_of
 
 LLAMA = next(each.config for each in GOLDENS if each.config["model_type"] == "llama") | {
     "hidden_size": 64,

@@ -19,9 +19,9 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS
 from setpoint.engine.models.weight_sources import Checkpoint
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.quantised_folders import FORMATS, quantise
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.quantised_folders import FORMATS, quantise
 
 CONFIG = next(each.config for each in GOLDENS if each.config["model_type"] == "llama") | {
     "hidden_size": 64,

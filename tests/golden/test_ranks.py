@@ -16,13 +16,13 @@ from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.parallel.group import head_spans, spans
-from setpoint.testing import tiny_gguf
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.conversion import converted_under
-from setpoint.testing.goldens import GOLDENS, tiny_config
-from setpoint.testing.plans import Driver
-from setpoint.testing.ranks import ranks
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing import tiny_gguf
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.conversion import converted_under
+from setpoint_testing.goldens import GOLDENS, tiny_config
+from setpoint_testing.plans import Driver
+from setpoint_testing.ranks import ranks
+from setpoint_testing.specs import tiny_spec
 
 CONTEXT = 128
 RNG = np.random.default_rng(5)

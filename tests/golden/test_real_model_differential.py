@@ -3,7 +3,7 @@ retraction, resumption.
 
 Scheduler, loop, runner and model in one process, as the engine process puts them together. On tiny
 models in float64, or on the C++ kernels in bfloat16, the ids are identical; on the default model in
-float32 they follow the near-tie rule (``setpoint.testing.neartie``).
+float32 they follow the near-tie rule (``setpoint_testing.neartie``).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.scheduler.policy import POLICIES
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.harness import Harness
-from setpoint.testing.neartie import NEAR_TIE, Greedy, Tally
-from setpoint.testing.plans import allocate_rows
-from setpoint.testing.tiny_models import write_tiny_llama
-from setpoint.testing.whole_checkpoint import write_whole
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.harness import Harness
+from setpoint_testing.neartie import NEAR_TIE, Greedy, Tally
+from setpoint_testing.plans import allocate_rows
+from setpoint_testing.tiny_models import write_tiny_llama
+from setpoint_testing.whole_checkpoint import write_whole
 
 PAGES = (1, 4, 16)
 CUTS = [

@@ -19,7 +19,7 @@ from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import grouped
 from setpoint.engine.quant.linear_method import Blocks
 from setpoint.engine.quant.w8a8_int8 import block_size, quantize_rows, rotate
-from setpoint.testing.cpu_levels import each_level
+from setpoint_testing.cpu_levels import each_level
 
 F32 = np.float32
 MANY = 24

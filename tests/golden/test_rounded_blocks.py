@@ -21,9 +21,9 @@ from setpoint.engine.kernels.ops import SILU
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import grouped
 from setpoint.engine.quant.linear_method import Blocks, choose_blocks
-from setpoint.testing import tiny_gguf
-from setpoint.testing.cpu_levels import each_level
-from setpoint.testing.plans import Driver
+from setpoint_testing import tiny_gguf
+from setpoint_testing.cpu_levels import each_level
+from setpoint_testing.plans import Driver
 
 BF16 = torch.bfloat16
 KINDS = sorted(INT8_KINDS)

@@ -14,9 +14,9 @@ from setpoint.core.plan import OWN_LENGTH
 from setpoint.core.sampling import SamplingParams
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.plans import Driver, allocate_rows
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.plans import Driver, allocate_rows
 
 Make = Callable[[int], Driver]
 CONTEXT = 128

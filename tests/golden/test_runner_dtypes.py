@@ -17,8 +17,8 @@ from setpoint.engine.executor.build_runner import KV_DTYPES, EngineConfig, build
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.engine.sampling import logprobs
-from setpoint.testing.plans import Driver
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.plans import Driver
+from setpoint_testing.tiny_models import write_tiny_llama
 
 PROMPT = np.random.default_rng(1).integers(3, 131, 40).tolist()
 

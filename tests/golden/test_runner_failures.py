@@ -14,8 +14,8 @@ from setpoint.core.request import LogprobOptions
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner import model_runner, rows
-from setpoint.testing.harness import Harness, Outcome
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.harness import Harness, Outcome
+from setpoint_testing.tiny_models import write_tiny_llama
 
 PAGE, CONTEXT = 4, 64
 PROMPT = [7] * 9

@@ -23,9 +23,9 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.models.model_registry import build_model
-from setpoint.testing.against_transformers import TOLERANCES, measure, write_tiny
-from setpoint.testing.goldens import GOLDENS, Golden
-from setpoint.testing.library_goldens import THROUGH_TRANSFORMERS
+from setpoint_testing.against_transformers import TOLERANCES, measure, write_tiny
+from setpoint_testing.goldens import GOLDENS, Golden
+from setpoint_testing.library_goldens import THROUGH_TRANSFORMERS
 
 FIRST = {golden.config["architectures"][0]: golden for golden in reversed(GOLDENS)}
 """A golden of each architecture, for the quick tests."""

@@ -13,8 +13,8 @@ from setpoint.core.messages import Tokens
 from setpoint.core.request import SAMPLING_MASK, unpack_ids
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.testing.harness import Harness
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.harness import Harness
+from setpoint_testing.tiny_models import write_tiny_llama
 
 PROMPT = [token % 120 + 3 for token in range(1, 30, 3)]
 TOP_K = 5

@@ -28,9 +28,9 @@ from setpoint.engine.quant import linear_method as quant
 from setpoint.engine.runner.rows import SlotTable
 from setpoint.engine.sampling.logprobs import Logprobs
 from setpoint.engine.sampling.sampler import sample
-from setpoint.testing.cpu_levels import OTHERS, QUICK
-from setpoint.testing.plans import Driver
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.cpu_levels import OTHERS, QUICK
+from setpoint_testing.plans import Driver
+from setpoint_testing.tiny_models import write_tiny_llama
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 IMPLEMENTATIONS = [

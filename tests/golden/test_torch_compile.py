@@ -22,8 +22,8 @@ from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.layers.opaque import TracedOps
 from setpoint.engine.runner.compiled_way import CompiledWay
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.testing.plans import Driver, allocate_rows
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.plans import Driver, allocate_rows
+from setpoint_testing.tiny_models import write_tiny_llama
 
 MAX_TOKENS = 8
 PROMPTS = {

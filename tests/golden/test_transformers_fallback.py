@@ -20,11 +20,11 @@ from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.models import library_model
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.harness import Harness
-from setpoint.testing.library_goldens import THROUGH_TRANSFORMERS
-from setpoint.testing.plans import Driver, allocate_rows
-from setpoint.testing.tiny_models import TINY, write_tiny_llama
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.harness import Harness
+from setpoint_testing.library_goldens import THROUGH_TRANSFORMERS
+from setpoint_testing.plans import Driver, allocate_rows
+from setpoint_testing.tiny_models import TINY, write_tiny_llama
 
 CONFIGS = {golden.config["model_type"]: golden.config for golden in THROUGH_TRANSFORMERS}
 SIZES = {

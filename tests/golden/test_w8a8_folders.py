@@ -9,7 +9,7 @@ from setpoint.engine.kernels.ops import SILU
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant.linear_method import Blocks
 from setpoint.engine.quant.quantised_numbers import Numbers, w8a8_rows
-from setpoint.testing.cpu_levels import each_level
+from setpoint_testing.cpu_levels import each_level
 
 BF16 = torch.bfloat16
 ROWS = (1, 2, 9, 64)

@@ -20,9 +20,9 @@ from setpoint.engine.quant.linear_method import PackedWeight
 from setpoint.engine.quant.w8a8_int8 import block_size, quantize_rows, rotate
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.planning.memory import weight_bytes
-from setpoint.testing.cpu_levels import each_level
-from setpoint.testing.plans import Driver
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.cpu_levels import each_level
+from setpoint_testing.plans import Driver
+from setpoint_testing.tiny_models import write_tiny_llama
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

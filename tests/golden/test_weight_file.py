@@ -14,10 +14,10 @@ from setpoint.core.operations import MemoryPart, ReleaseMemory, RestoreMemory
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.testing.conversion import converted_under
-from setpoint.testing.gguf_families import CONFIGS, mixed, write_model
-from setpoint.testing.plans import Driver, allocate_rows
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.conversion import converted_under
+from setpoint_testing.gguf_families import CONFIGS, mixed, write_model
+from setpoint_testing.plans import Driver, allocate_rows
+from setpoint_testing.tiny_models import write_tiny_llama
 
 PARTS = list(MemoryPart)
 PROMPTS = {0: [5, 17, 99, 3], 1: [20, 21]}

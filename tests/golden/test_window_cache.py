@@ -21,10 +21,10 @@ from setpoint.core.records import Refusal, StepDone
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.harness import Harness
-from setpoint.testing.plans import allocate_rows
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.harness import Harness
+from setpoint_testing.plans import allocate_rows
 
 CONFIGS = {golden.name: golden.config for golden in GOLDENS}
 MODELS = (

@@ -19,9 +19,9 @@ from setpoint.core.errors import CheckpointError
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.models.model_registry import build_model
-from setpoint.testing.against_transformers import measure, write_tiny
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.plans import Driver, allocate_rows
+from setpoint_testing.against_transformers import measure, write_tiny
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.plans import Driver, allocate_rows
 
 CONTEXT = 128
 CONFIGS = {golden.name: golden.config for golden in GOLDENS}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import httpx
 
-from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server_process import PATIENCE_S, running_server
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
+from setpoint_testing.server_process import PATIENCE_S, running_server
+from setpoint_testing.tiny_models import write_tiny_llama
 
 
 def test_the_gpu_is_taken_and_answers_like_the_cpu(device: str, tmp_path: Path) -> None:

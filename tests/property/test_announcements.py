@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from setpoint.core.messages import Announce, ToFrontend
 from setpoint.core.plan import StepPlan
 from setpoint.core.settings import PrioritySettings
-from setpoint.testing.harness import Harness, Wire
-from setpoint.testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token
+from setpoint_testing.harness import Harness, Wire
+from setpoint_testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token
 
 VOCAB = 17
 PAGES = 24

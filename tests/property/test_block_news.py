@@ -13,8 +13,8 @@ from setpoint.core.messages import Blocks, ToFrontend, decode_to_frontend, encod
 from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.scheduler.cache.block_news import BlockNews
 from setpoint.scheduler.cache.manager import KVCache
-from setpoint.testing.harness import VOCAB, Harness, Wire
-from setpoint.testing.kv_subscriber import EVENTS, Subscriber, blocks_of
+from setpoint_testing.harness import VOCAB, Harness, Wire
+from setpoint_testing.kv_subscriber import EVENTS, Subscriber, blocks_of
 
 ROWS = (
     PageRow(1, (WindowColumns(5, 1, 2),), read_step=1),

@@ -25,9 +25,9 @@ from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 from setpoint.scheduler.scheduler_config import SchedulerConfig
-from setpoint.testing.harness import Recorder, ids_of
-from setpoint.testing.ranks import SMALL_BYTES
-from setpoint.testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token, reference
+from setpoint_testing.harness import Recorder, ids_of
+from setpoint_testing.ranks import SMALL_BYTES
+from setpoint_testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token, reference
 
 PAGES, VOCAB, WIDTH = 64, 97, 8
 QUIET_S = 0.002

@@ -31,7 +31,7 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine, EngineState
 from setpoint.ipc.mailbox import Mailbox
-from setpoint.testing.fake_engine import SOME_FACTS
+from setpoint_testing.fake_engine import SOME_FACTS
 
 
 class Link:

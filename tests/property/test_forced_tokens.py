@@ -21,9 +21,9 @@ from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.core.records import GrammarLate, TokensForced
 from setpoint.core.request import Ids, LogprobOptions, Request
 from setpoint.recording.format import OFF, ON
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.preparers import ScriptedPreparer
-from setpoint.testing.recordings import record, replayed
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.preparers import ScriptedPreparer
+from setpoint_testing.recordings import record, replayed
 
 EOS = frozenset({0, 1})
 

@@ -11,8 +11,8 @@ import pytest
 from setpoint.core.records import HandedOver, TransferEnded
 from setpoint.core.transfers import Direction, Place
 from setpoint.recording.format import ON
-from setpoint.testing.recordings import record, replayed
-from setpoint.testing.simulation.handover import Faults, Run
+from setpoint_testing.recordings import record, replayed
+from setpoint_testing.simulation.handover import Faults, Run
 
 ALL = Faults(
     abort_prefill=0.02,

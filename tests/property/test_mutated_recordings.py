@@ -21,8 +21,8 @@ from setpoint.doctor.readers.recording import open_source, read_recording
 from setpoint.playback.film import Film
 from setpoint.recording.format import OFF, ON, RecordingError
 from setpoint.recording.frames import FrameReader, frame
-from setpoint.testing.harness import Harness
-from setpoint.testing.recordings import record
+from setpoint_testing.harness import Harness
+from setpoint_testing.recordings import record
 
 VALUES: tuple[Any, ...] = (
     *(None, -1, 0, 1, 2**31, 2**40, 2**62, -(2**62), 1e300, float("nan"), float("inf")),

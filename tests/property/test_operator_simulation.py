@@ -14,7 +14,7 @@ from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.orders import Orders
 from setpoint.ipc.submission import Submission
-from setpoint.testing.simulation.operator_run import simulate_operators
+from setpoint_testing.simulation.operator_run import simulate_operators
 
 BLOCK = 40
 """Seeds in one test."""
@@ -36,7 +36,7 @@ def check(seeds: range) -> Counter[str]:
     seen: Counter[str] = Counter()
     for seed in seeds:
         report = simulate_operators(seed)
-        again = f"python -m setpoint.testing.simulation --operators --seed {seed} -v"
+        again = f"python -m setpoint_testing.simulation --operators --seed {seed} -v"
         assert not report.wrong, (again, report.wrong)
         seen.update(report.seen)
     return seen

@@ -40,11 +40,11 @@ from setpoint.recording.format import OFF, ON
 from setpoint.recording.frames import FrameReader
 from setpoint.recording.surrogates import SurrogateIds
 from setpoint.scheduler.policy import POLICIES
-from setpoint.testing.harness import VOCAB, Harness, Wire
-from setpoint.testing.operators import ScriptedOperator
-from setpoint.testing.preparers import ScriptedPreparer
-from setpoint.testing.recordings import record, replayed
-from setpoint.testing.scripted import hashed_token
+from setpoint_testing.harness import VOCAB, Harness, Wire
+from setpoint_testing.operators import ScriptedOperator
+from setpoint_testing.preparers import ScriptedPreparer
+from setpoint_testing.recordings import record, replayed
+from setpoint_testing.scripted import hashed_token
 
 NUM_PAGES = 48
 EVICTION = {

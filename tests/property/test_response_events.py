@@ -21,7 +21,7 @@ from setpoint.frontend.chat.formats.hermes import HERMES
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.storage.output_file import append_group, read_groups
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.byte_tokenizer import EOS_ID, make_byte_tokenizer
+from setpoint_testing.byte_tokenizer import EOS_ID, make_byte_tokenizer
 
 TOKENIZER = Tokenizer(make_byte_tokenizer())
 PIECES = [

@@ -25,9 +25,9 @@ from setpoint.core.records import (
 from setpoint.core.request import Ids, LogprobOptions, Request
 from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings
 from setpoint.scheduler.policy import POLICIES
-from setpoint.testing.harness import VOCAB, Harness, ids_of
-from setpoint.testing.preparers import ScriptedPreparer
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint_testing.harness import VOCAB, Harness, ids_of
+from setpoint_testing.preparers import ScriptedPreparer
+from setpoint_testing.scripted import hashed_token, reference
 
 NEXT = hashed_token(VOCAB)
 EOS = frozenset({0, 1, 2, 3})

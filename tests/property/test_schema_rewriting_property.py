@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 
 from setpoint.core.errors import RequestError
 from setpoint.schemas.rewriting import needs_rewriting
-from setpoint.testing.schema_grammar import SchemaGrammar
+from setpoint_testing.schema_grammar import SchemaGrammar
 
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, 2, 3, -1, 1.5, "", "a", "b", "ab", "ba"),

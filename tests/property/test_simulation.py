@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import setpoint
-from setpoint.testing.simulation.engine import StepFault
-from setpoint.testing.simulation.run import alone, fixed_plan, judged, simulate
+from setpoint_testing.simulation.engine import StepFault
+from setpoint_testing.simulation.run import alone, fixed_plan, judged, simulate
 
 BLOCK = 100
 """Seeds in one test."""
@@ -39,7 +39,7 @@ def check(seeds: range) -> Counter[str]:
     seen: Counter[str] = Counter()
     for seed in seeds:
         report = simulate(seed)
-        again = f"python -m setpoint.testing.simulation --seed {seed} -v"
+        again = f"python -m setpoint_testing.simulation --seed {seed} -v"
         assert not report.wrong, (again, report.wrong)
         seen.update(report.seen)
     return seen
@@ -81,7 +81,7 @@ def test_death_at_every_step(ranks: int, fault: StepFault) -> None:
 def test_a_seed_gives_one_trace() -> None:
     traces = set()
     for hash_seed in ("1", "2"):
-        command = [sys.executable, "-m", "setpoint.testing.simulation", "--count", "12", "-v"]
+        command = [sys.executable, "-m", "setpoint_testing.simulation", "--count", "12", "-v"]
         done = subprocess.run(
             command,
             capture_output=True,

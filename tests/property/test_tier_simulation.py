@@ -13,10 +13,10 @@ from setpoint.core.messages import Moved
 from setpoint.launch.recognition import Recognition
 from setpoint.scheduler.tiers import Tiers
 from setpoint.scheduler.transfers import Transfers
-from setpoint.testing.simulation.tier_run import simulate_tiers
-from setpoint.testing.simulation.tiers import SUM_BYTES, EngineStore, SimulatedTiers
 from setpoint.tiers.mover import StoreMover
 from setpoint.tiers.store import Bytes
+from setpoint_testing.simulation.tier_run import simulate_tiers
+from setpoint_testing.simulation.tiers import SUM_BYTES, EngineStore, SimulatedTiers
 
 BLOCK = 20
 """Seeds in one test."""
@@ -46,7 +46,7 @@ def check(seeds: range) -> Counter[str]:
     seen: Counter[str] = Counter()
     for seed in seeds:
         report = simulate_tiers(seed)
-        again = f"python -m setpoint.testing.simulation --tiers --seed {seed} -v"
+        again = f"python -m setpoint_testing.simulation --tiers --seed {seed} -v"
         assert not report.wrong, (again, report.wrong)
         seen.update(report.seen)
     return seen

@@ -12,7 +12,7 @@ from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.core.transfers import Direction, Place
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.transfers import Transfers
-from setpoint.testing.harness import Recorder
+from setpoint_testing.harness import Recorder
 
 ROWS = (
     PageRow(),

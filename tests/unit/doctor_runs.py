@@ -28,8 +28,8 @@ from setpoint.observe.readers import EngineReaders
 from setpoint.observe.tee import Tee
 from setpoint.recording.writer import RecordingConfig, start_recording
 from setpoint.scheduler.cache.manager import CacheConfig
-from setpoint.testing.simulated import CostModel, Engine, Simulation
-from setpoint.testing.traffic import Arrivals, Load, Traffic, uniform
+from setpoint_testing.simulated import CostModel, Engine, Simulation
+from setpoint_testing.traffic import Arrivals, Load, Traffic, uniform
 
 POOL = 20_000
 CONTEXT = 4096

@@ -12,7 +12,7 @@ from safetensors import deserialize
 
 from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.core.blocksfile import gguf_of, read_blocks_table
-from setpoint.testing import tiny_gguf
+from setpoint_testing import tiny_gguf
 
 MODEL = tiny_gguf.TinyLlama()
 

@@ -24,7 +24,7 @@ from setpoint.core.plan import OWN_LENGTH, StepPlan, TokenMasks
 from setpoint.core.result import StepResult, one_each
 from setpoint.core.work import Work
 from setpoint.offline.offline_engine import Engine
-from setpoint.testing.byte_tokenizer import write_byte_tokenizer
+from setpoint_testing.byte_tokenizer import write_byte_tokenizer
 
 DECODE_S, TOKEN_S = 0.002, 0.0005
 

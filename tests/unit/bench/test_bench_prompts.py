@@ -14,7 +14,7 @@ from setpoint.bench.prompt_sets import make_prompts
 from setpoint.config.bench import DatasetOptions
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
+from setpoint_testing.byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 
 TOKENIZER = Tokenizer(make_byte_tokenizer())
 

@@ -13,7 +13,7 @@ from setpoint.bench.divergence import NUM_PROMPTS, PROMPT, Predictions, Windows,
 from setpoint.bench.engines.quality import ANSWER, TEXTS, cut_windows, is_exceeded
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.byte_tokenizer import BOS_ID, write_byte_tokenizer
+from setpoint_testing.byte_tokenizer import BOS_ID, write_byte_tokenizer
 
 ABOUT = {
     "model": "m",

@@ -25,7 +25,7 @@ from workloads import QUICK, VOCAB
 
 from setpoint.checkpoint.source import locate
 from setpoint.checkpoint.spec import read_spec
-from setpoint.testing import tiny_gguf
+from setpoint_testing import tiny_gguf
 
 SIZES = {
     "hidden_size": 64,

@@ -28,9 +28,9 @@ from workloads import QUICK, VOCAB, Workload
 
 from setpoint.checkpoint.source import locate
 from setpoint.checkpoint.spec import read_spec
-from setpoint.testing.byte_tokenizer import write_byte_tokenizer
-from setpoint.testing.server_process import wait_until
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.byte_tokenizer import write_byte_tokenizer
+from setpoint_testing.server_process import wait_until
+from setpoint_testing.tiny_models import write_tiny_llama
 
 SERVER = """
 import json, sys

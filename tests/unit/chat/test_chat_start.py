@@ -8,7 +8,7 @@ import io
 import pytest
 
 from setpoint.cli import main
-from setpoint.testing.misbehaving import KEY, misbehaving
+from setpoint_testing.misbehaving import KEY, misbehaving
 
 
 def test_servers_that_misbehave_are_reported_in_one_line(

@@ -21,8 +21,8 @@ from setpoint.core.model import MXFP4_SUFFIXES
 from setpoint.engine.models.model_config import ConfigReader
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.launch.configuration import settle
-from setpoint.testing.byte_tokenizer import write_byte_tokenizer
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.byte_tokenizer import write_byte_tokenizer
+from setpoint_testing.tiny_models import write_tiny_llama
 
 DEEP = "[" * 100_000 + "]" * 100_000
 BIG = "1" + "0" * 30

@@ -13,13 +13,13 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
 from setpoint.launch.configuration import settle
-from setpoint.testing.byte_tokenizer import (
+from setpoint_testing.byte_tokenizer import (
     EOS_ID,
     VOCAB_SIZE,
     make_byte_tokenizer,
     write_byte_tokenizer,
 )
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 EOM_ID = VOCAB_SIZE
 

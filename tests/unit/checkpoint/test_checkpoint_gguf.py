@@ -20,7 +20,7 @@ from setpoint.checkpoint.gguf_architectures import decoder_of
 from setpoint.checkpoint.gguf_config import read_config
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.core.errors import CheckpointError
-from setpoint.testing import gguf_families, tiny_gguf
+from setpoint_testing import gguf_families, tiny_gguf
 
 QUANTISABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 READ_ONLY = (

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from setpoint.checkpoint import gguf_cache, gguf_convert
 from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.core.errors import CheckpointError
-from setpoint.testing import tiny_gguf
+from setpoint_testing import tiny_gguf
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from gguf.constants import GGMLQuantizationType as Kind
 from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.core.errors import CheckpointError
-from setpoint.testing import tiny_gguf
-from setpoint.testing.gguf_families import metadata, write_model
+from setpoint_testing import tiny_gguf
+from setpoint_testing.gguf_families import metadata, write_model
 
 UP = "blk.1.ffn_up_exps.weight"
 

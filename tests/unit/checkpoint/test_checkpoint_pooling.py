@@ -13,7 +13,7 @@ from setpoint.checkpoint.pooling import read_pooling
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import Pooling
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 OLD = "sentence_transformers.models."
 NEW = "sentence_transformers.sentence_transformer.modules."

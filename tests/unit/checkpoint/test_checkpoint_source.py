@@ -21,7 +21,7 @@ from setpoint.checkpoint.safetensors_file import TensorInfo
 from setpoint.checkpoint.source import DEFAULT_MODEL, locate
 from setpoint.checkpoint.spec import spec_of
 from setpoint.core.errors import CheckpointError
-from setpoint.testing import tiny_gguf
+from setpoint_testing import tiny_gguf
 
 MODEL = tiny_gguf.TinyLlama()
 

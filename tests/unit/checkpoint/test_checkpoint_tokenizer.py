@@ -19,7 +19,7 @@ from setpoint.checkpoint.gguf_byte_level import splitting
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
 from setpoint.core.errors import CheckpointError
-from setpoint.testing import tiny_gguf
+from setpoint_testing import tiny_gguf
 
 MODEL = tiny_gguf.TinyLlama()
 

@@ -18,7 +18,7 @@ from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.checkpoint.gguf_split import open_gguf
 from setpoint.checkpoint.spec import spec_of
 from setpoint.core.errors import CheckpointError
-from setpoint.testing import gguf_families, tiny_gguf
+from setpoint_testing import gguf_families, tiny_gguf
 
 NUMBERS = [0, 1, 2, 31, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1]
 """What replaces eight or four bytes; and their negatives."""

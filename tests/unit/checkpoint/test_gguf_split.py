@@ -16,7 +16,7 @@ from setpoint.checkpoint.gguf_split import parts_of
 from setpoint.core.blocksfile import gguf_of, read_blocks_table
 from setpoint.core.errors import CheckpointError
 from setpoint.engine.models.weight_sources import Checkpoint
-from setpoint.testing import tiny_gguf
+from setpoint_testing import tiny_gguf
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from setpoint.checkpoint.gguf_byte_level import splitting
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
 from setpoint.frontend.text.template_source import find_chat_template
-from setpoint.testing import tiny_gguf
+from setpoint_testing import tiny_gguf
 
 CONTROL = ("<|begin|>", "<|end|>", "<|user|>")
 USER_DEFINED = ("<think>", "</think>", "<tool_call>", "  \t<odd>  ")

@@ -20,7 +20,7 @@ from setpoint.config.environment import read_environment
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
 from setpoint.launch.configuration import settle
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from setpoint.config.resolve import resolve
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import KeptBlocks
 from setpoint.planning.memory import GIB
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.specs import tiny_spec
 
 SPEC = tiny_spec(
     vocab_size=1024,

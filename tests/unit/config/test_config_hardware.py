@@ -15,7 +15,7 @@ from setpoint.config import gpu_memory, hardware
 from setpoint.config.hardware import is_in_memory, probe_hardware
 from setpoint.config.options import Options
 from setpoint.config.resolve import resolve
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.specs import tiny_spec
 
 MIB = 1 << 20
 

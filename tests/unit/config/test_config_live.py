@@ -13,7 +13,7 @@ from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.core.errors import ConfigError
 from setpoint.launch.live import LiveConfig
 from setpoint.planning.memory import GIB
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.specs import tiny_spec
 
 POOL = 10_000
 

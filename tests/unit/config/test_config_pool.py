@@ -12,7 +12,7 @@ from setpoint.config.resolve import resolve
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.planning.memory import GIB
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.specs import tiny_spec
 
 CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
 

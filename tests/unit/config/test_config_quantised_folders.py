@@ -13,7 +13,7 @@ from setpoint.core.errors import ConfigError
 from setpoint.core.model import KeptBlocks, ModelSpec
 from setpoint.core.quantised import QUANTIZATIONS, Codes, QuantisedMatrix
 from setpoint.planning.memory import GIB
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.specs import tiny_spec
 
 CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
 MATRIX = QuantisedMatrix("a.weight", (64, 64), Codes("a.qweight", 4), "a.scales", 32)

@@ -19,7 +19,7 @@ from setpoint.core.errors import ConfigError
 from setpoint.launch.announce import announce
 from setpoint.launch.assembly import server_info
 from setpoint.launch.configuration import settle
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 
 @pytest.fixture

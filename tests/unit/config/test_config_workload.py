@@ -19,7 +19,7 @@ from setpoint.config.resolve import resolve
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.config.workload import PROFILES
 from setpoint.planning.memory import CPU_MEM_FRACTION, GIB
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.specs import tiny_spec
 
 SPEC = tiny_spec(vocab_size=1000, context_len=8192)
 CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)

@@ -14,7 +14,7 @@ import setpoint
 from setpoint.config.commandline import parse
 from setpoint.config.commands import COMMANDS
 from setpoint.config.sglang import ALIASES, KNOWN
-from setpoint.testing import page_commands
+from setpoint_testing import page_commands
 
 REPOSITORY = Path(setpoint.__file__).parents[2]
 HISTORY = ("notebook.md", "CHANGELOG.md")
@@ -51,7 +51,7 @@ def commands(page: str, *programs: str) -> Iterator[list[str]]:
 @cache
 def other_sources() -> str:
     """The programs with options of their own."""
-    folders = (REPOSITORY / "benchmarks", REPOSITORY / "src/setpoint/testing")
+    folders = (REPOSITORY / "benchmarks", REPOSITORY / "tests/setpoint_testing")
     return "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
 
 

@@ -12,7 +12,7 @@ from setpoint.config.options import Options
 from setpoint.config.pool import memory_model
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import Mixture
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.specs import tiny_spec
 
 MIXTURE = tiny_spec(mixture=Mixture(8, 2, 64, frozenset({0, 1})))
 TWO = {"enable_dp_attention": True, "dp_size": 2, "tp_size": 2}

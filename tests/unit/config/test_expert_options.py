@@ -16,7 +16,7 @@ from setpoint.config.pool import memory_model
 from setpoint.core.errors import ConfigError
 from setpoint.core.expert_placement import LARGEST_FILE, first_placements, trivial
 from setpoint.core.model import Mixture
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.specs import tiny_spec
 
 MIXTURE = tiny_spec(
     num_heads=8, num_kv_heads=8, mixture=Mixture(10, 2, 64, frozenset({0, 1}), shared_size=0)

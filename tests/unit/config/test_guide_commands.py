@@ -17,8 +17,8 @@ from setpoint.config.options import OPTION_FIELDS, Options, launch_command
 from setpoint.config.resolve import resolve
 from setpoint.core.errors import ConfigError
 from setpoint.planning.memory import GIB
-from setpoint.testing.guide_commands import GUIDE_COMMANDS, GuideCommand
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.guide_commands import GUIDE_COMMANDS, GuideCommand
+from setpoint_testing.specs import tiny_spec
 
 CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
 

@@ -31,8 +31,8 @@ from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines
 from setpoint.observe.tee import Tee
 from setpoint.planning.memory import GIB
-from setpoint.testing.harness import Harness
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.harness import Harness
+from setpoint_testing.specs import tiny_spec
 
 ON_A_SERVER = (
     "log_level",

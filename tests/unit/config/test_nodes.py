@@ -14,7 +14,7 @@ from setpoint.config.nodes import check_meeting, meeting_place, ranks_of_nodes, 
 from setpoint.config.options import Options
 from setpoint.config.pool import memory_model
 from setpoint.core.errors import ConfigError
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.specs import tiny_spec
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5000"}
 TWO = {"tp_size": 4, "nnodes": 2}

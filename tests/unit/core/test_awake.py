@@ -11,7 +11,7 @@ import time
 import pytest
 
 from setpoint.core.awake import CLOCK, LEAP_S, timeout_awake
-from setpoint.testing.server_process import PATIENCE_S, wait_until
+from setpoint_testing.server_process import PATIENCE_S, wait_until
 
 CHILD = """
 import asyncio, time

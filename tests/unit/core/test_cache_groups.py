@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.cachegroups import PADDING, cache_layout
 from setpoint.core.pagerows import CacheCosts, PageRow, WindowColumns
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.specs import tiny_spec
 
 CONFIGS = {golden.name: golden.config for golden in GOLDENS}
 GEMMA3 = CONFIGS["gemma3_text: two local to one global"]

@@ -14,9 +14,9 @@ from setpoint.core.messages import ToFrontend, Tokens
 from setpoint.core.plan import Admit, StepPlan
 from setpoint.core.records import RequestDone, SendFailed
 from setpoint.core.request import Ids, Request
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.preparers import ScriptedPreparer
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.preparers import ScriptedPreparer
+from setpoint_testing.scripted import hashed_token, reference
 
 POISON = 96
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])

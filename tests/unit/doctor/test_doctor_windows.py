@@ -17,7 +17,7 @@ from setpoint.doctor.readers.log.reader import read_chunks
 from setpoint.doctor.readers.metrics import of_scrapes
 from setpoint.doctor.readers.scrape import read_scrape
 from setpoint.doctor.readers.sources import observe_sources
-from setpoint.testing.traffic import Load
+from setpoint_testing.traffic import Load
 
 
 def info_of(run: Run) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import setpoint
 from setpoint.config.live import read_values
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.doctor.checks import CHECKS
-from setpoint.testing.page_commands import commands
+from setpoint_testing.page_commands import commands
 
 SOURCE = Path(setpoint.__file__).parent
 PAGE = (SOURCE.parents[1] / "docs" / "tuning.md").read_text()

@@ -13,8 +13,8 @@ from setpoint.frontend.jobs import MOST_EVENTS, Job
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
-from setpoint.testing.byte_tokenizer import write_byte_tokenizer
-from setpoint.testing.fake_engine import SOME_FACTS
+from setpoint_testing.byte_tokenizer import write_byte_tokenizer
+from setpoint_testing.fake_engine import SOME_FACTS
 
 
 class Link:

@@ -12,8 +12,8 @@ from setpoint.frontend.intake import Intake
 from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.byte_tokenizer import make_byte_tokenizer
-from setpoint.testing.harness import Harness, ids_of
+from setpoint_testing.byte_tokenizer import make_byte_tokenizer
+from setpoint_testing.harness import Harness, ids_of
 
 
 def intake(random_seed: int) -> Intake:

@@ -15,8 +15,8 @@ from setpoint.frontend.jobs import Job
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
-from setpoint.testing.byte_tokenizer import make_byte_tokenizer
-from setpoint.testing.fake_engine import SOME_FACTS, FakeEngine
+from setpoint_testing.byte_tokenizer import make_byte_tokenizer
+from setpoint_testing.fake_engine import SOME_FACTS, FakeEngine
 
 
 def test_events_that_are_here_leave_together_and_none_waits_for_the_next() -> None:

@@ -15,8 +15,8 @@ from setpoint.core.errors import ConfigError
 from setpoint.core.kv_events import BlockRemoved, BlockStored, PublisherConfig
 from setpoint.frontend.telemetry import kv_publisher
 from setpoint.frontend.telemetry.kv_publisher import KVPublisher
-from setpoint.testing.kv_subscriber import BATCH
-from setpoint.testing.server_process import free_ports
+from setpoint_testing.kv_subscriber import BATCH
+from setpoint_testing.server_process import free_ports
 
 WAIT_MS = 60_000
 Connect = Callable[..., zmq.Socket[bytes]]

@@ -15,7 +15,7 @@ from setpoint.frontend.several import models
 from setpoint.frontend.several.models import SeveralModels
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
-from setpoint.testing.fake_engine import SOME_FACTS
+from setpoint_testing.fake_engine import SOME_FACTS
 
 
 class Engine:

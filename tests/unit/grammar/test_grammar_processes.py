@@ -29,7 +29,7 @@ from setpoint.grammar.patience import BURST_S, Patience
 from setpoint.grammar.processes import GrammarProcess, Nursery
 from setpoint.grammar.remote import RemoteAutomaton
 from setpoint.launch.grammar_threads import GrammarThreads
-from setpoint.testing.harness import Harness, Wire
+from setpoint_testing.harness import Harness, Wire
 
 WORKER = (sys.executable, str(Path(__file__).parents[1] / "slow_grammar_worker.py"))
 DEADLINE_S = 120.0

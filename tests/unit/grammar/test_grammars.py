@@ -22,8 +22,8 @@ from grammar_cases import (
 from setpoint.core.errors import RequestError
 from setpoint.grammar.definition import check_whitespace
 from setpoint.grammar.schema import JsonSpacing
-from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID, VOCAB_SIZE
-from setpoint.testing.constrained import Patient
+from setpoint_testing.byte_tokenizer import EOS_ID, IM_END_ID, VOCAB_SIZE
+from setpoint_testing.constrained import Patient
 
 
 @pytest.fixture(params=BACKENDS)

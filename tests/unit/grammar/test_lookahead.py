@@ -18,10 +18,10 @@ from setpoint.core.messages import Finish
 from setpoint.core.request import SAMPLING_MASK, Ids, LogprobOptions
 from setpoint.grammar.lookahead import Lookahead, only_token
 from setpoint.scheduler.sequence import MAX_FORCED
-from setpoint.testing.byte_tokenizer import VOCAB_SIZE
-from setpoint.testing.constrained import Patient, read_schemas, request_under
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.preparers import ScriptedPreparer
+from setpoint_testing.byte_tokenizer import VOCAB_SIZE
+from setpoint_testing.constrained import Patient, read_schemas, request_under
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.preparers import ScriptedPreparer
 
 SCHEMAS = read_schemas(Path(__file__).parents[2] / "schemas")
 EOS = 1

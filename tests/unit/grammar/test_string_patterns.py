@@ -18,7 +18,7 @@ from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
 from setpoint.grammar.definition import definition
 from setpoint.grammar.schema import JsonSpacing
-from setpoint.testing.schema_grammar import SchemaGrammar
+from setpoint_testing.schema_grammar import SchemaGrammar
 
 CHARACTERS = '"\\/\n\r\x01\x1fat9_ é'
 ESCAPES = [

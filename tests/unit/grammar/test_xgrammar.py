@@ -15,8 +15,8 @@ from setpoint.core.errors import ConfigError, RequestError
 from setpoint.grammar import masks
 from setpoint.launch import preflight
 from setpoint.launch.grammars import grammar_factory
-from setpoint.testing.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.constrained import Patient
+from setpoint_testing.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
+from setpoint_testing.constrained import Patient
 
 needs_xgrammar = pytest.mark.skipif(find_spec("xgrammar") is None, reason="xgrammar is an extra")
 TEXT = {"type": "string"}

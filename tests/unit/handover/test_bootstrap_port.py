@@ -11,7 +11,7 @@ import pytest
 from setpoint.frontend.http.connection import Connection
 from setpoint.frontend.http.serve import FEW_CONNECTIONS
 from setpoint.handover.secrets import new_bytes
-from setpoint.testing.handovers import HOST, bootstrap_server
+from setpoint_testing.handovers import HOST, bootstrap_server
 
 
 def rest_of(sock: socket.socket) -> bytes:

@@ -30,8 +30,8 @@ from setpoint.handover.frames import (
 )
 from setpoint.handover.offers import Offer, Offers
 from setpoint.handover.secrets import new_bytes
-from setpoint.testing.handovers import HOST, handed, identity, pair
-from setpoint.testing.server_process import wait_until
+from setpoint_testing.handovers import HOST, handed, identity, pair
+from setpoint_testing.server_process import wait_until
 
 
 def rows(*numbers: int) -> np.ndarray:
@@ -294,7 +294,7 @@ def test_frames_are_checked_before_they_are_read() -> None:
 
 PREFILL_ALONE = """
 import sys, time
-from setpoint.testing.handovers import pair, handed
+from setpoint_testing.handovers import pair, handed
 import numpy as np
 from setpoint.core.handover import Wanted
 with pair(share=sys.argv[1] == "shared", api_key="k") as both:

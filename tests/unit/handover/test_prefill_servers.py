@@ -16,7 +16,7 @@ from setpoint.core.request import LogprobOptions, Request, RequestOptions, pack_
 from setpoint.core.sampling import SamplingParams
 from setpoint.handover import prefill_servers
 from setpoint.handover.prefill_servers import PairedBody, PrefillServers
-from setpoint.testing.harness import ids_of
+from setpoint_testing.harness import ids_of
 
 PATH = "/v1/completions"
 

@@ -19,7 +19,7 @@ from setpoint.core.handover import Arrived, prompt_digest
 from setpoint.core.rooms import Bootstrap
 from setpoint.handover import bootstrap_client, taker
 from setpoint.handover.secrets import new_bytes
-from setpoint.testing.handovers import HOST, bootstrap_server, pair
+from setpoint_testing.handovers import HOST, bootstrap_server, pair
 
 ROW = np.array([1], np.int32)
 WORD = base64.b64encode(b"w" * 32).decode()

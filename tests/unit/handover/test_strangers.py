@@ -40,8 +40,8 @@ from setpoint.handover.secrets import new_bytes
 from setpoint.handover.segments import OwnedShare, machine_name, map_shared
 from setpoint.scheduler.handed_checks import what_is_wrong
 from setpoint.scheduler.sequence import Sequence
-from setpoint.testing.handovers import HOST, identity, pair
-from setpoint.testing.server_process import wait_until
+from setpoint_testing.handovers import HOST, identity, pair
+from setpoint_testing.server_process import wait_until
 
 ROW = np.array([1], np.int32)
 SECRET_FACT = "digest-of-the-weights"

@@ -32,7 +32,7 @@ from setpoint.ipc.line import EngineLine, EngineState
 from setpoint.ipc.link import SocketLink
 from setpoint.ipc.mailbox import Mailbox
 from setpoint.ipc.sockets import EngineSocket, MessageSocket
-from setpoint.testing.fake_engine import SOME_FACTS
+from setpoint_testing.fake_engine import SOME_FACTS
 
 Ends = tuple[SocketLink, EngineSocket]
 

@@ -42,7 +42,7 @@ from setpoint.frontend.participants import Participants
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.mailbox import Mailbox
-from setpoint.testing.fake_engine import SOME_FACTS
+from setpoint_testing.fake_engine import SOME_FACTS
 
 WEIGHTS = LoadWeights("step-1", "auto", flush_cache=True)
 

@@ -11,7 +11,7 @@ from setpoint.core.messages import Alive, Ready, Reply, decode_to_engine, encode
 from setpoint.core.operations import MemoryPart
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
-from setpoint.testing.fake_engine import SOME_FACTS
+from setpoint_testing.fake_engine import SOME_FACTS
 
 
 class Engine:

@@ -14,7 +14,7 @@ from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
 from setpoint.launch.agreement import facts_of, sources_digest, weights_digest
 from setpoint.launch.job import EngineJob
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 CPU = Hardware(device="cpu", num_cores=8, available_bytes=1 << 34)
 

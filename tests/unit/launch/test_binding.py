@@ -17,7 +17,7 @@ from setpoint.config.resolve import resolve
 from setpoint.launch import binding
 from setpoint.launch.job import EngineJob
 from setpoint.planning.memory import GIB
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.specs import tiny_spec
 
 MACHINE = Hardware(device="cpu", num_cores=4, available_bytes=20 * GIB)
 

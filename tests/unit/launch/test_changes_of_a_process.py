@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from setpoint.launch import process as module
-from setpoint.testing.server_process import wait_until
+from setpoint_testing.server_process import wait_until
 
 
 def test_a_child_that_goes_on_is_never_believed_to_be_stopped(

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 from setpoint.launch.process import ChildProcess
-from setpoint.testing.simulation.world import Setting, World, options_of
+from setpoint_testing.simulation.world import Setting, World, options_of
 
 
 def test_an_engine_that_is_killed_before_it_has_its_job_is_not_the_servers_end() -> None:

@@ -20,7 +20,7 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.ipc.sockets import EngineSocket, MessageSocket
 from setpoint.launch.grammar_threads import MAX_GIVEN_UP, NUM_THREADS, GrammarThreads
 from setpoint.scheduler import loop as loop_module
-from setpoint.testing.harness import Harness
+from setpoint_testing.harness import Harness
 
 NONE = np.zeros(0, np.int32)
 WAIT_S = 60.0

@@ -15,7 +15,7 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.config.options import Options
 from setpoint.core.errors import RequestError
 from setpoint.launch.checkpoints import LaunchedCheckpoints
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 
 def checkpoints(folder: Path, allowed: Path | None) -> LaunchedCheckpoints:

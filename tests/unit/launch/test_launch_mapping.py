@@ -16,8 +16,8 @@ from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySetti
 from setpoint.launch.settings import live_settings, scheduler_config
 from setpoint.planning.memory import GIB
 from setpoint.scheduler.scheduler_config import SchedulerConfig
-from setpoint.testing.harness import Harness
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.harness import Harness
+from setpoint_testing.specs import tiny_spec
 
 SPEC = tiny_spec(vocab_size=300, num_parameters=100_000, eos_token_ids=(2,))
 

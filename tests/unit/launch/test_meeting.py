@@ -15,7 +15,7 @@ import pytest
 
 from setpoint.launch import meeting as module
 from setpoint.launch.meeting import Meeting, NotMet, join, own_host, peer, watch
-from setpoint.testing.server_process import free_port, wait_until
+from setpoint_testing.server_process import free_port, wait_until
 
 AGREED = {"the version of Setpoint": "1", "--dtype": "bfloat16"}
 NODES = {1: 1, 2: 1, 3: 2}

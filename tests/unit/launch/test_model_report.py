@@ -18,8 +18,8 @@ from setpoint.core.model import Mixture, ModelSpec
 from setpoint.launch.model_report import examine, stored_of
 from setpoint.planning.memory import MemoryModel, sampling_bytes
 from setpoint.planning.pace import Stored
-from setpoint.testing.specs import memory_of
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.specs import memory_of
+from setpoint_testing.tiny_models import write_tiny_llama
 
 SHAPES = {
     "model.embed_tokens.weight": (50, 10),

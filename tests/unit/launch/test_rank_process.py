@@ -16,7 +16,7 @@ from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.launch.job import EngineJob, encode_job
 from setpoint.launch.ranks import MEMORY_BYTES
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 CPU = Hardware(device="cpu", num_cores=2, available_bytes=1 << 34)
 

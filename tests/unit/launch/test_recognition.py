@@ -13,8 +13,8 @@ from setpoint.core.operations import LoadWeights, MemoryPart, Operation, Restore
 from setpoint.launch import cache_tiers
 from setpoint.launch.cache_tiers import CacheTiers, noted_weights
 from setpoint.launch.recognition import Recognition, WatchedOperator, Work
-from setpoint.testing.operators import ScriptedOperator
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.operators import ScriptedOperator
+from setpoint_testing.tiny_models import write_tiny_llama
 
 
 class Served:

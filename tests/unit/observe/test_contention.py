@@ -14,7 +14,7 @@ from setpoint.doctor.findings import Report
 from setpoint.doctor.readers.log.reader import read_chunks
 from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines
-from setpoint.testing.harness import Harness
+from setpoint_testing.harness import Harness
 
 READY = (
     "[2026-05-01 10:00:00] max_total_num_tokens=8192, chunked_prefill_size=2048,"

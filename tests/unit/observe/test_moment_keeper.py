@@ -14,7 +14,7 @@ from setpoint.core.moments import Moment, merge, quantile
 from setpoint.core.records import Record, RequestDone, StepDone, Turn, TurnDone
 from setpoint.observe.figures import Figures
 from setpoint.observe.moment_keeper import MomentKeeper
-from setpoint.testing.harness import Harness
+from setpoint_testing.harness import Harness
 
 
 def kept(records: list[Record], **arguments: float) -> list[Moment]:

@@ -16,7 +16,7 @@ from setpoint.observe.figures import Figures
 from setpoint.observe.metrics_page import PATH, page
 from setpoint.observe.series import COMMON_LABELS, Histogram, Kind, Scope
 from setpoint.observe.tee import Tee
-from setpoint.testing.harness import Harness, Wire
+from setpoint_testing.harness import Harness, Wire
 
 BOUNDS = st.lists(st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=30, unique=True).map(
     sorted

@@ -10,8 +10,8 @@ from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.records import TurnDone
 from setpoint.core.result import StepResult
 from setpoint.observe.figures import Figures
-from setpoint.testing.harness import VOCAB, Harness, ManualClock
-from setpoint.testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token
+from setpoint_testing.harness import VOCAB, Harness, ManualClock
+from setpoint_testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token
 
 SUBMIT, FINISH, RESULT, RECEIVE, SEND, PREPARE = 1000, 200, 100, 10, 20, 7000
 """Seconds of each."""

@@ -15,7 +15,7 @@ from setpoint.core.pool import PoolStats
 from setpoint.core.records import StepDone, Turn
 from setpoint.observe.readers import EngineReaders
 from setpoint.observe.work import WorkModel
-from setpoint.testing.harness import Harness
+from setpoint_testing.harness import Harness
 
 WEIGHTS = 269_000_000
 MODEL = WorkModel(

@@ -14,7 +14,7 @@ from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.model import KeptBlocks
 from setpoint.planning.fit import Choices, check_fit
 from setpoint.planning.memory import GIB, MemoryModel
-from setpoint.testing.specs import memory_of, tiny_spec
+from setpoint_testing.specs import memory_of, tiny_spec
 
 LLAMA_70B = tiny_spec(
     num_layers=80,

@@ -29,7 +29,7 @@ from setpoint.planning.memory import (
     table_bytes,
     weight_bytes,
 )
-from setpoint.testing.specs import memory_of, tiny_spec
+from setpoint_testing.specs import memory_of, tiny_spec
 
 SPEC = tiny_spec(dtype="float32")
 TOKEN = 2 * 2 * 16 * 2 * 4  # K and V, kv heads, head_dim, layers, bytes

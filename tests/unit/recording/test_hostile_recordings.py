@@ -22,8 +22,8 @@ from setpoint.recording.frames import (
     frame,
 )
 from setpoint.recording.recording_reader import open_recording
-from setpoint.testing.harness import Harness
-from setpoint.testing.recordings import record
+from setpoint_testing.harness import Harness
+from setpoint_testing.recordings import record
 
 HEAD = struct.Struct("<4sII")
 

@@ -23,8 +23,8 @@ from setpoint.recording.recording_reader import open_recording
 from setpoint.recording.replay import Replay
 from setpoint.recording.segments import Segments
 from setpoint.recording.writer import RecordingWriter
-from setpoint.testing.harness import Harness
-from setpoint.testing.recordings import record, replayed
+from setpoint_testing.harness import Harness
+from setpoint_testing.recordings import record, replayed
 
 
 def short_run() -> Harness:

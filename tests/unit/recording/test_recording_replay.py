@@ -25,9 +25,9 @@ from setpoint.recording.replay import Outcome
 from setpoint.scheduler.conservativeness import NewTokenRatio
 from setpoint.scheduler.prefill import PrefillPlanner
 from setpoint.scheduler.scheduler import Scheduler
-from setpoint.testing.harness import Harness
-from setpoint.testing.recordings import record, replayed
-from setpoint.testing.scripted import ScriptedExecutor, hashed_token
+from setpoint_testing.harness import Harness
+from setpoint_testing.recordings import record, replayed
+from setpoint_testing.scripted import ScriptedExecutor, hashed_token
 
 CONTENTS = pytest.mark.parametrize("content", [OFF, ON])
 

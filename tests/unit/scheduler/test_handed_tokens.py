@@ -12,9 +12,9 @@ from setpoint.core.request import Ids
 from setpoint.core.rooms import Bootstrap
 from setpoint.recording.format import ON
 from setpoint.scheduler.handed_checks import FORBIDDEN
-from setpoint.testing.harness import Harness
-from setpoint.testing.preparers import ScriptedPreparer
-from setpoint.testing.recordings import record, replayed
+from setpoint_testing.harness import Harness
+from setpoint_testing.preparers import ScriptedPreparer
+from setpoint_testing.recordings import record, replayed
 
 PROMPT = [3, 4, 5, 6]
 WORD = (40, 41, 42)

@@ -42,9 +42,9 @@ from setpoint.core.operations import (
     StopProfile,
 )
 from setpoint.core.settings import Settings
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.operators import ScriptedOperator
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.operators import ScriptedOperator
+from setpoint_testing.scripted import hashed_token, reference
 
 KV = MemoryPart.KV_CACHE
 ERRORS = (RecursionError, MemoryError, OSError, AssertionError, KeyError)

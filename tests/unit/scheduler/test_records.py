@@ -48,9 +48,9 @@ from setpoint.core.settings import PrioritySettings
 from setpoint.core.transfers import Place
 from setpoint.observe.figures import Figures
 from setpoint.observe.tee import Tee
-from setpoint.testing.harness import TURN_S, Harness, ids_of
-from setpoint.testing.preparers import ScriptedPreparer
-from setpoint.testing.simulation.handover import Faults, Run
+from setpoint_testing.harness import TURN_S, Harness, ids_of
+from setpoint_testing.preparers import ScriptedPreparer
+from setpoint_testing.simulation.handover import Faults, Run
 
 PROMPT = [1, 2, 3, 4]
 

@@ -9,7 +9,7 @@ from setpoint.core.records import Refusal
 from setpoint.core.request import LogprobOptions
 from setpoint.core.settings import PrioritySettings
 from setpoint.scheduler.budget import PrefillBudget, fits_until_finish
-from setpoint.testing.harness import VOCAB, Harness
+from setpoint_testing.harness import VOCAB, Harness
 
 
 def prompt(length: int, first: int = 10) -> list[int]:

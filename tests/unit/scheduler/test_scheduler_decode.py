@@ -10,8 +10,8 @@ from setpoint.core.request import Ids
 from setpoint.scheduler.conservativeness import NewTokenRatio
 from setpoint.scheduler.retraction import RunningView, retraction_order
 from setpoint.scheduler.scheduler_config import RatioConfig
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.scripted import hashed_token, reference
 
 EAGER = 0.01
 """Conservativeness with which admission takes too many."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.scripted import ScriptedExecutor, hashed_token
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.scripted import ScriptedExecutor, hashed_token
 
 PROMPT = list(range(1, 24))
 

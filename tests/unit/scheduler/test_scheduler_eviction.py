@@ -9,7 +9,7 @@ import pytest
 from setpoint.core.request import Ids
 from setpoint.core.settings import PrioritySettings
 from setpoint.scheduler.cache.node import Node
-from setpoint.testing.harness import Harness
+from setpoint_testing.harness import Harness
 
 A, B = range(10), range(20, 30)
 

@@ -12,8 +12,8 @@ from setpoint.core.grammar import EndOfOutput, Grammar
 from setpoint.core.messages import Finish
 from setpoint.core.records import GrammarEnded, PreparationEnded
 from setpoint.core.request import Ids, Request
-from setpoint.testing.harness import Harness
-from setpoint.testing.preparers import ScriptedPreparer
+from setpoint_testing.harness import Harness
+from setpoint_testing.preparers import ScriptedPreparer
 
 EOS = 1
 PROMPT = [3, 4, 5, 6]

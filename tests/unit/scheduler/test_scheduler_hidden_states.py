@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from setpoint.core.control import PauseMode
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.recordings import record, replayed
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.recordings import record, replayed
+from setpoint_testing.scripted import hashed_token, reference
 
 LONG = [token % VOCAB for token in range(3, 40)]
 

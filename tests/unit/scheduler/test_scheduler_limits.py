@@ -7,7 +7,7 @@ import random
 import pytest
 
 from setpoint.core.records import RequestClipped
-from setpoint.testing.harness import VOCAB, Harness
+from setpoint_testing.harness import VOCAB, Harness
 
 
 def prompt(length: int, first: int = 10) -> list[int]:

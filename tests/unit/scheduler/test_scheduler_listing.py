@@ -5,8 +5,8 @@ from __future__ import annotations
 from setpoint.core.control import ListRequests, PauseMode, RequestList
 from setpoint.core.records import Refusal
 from setpoint.scheduler.listing import MAX_LISTED
-from setpoint.testing.harness import Harness
-from setpoint.testing.preparers import AnyToken, ScriptedPreparer
+from setpoint_testing.harness import Harness
+from setpoint_testing.preparers import AnyToken, ScriptedPreparer
 
 PROMPT = [10, 11, 12]
 

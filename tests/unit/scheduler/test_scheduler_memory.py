@@ -20,10 +20,10 @@ from setpoint.core.operations import (
 from setpoint.core.records import Continued, Operated
 from setpoint.recording.format import OFF, ON
 from setpoint.recording.frames import FrameReader
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.operators import ScriptedOperator
-from setpoint.testing.recordings import record, replayed
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.operators import ScriptedOperator
+from setpoint_testing.recordings import record, replayed
+from setpoint_testing.scripted import hashed_token, reference
 
 PROMPT = [10, 11, 12]
 ALL = list(MemoryPart)

@@ -11,9 +11,9 @@ from setpoint.core.messages import Abort, Reply, Shutdown
 from setpoint.core.records import PoolRebuilt
 from setpoint.core.request import Ids, Request
 from setpoint.scheduler.loop import StrictAccountingError
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.preparers import ScriptedPreparer
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.preparers import ScriptedPreparer
+from setpoint_testing.scripted import hashed_token, reference
 
 DEPTHS = pytest.mark.parametrize(("depth", "replan"), [(0, True), (1, True), (2, True), (2, False)])
 EOS = frozenset({0, 1, 2, 3, 4, 5})

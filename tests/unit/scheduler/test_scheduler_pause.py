@@ -26,11 +26,11 @@ from setpoint.core.records import Continued, Paused, RequestAdmitted, StepPlanne
 from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines
 from setpoint.recording.format import OFF, ON
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.operators import ScriptedOperator
-from setpoint.testing.preparers import AnyToken, ScriptedPreparer
-from setpoint.testing.recordings import record, replayed
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.operators import ScriptedOperator
+from setpoint_testing.preparers import AnyToken, ScriptedPreparer
+from setpoint_testing.recordings import record, replayed
+from setpoint_testing.scripted import hashed_token, reference
 
 PROMPT = [10, 11, 12]
 LONG = list(range(1, 31))

@@ -12,8 +12,8 @@ from setpoint.core.pagerows import CacheCosts
 from setpoint.core.records import Fallback
 from setpoint.scheduler.budget import PrefillBudget
 from setpoint.scheduler.policy import QUEUE_LIMIT, Candidate, QueueView, lpm
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.scripted import hashed_token, reference
 
 
 def prompt(length: int, first: int = 10) -> list[int]:

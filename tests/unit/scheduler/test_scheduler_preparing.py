@@ -13,9 +13,9 @@ from setpoint.core.records import PreparationStarted, Received, RequestDone
 from setpoint.core.request import Request
 from setpoint.core.settings import PrioritySettings
 from setpoint.scheduler.sequence import Status
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.preparers import AnyToken, ScriptedPreparer
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.preparers import AnyToken, ScriptedPreparer
+from setpoint_testing.scripted import hashed_token, reference
 
 PROMPT = [10, 11, 12]
 

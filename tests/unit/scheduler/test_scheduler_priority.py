@@ -12,8 +12,8 @@ from setpoint.core.records import Fallback, Refusal, RequestDone
 from setpoint.core.settings import PrioritySettings
 from setpoint.scheduler.preemption import UrgencyView, preemption_order
 from setpoint.scheduler.retraction import RunningView, retraction_order
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.scripted import hashed_token, reference
 
 DEPTHS = pytest.mark.parametrize(("depth", "replan"), [(0, True), (1, True), (2, True), (2, False)])
 

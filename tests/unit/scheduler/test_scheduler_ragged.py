@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from setpoint.core.request import Ids, LogprobOptions
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.preparers import ScriptedPreparer
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.preparers import ScriptedPreparer
+from setpoint_testing.scripted import hashed_token, reference
 
 DEPTHS = pytest.mark.parametrize(("depth", "replan"), [(0, True), (1, True), (2, True), (2, False)])
 PROMPT = [10, 11, 12, 13, 14]

@@ -14,8 +14,8 @@ from setpoint.scheduler import loop
 from setpoint.scheduler.cadence import Cadence
 from setpoint.scheduler.delay import AdmissionDelay, DelayView
 from setpoint.scheduler.loop import IDLE_WAIT_S, SETTLING_S
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.scripted import hashed_token, reference
 
 DEPTHS = pytest.mark.parametrize(("depth", "replan"), [(0, True), (1, True), (2, True), (2, False)])
 WAITED = "Request waiting timeout reached."

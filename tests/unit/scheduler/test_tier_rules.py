@@ -17,10 +17,10 @@ from setpoint.core.preparation import Need
 from setpoint.core.records import Fallback, PreparationEnded, PreparationStarted, TransferEnded
 from setpoint.core.transfers import Transfer
 from setpoint.scheduler.scheduler_config import TierConfig
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.movers import Key
-from setpoint.testing.operators import ScriptedOperator
-from setpoint.testing.scripted import (
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.movers import Key
+from setpoint_testing.operators import ScriptedOperator
+from setpoint_testing.scripted import (
     ScriptedExecutor,
     ScriptedStep,
     hashed_token,

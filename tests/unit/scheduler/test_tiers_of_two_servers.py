@@ -13,10 +13,10 @@ from setpoint.core.rooms import Bootstrap
 from setpoint.core.transfers import Direction, Place
 from setpoint.scheduler.scheduler_config import TierConfig
 from setpoint.scheduler.tiers import MAX_SAVES
-from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.movers import Key
-from setpoint.testing.scripted import hashed_token, reference
-from setpoint.testing.simulation.handover import Faults, Network
+from setpoint_testing.harness import VOCAB, Harness
+from setpoint_testing.movers import Key
+from setpoint_testing.scripted import hashed_token, reference
+from setpoint_testing.simulation.handover import Faults, Network
 
 TIERS = TierConfig(block=8, threshold=16, prefetch_policy="wait_complete")
 PROMPT = [(7 * at) % VOCAB for at in range(41)]

@@ -13,7 +13,7 @@ from setpoint.core.constraint import MAX_CHARS
 from setpoint.core.errors import RequestError
 from setpoint.schemas.reading import checked_schema
 from setpoint.schemas.rewriting import rewritten
-from setpoint.testing.schema_grammar import SchemaGrammar
+from setpoint_testing.schema_grammar import SchemaGrammar
 
 COLOUR = {"enum": ["red", "green", "blue"]}
 ORDER = {

@@ -20,7 +20,6 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.tiers import StorageConfig
 from setpoint.core.errors import ConfigError
 from setpoint.launch.storages import NotSetUpError, Opener
-from setpoint.testing.valkey_server import PASSWORD, missing, valkey_server
 from setpoint.tiers.block_format import HEADER_BYTES, framed
 from setpoint.tiers.clients.folder_client import FolderClient, PosixIO
 from setpoint.tiers.clients.sglang_client import SGLangClient
@@ -29,6 +28,7 @@ from setpoint.tiers.memory_store import MemoryStore
 from setpoint.tiers.mover import MAX_ERRORS, Tier
 from setpoint.tiers.remote_store import RemoteStore, within
 from setpoint.tiers.store import StoreError
+from setpoint_testing.valkey_server import PASSWORD, missing, valkey_server
 
 SIZE = 60
 Make = Callable[[bytes], RemoteStore]

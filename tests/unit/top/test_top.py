@@ -19,11 +19,11 @@ from setpoint.commands import top_command as command
 from setpoint.config.command_options import TopOptions
 from setpoint.core.errors import RequestError
 from setpoint.observe.waiting import Waiting
-from setpoint.testing.server_process import wait_until
 from setpoint.top import events
 from setpoint.top.events import Lost, parse_events, split_lines
 from setpoint.top.painter import CLEAR, Painter
 from setpoint.top.screen import WINDOW_S, Server, _recent_charts, screen
+from setpoint_testing.server_process import wait_until
 
 KNOWN = {
     "model": "tiny",

@@ -24,7 +24,7 @@ from barriers import (
 from gathers import Between, measure
 from team_loop import FREE, OWN_S, Barrier, empty_loop, even, loop
 
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.specs import tiny_spec
 
 NEAR, FAR = Barrier(37e-9, 37e-9, OWN_S), Barrier(156e-9, 156e-9, OWN_S)
 USUAL = Barrier(37e-9, 156e-9, OWN_S)

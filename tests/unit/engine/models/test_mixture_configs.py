@@ -12,7 +12,7 @@ import pytest
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
 from setpoint.engine.models.model_registry import build_model
-from setpoint.testing.goldens import GOLDENS
+from setpoint_testing.goldens import GOLDENS
 
 CONFIGS = {golden.name.partition(":")[0]: golden.config for golden in GOLDENS}
 CORRECTED = ("deepseek_v3", "glm4_moe")

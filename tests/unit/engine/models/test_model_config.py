@@ -13,7 +13,7 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
 from setpoint.engine.models.model_config import NEUTRAL
 from setpoint.engine.models.model_registry import build_model
-from setpoint.testing.goldens import GOLDENS
+from setpoint_testing.goldens import GOLDENS
 
 CONFIGS = {golden.name: golden.config for golden in GOLDENS}
 SOME = {

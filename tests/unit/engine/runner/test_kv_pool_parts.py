@@ -9,7 +9,7 @@ import torch
 from setpoint.core.cachegroups import cache_layout
 from setpoint.core.model import CachePart
 from setpoint.engine.runner.kv_pool import KVPool
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.specs import tiny_spec
 
 
 def test_parts_of_any_shape_lie_apart_and_fill_the_pool() -> None:

@@ -28,9 +28,9 @@ from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.kernels import kernel_registry as kernels
 from setpoint.engine.quant import linear_method as quant
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.plans import Driver, allocate_rows
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.plans import Driver, allocate_rows
 
 PAGE, PAGES = 4, 16
 VOCAB = 4096

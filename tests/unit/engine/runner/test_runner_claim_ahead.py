@@ -17,9 +17,9 @@ from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner import claim_ahead
 from setpoint.engine.runner.claim_ahead import ClaimAhead
 from setpoint.engine.runner.kv_pool import KVPool
-from setpoint.testing.plans import Driver
-from setpoint.testing.specs import tiny_spec
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.plans import Driver
+from setpoint_testing.specs import tiny_spec
+from setpoint_testing.tiny_models import write_tiny_llama
 
 SPEC = tiny_spec()
 STRIPES = 2 * SPEC.num_layers

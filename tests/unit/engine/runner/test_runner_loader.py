@@ -21,7 +21,7 @@ from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.kernels.cpu.library import load
 from setpoint.engine.quant.cpu_linear import PANEL
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.tiny_models import write_tiny_llama
 
 Tensors = dict[str, np.ndarray]
 

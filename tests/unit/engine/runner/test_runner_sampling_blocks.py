@@ -16,8 +16,8 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner import model_runner
-from setpoint.testing.plans import Driver
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.plans import Driver
+from setpoint_testing.tiny_models import write_tiny_llama
 
 WIDTHS = {0: (0, ()), 1: (3, (5, 6)), 2: (1, ()), 3: (0, (7,)), 4: (2, ())}
 """Slot -> top logprobs and named tokens it asks for."""

@@ -27,9 +27,9 @@ from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
-from setpoint.testing.byte_tokenizer import make_byte_tokenizer
-from setpoint.testing.chat_templates import CHATML, QWEN2, QWEN3
-from setpoint.testing.fake_engine import FixedOptions
+from setpoint_testing.byte_tokenizer import make_byte_tokenizer
+from setpoint_testing.chat_templates import CHATML, QWEN2, QWEN3
+from setpoint_testing.fake_engine import FixedOptions
 
 HI = ({"role": "user", "content": "hi"},)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -15,8 +15,8 @@ from setpoint.frontend.chat.prompt import chat_prompt
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.byte_tokenizer import make_byte_tokenizer
-from setpoint.testing.chat_templates import (
+from setpoint_testing.byte_tokenizer import make_byte_tokenizer
+from setpoint_testing.chat_templates import (
     ARGUMENTS_AS_TEXT,
     ARGUMENTS_AS_THEY_ARE,
     CHATML,

@@ -12,8 +12,8 @@ from setpoint.config.options import Options
 from setpoint.frontend.chat.formats.detect import detect
 from setpoint.frontend.chat.formats.format_registry import reasoning_format, tool_format
 from setpoint.launch.configuration import settle
-from setpoint.testing.chat_templates import TEMPLATES
-from setpoint.testing.tiny_models import write_tiny_llama
+from setpoint_testing.chat_templates import TEMPLATES
+from setpoint_testing.tiny_models import write_tiny_llama
 
 GUIDE = Path(__file__).parents[4] / "docs" / "tools-and-reasoning.md"
 

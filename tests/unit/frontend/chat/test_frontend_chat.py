@@ -26,7 +26,7 @@ from setpoint.frontend.chat.deltas import (
 from setpoint.frontend.chat.parser import PlainParser, parse_answer
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.byte_tokenizer import make_byte_tokenizer
+from setpoint_testing.byte_tokenizer import make_byte_tokenizer
 
 TOKENIZER = Tokenizer(make_byte_tokenizer())
 

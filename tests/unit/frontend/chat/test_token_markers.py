@@ -19,7 +19,7 @@ from setpoint.frontend.chat.formats.format_registry import (
 from setpoint.frontend.chat.parser import PlainParser
 from setpoint.frontend.chat.turn.token_markers import AnswerParser, token_markers
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.byte_tokenizer import make_byte_tokenizer
+from setpoint_testing.byte_tokenizer import make_byte_tokenizer
 
 TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 

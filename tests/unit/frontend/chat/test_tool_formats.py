@@ -28,7 +28,7 @@ from setpoint.frontend.chat.formats.json_array import JSON_ARRAY, array_schema, 
 from setpoint.frontend.chat.parser import parse_answer
 from setpoint.frontend.text.detokenizer import make_detokenizer
 from setpoint.frontend.text.tokenizer import Tokenizer as OurTokenizer
-from setpoint.testing.byte_tokenizer import make_byte_tokenizer
+from setpoint_testing.byte_tokenizer import make_byte_tokenizer
 
 BERN = '{"city": "Bern"}'
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'

@@ -20,8 +20,8 @@ from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
-from setpoint.testing.byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
-from setpoint.testing.fake_engine import FakeEngine, FixedOptions
+from setpoint_testing.byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
+from setpoint_testing.fake_engine import FakeEngine, FixedOptions
 
 
 def test_a_taken_port_is_one_clear_error() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from setpoint.testing.chat_templates import CONSTRUCTS, TEMPLATES
-from setpoint.testing.template_comparison import CASES, FAULTS, compare
+from setpoint_testing.chat_templates import CONSTRUCTS, TEMPLATES
+from setpoint_testing.template_comparison import CASES, FAULTS, compare
 
 ALL = {**TEMPLATES, **CONSTRUCTS}
 

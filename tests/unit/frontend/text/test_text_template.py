@@ -11,7 +11,7 @@ import pytest
 from setpoint.core.errors import CheckpointError, ConfigError, RequestError
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.template_source import find_chat_template
-from setpoint.testing.chat_templates import TEMPLATES
+from setpoint_testing.chat_templates import TEMPLATES
 
 HI = [{"role": "user", "content": "hi <b>"}]
 

@@ -19,7 +19,7 @@ from setpoint.core.errors import CheckpointError, RequestError
 from setpoint.frontend.text.processor import Template
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.template_process import TemplateProcess
-from setpoint.testing.chat_templates import CHATS, TEMPLATES
+from setpoint_testing.chat_templates import CHATS, TEMPLATES
 
 HI = [{"role": "user", "content": "hi"}]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

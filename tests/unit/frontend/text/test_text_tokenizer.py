@@ -22,7 +22,7 @@ from setpoint.frontend.text.detokenizer import (
     make_detokenizer,
 )
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.byte_tokenizer import (
+from setpoint_testing.byte_tokenizer import (
     EOS_ID,
     VOCAB_SIZE,
     make_byte_tokenizer,

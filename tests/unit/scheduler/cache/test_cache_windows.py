@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from setpoint.core.pagerows import PageRow, WindowColumns
-from setpoint.testing.harness import Harness, ids_of
+from setpoint_testing.harness import Harness, ids_of
 
 WINDOW = 4
 ROW = PageRow(1, (WindowColumns(WINDOW, 1, 2),), read_step=1)

@@ -23,9 +23,9 @@ from setpoint.core.rooms import Bootstrap
 from setpoint.handover.frames import Fetch
 from setpoint.handover.offers import EARLY_S, Offer, Offers
 from setpoint.scheduler.scheduler_config import TierConfig
-from setpoint.testing.harness import VOCAB, Harness, ids_of
-from setpoint.testing.movers import Key
-from setpoint.testing.scripted import hashed_token, reference
+from setpoint_testing.harness import VOCAB, Harness, ids_of
+from setpoint_testing.movers import Key
+from setpoint_testing.scripted import hashed_token, reference
 
 GARBAGE = 99_999
 """A token that no sequence has: what a page holds that was not written soundly."""

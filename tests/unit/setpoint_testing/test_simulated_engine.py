@@ -10,8 +10,8 @@ from doctor_accuracy import CORPUS
 
 from setpoint.core.records import Record, RequestDone, StepDone
 from setpoint.core.settings import Settings
-from setpoint.testing.simulated import CostModel, Engine, Simulation
-from setpoint.testing.traffic import Arrivals, Load, Traffic, uniform
+from setpoint_testing.simulated import CostModel, Engine, Simulation
+from setpoint_testing.traffic import Arrivals, Load, Traffic, uniform
 
 COSTS = CostModel(weights_s=0.02, token_s=0.0001, kv_token_s=0.0, host_s=0.0, host_row_s=0.0)
 

@@ -24,10 +24,10 @@ from safetensors.torch import save_file
 from torch import bfloat16, from_numpy
 
 from setpoint.core.model import BLOCK_KINDS
-from setpoint.testing import tiny_gguf
-from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.goldens import GPT_OSS_YARN, YARN, tiny_config
-from setpoint.testing.tiny_gguf import Array
+from setpoint_testing import tiny_gguf
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.goldens import GPT_OSS_YARN, YARN, tiny_config
+from setpoint_testing.tiny_gguf import Array
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320,

@@ -31,8 +31,8 @@ from setpoint.launch.settings import tier_config
 from setpoint.observe.waiting import Waiting
 from setpoint.scheduler import invariants
 from setpoint.scheduler.scheduler import Scheduler
-from setpoint.testing.byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
-from setpoint.testing.simulation.engine import (
+from setpoint_testing.byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
+from setpoint_testing.simulation.engine import (
     CRASHED,
     EngineTiers,
     MessageFault,
@@ -42,10 +42,10 @@ from setpoint.testing.simulation.engine import (
     Start,
     StepFault,
 )
-from setpoint.testing.simulation.model import END_OF_TEXT
-from setpoint.testing.simulation.tiers import SharedStorage, SimulatedTiers, TieredExecutor
-from setpoint.testing.simulation.virtual_time import VirtualLoop
-from setpoint.testing.specs import tiny_spec
+from setpoint_testing.simulation.model import END_OF_TEXT
+from setpoint_testing.simulation.tiers import SharedStorage, SimulatedTiers, TieredExecutor
+from setpoint_testing.simulation.virtual_time import VirtualLoop
+from setpoint_testing.specs import tiny_spec
 
 CONTEXT = 200
 OLD_MESSAGES = 8

@@ -1,4 +1,4 @@
-"""``python -m setpoint.testing.block_writer FOLDER LIFE STAGE``: saves made-up pages to a file store for
+"""``python -m setpoint_testing.block_writer FOLDER LIFE STAGE``: saves made-up pages to a file store for
 ever, with the real mover and store, to be killed at any moment.
 
 What it writes follows from LIFE and a count, so that others can tell whether a block is right

@@ -54,12 +54,12 @@ from setpoint.scheduler.cache.manager import CacheConfig
 from setpoint.scheduler.cache.news import CacheNews
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
-from setpoint.testing.preparers import ScriptedPreparer
-from setpoint.testing.scripted import EMPTY, ScriptedExecutor, ScriptedStep
-from setpoint.testing.simulation.model import FIRST_LETTER, Spelling, token_after
-from setpoint.testing.simulation.operating import SimulatedOperator
-from setpoint.testing.simulation.virtual_time import VirtualLoop
-from setpoint.testing.simulation.wire import End, socket_pair
+from setpoint_testing.preparers import ScriptedPreparer
+from setpoint_testing.scripted import EMPTY, ScriptedExecutor, ScriptedStep
+from setpoint_testing.simulation.model import FIRST_LETTER, Spelling, token_after
+from setpoint_testing.simulation.operating import SimulatedOperator
+from setpoint_testing.simulation.virtual_time import VirtualLoop
+from setpoint_testing.simulation.wire import End, socket_pair
 
 QUEUE_FULL = "The request queue is full."
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from setpoint.core.control import PauseMode
 from setpoint.core.operations import MemoryPart
-from setpoint.testing.simulation.clients import Order, draw_orders, letters
-from setpoint.testing.simulation.model import token_after
-from setpoint.testing.simulation.run import (
+from setpoint_testing.simulation.clients import Order, draw_orders, letters
+from setpoint_testing.simulation.model import token_after
+from setpoint_testing.simulation.run import (
     PATIENCE_S,
     Plan,
     Report,
@@ -29,8 +29,8 @@ from setpoint.testing.simulation.run import (
     alone,
     judge,
 )
-from setpoint.testing.simulation.tiers import SharedStorage, SimulatedTiers, Trouble
-from setpoint.testing.simulation.world import Setting, options_of
+from setpoint_testing.simulation.tiers import SharedStorage, SimulatedTiers, Trouble
+from setpoint_testing.simulation.world import Setting, options_of
 
 NUM_ORDERS = 14
 BUSY_S = 3.0

@@ -21,7 +21,7 @@ from setpoint.frontend.chat.prompt import chat_prompt
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.byte_tokenizer import make_byte_tokenizer
+from setpoint_testing.byte_tokenizer import make_byte_tokenizer
 
 SPECIAL_TOKENS = {
     "bos_token": "<s>",

@@ -33,11 +33,11 @@ from setpoint.core.plan import StepPlan
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor, InprocStep
 from setpoint.frontend.text.template import ChatTemplate
-from setpoint.testing.byte_tokenizer import make_byte_tokenizer
-from setpoint.testing.chat_templates import CHATS
-from setpoint.testing.harness import Harness
-from setpoint.testing.neartie import NEAR_TIE
-from setpoint.testing.tiny_models import draw
+from setpoint_testing.byte_tokenizer import make_byte_tokenizer
+from setpoint_testing.chat_templates import CHATS
+from setpoint_testing.harness import Harness
+from setpoint_testing.neartie import NEAR_TIE
+from setpoint_testing.tiny_models import draw
 
 PAGE, CHUNK = 4, 24
 """Prompts are cut within pages and across them."""

@@ -13,8 +13,8 @@ from typing import TypeVar
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.parallel.shared_tokens import SharedMemoryDataRanks
-from setpoint.testing.plans import allocate_rows
-from setpoint.testing.ranks import SMALL_BYTES, CheckedExecutor
+from setpoint_testing.plans import allocate_rows
+from setpoint_testing.ranks import SMALL_BYTES, CheckedExecutor
 
 IDLE_S = 0.0005
 T = TypeVar("T")

@@ -27,9 +27,9 @@ from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 from setpoint.scheduler.scheduler_config import SchedulerConfig
 from setpoint.scheduler.sequence import MAX_FORCED, Sequence
-from setpoint.testing.movers import Key, ScriptedMover
-from setpoint.testing.preparers import ScriptedPreparer, nothing_to_prepare
-from setpoint.testing.scripted import NextToken, NumTokens, ScriptedExecutor, hashed_token
+from setpoint_testing.movers import Key, ScriptedMover
+from setpoint_testing.preparers import ScriptedPreparer, nothing_to_prepare
+from setpoint_testing.scripted import NextToken, NumTokens, ScriptedExecutor, hashed_token
 
 VOCAB = 97
 TURN_S = 0.003

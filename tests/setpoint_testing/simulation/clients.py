@@ -14,8 +14,8 @@ from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.jobs import ClientGoneError, SequenceOutput
 from setpoint.frontend.service import Service
-from setpoint.testing.simulation.model import FIRST_LETTER, LETTERS
-from setpoint.testing.simulation.virtual_time import VirtualLoop
+from setpoint_testing.simulation.model import FIRST_LETTER, LETTERS
+from setpoint_testing.simulation.virtual_time import VirtualLoop
 
 SHARED = 70
 """Length of the beginnings that prompts share: more than a block of ``core.prefix_hash``."""

@@ -27,7 +27,7 @@ from setpoint.engine.executor.tensor_parallel import (
 from setpoint.engine.kernels.cpu.rank_memory import SharedMemoryGroup
 from setpoint.engine.parallel.group import ALONE, Group
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.testing.plans import allocate_rows
+from setpoint_testing.plans import allocate_rows
 
 SMALL_BYTES = 1 << 16
 """Size of the shared memory, so small that large exchanges are made in several parts."""

@@ -17,8 +17,8 @@ from setpoint.frontend.checkpoint_names import Checkpoint
 from setpoint.frontend.jobs import ClientGoneError
 from setpoint.frontend.service import Service
 from setpoint.ipc.suspects import MOST_CRASHES, MOST_KILLS
-from setpoint.testing.simulation.clients import Answer, Clients, Order, Outcome, draw_orders
-from setpoint.testing.simulation.engine import (
+from setpoint_testing.simulation.clients import Answer, Clients, Order, Outcome, draw_orders
+from setpoint_testing.simulation.engine import (
     CRASHED,
     KILLED,
     QUEUE_FULL,
@@ -29,8 +29,8 @@ from setpoint.testing.simulation.engine import (
     StepFault,
     is_at_rest,
 )
-from setpoint.testing.simulation.tiers import SharedStorage
-from setpoint.testing.simulation.world import Setting, World, noted_logs, options_of
+from setpoint_testing.simulation.tiers import SharedStorage
+from setpoint_testing.simulation.world import Setting, World, noted_logs, options_of
 
 NUM_ORDERS = 7
 BUSY_S = 1.5

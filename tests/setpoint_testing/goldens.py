@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from setpoint.testing.byte_tokenizer import VOCAB_SIZE
+from setpoint_testing.byte_tokenizer import VOCAB_SIZE
 
 CONTEXT = 256
 

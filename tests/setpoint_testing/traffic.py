@@ -12,7 +12,7 @@ import numpy as np
 from setpoint.core.messages import Abort, Submit, TokenEvent, ToLoop
 from setpoint.core.request import Ids, Request, pack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.testing.simulated import VOCAB
+from setpoint_testing.simulated import VOCAB
 
 Lengths = Callable[[np.random.Generator], int]
 """Draws a length."""

@@ -1,4 +1,4 @@
-"""``python -m setpoint.testing.simulation --seed 123 -v``: run seeds; the trace of one with ``-v``."""
+"""``python -m setpoint_testing.simulation --seed 123 -v``: run seeds; the trace of one with ``-v``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 import time
 from collections import Counter
 
-from setpoint.testing.simulation.operator_run import simulate_operators
-from setpoint.testing.simulation.run import simulate
-from setpoint.testing.simulation.tier_run import simulate_tiers
+from setpoint_testing.simulation.operator_run import simulate_operators
+from setpoint_testing.simulation.run import simulate
+from setpoint_testing.simulation.tier_run import simulate_tiers
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m setpoint.testing.simulation")
+    parser = argparse.ArgumentParser(prog="python -m setpoint_testing.simulation")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=1, help="how many seeds, one after the other")
     parser.add_argument("--tiers", action="store_true", help="servers with cache tiers")

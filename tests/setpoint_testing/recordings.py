@@ -10,7 +10,7 @@ from setpoint.recording.format import OFF
 from setpoint.recording.recording_reader import open_recording
 from setpoint.recording.replay import Outcome, Replay
 from setpoint.recording.writer import RecordingConfig, start_recording
-from setpoint.testing.harness import Harness
+from setpoint_testing.harness import Harness
 
 
 def record(

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 
-from setpoint.testing.simulation.virtual_time import VirtualLoop
+from setpoint_testing.simulation.virtual_time import VirtualLoop
 
 CAPACITY = 3000
 """Bytes that one direction holds, a few messages, so that senders have to wait, too."""

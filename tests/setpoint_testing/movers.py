@@ -10,7 +10,7 @@ import numpy as np
 from setpoint.core.messages import Found, Moved
 from setpoint.core.request import Ids
 from setpoint.core.transfers import Direction, Transfer
-from setpoint.testing.scripted import ScriptedExecutor
+from setpoint_testing.scripted import ScriptedExecutor
 
 Key = tuple[str, bytes]
 

@@ -39,11 +39,11 @@ from setpoint.core.request import Ids
 from setpoint.core.result import StepResult
 from setpoint.core.transfers import Direction, Transfer
 from setpoint.launch.recognition import Recognition, Work
-from setpoint.testing.scripted import EMPTY, ScriptedStep
-from setpoint.testing.simulation.engine import KILLED, SimulatedEngine, SimulatedExecutor
 from setpoint.tiers.block_keys import identity_of
 from setpoint.tiers.mover import Job, StoreMover, Tier
 from setpoint.tiers.store import Bytes, StoreCounts, StoreError
+from setpoint_testing.scripted import EMPTY, ScriptedStep
+from setpoint_testing.simulation.engine import KILLED, SimulatedEngine, SimulatedExecutor
 
 FOREIGN = 999_999
 """What a sequence reads where a page does not hold its own token."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from setpoint.testing.goldens import CONTEXT, Golden, tiny_config
+from setpoint_testing.goldens import CONTEXT, Golden, tiny_config
 
 
 def _through(name: str, architecture: str, model_type: str, **keys: Any) -> Golden:

@@ -1,8 +1,8 @@
 """An engine process without a model: the real loop and link around a scripted executor. Certain
-prompts end it. ``python -m setpoint.testing.scripted_engine DESCRIPTOR``
+prompts end it. ``python -m setpoint_testing.scripted_engine DESCRIPTOR``
 
 It starts in a fraction of a second. Its tokens are those of
-``setpoint.testing.scripted.hashed_token``, so that a test knows them. A prompt with a token of
+``setpoint_testing.scripted.hashed_token``, so that a test knows them. A prompt with a token of
 :class:`Deadly` ends the process in the step that computes that token, or, for ``Deadly.LATER``, in
 the third decode step after it.
 """
@@ -27,8 +27,8 @@ from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 from setpoint.scheduler.scheduler_config import SchedulerConfig
-from setpoint.testing.harness import Recorder
-from setpoint.testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token
+from setpoint_testing.harness import Recorder
+from setpoint_testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token
 
 VOCAB = 200
 """Size of the vocabulary of answers; prompts may have any id of a byte."""

@@ -25,10 +25,10 @@ from setpoint.core.operations import (
 )
 from setpoint.frontend.checkpoint_names import Checkpoint
 from setpoint.frontend.participants import Participants
-from setpoint.testing.simulation.clients import draw_orders
-from setpoint.testing.simulation.engine import SimulatedEngine
-from setpoint.testing.simulation.run import Plan, Report, Run, alone, judge
-from setpoint.testing.simulation.world import Setting, options_of
+from setpoint_testing.simulation.clients import draw_orders
+from setpoint_testing.simulation.engine import SimulatedEngine
+from setpoint_testing.simulation.run import Plan, Report, Run, alone, judge
+from setpoint_testing.simulation.world import Setting, options_of
 
 NUM_REQUESTS = 6
 BUSY_S = 3.0
