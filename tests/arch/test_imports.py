@@ -230,8 +230,7 @@ def test_a_slow_or_optional_library_has_one_home_and_is_loaded_on_use(
     importers = {
         module
         for module, tree in MODULES.items()
-        if any(is_below(name, library) for name in imports(tree))
-        and not is_below(module, "doctor")
+        if any(is_below(name, library) for name in imports(tree)) and not is_below(module, "doctor")
     }
     assert importers == {home}
     at_once = any(is_below(name, library) for name in top_level_imports(MODULES[home]))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from setpoint.checkpoint.description import read_description
+from setpoint.checkpoint.read_folder import read_description
 from setpoint.checkpoint.source import ModelSource
 from setpoint.checkpoint.spec import read_spec
 from setpoint.config.options import Options

@@ -18,8 +18,8 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
 
-from setpoint.checkpoint.gguf_convert import _round_bf16
-from setpoint.checkpoint.safetensors_file import read_header
+from setpoint.checkpoint.folder.safetensors_file import read_header
+from setpoint.checkpoint.gguf.convert import _round_bf16
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core import blocksfile
 from setpoint.core.blocksfile import (
@@ -457,7 +457,7 @@ import resource, sys
 from pathlib import Path
 from typing import Any
 import torch
-from setpoint.checkpoint.safetensors_file import read_header
+from setpoint.checkpoint.folder.safetensors_file import read_header
 from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.kernels.cpu.library import load

@@ -17,8 +17,8 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from setpoint.checkpoint import source
-from setpoint.checkpoint.description import read_description
-from setpoint.checkpoint.gguf_file import GGUFFile
+from setpoint.checkpoint.gguf.header import GGUFFile
+from setpoint.checkpoint.read_folder import read_description
 from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor

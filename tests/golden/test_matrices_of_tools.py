@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from setpoint.checkpoint.quantised import as_matrices
-from setpoint.checkpoint.safetensors_file import read_header
+from setpoint.checkpoint.folder.safetensors_file import read_header
+from setpoint.checkpoint.quantised.folders import as_matrices
 from setpoint.engine.models.weight_sources import values_in
 from setpoint_testing.quantised_folders import save
 

@@ -17,8 +17,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from setpoint.checkpoint.config_names import EQUAL_NAMES, NONE_VALUES
-from setpoint.checkpoint.families import GATED
+from setpoint.checkpoint.folder.config_names import EQUAL_NAMES, NONE_VALUES
+from setpoint.checkpoint.folder.families import GATED
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import ModelSpec

@@ -1,5 +1,5 @@
 """A prefill and a decode engine under faults: every request ends with the tokens that it gets alone
-(``testing.simulation.handover``)."""
+(``setpoint_testing.simulation.handover``)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Orders of every kind under kills, in simulated servers: afterwards every engine that serves is as the
-last order says (``testing.simulation.operator_run``)."""
+last order says (``setpoint_testing.simulation.operator_run``)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Simulated servers whose engines share a storage: whatever happens to engines and transfers, every
-client gets what it gets alone without cache tiers (``testing.simulation.tier_run``)."""
+client gets what it gets alone without cache tiers (``setpoint_testing.simulation.tier_run``)."""
 
 from __future__ import annotations
 

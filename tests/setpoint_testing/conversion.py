@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.checkpoint.gguf_convert import converted_folder
+from setpoint.checkpoint.gguf.convert import converted_folder
 
 
 def converted_under(cache: Path, path: Path) -> Path:

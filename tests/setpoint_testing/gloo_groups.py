@@ -1,5 +1,5 @@
 """Groups of ranks that gloo connects, for ranks that are threads of one process
-(``testing.ranks``)."""
+(``setpoint_testing.ranks``)."""
 
 from __future__ import annotations
 

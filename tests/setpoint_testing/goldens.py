@@ -1,7 +1,7 @@
 """The table of golden models: every supported architecture and variant, as the config.json of a
 tiny random model.
 
-Only data; ``testing.against_transformers`` measures an entry. Tests and ``benchmarks/goldens.py``
+Only data; ``setpoint_testing.against_transformers`` measures an entry. Tests and ``benchmarks/goldens.py``
 read this one table.
 """
 

@@ -10,7 +10,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors import deserialize
 
-from setpoint.checkpoint.gguf_convert import converted_folder
+from setpoint.checkpoint.gguf.convert import converted_folder
 from setpoint.core.blocksfile import gguf_of, read_blocks_table
 from setpoint_testing import tiny_gguf
 

@@ -28,7 +28,7 @@ def license_of(place: Path) -> str:
 
 def _of_gguf(path: Path) -> str:
     # Only GGUF files need the gguf package.
-    from setpoint.checkpoint.gguf_file import GGUFFile
+    from setpoint.checkpoint.gguf.header import GGUFFile
 
     if not path.is_file():
         return ""

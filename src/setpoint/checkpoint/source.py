@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from setpoint.checkpoint.description import Description, read_description
+from setpoint.checkpoint.folder.description import Description
+from setpoint.checkpoint.read_folder import read_description
 from setpoint.core.errors import CheckpointError
 from setpoint.core.excerpt import excerpt
 
@@ -302,7 +303,7 @@ def _convert(
     path: Path, load_format: str, log: Callable[[str], None], admit: Admit | None = None
 ) -> Path:
     # Only GGUF files need the gguf and tokenizers packages.
-    from setpoint.checkpoint.gguf_convert import converted_folder
+    from setpoint.checkpoint.gguf.convert import converted_folder
 
     if load_format == "safetensors":
         raise CheckpointError(

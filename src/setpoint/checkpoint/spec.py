@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from setpoint.checkpoint.config_names import usual_config
-from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, short_repr
-from setpoint.checkpoint.description import Description, read_description
-from setpoint.checkpoint.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
-from setpoint.checkpoint.quantised import FORMATS, planned_kind
-from setpoint.checkpoint.safetensors_file import TensorInfo
+from setpoint.checkpoint.folder.config_names import usual_config
+from setpoint.checkpoint.folder.configfile import MAX_POSITIONS, ConfigFile, short_repr
+from setpoint.checkpoint.folder.description import Description
+from setpoint.checkpoint.folder.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
+from setpoint.checkpoint.folder.safetensors_file import TensorInfo
+from setpoint.checkpoint.quantised.folders import FORMATS, planned_kind
+from setpoint.checkpoint.read_folder import read_description
 from setpoint.core.model import BLOCK_KINDS, MAX_LAYERS, KeptBlocks, Latent, ModelSpec
 from setpoint.core.quantised import KEY, method_of
 

@@ -2,7 +2,7 @@
 the file once. So neither the disk nor the memory holds the weights a second time.
 
 The table says which content the file must have. Where the file is, a link says that stands beside
-the table in a folder for this path (``checkpoint.gguf_convert``)."""
+the table in a folder for this path (``checkpoint.gguf.convert``)."""
 
 from __future__ import annotations
 

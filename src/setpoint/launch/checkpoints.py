@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from setpoint.checkpoint.folder.other_models import CONFIG_NAME
 from setpoint.checkpoint.license import license_of
-from setpoint.checkpoint.other_models import CONFIG_NAME
 from setpoint.checkpoint.source import ModelSource
 from setpoint.checkpoint.spec import read_spec
 from setpoint.config.groups.model import model_overrides

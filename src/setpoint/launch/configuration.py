@@ -14,9 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from setpoint.checkpoint.description import Description
 from setpoint.checkpoint.end_tokens import tokenizer_end_ids
-from setpoint.checkpoint.families import GATED, IN_GGUF
+from setpoint.checkpoint.folder.description import Description
+from setpoint.checkpoint.folder.families import GATED, IN_GGUF
 from setpoint.checkpoint.pooling import check_generates, is_for_embeddings, read_pooling
 from setpoint.checkpoint.recommended import recommended_sampling
 from setpoint.checkpoint.source import DEFAULT_MODEL, ModelSource, locate, tokenizer_folder

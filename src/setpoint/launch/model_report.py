@@ -15,8 +15,8 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from setpoint.checkpoint.description import Description
-from setpoint.checkpoint.gguf_split import parts_of
+from setpoint.checkpoint.folder.description import Description
+from setpoint.checkpoint.gguf.split_files import parts_of
 from setpoint.checkpoint.pooling import check_generates
 from setpoint.checkpoint.source import DEFAULT_MODEL, locate
 from setpoint.checkpoint.spec import EMBEDDING, EXPERTS, spec_of

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from setpoint.checkpoint.description import Description
+from setpoint.checkpoint.folder.description import Description
 from setpoint.checkpoint.source import ModelSource
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import Hardware

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from setpoint.checkpoint import mxfp4
-from setpoint.checkpoint.safetensors_file import TensorInfo, read_header
+from setpoint.checkpoint.folder.safetensors_file import TensorInfo, read_header
+from setpoint.checkpoint.quantised import mxfp4
 from setpoint.checkpoint.spec import read_spec
 from setpoint.config.environment import read_environment
 from setpoint.config.options import Options

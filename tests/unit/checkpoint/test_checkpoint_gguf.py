@@ -15,10 +15,10 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf_cases import MODEL, convert, load, write
 
-from setpoint.checkpoint import gguf_convert
-from setpoint.checkpoint.gguf_architectures import decoder_of
-from setpoint.checkpoint.gguf_config import read_config
-from setpoint.checkpoint.gguf_file import GGUFFile
+from setpoint.checkpoint.gguf import convert as conversion
+from setpoint.checkpoint.gguf.architectures import decoder_of
+from setpoint.checkpoint.gguf.config_json import read_config
+from setpoint.checkpoint.gguf.header import GGUFFile
 from setpoint.core.errors import CheckpointError
 from setpoint_testing import gguf_families, tiny_gguf
 
@@ -326,7 +326,7 @@ def test_a_damaged_header_never_hangs_or_crashes(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         try:
             with GGUFFile(path) as file:
-                gguf_convert._plan(file)
+                conversion._plan(file)
         except CheckpointError:
             num_refused += 1
     assert num_refused > 30  # many flips only change a token's text

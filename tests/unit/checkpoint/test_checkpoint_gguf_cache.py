@@ -17,8 +17,9 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf_cases import MODEL, convert, load, write
 from safetensors import safe_open
 
-from setpoint.checkpoint import gguf_cache, gguf_convert
-from setpoint.checkpoint.gguf_convert import converted_folder
+from setpoint.checkpoint.gguf import conversion_cache
+from setpoint.checkpoint.gguf import convert as conversion
+from setpoint.checkpoint.gguf.convert import converted_folder
 from setpoint.core.errors import CheckpointError
 from setpoint_testing import tiny_gguf
 
@@ -70,7 +71,7 @@ def test_a_new_format_takes_the_place_of_the_old_ones(
     path = write(tmp_path / "m.gguf")
     other = write(tmp_path / "n.gguf", keys={"general.name": "another"})
     with monkeypatch.context() as patch:
-        patch.setattr(gguf_cache, "FORMAT", gguf_cache.FORMAT - 1)
+        patch.setattr(conversion_cache, "FORMAT", conversion_cache.FORMAT - 1)
         old, kept = convert(path), convert(other)
     copies = [
         cache / f"m-{number:016x}-v2" for number in range(3)
@@ -92,7 +93,7 @@ def test_a_new_format_takes_the_place_of_the_old_ones(
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from setpoint.checkpoint.gguf_convert import converted_folder
+from setpoint.checkpoint.gguf.convert import converted_folder
 from setpoint.core.errors import CheckpointError
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
 try:
@@ -165,7 +166,7 @@ def test_a_half_written_folder_is_never_used(
 ) -> None:
     path = write(tmp_path / "m.gguf")
     with monkeypatch.context() as patch:
-        patch.setattr(gguf_convert, "_write_json", _interrupt)
+        patch.setattr(conversion, "_write_json", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert(path)
     assert {entry.suffix for entry in cache.iterdir()} == {".digest"}

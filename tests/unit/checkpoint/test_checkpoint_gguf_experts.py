@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
-from setpoint.checkpoint.gguf_convert import converted_folder
-from setpoint.checkpoint.gguf_file import GGUFFile
+from setpoint.checkpoint.gguf.convert import converted_folder
+from setpoint.checkpoint.gguf.header import GGUFFile
 from setpoint.core.errors import CheckpointError
 from setpoint_testing import tiny_gguf
 from setpoint_testing.gguf_families import metadata, write_model

@@ -12,8 +12,8 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf_cases import MODEL, convert, load, write
 
-from setpoint.checkpoint import gguf_convert
-from setpoint.checkpoint.gguf_convert import converted_folder
+from setpoint.checkpoint.gguf import convert as conversion
+from setpoint.checkpoint.gguf.convert import converted_folder
 from setpoint.core import content_digest
 from setpoint.core.blocksfile import gguf_of, read_blocks_table
 from setpoint.core.errors import CheckpointError
@@ -147,13 +147,13 @@ def test_a_file_that_is_cut_short_during_its_conversion_is_one_clear_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     path = written(tmp_path / "m.gguf")
-    write_json = gguf_convert._write_json
+    write_json = conversion._write_json
 
     def cut(*what: object) -> None:
         os.truncate(path, path.stat().st_size // 2)
         write_json(*what)
 
-    monkeypatch.setattr(gguf_convert, "_write_json", cut)
+    monkeypatch.setattr(conversion, "_write_json", cut)
     with pytest.raises(CheckpointError, match=r"m\.gguf has been cut short while it was read"):
         convert(path)
     assert not [each for each in cache.iterdir() if each.is_dir()]
@@ -163,7 +163,7 @@ def test_a_file_that_changes_during_its_conversion_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     path = written(tmp_path / "m.gguf")
-    write_json = gguf_convert._write_json
+    write_json = conversion._write_json
 
     def change(*what: object) -> None:
         with path.open("r+b") as file:
@@ -171,7 +171,7 @@ def test_a_file_that_changes_during_its_conversion_is_refused(
             file.write(b"\x01")
         write_json(*what)
 
-    monkeypatch.setattr(gguf_convert, "_write_json", change)
+    monkeypatch.setattr(conversion, "_write_json", change)
     with pytest.raises(CheckpointError, match="has changed while it was converted"):
         convert(path)
     assert not [each for each in cache.iterdir() if each.is_dir()]

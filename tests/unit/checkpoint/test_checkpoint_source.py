@@ -15,9 +15,10 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import filter_repo_objects
 
-from setpoint.checkpoint import safetensors_file, source
-from setpoint.checkpoint.description import Description
-from setpoint.checkpoint.safetensors_file import TensorInfo
+from setpoint.checkpoint import source
+from setpoint.checkpoint.folder import safetensors_file
+from setpoint.checkpoint.folder.description import Description
+from setpoint.checkpoint.folder.safetensors_file import TensorInfo
 from setpoint.checkpoint.source import DEFAULT_MODEL, locate
 from setpoint.checkpoint.spec import spec_of
 from setpoint.core.errors import CheckpointError
@@ -324,7 +325,7 @@ def test_a_revision_of_the_default_model_is_never_the_packages(
 def test_the_room_leaves_torch_out() -> None:
     code = (
         "import sys, setpoint.checkpoint.source, setpoint.checkpoint.spec,"
-        " setpoint.checkpoint.gguf_convert, huggingface_hub;huggingface_hub.snapshot_download;"
+        " setpoint.checkpoint.gguf.convert, huggingface_hub;huggingface_hub.snapshot_download;"
         " assert not {'torch', 'transformers'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

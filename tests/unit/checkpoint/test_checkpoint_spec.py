@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from setpoint.checkpoint.description import read_description
+from setpoint.checkpoint.read_folder import read_description
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
 from setpoint.core.weightfiles import INDEX_NAME

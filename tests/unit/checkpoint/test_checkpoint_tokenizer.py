@@ -14,10 +14,10 @@ import pytest
 from gguf.constants import TokenType
 from tokenizers import Tokenizer
 
-from setpoint.checkpoint import gguf_tokenizer
-from setpoint.checkpoint.gguf_byte_level import splitting
-from setpoint.checkpoint.gguf_file import GGUFFile
-from setpoint.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
+from setpoint.checkpoint.gguf import tokenizer_files as gguf_tokenizer
+from setpoint.checkpoint.gguf.byte_level import splitting
+from setpoint.checkpoint.gguf.header import GGUFFile
+from setpoint.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
 from setpoint.core.errors import CheckpointError
 from setpoint_testing import tiny_gguf
 

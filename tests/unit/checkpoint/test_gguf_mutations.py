@@ -13,9 +13,10 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.constants import TokenType
 from gguf_cases import MODEL, write
 
-from setpoint.checkpoint import gguf_convert, gguf_tokenizer
-from setpoint.checkpoint.gguf_file import GGUFFile
-from setpoint.checkpoint.gguf_split import open_gguf
+from setpoint.checkpoint.gguf import convert
+from setpoint.checkpoint.gguf import tokenizer_files as gguf_tokenizer
+from setpoint.checkpoint.gguf.header import GGUFFile
+from setpoint.checkpoint.gguf.split_files import open_gguf
 from setpoint.checkpoint.spec import spec_of
 from setpoint.core.errors import CheckpointError
 from setpoint_testing import gguf_families, tiny_gguf
@@ -85,11 +86,11 @@ def mutated(data: bytes, header_bytes: int, rng: np.random.Generator) -> bytes:
 def converted(path: Path, folder: Path) -> None:
     """All that a conversion reads and computes, with the tokenizer written into ``folder``."""
     with open_gguf(path) as file:
-        plan = gguf_convert._plan(file)
-        spec_of(gguf_convert._description(path, plan))
+        plan = convert._plan(file)
+        spec_of(convert._description(path, plan))
         gguf_tokenizer.write(file, plan.tokens, folder, context_len=64, log=lambda line: None)
-        gguf_convert._check_scales(file, plan)
-        for _ in gguf_convert._all_cast(file, plan.weights, plan.dtype):
+        convert._check_scales(file, plan)
+        for _ in convert._all_cast(file, plan.weights, plan.dtype):
             pass
 
 

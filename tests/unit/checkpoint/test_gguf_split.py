@@ -12,7 +12,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf_cases import MODEL, convert, load, write
 
-from setpoint.checkpoint.gguf_split import parts_of
+from setpoint.checkpoint.gguf.split_files import parts_of
 from setpoint.core.blocksfile import gguf_of, read_blocks_table
 from setpoint.core.errors import CheckpointError
 from setpoint.engine.models.weight_sources import Checkpoint

@@ -13,10 +13,10 @@ from gguf.constants import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as pre
 
-from setpoint.checkpoint import gguf_tokenizer
-from setpoint.checkpoint.gguf_byte_level import splitting
-from setpoint.checkpoint.gguf_file import GGUFFile
-from setpoint.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
+from setpoint.checkpoint.gguf import tokenizer_files as gguf_tokenizer
+from setpoint.checkpoint.gguf.byte_level import splitting
+from setpoint.checkpoint.gguf.header import GGUFFile
+from setpoint.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
 from setpoint.frontend.text.template_source import find_chat_template
 from setpoint_testing import tiny_gguf
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from setpoint.checkpoint import mixtures
-from setpoint.checkpoint.configfile import ConfigFile
+from setpoint.checkpoint.folder import mixtures
+from setpoint.checkpoint.folder.configfile import ConfigFile
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import Mixture
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from gguf_cases import write
 
-from setpoint.checkpoint import safetensors_file
-from setpoint.checkpoint.families import IN_GGUF
-from setpoint.checkpoint.gguf_architectures import DECODERS, MIXTRAL
-from setpoint.checkpoint.gguf_deepseek import DEEPSEEK_V2, DEEPSEEK_V3
-from setpoint.checkpoint.safetensors_file import TensorInfo
+from setpoint.checkpoint.folder import safetensors_file
+from setpoint.checkpoint.folder.families import IN_GGUF
+from setpoint.checkpoint.folder.safetensors_file import TensorInfo
+from setpoint.checkpoint.gguf.architectures import DECODERS, MIXTRAL
+from setpoint.checkpoint.gguf.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from setpoint.checkpoint.source import locate
 from setpoint.checkpoint.spec import read_spec
 from setpoint.config.environment import read_environment

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from setpoint.checkpoint.quantised import as_matrices
-from setpoint.checkpoint.safetensors_file import TensorInfo
+from setpoint.checkpoint.folder.safetensors_file import TensorInfo
+from setpoint.checkpoint.quantised.folders import as_matrices
 from setpoint.core.errors import CheckpointError
 from setpoint.core.quantised import QuantisedMatrix
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from setpoint.checkpoint.description import Description
+from setpoint.checkpoint.folder.description import Description
 from setpoint.checkpoint.recommended import recommended_sampling
 from setpoint.checkpoint.source import DEFAULT_SAMPLING, ModelSource
 from setpoint.core.errors import CheckpointError

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from setpoint.checkpoint import gguf_tokenizer
-from setpoint.checkpoint.gguf_file import GGUFFile
+from setpoint.checkpoint.gguf import tokenizer_files as gguf_tokenizer
+from setpoint.checkpoint.gguf.header import GGUFFile
 from setpoint.grammar.schema import llguidance_schema
 from setpoint_testing.constrained import SchemaJudge, read_schemas
 

@@ -10,8 +10,8 @@ import pytest
 from resolving import SPEC
 from safetensors.numpy import save_file
 
-from setpoint.checkpoint.description import Description
-from setpoint.checkpoint.safetensors_file import TensorInfo
+from setpoint.checkpoint.folder.description import Description
+from setpoint.checkpoint.folder.safetensors_file import TensorInfo
 from setpoint.config.environment import read_environment
 from setpoint.config.options import Options
 from setpoint.core.model import Mixture, ModelSpec

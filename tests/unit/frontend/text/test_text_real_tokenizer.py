@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.checkpoint import gguf_tokenizer
-from setpoint.checkpoint.gguf_file import GGUFFile
+from setpoint.checkpoint.gguf import tokenizer_files as gguf_tokenizer
+from setpoint.checkpoint.gguf.header import GGUFFile
 from setpoint.frontend.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template_source import find_chat_template
